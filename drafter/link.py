@@ -1,0 +1,141 @@
+"""The stream to one verifier: drafts out, commits in, for every session whose target runs there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+import grpc.aio
+
+from drafter.stepper import Drafting
+from outrider.errors import OutriderError
+from outrider.rpc import Identity, Role, channel, check_hello
+from outrider.v1 import verifier_pb2, verifier_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+FIRST_BACKOFF_SECONDS = 0.1
+LAST_BACKOFF_SECONDS = 2.0
+ROUND_TRIPS_KEPT = 16
+
+
+class VerifierLink:
+    """Reconnects for as long as it has sessions; without any, the end of the stream is the end of the link.
+
+    After a reconnect the sessions are attached and acknowledged anew.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        identity: Identity,
+        on_commit: Callable[[Drafting, int, list[int]], None],
+        on_ended: Callable[[bytes, str], None],
+        on_over: Callable[[], object],
+        clock: Callable[[], float],
+    ) -> None:
+        self._address = address
+        self._identity = identity
+        self._on_commit = on_commit
+        self._on_ended = on_ended
+        self._on_over = on_over
+        self._clock = clock
+        self._sessions: dict[bytes, Drafting] = {}
+        self._attach: dict[bytes, None] = {}  # to be claimed on the stream
+        self._changed: dict[bytes, None] = {}  # to be told of
+        self._ready = asyncio.Event()
+        self._round_trips: deque[float] = deque(maxlen=ROUND_TRIPS_KEPT)
+        self._task = asyncio.create_task(self._keep_connected())
+
+    @property
+    def round_trip_seconds(self) -> float:
+        """The smallest recent measurement; 0 = none yet."""
+        return min(self._round_trips, default=0.0)
+
+    def add(self, drafting: Drafting) -> None:
+        self._sessions[drafting.id] = drafting
+        self._attach[drafting.id] = None
+        self.changed(drafting)
+
+    def remove(self, session_id: bytes) -> None:
+        self._sessions.pop(session_id, None)
+
+    def changed(self, drafting: Drafting) -> None:
+        """The session's log or draft is not what the verifier was told last."""
+        self._changed[drafting.id] = None
+        self._ready.set()
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _keep_connected(self) -> None:
+        backoff = FIRST_BACKOFF_SECONDS
+        while True:
+            connected_at = self._clock()
+            try:
+                await self._speculate()
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                    self._refused(error.details() or "the verifier refused this drafter")
+                log.info("stream to the verifier at %s ended: %s", self._address, error.details())
+            except OutriderError as error:
+                self._refused(error.message)
+            if not self._sessions:
+                self._on_over()
+                return
+            if self._clock() - connected_at > LAST_BACKOFF_SECONDS:
+                backoff = FIRST_BACKOFF_SECONDS
+            await asyncio.sleep(backoff)
+            backoff = min(2 * backoff, LAST_BACKOFF_SECONDS)
+
+    def _refused(self, reason: str) -> None:
+        for session_id in list(self._sessions):
+            self._on_ended(session_id, reason)
+
+    async def _speculate(self) -> None:
+        async with channel(self._address) as connection:
+            stub = verifier_pb2_grpc.VerifierStub(connection)
+            self._attach = dict.fromkeys(self._sessions)
+            self._changed = dict.fromkeys(self._sessions)
+            self._ready.set()
+            stream = stub.Speculate(self._batches())
+            first = True
+            async for batch in stream:
+                if first:
+                    check_hello(batch, Role.VERIFIER, tokenizer_hash=self._identity.tokenizer_hash)
+                    first = False
+                self._heard(batch)
+
+    def _heard(self, batch: verifier_pb2.CommitBatch) -> None:
+        if batch.echo_us:
+            self._round_trips.append(max(0.0, self._clock() - (batch.echo_us + batch.held_us) / 1e6))
+        for commit in batch.commits:
+            drafting = self._sessions.get(commit.session_id)
+            if drafting is not None:
+                self._on_commit(drafting, commit.base, list(commit.tokens))
+        for session_id in batch.ended:
+            if session_id in self._sessions:
+                self._on_ended(session_id, "the verifier has no such session")
+
+    async def _batches(self) -> AsyncIterator[verifier_pb2.DraftBatch]:
+        """One message whenever there is something new; drafts of a session merge while they wait."""
+        yield verifier_pb2.DraftBatch(hello=self._identity.hello())
+        while True:
+            await self._ready.wait()
+            self._ready.clear()
+            attach, self._attach = self._attach, {}
+            changed, self._changed = self._changed, {}
+            batch = verifier_pb2.DraftBatch(stamp_us=int(self._clock() * 1e6))
+            for session_id in attach:
+                if (drafting := self._sessions.get(session_id)) is not None:
+                    batch.attach.add(session_id=session_id, draft_key=drafting.session.spec.draft_key)
+            for session_id in changed:
+                if (drafting := self._sessions.get(session_id)) is not None:
+                    session = drafting.session
+                    batch.drafts.add(session_id=session_id, base=len(session.log), tokens=session.drafted)
+            if batch.attach or batch.drafts:
+                yield batch

@@ -1,0 +1,222 @@
+"""The drafter's gRPC service: converts, delegates to the stepper, and keeps a link to each verifier."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from drafter.config import DrafterConfig
+from drafter.link import VerifierLink
+from drafter.session import DraftSession, DraftSpec
+from drafter.stepper import Drafting, DraftStepper
+from outrider.engine.scheduler import Limits
+from outrider.errors import OutriderError
+from outrider.rpc import Role, bind, check_hello, new_server
+from outrider.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
+from outrider.wire.codec import (
+    sampling_from_wire,
+    session_id_from_wire,
+    tokenizer_to_wire,
+    worker_info_to_wire,
+)
+from outrider.wire.description import TokenizerFiles, WorkerInfo
+from outrider.worker import load, serve_until_stopped
+
+REPORT_SECONDS = 0.5  # between two load reports
+
+
+class RouterPeer:
+    """The events for one router."""
+
+    def __init__(self) -> None:
+        self.ended: list[tuple[bytes, str]] = []
+        self.over = False
+        self.wake = asyncio.Event()
+
+
+class DrafterService(drafter_pb2_grpc.DrafterServicer):
+    """One object for all streams; the sessions themselves live in the stepper."""
+
+    def __init__(self, info: WorkerInfo, tokenizer: TokenizerFiles) -> None:
+        self._info = info
+        self._tokenizer = tokenizer
+        self._stepper: DraftStepper | None = None
+        self._routers: dict[bytes, RouterPeer] = {}  # session -> who opened it
+        self._links: dict[str, VerifierLink] = {}  # by verifier address
+        self._link_of: dict[bytes, VerifierLink] = {}  # by session
+
+    def use(self, stepper: DraftStepper) -> None:
+        self._stepper = stepper
+
+    @property
+    def stepper(self) -> DraftStepper:
+        assert self._stepper is not None, "the service serves only after use()"
+        return self._stepper
+
+    async def GetInfo(self, request: common_pb2.GetInfoRequest, context: Any) -> common_pb2.WorkerInfo:
+        return worker_info_to_wire(self._info)
+
+    async def GetTokenizer(
+        self, request: common_pb2.GetTokenizerRequest, context: Any
+    ) -> common_pb2.Tokenizer:
+        return tokenizer_to_wire(self._tokenizer)
+
+    async def Sessions(
+        self, request_iterator: AsyncIterator[drafter_pb2.DrafterCommand], context: Any
+    ) -> AsyncIterator[drafter_pb2.DrafterEvents]:
+        check_hello(await anext(request_iterator), Role.ROUTER)
+        peer = RouterPeer()
+        reader = asyncio.create_task(self._obey(peer, request_iterator))
+        try:
+            yield drafter_pb2.DrafterEvents(hello=self._info.identity.hello())
+            busy, reported = self.stepper.load.busy_seconds, time.monotonic()
+            while not peer.over:
+                try:
+                    async with asyncio.timeout(REPORT_SECONDS):
+                        await peer.wake.wait()
+                except TimeoutError:
+                    pass
+                peer.wake.clear()
+                ended, peer.ended = peer.ended, []
+                load, now = self.stepper.load, time.monotonic()
+                share = (load.busy_seconds - busy) / (now - reported) if now > reported else 0.0
+                busy, reported = load.busy_seconds, now
+                events = drafter_pb2.DrafterEvents(
+                    load=drafter_pb2.DraftLoad(
+                        sessions=load.sessions,
+                        token_seconds=load.token_seconds,
+                        busy=min(share, 1.0),
+                        kv_usage=load.kv_usage,
+                        round_trip_seconds=min(
+                            (link.round_trip_seconds for link in self._links.values()), default=0.0
+                        ),
+                    )
+                )
+                for session_id, reason in ended:
+                    events.ended.add(session_id=session_id, reason=reason)
+                yield events
+        finally:
+            reader.cancel()
+            for session_id in [key for key, owner in self._routers.items() if owner is peer]:
+                self._close(session_id)
+
+    async def _obey(self, peer: RouterPeer, commands: AsyncIterator[drafter_pb2.DrafterCommand]) -> None:
+        try:
+            async for command in commands:
+                match command.WhichOneof("command"):
+                    case "open":
+                        self._open(peer, command.open)
+                    case "window":
+                        self.stepper.set_window(command.window.session_id, command.window.window)
+                    case "close":
+                        self._close(command.close.session_id)
+        finally:
+            peer.over = True
+            peer.wake.set()
+
+    def _open(self, peer: RouterPeer, message: drafter_pb2.OpenDraft) -> None:
+        spec = DraftSpec(
+            session_id=session_id_from_wire(message.session_id),
+            prompt=tuple(message.prompt),
+            output=tuple(message.output),
+            sampling=sampling_from_wire(message.sampling),
+            max_tokens=message.max_tokens,
+            draft_key=message.draft_key,
+            target_vocab_size=message.target_vocab_size,
+        )
+        reason = self._unfit(spec)
+        if reason is not None:
+            peer.ended.append((spec.session_id, reason))
+            peer.wake.set()
+            return
+        self._close(spec.session_id)
+        drafting = self.stepper.open(DraftSession(spec, message.window))
+        self._routers[spec.session_id] = peer
+        link = self._links.get(message.verifier_address)
+        if link is None:
+            link = self._links[message.verifier_address] = VerifierLink(
+                message.verifier_address,
+                self._info.identity,
+                lambda drafting, base, tokens: self.stepper.commit(drafting, base, tokens),
+                self._give_up,
+                lambda address=message.verifier_address: self._links.pop(address, None),
+                time.monotonic,
+            )
+        self._link_of[spec.session_id] = link
+        link.add(drafting)
+
+    def _unfit(self, spec: DraftSpec) -> str | None:
+        """Why this drafter cannot draft for the session, in a sentence."""
+        model = self._info.model
+        total = len(spec.prompt) + spec.max_tokens
+        if total > model.max_context:
+            return f"prompt and max_tokens need {total} tokens; the draft's context has {model.max_context}"
+        slots = self._info.kv_blocks * self._info.kv_block_size
+        if total > slots:
+            return f"prompt and max_tokens need {total} tokens; the drafter's KV pool holds {slots}"
+        if any(token >= model.vocab_size for token in (*spec.prompt, *spec.output)):
+            return f"the draft model has no token ids above {model.vocab_size - 1}"
+        try:
+            spec.sampling.validate(model.vocab_size)
+        except OutriderError as error:
+            return error.message
+        return None
+
+    def _close(self, session_id: bytes) -> None:
+        self._routers.pop(session_id, None)
+        self.stepper.close(session_id)
+        link = self._link_of.pop(session_id, None)
+        if link is not None:
+            link.remove(session_id)
+
+    def _give_up(self, session_id: bytes, reason: str) -> None:
+        """Stops drafting for a session by ourselves; its router is told."""
+        peer = self._routers.get(session_id)
+        self._close(session_id)
+        if peer is not None:
+            peer.ended.append((session_id, reason))
+            peer.wake.set()
+
+    # -- results --
+
+    def on_change(self, changed: Sequence[Drafting]) -> None:
+        for drafting in changed:
+            link = self._link_of.get(drafting.id)
+            if link is not None:
+                link.changed(drafting)
+
+    def on_failed(self, drafting: Drafting, reason: str) -> None:
+        self._give_up(drafting.id, reason)
+
+    async def close(self) -> None:
+        for link in self._links.values():
+            await link.close()
+
+
+async def serve(config: DrafterConfig) -> None:
+    """Runs a drafter until SIGINT or SIGTERM. Raises StartupError or PeerRefused."""
+    server = new_server()
+    address = bind(server, config.host, config.port)
+    engine, tokenizer, info = await load(
+        Role.DRAFTER,
+        config.draft,
+        config.model_name,
+        config.device,
+        config.dtype,
+        config.kv_memory_bytes,
+        config.threads,
+    )
+    service = DrafterService(info, tokenizer)
+    limits = Limits(config.max_batch_tokens, config.prefill_chunk)
+    stepper = DraftStepper(engine, limits, service.on_change, service.on_failed, time.monotonic)
+    service.use(stepper)
+    drafter_pb2_grpc.add_DrafterServicer_to_server(service, server)
+    port = int(address.rpartition(":")[2])
+    try:
+        await serve_until_stopped(
+            server, info, config.advertised_address(port), config.router, [stepper.run()]
+        )
+    finally:
+        await service.close()

@@ -1,0 +1,96 @@
+"""Which sessions take part in the next step, with how many tokens: a pure function over counts.
+
+A session has `pending` committed tokens that are not in the KV cache yet: one while it decodes, many while
+its prompt is read in (or read in again after a preemption). Drafts ride on top of the last pending token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A session that could run, as counts."""
+
+    pending: int  # committed tokens not in the cache, >= 1
+    drafts: int  # draft tokens that may follow them
+    cached: int  # tokens in the cache
+    blocks: int  # KV blocks held; 0 = not started, or preempted
+
+    @property
+    def decoding(self) -> bool:
+        return self.pending == 1 and self.blocks > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    index: int  # of the candidate
+    tokens: int  # of its pending tokens, the first so many
+    drafts: int  # > 0 only where all pending tokens run
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    max_tokens: int = 512  # most tokens in a step
+    prefill_chunk: int = 256  # most tokens of prompts in a step that others decode in
+    block_size: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    grants: tuple[Grant, ...] = ()
+    preempt: int | None = None  # release this candidate's blocks, then plan again
+
+
+def plan(candidates: Sequence[Candidate], available: int, limits: Limits) -> Plan:
+    """Plans one step. `candidates` stand in order of arrival; `available` blocks can be taken.
+
+    Every decoding session gets its token first, then drafts share what is left of the token budget, then
+    prompts are read in by chunks. Where blocks run out, drafts are left out before anything else; then the
+    youngest holder of blocks gives its own up, so that the oldest session always goes on.
+    """
+    granted: dict[int, int] = {}  # candidate -> pending tokens to run
+    budget = limits.max_tokens
+    for index, candidate in enumerate(candidates):
+        if candidate.decoding and budget > 0:
+            need = _blocks_needed(candidate, 1, limits)
+            if need > available:
+                return Plan(preempt=_youngest_holder(candidates))
+            granted[index], available, budget = 1, available - need, budget - 1
+
+    drafts: dict[int, int] = {}
+    for index in granted:
+        candidate = candidates[index]
+        taken = _blocks_needed(candidate, 1, limits)
+        slots = (candidate.blocks + taken + available) * limits.block_size - candidate.cached - 1
+        count = min(candidate.drafts, budget, slots)
+        available -= _blocks_needed(candidate, 1 + count, limits) - taken
+        drafts[index], budget = count, budget - count
+
+    reserve = len(granted)  # a block of growth for each session that decodes
+    if granted:
+        budget = min(budget, limits.prefill_chunk)
+    for index, candidate in enumerate(candidates):
+        if candidate.decoding or budget <= 0:
+            continue
+        count = min(candidate.pending, budget)
+        need = _blocks_needed(candidate, count, limits)
+        if candidate.blocks == 0:
+            whole = _blocks_needed(candidate, candidate.pending + 1, limits)
+            if max(need, whole + reserve if granted else need) > available:
+                break  # newcomers start in order of arrival, where their whole prompt fits
+        elif need > available:
+            return Plan(preempt=_youngest_holder(candidates))
+        granted[index], available, budget = count, available - need, budget - count
+    return Plan(tuple(Grant(index, count, drafts.get(index, 0)) for index, count in granted.items()))
+
+
+def _blocks_needed(candidate: Candidate, tokens: int, limits: Limits) -> int:
+    """Blocks to be taken so that `tokens` more tokens have a slot."""
+    return max(0, -(-(candidate.cached + tokens) // limits.block_size) - candidate.blocks)
+
+
+def _youngest_holder(candidates: Sequence[Candidate]) -> int:
+    return max(index for index, candidate in enumerate(candidates) if candidate.blocks > 0)

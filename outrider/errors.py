@@ -1,0 +1,87 @@
+"""Every error that Outrider raises on purpose, and its one mapping to gRPC status and HTTP code.
+
+A message is one sentence for the person who reads it: it names the field or flag, the limit and what to
+change. It never holds an address of ours or a trace.
+"""
+
+from __future__ import annotations
+
+import grpc
+
+
+class OutriderError(Exception):
+    """Base: an expected failure with a message that may be shown to a client."""
+
+    grpc_code: grpc.StatusCode = grpc.StatusCode.INTERNAL
+    http_status: int = 500
+    kind: str = "internal_error"  # the `type` of an OpenAI error body
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field  # the request field at fault; `param` of an OpenAI error body
+
+
+class InvalidRequest(OutriderError):
+    """The request cannot be served as it is."""
+
+    grpc_code = grpc.StatusCode.INVALID_ARGUMENT
+    http_status = 400
+    kind = "invalid_request_error"
+
+
+class TooLarge(InvalidRequest):
+    """The request's body is over the limit."""
+
+    http_status = 413
+
+
+class UnknownModel(OutriderError):
+    """The request names a model that is not served here."""
+
+    grpc_code = grpc.StatusCode.NOT_FOUND
+    http_status = 404
+    kind = "not_found_error"
+
+
+class Unavailable(OutriderError):
+    """Nothing can serve the request at the moment (no verifier, or it was lost)."""
+
+    grpc_code = grpc.StatusCode.UNAVAILABLE
+    http_status = 503
+    kind = "unavailable_error"
+
+
+class Overloaded(OutriderError):
+    """Refused to protect what is running; the client may come back."""
+
+    grpc_code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    http_status = 429
+    kind = "rate_limit_error"
+
+
+class PeerRefused(OutriderError):
+    """A worker or router does not fit: protocol version, model, tokenizer."""
+
+    grpc_code = grpc.StatusCode.FAILED_PRECONDITION
+    http_status = 503
+    kind = "unavailable_error"
+
+
+class StartupError(OutriderError):
+    """A process cannot start: bad flag, missing or damaged checkpoint, port in use."""
+
+
+class ModelRefused(StartupError):
+    """The model cannot be run exactly by this engine; the message names what it lacks."""
+
+
+BY_GRPC_CODE: dict[int, type[OutriderError]] = {
+    cls.grpc_code.value[0]: cls
+    for cls in (InvalidRequest, UnknownModel, Unavailable, Overloaded, PeerRefused)
+}
+
+
+def from_grpc_code(code: int, message: str) -> OutriderError:
+    """The typed error for a status code that a peer reported; an unknown code stays internal."""
+    return BY_GRPC_CODE.get(code, OutriderError)(message)

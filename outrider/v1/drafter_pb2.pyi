@@ -1,0 +1,88 @@
+from outrider.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DrafterCommand(_message.Message):
+    __slots__ = ("hello", "open", "window", "close")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    hello: _common_pb2.Hello
+    open: OpenDraft
+    window: SetWindow
+    close: CloseDraft
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., open: _Optional[_Union[OpenDraft, _Mapping]] = ..., window: _Optional[_Union[SetWindow, _Mapping]] = ..., close: _Optional[_Union[CloseDraft, _Mapping]] = ...) -> None: ...
+
+class OpenDraft(_message.Message):
+    __slots__ = ("session_id", "prompt", "output", "sampling", "max_tokens", "verifier_address", "draft_key", "window", "target_vocab_size")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    VERIFIER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_KEY_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    TARGET_VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    session_id: bytes
+    prompt: _containers.RepeatedScalarFieldContainer[int]
+    output: _containers.RepeatedScalarFieldContainer[int]
+    sampling: _common_pb2.SamplingParams
+    max_tokens: int
+    verifier_address: str
+    draft_key: bytes
+    window: int
+    target_vocab_size: int
+    def __init__(self, session_id: _Optional[bytes] = ..., prompt: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., verifier_address: _Optional[str] = ..., draft_key: _Optional[bytes] = ..., window: _Optional[int] = ..., target_vocab_size: _Optional[int] = ...) -> None: ...
+
+class SetWindow(_message.Message):
+    __slots__ = ("session_id", "window")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    session_id: bytes
+    window: int
+    def __init__(self, session_id: _Optional[bytes] = ..., window: _Optional[int] = ...) -> None: ...
+
+class CloseDraft(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: bytes
+    def __init__(self, session_id: _Optional[bytes] = ...) -> None: ...
+
+class DrafterEvents(_message.Message):
+    __slots__ = ("hello", "ended", "load")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    hello: _common_pb2.Hello
+    ended: _containers.RepeatedCompositeFieldContainer[DraftEnded]
+    load: DraftLoad
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., ended: _Optional[_Iterable[_Union[DraftEnded, _Mapping]]] = ..., load: _Optional[_Union[DraftLoad, _Mapping]] = ...) -> None: ...
+
+class DraftEnded(_message.Message):
+    __slots__ = ("session_id", "reason")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    session_id: bytes
+    reason: str
+    def __init__(self, session_id: _Optional[bytes] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class DraftLoad(_message.Message):
+    __slots__ = ("sessions", "token_seconds", "busy", "kv_usage", "round_trip_seconds")
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
+    KV_USAGE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    sessions: int
+    token_seconds: float
+    busy: float
+    kv_usage: float
+    round_trip_seconds: float
+    def __init__(self, sessions: _Optional[int] = ..., token_seconds: _Optional[float] = ..., busy: _Optional[float] = ..., kv_usage: _Optional[float] = ..., round_trip_seconds: _Optional[float] = ...) -> None: ...

@@ -1,0 +1,190 @@
+from outrider.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
+    FINISH_REASON_STOP: _ClassVar[FinishReason]
+    FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+FINISH_REASON_UNSPECIFIED: FinishReason
+FINISH_REASON_STOP: FinishReason
+FINISH_REASON_LENGTH: FinishReason
+
+class VerifierCommand(_message.Message):
+    __slots__ = ("hello", "open", "speculation", "close")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    hello: _common_pb2.Hello
+    open: OpenSession
+    speculation: SetSpeculation
+    close: CloseSession
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., open: _Optional[_Union[OpenSession, _Mapping]] = ..., speculation: _Optional[_Union[SetSpeculation, _Mapping]] = ..., close: _Optional[_Union[CloseSession, _Mapping]] = ...) -> None: ...
+
+class OpenSession(_message.Message):
+    __slots__ = ("session_id", "prompt", "output", "sampling", "max_tokens", "stop_token_ids", "num_speculative_tokens", "draft_key")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_KEY_FIELD_NUMBER: _ClassVar[int]
+    session_id: bytes
+    prompt: _containers.RepeatedScalarFieldContainer[int]
+    output: _containers.RepeatedScalarFieldContainer[int]
+    sampling: _common_pb2.SamplingParams
+    max_tokens: int
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    num_speculative_tokens: int
+    draft_key: bytes
+    def __init__(self, session_id: _Optional[bytes] = ..., prompt: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., num_speculative_tokens: _Optional[int] = ..., draft_key: _Optional[bytes] = ...) -> None: ...
+
+class SetSpeculation(_message.Message):
+    __slots__ = ("session_id", "num_speculative_tokens")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    session_id: bytes
+    num_speculative_tokens: int
+    def __init__(self, session_id: _Optional[bytes] = ..., num_speculative_tokens: _Optional[int] = ...) -> None: ...
+
+class CloseSession(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: bytes
+    def __init__(self, session_id: _Optional[bytes] = ...) -> None: ...
+
+class VerifierEvents(_message.Message):
+    __slots__ = ("hello", "committed", "finished", "failed", "load")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    hello: _common_pb2.Hello
+    committed: _containers.RepeatedCompositeFieldContainer[Committed]
+    finished: _containers.RepeatedCompositeFieldContainer[Finished]
+    failed: _containers.RepeatedCompositeFieldContainer[Failed]
+    load: Load
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., committed: _Optional[_Iterable[_Union[Committed, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+
+class Committed(_message.Message):
+    __slots__ = ("session_id", "base", "tokens", "accepted", "verified", "cached_prompt_tokens")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_FIELD_NUMBER: _ClassVar[int]
+    CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    session_id: bytes
+    base: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    accepted: int
+    verified: int
+    cached_prompt_tokens: int
+    def __init__(self, session_id: _Optional[bytes] = ..., base: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., verified: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
+
+class Finished(_message.Message):
+    __slots__ = ("session_id", "reason")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    session_id: bytes
+    reason: FinishReason
+    def __init__(self, session_id: _Optional[bytes] = ..., reason: _Optional[_Union[FinishReason, str]] = ...) -> None: ...
+
+class Failed(_message.Message):
+    __slots__ = ("session_id", "code", "message")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    session_id: bytes
+    code: int
+    message: str
+    def __init__(self, session_id: _Optional[bytes] = ..., code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+
+class Load(_message.Message):
+    __slots__ = ("running", "waiting", "kv_usage", "step_seconds", "step_tokens", "price", "typical_step_seconds", "preemptions")
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    KV_USAGE_FIELD_NUMBER: _ClassVar[int]
+    STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PRICE_FIELD_NUMBER: _ClassVar[int]
+    TYPICAL_STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    running: int
+    waiting: int
+    kv_usage: float
+    step_seconds: float
+    step_tokens: int
+    price: float
+    typical_step_seconds: float
+    preemptions: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., step_seconds: _Optional[float] = ..., step_tokens: _Optional[int] = ..., price: _Optional[float] = ..., typical_step_seconds: _Optional[float] = ..., preemptions: _Optional[int] = ...) -> None: ...
+
+class DraftBatch(_message.Message):
+    __slots__ = ("hello", "attach", "drafts", "stamp_us")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    ATTACH_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    STAMP_US_FIELD_NUMBER: _ClassVar[int]
+    hello: _common_pb2.Hello
+    attach: _containers.RepeatedCompositeFieldContainer[Attach]
+    drafts: _containers.RepeatedCompositeFieldContainer[Draft]
+    stamp_us: int
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., attach: _Optional[_Iterable[_Union[Attach, _Mapping]]] = ..., drafts: _Optional[_Iterable[_Union[Draft, _Mapping]]] = ..., stamp_us: _Optional[int] = ...) -> None: ...
+
+class Attach(_message.Message):
+    __slots__ = ("session_id", "draft_key")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_KEY_FIELD_NUMBER: _ClassVar[int]
+    session_id: bytes
+    draft_key: bytes
+    def __init__(self, session_id: _Optional[bytes] = ..., draft_key: _Optional[bytes] = ...) -> None: ...
+
+class Draft(_message.Message):
+    __slots__ = ("session_id", "base", "tokens", "parents", "survival")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    SURVIVAL_FIELD_NUMBER: _ClassVar[int]
+    session_id: bytes
+    base: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    parents: _containers.RepeatedScalarFieldContainer[int]
+    survival: bytes
+    def __init__(self, session_id: _Optional[bytes] = ..., base: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., survival: _Optional[bytes] = ...) -> None: ...
+
+class CommitBatch(_message.Message):
+    __slots__ = ("hello", "commits", "ended", "echo_us", "held_us")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    COMMITS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    ECHO_US_FIELD_NUMBER: _ClassVar[int]
+    HELD_US_FIELD_NUMBER: _ClassVar[int]
+    hello: _common_pb2.Hello
+    commits: _containers.RepeatedCompositeFieldContainer[Commit]
+    ended: _containers.RepeatedScalarFieldContainer[bytes]
+    echo_us: int
+    held_us: int
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., ended: _Optional[_Iterable[bytes]] = ..., echo_us: _Optional[int] = ..., held_us: _Optional[int] = ...) -> None: ...
+
+class Commit(_message.Message):
+    __slots__ = ("session_id", "base", "tokens")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    session_id: bytes
+    base: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session_id: _Optional[bytes] = ..., base: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...

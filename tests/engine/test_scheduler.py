@@ -1,0 +1,101 @@
+"""Who runs in a step. Blocks hold 16 tokens."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.engine.scheduler import Candidate, Grant, Limits, Plan, plan
+
+LIMITS = Limits(max_tokens=64, prefill_chunk=32, block_size=16)
+
+
+def decoding(drafts: int = 0, cached: int = 20) -> Candidate:
+    return Candidate(1, drafts, cached, -(-cached // 16))
+
+
+def newcomer(prompt: int) -> Candidate:
+    return Candidate(prompt, 0, 0, 0)
+
+
+def test_every_decoding_session_gets_its_token_and_its_drafts() -> None:
+    got = plan([decoding(3), decoding(5)], 10, LIMITS)
+    assert got == Plan((Grant(0, 1, 3), Grant(1, 1, 5)))
+
+
+def test_the_token_budget_is_shared_tokens_first_then_drafts_in_order() -> None:
+    got = plan([decoding(40), decoding(40)], 10, LIMITS)
+    assert got.grants == (Grant(0, 1, 40), Grant(1, 1, 22))
+
+
+def test_a_prompt_is_read_in_by_chunks_beside_those_who_decode() -> None:
+    got = plan([decoding(), newcomer(100)], 50, LIMITS)
+    assert got.grants == (Grant(0, 1, 0), Grant(1, 32, 0))
+
+
+def test_alone_a_prompt_takes_the_whole_budget() -> None:
+    assert plan([newcomer(100)], 50, LIMITS).grants == (Grant(0, 64, 0),)
+
+
+def test_drafts_are_left_out_before_anybody_is_preempted() -> None:
+    assert plan([decoding(30, cached=31)], 0, LIMITS).grants == (Grant(0, 1, 0),)
+
+
+def test_the_youngest_gives_its_blocks_up_so_that_the_oldest_goes_on() -> None:
+    assert plan([decoding(cached=32), decoding(cached=32)], 1, LIMITS).preempt == 1
+
+
+def test_a_newcomer_waits_where_its_prompt_does_not_fit_beside_the_others() -> None:
+    assert plan([decoding(), newcomer(100)], 6, LIMITS).grants == (Grant(0, 1, 0),)
+
+
+def test_newcomers_start_in_order_of_arrival() -> None:
+    assert plan([decoding(), newcomer(200), newcomer(3)], 6, LIMITS).grants == (Grant(0, 1, 0),)
+
+
+candidates = st.lists(
+    st.builds(
+        lambda pending, drafts, cached, extra: Candidate(
+            pending, drafts if pending == 1 else 0, cached, -(-cached // 16) + (extra if cached else 0)
+        ),
+        st.integers(1, 80),
+        st.integers(0, 9),
+        st.integers(0, 90),
+        st.integers(0, 1),
+    ),
+    max_size=12,
+)
+
+
+@given(candidates, st.integers(0, 12))
+def test_a_plan_keeps_its_limits(everyone: list[Candidate], available: int) -> None:
+    got = plan(everyone, available, LIMITS)
+    if got.preempt is not None:
+        assert everyone[got.preempt].blocks > 0 and not got.grants
+        return
+    assert sum(grant.tokens + grant.drafts for grant in got.grants) <= LIMITS.max_tokens
+    taken = 0
+    for grant in got.grants:
+        candidate = everyone[grant.index]
+        assert 1 <= grant.tokens <= candidate.pending and grant.drafts <= candidate.drafts
+        assert not grant.drafts or grant.tokens == candidate.pending
+        slots = candidate.cached + grant.tokens + grant.drafts
+        taken += max(0, -(-slots // 16) - candidate.blocks)
+    assert taken <= available
+    assert len({grant.index for grant in got.grants}) == len(got.grants)
+
+
+@given(candidates, st.integers(0, 12))
+def test_preempting_comes_to_an_end_and_the_oldest_holder_is_the_last(
+    everyone: list[Candidate], available: int
+) -> None:
+    holders = [index for index, candidate in enumerate(everyone) if candidate.blocks > 0]
+    for _ in range(len(everyone) + 1):
+        got = plan(everyone, available, LIMITS)
+        if got.preempt is None:
+            return
+        assert got.preempt == holders.pop()
+        victim = everyone[got.preempt]
+        available += victim.blocks
+        everyone[got.preempt] = Candidate(victim.pending + victim.cached, 0, 0, 0)
+    raise AssertionError("preempted without an end")

@@ -1,0 +1,42 @@
+"""What a verifier is told at its start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.config import check_worker, checkpoint_name, join_address
+from outrider.errors import StartupError
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierConfig:
+    """Validated once, here: raises StartupError with a sentence that names the flag to change."""
+
+    target: str  # folder or hub id of the target model's checkpoint
+    router: str  # host:port of the router's gRPC
+    host: str = "127.0.0.1"  # address to listen on
+    port: int = 0  # of the verifier's gRPC; 0 = any free port
+    advertise: str | None = None  # host to register; None = `host`
+    name: str | None = None  # under which clients ask for the model; None = the checkpoint's own
+    device: str = "cpu"  # cpu, cuda or cuda:N
+    dtype: str = "float32"  # float32, bfloat16 or float16
+    kv_memory_bytes: int = 2**30  # size of the KV pool
+    threads: int = 1  # that the model may use on a CPU
+    max_batch_tokens: int = 512  # most tokens in a step
+    prefill_chunk: int = 256  # most tokens of one prompt in a step
+
+    def __post_init__(self) -> None:
+        if not self.target:
+            raise StartupError("--target must name a folder or a hub id, not nothing")
+        if self.name is not None and not self.name.strip():
+            raise StartupError("--name must not be blank: leave it out for the checkpoint's own name")
+        check_worker(self)
+
+    @property
+    def served_name(self) -> str:
+        """The name under which clients ask for the model."""
+        return self.name or checkpoint_name(self.target)
+
+    def advertised_address(self, port: int) -> str:
+        """host:port to register, given the port that the listener got."""
+        return join_address(self.advertise or self.host, port)

@@ -1,0 +1,87 @@
+"""When does a step start: at once, or after a bounded wait for drafts that are about to arrive?
+
+Pure: every time is a number of seconds on the caller's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+WAIT_SHARE = 0.1  # of a step's time: the longest wait
+SMOOTHING = 0.2  # weight of a new measurement in a moving average
+MIN_TOKENS_DUE = 2  # drafts that must be due within the wait for it to begin
+
+
+@dataclass(slots=True)
+class Pace:
+    """How fast one drafter answers, measured on its arrivals."""
+
+    lead: float | None = None  # from a commit to the first draft token that follows it
+    token: float | None = None  # between draft tokens of a session
+
+    def first(self, seconds: float) -> None:
+        self.lead = _average(self.lead, seconds)
+
+    def following(self, seconds: float, tokens: int) -> None:
+        self.token = _average(self.token, seconds / tokens)
+
+
+@dataclass(slots=True)
+class Arrivals:
+    """What arrived for one session since its last commit."""
+
+    committed_at: float
+    last_at: float | None = None
+    tokens: int = 0
+
+    def arrived(self, now: float, tokens: int, pace: Pace) -> None:
+        """Notes `tokens` new draft tokens and lets its drafter's pace learn from them."""
+        if self.last_at is None:
+            pace.first(now - self.committed_at)
+        else:
+            pace.following(now - self.last_at, tokens)
+        self.last_at = now
+        self.tokens += tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """A session that had no draft when the engine became free."""
+
+    committed_at: float
+    last_at: float | None  # of the newest draft token since
+    tokens: int  # draft tokens that could be verified now
+    wanted: int  # num_speculative_tokens
+    lead: float | None  # its drafter's pace, as measured
+    token: float | None
+
+
+def start_at(now: float, free_since: float, step_seconds: float, awaited: Iterable[Awaited]) -> float:
+    """The time at which the next step should start; not after `now` = at once. Asked again at every arrival.
+
+    It is worth waiting for a session that had no draft where its drafter's measured pace says that two or
+    more tokens are due within a tenth of a step; then for the tokens after them, as long as each is due
+    within that tenth. A drafter that is late by its own pace has gone quiet and is not waited for. DESIGN
+    section 3.
+    """
+    limit = free_since + WAIT_SHARE * step_seconds
+    return max((_worth_waiting_until(now, limit, session) for session in awaited), default=now)
+
+
+def _worth_waiting_until(now: float, limit: float, session: Awaited) -> float:
+    if session.lead is None or session.token is None or session.tokens >= session.wanted:
+        return now
+    if session.last_at is None:
+        due, slack = session.committed_at + session.lead, session.lead
+        useful_from = due + (min(MIN_TOKENS_DUE, session.wanted) - 1) * session.token
+    else:
+        due, slack = session.last_at + session.token, session.token
+        useful_from = due
+    if useful_from > limit or now > due + slack:
+        return now
+    return min(limit, due + slack)
+
+
+def _average(old: float | None, new: float) -> float:
+    return new if old is None else old + SMOOTHING * (new - old)

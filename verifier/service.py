@@ -1,0 +1,260 @@
+"""The verifier's gRPC service: converts, delegates to the stepper, and carries its results to the peers."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import time
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator
+from typing import Any
+
+from outrider.engine.scheduler import Limits
+from outrider.errors import OutriderError
+from outrider.rpc import Role, bind, check_hello, new_server
+from outrider.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
+from outrider.wire.codec import (
+    sampling_from_wire,
+    session_id_from_wire,
+    tokenizer_to_wire,
+    worker_info_to_wire,
+)
+from outrider.wire.description import TokenizerFiles, WorkerInfo
+from outrider.worker import load, serve_until_stopped
+from verifier.config import VerifierConfig
+from verifier.peers import DrafterPeer, RouterPeer
+from verifier.session import DraftFate, SessionSpec
+from verifier.stepper import Running, Stepper, StepReport
+
+log = logging.getLogger(__name__)
+
+REMEMBERED = 4096  # attachments that wait for their session, and sessions that ended: a bound each
+
+
+class VerifierService(verifier_pb2_grpc.VerifierServicer):
+    """One object for all streams; the sessions themselves live in the stepper."""
+
+    def __init__(self, info: WorkerInfo, tokenizer: TokenizerFiles) -> None:
+        self._info = info
+        self._tokenizer = tokenizer
+        self._stepper: Stepper | None = None
+        self._routers: dict[bytes, RouterPeer] = {}  # session -> who opened it
+        self._drafters: dict[bytes, DrafterPeer] = {}  # session -> who drafts for it
+        self._claims: OrderedDict[bytes, tuple[DrafterPeer, bytes]] = (
+            OrderedDict()
+        )  # came before their session
+        self._ended: OrderedDict[bytes, None] = OrderedDict()
+        self.dropped: Counter[str] = Counter()  # drafts, by reason
+
+    def use(self, stepper: Stepper) -> None:
+        self._stepper = stepper
+
+    @property
+    def stepper(self) -> Stepper:
+        assert self._stepper is not None, "the service serves only after use()"
+        return self._stepper
+
+    # -- unary calls --
+
+    async def GetInfo(self, request: common_pb2.GetInfoRequest, context: Any) -> common_pb2.WorkerInfo:
+        return worker_info_to_wire(self._info)
+
+    async def GetTokenizer(
+        self, request: common_pb2.GetTokenizerRequest, context: Any
+    ) -> common_pb2.Tokenizer:
+        return tokenizer_to_wire(self._tokenizer)
+
+    # -- routers --
+
+    async def Sessions(
+        self, request_iterator: AsyncIterator[verifier_pb2.VerifierCommand], context: Any
+    ) -> AsyncIterator[verifier_pb2.VerifierEvents]:
+        check_hello(await anext(request_iterator), Role.ROUTER)
+        peer = RouterPeer()
+        reader = asyncio.create_task(self._obey(peer, request_iterator))
+        try:
+            yield verifier_pb2.VerifierEvents(hello=self._info.identity.hello())
+            peer.load = self.stepper.load
+            async for events in peer.events():
+                yield events
+        finally:
+            reader.cancel()
+            for session_id in [key for key, owner in self._routers.items() if owner is peer]:
+                self._close(session_id)
+
+    async def _obey(self, peer: RouterPeer, commands: AsyncIterator[verifier_pb2.VerifierCommand]) -> None:
+        try:
+            async for command in commands:
+                match command.WhichOneof("command"):
+                    case "open":
+                        self._open(peer, command.open)
+                    case "speculation":
+                        running = self.stepper.get(command.speculation.session_id)
+                        if running is not None:
+                            running.session.num_speculative_tokens = (
+                                command.speculation.num_speculative_tokens
+                            )
+                    case "close":
+                        self._close(command.close.session_id)
+        finally:
+            peer.end()
+
+    def _open(self, peer: RouterPeer, message: verifier_pb2.OpenSession) -> None:
+        try:
+            spec = SessionSpec(
+                session_id=session_id_from_wire(message.session_id),
+                prompt=tuple(message.prompt),
+                output=tuple(message.output),
+                sampling=sampling_from_wire(message.sampling),
+                max_tokens=message.max_tokens,
+                stop_token_ids=frozenset(message.stop_token_ids),
+                vocab_size=self._info.model.vocab_size,
+                draft_key=message.draft_key,
+            )
+            running = self.stepper.open(spec, message.num_speculative_tokens)
+        except OutriderError as error:
+            peer.failed(message.session_id, error)
+            return
+        self._routers[spec.session_id] = peer
+        claim = self._claims.pop(spec.session_id, None)
+        if claim is not None:
+            self._attach(running, *claim)
+
+    def _close(self, session_id: bytes) -> None:
+        self._forget(session_id)
+        self.stepper.close(session_id)
+
+    def _forget(self, session_id: bytes) -> None:
+        """Lets go of a session that is over; its drafter is told."""
+        self._routers.pop(session_id, None)
+        self._claims.pop(session_id, None)
+        drafter = self._drafters.pop(session_id, None)
+        if drafter is not None:
+            drafter.ended(session_id)
+        self._ended[session_id] = None
+        if len(self._ended) > REMEMBERED:
+            self._ended.popitem(last=False)
+
+    # -- drafters --
+
+    async def Speculate(
+        self, request_iterator: AsyncIterator[verifier_pb2.DraftBatch], context: Any
+    ) -> AsyncIterator[verifier_pb2.CommitBatch]:
+        first = await anext(request_iterator)
+        drafter = check_hello(first, Role.DRAFTER, tokenizer_hash=self._info.identity.tokenizer_hash)
+        peer = DrafterPeer(drafter, time.monotonic)
+        reader = asyncio.create_task(self._listen(peer, request_iterator))
+        try:
+            yield verifier_pb2.CommitBatch(hello=self._info.identity.hello())
+            async for batch in peer.batches():
+                yield batch
+        finally:
+            reader.cancel()
+            self._detach(peer)
+
+    async def _listen(self, peer: DrafterPeer, batches: AsyncIterator[verifier_pb2.DraftBatch]) -> None:
+        try:
+            async for batch in batches:
+                peer.heard(batch.stamp_us)
+                for attach in batch.attach:
+                    self._claim(peer, attach)
+                for draft in batch.drafts:
+                    self._offer(peer, draft)
+        finally:
+            peer.end()
+
+    def _claim(self, peer: DrafterPeer, attach: verifier_pb2.Attach) -> None:
+        running = self.stepper.get(attach.session_id)
+        if running is not None:
+            self._attach(running, peer, attach.draft_key)
+        elif attach.session_id in self._ended:
+            peer.ended(attach.session_id)
+        else:  # the drafter was faster than the router's Open
+            self._claims[attach.session_id] = (peer, attach.draft_key)
+            if len(self._claims) > REMEMBERED:
+                self._claims.popitem(last=False)
+
+    def _attach(self, running: Running, peer: DrafterPeer, draft_key: bytes) -> None:
+        spec = running.session.spec
+        if not spec.draft_key or not hmac.compare_digest(spec.draft_key, draft_key):
+            self.dropped["wrong_key"] += 1
+            peer.ended(spec.session_id)
+            return
+        before = self._drafters.get(spec.session_id)
+        if before is not None and before is not peer:
+            before.ended(spec.session_id)
+        self._drafters[spec.session_id] = peer
+        running.pace = peer.pace
+        running.session.acknowledged = len(spec.prompt) + len(spec.output)  # what the router told it
+        peer.committed(running.session)
+
+    def _offer(self, peer: DrafterPeer, draft: verifier_pb2.Draft) -> None:
+        running = self.stepper.get(draft.session_id)
+        if running is None or self._drafters.get(draft.session_id) is not peer:
+            self.dropped["not_attached"] += 1
+            if draft.session_id in self._ended:
+                peer.ended(draft.session_id)
+            return
+        fate = self.stepper.offer(running, draft.base, draft.tokens, draft.parents, draft.survival)
+        if fate is not DraftFate.TAKEN and draft.tokens:
+            self.dropped[fate.value] += 1
+
+    def _detach(self, peer: DrafterPeer) -> None:
+        """Its sessions decode plainly from now on."""
+        for session_id in [key for key, drafter in self._drafters.items() if drafter is peer]:
+            del self._drafters[session_id]
+            running = self.stepper.get(session_id)
+            if running is not None:
+                running.pace = None
+        for session_id in [key for key, (claimer, _) in self._claims.items() if claimer is peer]:
+            del self._claims[session_id]
+
+    # -- results --
+
+    def on_step(self, report: StepReport) -> None:
+        """Hands a step's results to the streams: one batch for each peer."""
+        told: set[RouterPeer] = set()
+        for running, outcome in report.outcomes:
+            router = self._routers.get(running.id)
+            if router is None:
+                continue  # closed since
+            router.committed(running, outcome)
+            told.add(router)
+            if outcome.finish is not None:
+                self._forget(running.id)
+            elif (drafter := self._drafters.get(running.id)) is not None:
+                drafter.committed(running.session)
+        for running in report.failed:
+            router = self._routers.get(running.id)
+            if router is not None:
+                router.failed(
+                    running.id, OutriderError("the verifier failed on this request; its log has the details")
+                )
+                told.add(router)
+            self._forget(running.id)
+        for router in told:
+            router.load = report.load
+            router.wake()
+
+
+async def serve(config: VerifierConfig) -> None:
+    """Runs a verifier until SIGINT or SIGTERM. Raises StartupError or PeerRefused."""
+    server = new_server()
+    address = bind(server, config.host, config.port)
+    engine, tokenizer, info = await load(
+        Role.VERIFIER,
+        config.target,
+        config.served_name,
+        config.device,
+        config.dtype,
+        config.kv_memory_bytes,
+        config.threads,
+    )
+    service = VerifierService(info, tokenizer)
+    limits = Limits(config.max_batch_tokens, config.prefill_chunk)
+    stepper = Stepper(engine, limits, service.on_step, time.monotonic)
+    service.use(stepper)
+    verifier_pb2_grpc.add_VerifierServicer_to_server(service, server)
+    port = int(address.rpartition(":")[2])
+    await serve_until_stopped(server, info, config.advertised_address(port), config.router, [stepper.run()])

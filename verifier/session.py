@@ -1,0 +1,116 @@
+"""One session as the verifier sees it: the committed log, the drafts beyond it, what a step makes of them.
+
+Pure: no clock, no I/O, no torch. KV blocks are held beside it as integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from outrider.sampling.params import SamplingParams
+from verifier.draft_tree import DraftTree
+
+
+class Finish(Enum):
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class DraftFate(Enum):
+    """What became of a Draft message; everything but TAKEN is counted under its name."""
+
+    TAKEN = "taken"
+    STALE = "stale"  # differs from what was committed since, or lies wholly before it, or was known
+    AHEAD = "ahead"  # starts beyond the log: no drafter of this session can know that
+    BEFORE_OUTPUT = "before_output"  # guesses at the prompt
+    BAD_TOKEN = "bad_token"  # an id outside the vocabulary
+    BAD_TREE = "bad_tree"  # parents or survival that do not fit the tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one step fixed for a session."""
+
+    base: int  # position of tokens[0]
+    tokens: tuple[int, ...]
+    accepted: int  # of them, drafted ones
+    verified: int  # draft tokens that took part
+    finish: Finish | None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSpec:
+    """A session as it was opened."""
+
+    session_id: bytes
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]  # committed elsewhere before
+    sampling: SamplingParams
+    max_tokens: int  # most output tokens, `output` included
+    stop_token_ids: frozenset[int]
+    vocab_size: int
+    draft_key: bytes
+
+
+class Session:
+    def __init__(self, spec: SessionSpec, num_speculative_tokens: int) -> None:
+        self.spec = spec
+        self.num_speculative_tokens = num_speculative_tokens
+        self.log: list[int] = [*spec.prompt, *spec.output]
+        self.acknowledged: int | None = (
+            None  # log length that its drafter is known to have; None = no drafter yet
+        )
+        self.tree = DraftTree()
+
+    @property
+    def output_length(self) -> int:
+        return len(self.log) - len(self.spec.prompt)
+
+    @property
+    def room(self) -> int:
+        """Output tokens that may still come."""
+        return self.spec.max_tokens - self.output_length
+
+    def offer(self, base: int, tokens: Sequence[int], parents: Sequence[int], survival: bytes) -> DraftFate:
+        """Takes a Draft message in, from a peer that is not trusted."""
+        if base > len(self.log):
+            return DraftFate.AHEAD
+        if base < len(self.spec.prompt):
+            return DraftFate.BEFORE_OUTPUT
+        self.acknowledged = base
+        if (parents and len(parents) != len(tokens)) or (survival and len(survival) != len(tokens)):
+            return DraftFate.BAD_TREE
+        if any(not -1 <= parent < index for index, parent in enumerate(parents)):
+            return DraftFate.BAD_TREE
+        if any(token >= self.spec.vocab_size for token in tokens):
+            return DraftFate.BAD_TOKEN
+        if len(self.log) - base >= len(tokens):
+            return DraftFate.STALE
+        added = self.tree.add(self.log[base:], tokens, parents, survival)
+        return DraftFate.TAKEN if added else DraftFate.STALE
+
+    def path(self) -> list[int]:
+        """The draft tokens worth verifying now: the last output token is always the target's own."""
+        return self.tree.best_path(min(self.num_speculative_tokens, self.room - 1))
+
+    def resolve(self, path: Sequence[int], chosen: Sequence[int]) -> Outcome:
+        """Appends what the target chose: `chosen[j]` follows the log and path[:j]; len(chosen) = len(path)
+        + 1.
+
+        The path is accepted up to the first difference; there stands the target's own token.
+        """
+        agreed = 0
+        while agreed < len(path) and path[agreed] == chosen[agreed]:
+            agreed += 1
+        tokens = list(chosen[: min(agreed + 1, self.room)])
+        finish = Finish.LENGTH if len(tokens) == self.room else None
+        for index, token in enumerate(tokens):
+            if token in self.spec.stop_token_ids:
+                tokens, finish = tokens[: index + 1], Finish.STOP
+                break
+        base = len(self.log)
+        self.log.extend(tokens)
+        self.tree.advance(tokens)
+        return Outcome(base, tuple(tokens), min(agreed, len(tokens)), len(path), finish)
