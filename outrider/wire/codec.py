@@ -1,0 +1,123 @@
+"""Protocol messages to plain data and back. Wire types stop here."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import NewType
+
+from outrider.errors import InvalidRequest
+from outrider.rpc import Identity, Role
+from outrider.sampling.params import SamplingParams
+from outrider.v1 import common_pb2
+from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
+
+SessionId = NewType("SessionId", bytes)
+SESSION_ID_BYTES = 16
+
+
+def new_session_id(random_bytes: Callable[[int], bytes] = secrets.token_bytes) -> SessionId:
+    """A fresh id. Ids come from the system's secure source outside tests: they must not be guessable."""
+    return SessionId(random_bytes(SESSION_ID_BYTES))
+
+
+def session_id_from_wire(raw: bytes) -> SessionId:
+    """Raises InvalidRequest where the length is wrong."""
+    if len(raw) != SESSION_ID_BYTES:
+        raise InvalidRequest(
+            f"session_id must be {SESSION_ID_BYTES} bytes, not {len(raw)}", field="session_id"
+        )
+    return SessionId(raw)
+
+
+def sampling_to_wire(params: SamplingParams) -> common_pb2.SamplingParams:
+    """Logit biases are rounded to 32-bit floats; all else is kept exactly."""
+    return common_pb2.SamplingParams(
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        logit_bias=params.logit_bias,
+        seed=params.seed,
+    )
+
+
+def sampling_from_wire(message: common_pb2.SamplingParams) -> SamplingParams:
+    """Not validated: the receiver calls `validate` with its own vocabulary size."""
+    return SamplingParams(
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p,
+        min_p=message.min_p,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=message.repetition_penalty,
+        logit_bias=dict(message.logit_bias),
+        seed=message.seed,
+    )
+
+
+def tokenizer_to_wire(files: TokenizerFiles) -> common_pb2.Tokenizer:
+    return common_pb2.Tokenizer(
+        hash=files.hash,
+        json=files.json,
+        chat_template=files.chat_template,
+        special_tokens=files.special_tokens,
+    )
+
+
+def tokenizer_from_wire(message: common_pb2.Tokenizer) -> TokenizerFiles:
+    return TokenizerFiles(message.hash, message.json, message.chat_template, dict(message.special_tokens))
+
+
+def model_info_to_wire(model: ModelInfo) -> common_pb2.ModelInfo:
+    return common_pb2.ModelInfo(
+        name=model.name,
+        fingerprint=model.fingerprint,
+        architecture=model.architecture,
+        parameters=model.parameters,
+        vocab_size=model.vocab_size,
+        max_context=model.max_context,
+        eos_token_ids=model.eos_token_ids,
+        device=model.device,
+        dtype=model.dtype,
+        bit_exact=model.bit_exact,
+    )
+
+
+def model_info_from_wire(message: common_pb2.ModelInfo) -> ModelInfo:
+    return ModelInfo(
+        name=message.name,
+        fingerprint=message.fingerprint,
+        architecture=message.architecture,
+        parameters=message.parameters,
+        vocab_size=message.vocab_size,
+        max_context=message.max_context,
+        eos_token_ids=tuple(message.eos_token_ids),
+        device=message.device,
+        dtype=message.dtype,
+        bit_exact=message.bit_exact,
+    )
+
+
+def worker_info_to_wire(info: WorkerInfo) -> common_pb2.WorkerInfo:
+    return common_pb2.WorkerInfo(
+        hello=info.identity.hello(),
+        model=model_info_to_wire(info.model),
+        kv_blocks=info.kv_blocks,
+        kv_block_size=info.kv_block_size,
+    )
+
+
+def worker_info_from_wire(message: common_pb2.WorkerInfo) -> WorkerInfo:
+    """Raises InvalidRequest where the role is none of a worker's; check the hello first."""
+    hello = message.hello
+    if int(hello.role) not in (Role.VERIFIER, Role.DRAFTER):
+        raise InvalidRequest("role must be ROLE_VERIFIER or ROLE_DRAFTER for a worker", field="role")
+    identity = Identity(
+        Role(hello.role), hello.worker_id, hello.incarnation, hello.model_fingerprint, hello.tokenizer_hash
+    )
+    return WorkerInfo(identity, model_info_from_wire(message.model), message.kv_blocks, message.kv_block_size)

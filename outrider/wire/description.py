@@ -1,0 +1,43 @@
+"""What a worker says about itself and its model: plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from outrider.rpc import Identity
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """A tokenizer, complete: whoever has this needs no model files to turn text into ids and back."""
+
+    hash: str  # hex digest of the id -> token table
+    json: str  # contents of a tokenizer.json
+    chat_template: str  # Jinja; empty where there is none
+    special_tokens: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The model that a worker runs."""
+
+    name: str  # under which clients ask for it
+    fingerprint: str  # hex digest of configuration and weights
+    architecture: str
+    parameters: int
+    vocab_size: int  # rows of logits; token ids are below it
+    max_context: int  # most tokens of prompt and output together
+    eos_token_ids: tuple[int, ...]
+    device: str
+    dtype: str
+    bit_exact: bool  # a token's logits do not depend on its batch, chunking or drafts
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """A worker as it registers."""
+
+    identity: Identity
+    model: ModelInfo
+    kv_blocks: int
+    kv_block_size: int  # tokens a block

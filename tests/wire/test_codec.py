@@ -1,0 +1,109 @@
+"""What goes over the wire comes back as it was."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.errors import InvalidRequest
+from outrider.rpc import Identity, Role
+from outrider.sampling.params import SamplingParams
+from outrider.v1 import common_pb2
+from outrider.wire import codec
+from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+uint32 = st.integers(0, 2**32 - 1)
+uint64 = st.integers(0, 2**64 - 1)
+text = st.text(max_size=20)
+
+sampling_params = st.builds(
+    SamplingParams,
+    temperature=finite,
+    top_k=uint32,
+    top_p=finite,
+    min_p=finite,
+    presence_penalty=finite,
+    frequency_penalty=finite,
+    repetition_penalty=finite,
+    logit_bias=st.dictionaries(uint32, st.floats(width=32, allow_nan=False), max_size=5),
+    seed=uint64,
+)
+models = st.builds(
+    ModelInfo,
+    name=text,
+    fingerprint=text,
+    architecture=text,
+    parameters=uint64,
+    vocab_size=uint32,
+    max_context=uint32,
+    eos_token_ids=st.lists(uint32, max_size=4).map(tuple),
+    device=text,
+    dtype=text,
+    bit_exact=st.booleans(),
+)
+workers = st.builds(
+    WorkerInfo,
+    identity=st.builds(
+        Identity,
+        role=st.sampled_from([Role.VERIFIER, Role.DRAFTER]),
+        worker_id=text,
+        incarnation=uint64,
+        model_fingerprint=text,
+        tokenizer_hash=text,
+    ),
+    model=models,
+    kv_blocks=uint32,
+    kv_block_size=uint32,
+)
+tokenizers = st.builds(
+    TokenizerFiles,
+    hash=text,
+    json=text,
+    chat_template=text,
+    special_tokens=st.dictionaries(text, text, max_size=4),
+)
+
+
+@given(sampling_params)
+def test_sampling_parameters_survive_the_wire(params: SamplingParams) -> None:
+    raw = codec.sampling_to_wire(params).SerializeToString()
+    assert codec.sampling_from_wire(common_pb2.SamplingParams.FromString(raw)) == params
+
+
+@given(workers)
+def test_a_workers_description_survives_the_wire(info: WorkerInfo) -> None:
+    raw = codec.worker_info_to_wire(info).SerializeToString()
+    assert codec.worker_info_from_wire(common_pb2.WorkerInfo.FromString(raw)) == info
+
+
+@given(tokenizers)
+def test_a_tokenizer_survives_the_wire(files: TokenizerFiles) -> None:
+    raw = codec.tokenizer_to_wire(files).SerializeToString()
+    assert codec.tokenizer_from_wire(common_pb2.Tokenizer.FromString(raw)) == files
+
+
+def test_logit_biases_are_rounded_to_32_bits() -> None:
+    message = codec.sampling_to_wire(SamplingParams(logit_bias={3: 0.1}))
+    (bias,) = codec.sampling_from_wire(message).logit_bias.values()
+    assert bias != 0.1
+    assert math.isclose(bias, 0.1, rel_tol=1e-7)
+
+
+def test_session_ids_are_fresh_and_of_one_length() -> None:
+    ids = {codec.new_session_id() for _ in range(1000)}
+    assert len(ids) == 1000
+    assert {len(codec.session_id_from_wire(one)) for one in ids} == {16}
+
+
+@pytest.mark.parametrize("length", [0, 15, 17])
+def test_a_session_id_of_another_length_is_refused(length: int) -> None:
+    with pytest.raises(InvalidRequest, match=f"session_id must be 16 bytes, not {length}"):
+        codec.session_id_from_wire(bytes(length))
+
+
+def test_a_router_is_no_worker() -> None:
+    message = common_pb2.WorkerInfo(hello=Identity(Role.ROUTER, "router", 1).hello())
+    with pytest.raises(InvalidRequest, match="role must be ROLE_VERIFIER or ROLE_DRAFTER"):
+        codec.worker_info_from_wire(message)
