@@ -1,0 +1,113 @@
+"""The workers that are registered now, the models that they serve, and who is told when that changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from router.load import VerifierLoad
+from router.metrics import Metrics
+from router.placement import DrafterCandidate, VerifierCandidate, choose_drafter, choose_verifier
+from router.requests import ServedModel
+from router.workers import Drafter, Verifier
+
+
+class Fleet:
+    """Live workers by worker_id. `clock` gives unix seconds."""
+
+    def __init__(self, metrics: Metrics, clock: Callable[[], float]) -> None:
+        self.metrics = metrics
+        self._clock = clock
+        self.verifiers: dict[str, Verifier] = {}
+        self.drafters: dict[str, Drafter] = {}
+        self.on_drafter_joined: list[Callable[[], None]] = []
+        self._served: dict[str, ServedModel] = {}
+
+    def get(self, worker_id: str) -> Verifier | Drafter | None:
+        return self.verifiers.get(worker_id) or self.drafters.get(worker_id)
+
+    def add_verifier(self, verifier: Verifier) -> None:
+        self.verifiers[verifier.identity.worker_id] = verifier
+        verifier.on_load = self._observe_load
+        self._count()
+        model = verifier.registration.info.model
+        if model.name not in self._served:
+            self._served[model.name] = ServedModel(
+                name=model.name,
+                fingerprint=model.fingerprint,
+                vocab_size=model.vocab_size,
+                max_context=model.max_context,
+                eos_token_ids=frozenset(model.eos_token_ids),
+                tokenizer=verifier.registration.tokenizer,
+                created=int(self._clock()),
+            )
+
+    def add_drafter(self, drafter: Drafter) -> None:
+        self.drafters[drafter.identity.worker_id] = drafter
+        self._count()
+        for joined in self.on_drafter_joined:
+            joined()
+
+    def remove(self, worker: Verifier | Drafter) -> bool:
+        """Takes it out and tells its sessions; False where it was not in."""
+        worker_id = worker.identity.worker_id
+        if self.get(worker_id) is not worker:
+            return False
+        if isinstance(worker, Drafter):
+            del self.drafters[worker_id]
+            self._count()
+            for session in worker.take_listeners():
+                session.drafter_lost()
+            return True
+        del self.verifiers[worker_id]
+        self._count()
+        name = worker.registration.info.model.name
+        self.metrics.worker_left(worker_id, name)
+        if all(other.registration.info.model.name != name for other in self.verifiers.values()):
+            del self._served[name]
+        for listener in worker.take_listeners():
+            listener.verifier_lost()
+        return True
+
+    def models(self) -> list[ServedModel]:
+        return sorted(self._served.values(), key=lambda model: model.name)
+
+    def verifier_for(self, model: str) -> Verifier | None:
+        """The verifier for a new session of the model."""
+        chosen = choose_verifier(
+            (
+                VerifierCandidate(worker_id, one.registration.info.model.name, one.load, one.placed)
+                for worker_id, one in self.verifiers.items()
+            ),
+            model,
+        )
+        return None if chosen is None else self.verifiers[chosen]
+
+    def drafter_for(self, tokenizer_hash: str, excluded: frozenset[tuple[str, int]]) -> Drafter | None:
+        """A drafter for a session of a target with this tokenizer."""
+        chosen = choose_drafter(
+            (
+                DrafterCandidate(
+                    worker_id, one.identity.incarnation, one.identity.tokenizer_hash, one.load, one.placed
+                )
+                for worker_id, one in self.drafters.items()
+            ),
+            tokenizer_hash,
+            excluded,
+        )
+        return None if chosen is None else self.drafters[chosen]
+
+    def _count(self) -> None:
+        self.metrics.workers("verifier", len(self.verifiers))
+        self.metrics.workers("drafter", len(self.drafters))
+
+    def _observe_load(self, verifier: Verifier, load: VerifierLoad) -> None:
+        self.metrics.observe_load(
+            verifier.identity.worker_id,
+            verifier.registration.info.model.name,
+            running=load.running,
+            waiting=load.waiting,
+            kv_usage=load.kv_usage,
+            step_seconds=load.step_seconds,
+            step_tokens=load.step_tokens,
+            preemptions=load.preemptions,
+        )

@@ -1,0 +1,26 @@
+"""What workers last said about how busy they are: plain data. The zeros stand for "not measured yet"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierLoad:
+    running: int = 0  # sessions in the decode batch or being prefilled
+    waiting: int = 0  # sessions that wait for KV blocks
+    kv_usage: float = 0.0  # share of KV blocks held, 0..1
+    step_seconds: float = 0.0  # the last step's duration
+    step_tokens: int = 0  # tokens in the last step
+    price: float = 0.0  # committed tokens that one more token in a step costs
+    typical_step_seconds: float = 0.0  # moving average of decode steps
+    preemptions: int = 0  # since the worker's start
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterLoad:
+    sessions: int = 0
+    token_seconds: float = 0.0  # moving average of one draft step
+    busy: float = 0.0  # share of time spent in draft steps, 0..1
+    kv_usage: float = 0.0  # share of KV blocks held, 0..1
+    round_trip_seconds: float = 0.0  # drafter to verifier and back

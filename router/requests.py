@@ -1,0 +1,82 @@
+"""A generation request and what becomes of it, free of any transport: the seam between API and sessions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from outrider.sampling.params import SamplingParams
+from outrider.wire.description import TokenizerFiles as TokenizerFiles
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One prompt to continue. Validated against the model before it gets here."""
+
+    model: str
+    prompt: tuple[int, ...]  # token ids, at least one
+    sampling: SamplingParams
+    max_tokens: int  # most output tokens, >= 1; prompt and output fit the context
+    ignore_eos: bool = False
+    num_speculative_tokens: int | None = None  # None = adaptive, 0 = off, k = at most k
+
+
+class FinishReason(Enum):
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class TokensCommitted:
+    """What one target step fixed for a session."""
+
+    tokens: tuple[int, ...]  # `accepted` drafted ones, then the target's own
+    accepted: int  # draft tokens accepted
+    verified: int  # draft tokens verified; 0 = a plain step
+    cached_prompt_tokens: int = 0  # with the first output: prompt tokens found in the KV cache
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnded:
+    reason: FinishReason
+
+
+SessionEvent = TokensCommitted | SessionEnded
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that at least one registered verifier runs."""
+
+    name: str
+    fingerprint: str
+    vocab_size: int
+    max_context: int  # most tokens of prompt and output together
+    eos_token_ids: frozenset[int]
+    tokenizer: TokenizerFiles
+    created: int  # unix seconds
+
+
+class SessionRunner(Protocol):
+    """What the API needs of the sessions; router/sessions.py is the implementation."""
+
+    def model(self, name: str) -> ServedModel:
+        """The served model of that name; an empty name is the only (or first) one.
+
+        Raises UnknownModel, or Unavailable where no verifier is registered at all."""
+        ...
+
+    def models(self) -> list[ServedModel]: ...
+
+    def ready(self) -> bool:
+        """Whether at least one verifier is connected."""
+        ...
+
+    def run(self, request: GenerationRequest) -> AsyncGenerator[SessionEvent, None]:
+        """Runs the session; the last event is SessionEnded.
+
+        Closing the generator (aclose, or cancelling the task that iterates it) closes the session on every
+        worker at once. Raises Unavailable or Overloaded; what was yielded before stays valid."""
+        ...

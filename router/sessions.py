@@ -1,0 +1,99 @@
+"""All sessions of this router: admits requests and runs them on the fleet."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, Callable
+
+from outrider.errors import Overloaded, Unavailable, UnknownModel
+from outrider.wire.codec import SessionId, new_session_id
+from router.fleet import Fleet
+from router.requests import GenerationRequest, ServedModel, SessionEnded, SessionEvent
+from router.session import Session
+from router.speculation import PriorPool
+
+DRAFT_KEY_BYTES = 16
+
+
+class Sessions:
+    """Implements router.requests.SessionRunner."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        *,
+        max_sessions: int,
+        num_speculative_tokens: int,
+        random_bytes: Callable[[int], bytes] = secrets.token_bytes,
+    ) -> None:
+        """`num_speculative_tokens`: most draft tokens in one step of any session."""
+        self._fleet = fleet
+        self._max_sessions = max_sessions
+        self._num_speculative_tokens = num_speculative_tokens
+        self._random_bytes = random_bytes
+        self._open: dict[SessionId, Session] = {}
+        self._pools: dict[tuple[str, str], PriorPool] = {}
+        fleet.on_drafter_joined.append(self._offer_drafter)
+
+    def model(self, name: str) -> ServedModel:
+        models = self.models()
+        if not models:
+            raise Unavailable("no target worker is registered at the moment; try again shortly")
+        for model in models:
+            if name in ("", model.name):
+                return model
+        served = ", ".join(repr(model.name) for model in models)
+        raise UnknownModel(f"the model {name!r} is not served here; there is {served}", field="model")
+
+    def models(self) -> list[ServedModel]:
+        return self._fleet.models()
+
+    def ready(self) -> bool:
+        return bool(self._fleet.verifiers)
+
+    async def run(self, request: GenerationRequest) -> AsyncGenerator[SessionEvent, None]:
+        session = self._admit(request)
+        try:
+            session.open()
+            while True:
+                event = await session.next()
+                yield event
+                if isinstance(event, SessionEnded):
+                    return
+        finally:
+            session.close()
+            del self._open[session.id]
+
+    def _admit(self, request: GenerationRequest) -> Session:
+        model = self.model(request.model)
+        if len(self._open) >= self._max_sessions:
+            raise Overloaded(
+                f"{self._max_sessions} requests are in progress, the most here; try again shortly"
+            )
+        verifier = self._fleet.verifier_for(model.name)
+        if verifier is None:
+            raise Unavailable(f"no target worker for {model.name!r} is registered at the moment")
+        session = Session(
+            new_session_id(self._random_bytes),
+            self._random_bytes(DRAFT_KEY_BYTES),
+            request,
+            model,
+            verifier,
+            self._fleet,
+            self._pool_for,
+            self._cap(request),
+        )
+        self._open[session.id] = session
+        return session
+
+    def _cap(self, request: GenerationRequest) -> int:
+        if request.num_speculative_tokens is None:
+            return self._num_speculative_tokens
+        return min(request.num_speculative_tokens, self._num_speculative_tokens)
+
+    def _pool_for(self, target: str, draft: str) -> PriorPool:
+        return self._pools.setdefault((target, draft), PriorPool())
+
+    def _offer_drafter(self) -> None:
+        for session in self._open.values():
+            session.seek_drafter()

@@ -1,0 +1,276 @@
+"""The router's hold on one worker: its Sessions stream, the sessions that run there, and its last load.
+
+Wire messages of the Sessions streams stop here: sessions see plain data, through the listeners below.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import grpc
+import grpc.aio
+
+from outrider.errors import OutriderError, PeerRefused, Unavailable, from_grpc_code
+from outrider.rpc import Identity, Outbox, Role, check_hello
+from outrider.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
+from outrider.wire.codec import SessionId, sampling_to_wire, tokenizer_from_wire
+from outrider.wire.description import TokenizerFiles
+from router.fit import Registration
+from router.load import DrafterLoad, VerifierLoad
+from router.requests import FinishReason, GenerationRequest
+
+ANSWER_SECONDS = 5.0  # a worker that registers must answer within this
+MAX_UNSENT_COMMANDS = 16_384  # a worker that lets more pile up does not read; its stream is ended
+
+
+class VerifierListener(Protocol):
+    """A session, as the verifier's events reach it."""
+
+    def committed(
+        self, base: int, tokens: Sequence[int], accepted: int, verified: int, cached_prompt_tokens: int
+    ) -> None: ...
+    def finished(self, reason: FinishReason) -> None: ...
+    def failed(self, error: OutriderError) -> None: ...
+    def verifier_lost(self) -> None: ...
+
+
+class DrafterListener(Protocol):
+    """A session, as the drafter's events reach it."""
+
+    def draft_ended(self, reason: str) -> None: ...
+    def drafter_lost(self) -> None: ...
+
+
+Listener = TypeVar("Listener")
+
+
+class Worker(Generic[Listener]):
+    """What verifiers and drafters have in common: a stream, and listeners by session id."""
+
+    def __init__(
+        self, registration: Registration, call: grpc.aio.StreamStreamCall[Any, Any], outbox: Outbox[Any]
+    ):
+        self.registration = registration
+        self.refusal: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._call = call
+        self._events: AsyncIterator[Any] = aiter(call)
+        self._outbox = outbox
+        self._listeners: dict[SessionId, Listener] = {}
+
+    @property
+    def identity(self) -> Identity:
+        return self.registration.info.identity
+
+    @property
+    def placed(self) -> int:
+        """Sessions that this router has open there."""
+        return len(self._listeners)
+
+    async def greet(self, hello: object) -> None:
+        """Exchanges hellos. Raises PeerRefused where the worker at the address is not the registered one."""
+        self._send(hello)
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                first = await anext(self._events)
+        except (TimeoutError, StopAsyncIteration):
+            raise Unavailable(
+                "the worker did not answer the router's hello at its registered address"
+            ) from None
+        except grpc.aio.AioRpcError as error:
+            raise _worker_error(error) from None
+        answered = check_hello(first, self.identity.role)
+        if answered != self.identity:
+            raise Unavailable("another process answered at the worker's registered address")
+
+    async def listen(self) -> None:
+        """Passes events on until the stream ends, however it ends."""
+        try:
+            async for events in self._events:
+                self._dispatch(events)
+        except grpc.aio.AioRpcError:
+            return
+
+    def hang_up(self) -> None:
+        """Ends the stream."""
+        self._call.cancel()
+
+    def take_listeners(self) -> list[Listener]:
+        """The sessions that lose this worker, which forgets them."""
+        listeners = list(self._listeners.values())
+        self._listeners.clear()
+        return listeners
+
+    def _send(self, command: object) -> None:
+        if not self._outbox.put(command):
+            self._call.cancel()
+
+    def _dispatch(self, events: Any) -> None:
+        raise NotImplementedError
+
+
+class Verifier(Worker[VerifierListener]):
+    """A verifier and the sessions that this router has open there."""
+
+    def __init__(self, registration: Registration, channel: grpc.aio.Channel) -> None:
+        outbox: Outbox[verifier_pb2.VerifierCommand] = Outbox(MAX_UNSENT_COMMANDS)
+        super().__init__(registration, verifier_pb2_grpc.VerifierStub(channel).Sessions(outbox), outbox)
+        self.load = VerifierLoad()
+        self.on_load: Callable[[Verifier, VerifierLoad], None] | None = None
+
+    async def connect(self, router: Identity) -> None:
+        await self.greet(verifier_pb2.VerifierCommand(hello=router.hello()))
+
+    def open(
+        self,
+        session_id: SessionId,
+        request: GenerationRequest,
+        *,
+        output: Sequence[int],
+        stop_token_ids: Sequence[int],
+        num_speculative_tokens: int,
+        draft_key: bytes,
+        listener: VerifierListener,
+    ) -> None:
+        self._listeners[session_id] = listener
+        session = verifier_pb2.OpenSession(
+            session_id=session_id,
+            prompt=request.prompt,
+            output=output,
+            sampling=sampling_to_wire(request.sampling),
+            max_tokens=request.max_tokens,
+            stop_token_ids=stop_token_ids,
+            num_speculative_tokens=num_speculative_tokens,
+            draft_key=draft_key,
+        )
+        self._send(verifier_pb2.VerifierCommand(open=session))
+
+    def set_speculation(self, session_id: SessionId, num_speculative_tokens: int) -> None:
+        change = verifier_pb2.SetSpeculation(
+            session_id=session_id, num_speculative_tokens=num_speculative_tokens
+        )
+        self._send(verifier_pb2.VerifierCommand(speculation=change))
+
+    def close(self, session_id: SessionId) -> None:
+        """Frees the session there; nothing is sent where the verifier has forgotten it already."""
+        if self._listeners.pop(session_id, None) is not None:
+            self._send(verifier_pb2.VerifierCommand(close=verifier_pb2.CloseSession(session_id=session_id)))
+
+    def _dispatch(self, events: verifier_pb2.VerifierEvents) -> None:
+        if events.HasField("load"):  # first: the sessions below decide by it
+            self.load = _verifier_load(events.load)
+            if self.on_load is not None:
+                self.on_load(self, self.load)
+        for step in events.committed:
+            listener = self._listeners.get(SessionId(step.session_id))
+            if listener is not None:
+                tokens = list(step.tokens)
+                listener.committed(step.base, tokens, step.accepted, step.verified, step.cached_prompt_tokens)
+        for end in events.finished:
+            listener = self._listeners.pop(SessionId(end.session_id), None)
+            if listener is not None:
+                stopped = end.reason == verifier_pb2.FINISH_REASON_STOP
+                listener.finished(FinishReason.STOP if stopped else FinishReason.LENGTH)
+        for failure in events.failed:
+            listener = self._listeners.pop(SessionId(failure.session_id), None)
+            if listener is not None:
+                listener.failed(from_grpc_code(failure.code, failure.message))
+
+
+class Drafter(Worker[DrafterListener]):
+    """A drafter and the sessions that this router has open there."""
+
+    def __init__(self, registration: Registration, channel: grpc.aio.Channel) -> None:
+        outbox: Outbox[drafter_pb2.DrafterCommand] = Outbox(MAX_UNSENT_COMMANDS)
+        super().__init__(registration, drafter_pb2_grpc.DrafterStub(channel).Sessions(outbox), outbox)
+        self.load = DrafterLoad()
+
+    async def connect(self, router: Identity) -> None:
+        await self.greet(drafter_pb2.DrafterCommand(hello=router.hello()))
+
+    def open(
+        self,
+        session_id: SessionId,
+        request: GenerationRequest,
+        *,
+        output: Sequence[int],
+        verifier_address: str,
+        draft_key: bytes,
+        window: int,
+        target_vocab_size: int,
+        listener: DrafterListener,
+    ) -> None:
+        self._listeners[session_id] = listener
+        session = drafter_pb2.OpenDraft(
+            session_id=session_id,
+            prompt=request.prompt,
+            output=output,
+            sampling=sampling_to_wire(request.sampling),
+            max_tokens=request.max_tokens,
+            verifier_address=verifier_address,
+            draft_key=draft_key,
+            window=window,
+            target_vocab_size=target_vocab_size,
+        )
+        self._send(drafter_pb2.DrafterCommand(open=session))
+
+    def set_window(self, session_id: SessionId, window: int) -> None:
+        change = drafter_pb2.SetWindow(session_id=session_id, window=window)
+        self._send(drafter_pb2.DrafterCommand(window=change))
+
+    def close(self, session_id: SessionId) -> None:
+        """Ends drafting for the session; nothing is sent where the drafter has forgotten it already."""
+        if self._listeners.pop(session_id, None) is not None:
+            self._send(drafter_pb2.DrafterCommand(close=drafter_pb2.CloseDraft(session_id=session_id)))
+
+    def _dispatch(self, events: drafter_pb2.DrafterEvents) -> None:
+        if events.HasField("load"):
+            load = events.load
+            self.load = DrafterLoad(
+                sessions=load.sessions,
+                token_seconds=load.token_seconds,
+                busy=load.busy,
+                kv_usage=load.kv_usage,
+                round_trip_seconds=load.round_trip_seconds,
+            )
+        for end in events.ended:
+            listener = self._listeners.pop(SessionId(end.session_id), None)
+            if listener is not None:
+                listener.draft_ended(end.reason)
+
+
+async def fetch_tokenizer(channel: grpc.aio.Channel, worker: Identity) -> TokenizerFiles:
+    """The tokenizer of a worker that registers. Raises Unavailable where it does not answer."""
+    stub: Any = (
+        verifier_pb2_grpc.VerifierStub(channel)
+        if worker.role is Role.VERIFIER
+        else drafter_pb2_grpc.DrafterStub(channel)
+    )
+    try:
+        message = await stub.GetTokenizer(common_pb2.GetTokenizerRequest(), timeout=ANSWER_SECONDS)
+    except grpc.aio.AioRpcError as error:
+        raise _worker_error(error) from None
+    return tokenizer_from_wire(message)
+
+
+def _worker_error(error: grpc.aio.AioRpcError) -> OutriderError:
+    if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+        return PeerRefused(error.details() or "the worker refused the router")
+    return Unavailable(
+        f"the router cannot reach the worker at the address it registered ({error.code().name}): "
+        "the address must be one that the router's machine can connect to"
+    )
+
+
+def _verifier_load(load: verifier_pb2.Load) -> VerifierLoad:
+    return VerifierLoad(
+        running=load.running,
+        waiting=load.waiting,
+        kv_usage=load.kv_usage,
+        step_seconds=load.step_seconds,
+        step_tokens=load.step_tokens,
+        price=load.price,
+        typical_step_seconds=load.typical_step_seconds,
+        preemptions=load.preemptions,
+    )

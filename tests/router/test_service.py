@@ -1,0 +1,203 @@
+"""The router as a process: it says when it is ready, answers, and stops when told to."""
+
+import asyncio
+import dataclasses
+import json
+import re
+import signal
+import sys
+import urllib.error
+import urllib.request
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import tokenizers
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tokenizers import decoders, models
+
+from outrider.errors import StartupError
+from outrider.registration import register
+from outrider.rpc import Role, channel
+from outrider.v1 import generation_pb2, generation_pb2_grpc, verifier_pb2
+from outrider.wire.description import TokenizerFiles
+from router.config import RouterConfig
+
+pytestmark = pytest.mark.process
+
+PROGRAM = """
+import asyncio, sys
+from outrider.errors import StartupError
+from router.config import RouterConfig
+from router.service import serve
+try:
+    asyncio.run(serve(RouterConfig(port=int(sys.argv[1]), grpc_port=int(sys.argv[2]), seed=7)))
+except StartupError as error:
+    sys.exit(error.message)
+"""
+
+
+def letters(like: TokenizerFiles) -> TokenizerFiles:
+    """A real tokenizer.json of letters, after four tokens that end texts: token id 4 is "a"."""
+    vocabulary = {token: index for index, token in enumerate(["<0>", "<1>", "<2>", "<3>", *"abcdefgh"])}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.decoder = decoders.Fuse()
+    return dataclasses.replace(like, json=tokenizer.to_str())
+
+
+async def start(port: int = 0, grpc_port: int = 0) -> Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", PROGRAM, str(port), str(grpc_port)), stdout=PIPE, stderr=PIPE
+    )
+
+
+@pytest.fixture
+async def router() -> AsyncIterator[tuple[Process, int, int]]:
+    """The process, its HTTP port and its gRPC port."""
+    process = await start()
+    assert process.stdout is not None
+    line = (await process.stdout.readline()).decode()
+    ready = re.fullmatch(r"outrider router ready: http://127.0.0.1:(\d+) \(gRPC 127.0.0.1:(\d+)\)\n", line)
+    assert ready, line or (await process.communicate())[1]
+    yield process, int(ready[1]), int(ready[2])
+    if process.returncode is None:
+        process.kill()
+        await process.wait()
+
+
+async def get(port: int, path: str, body: Any = None) -> tuple[int, str]:
+    def fetch() -> tuple[int, str]:
+        data = None if body is None else json.dumps(body).encode()
+        asked = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data)
+        try:
+            with urllib.request.urlopen(asked) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    return await asyncio.to_thread(fetch)
+
+
+async def health(grpc_port: int) -> str:
+    async with channel(f"127.0.0.1:{grpc_port}") as connection:
+        answer = await health_pb2_grpc.HealthStub(connection).Check(health_pb2.HealthCheckRequest())
+    return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+
+
+async def test_without_a_verifier_it_is_up_but_not_ready(router: tuple[Process, int, int]) -> None:
+    _, port, grpc_port = router
+    assert (await get(port, "/health"))[0] == 503
+    assert await health(grpc_port) == "NOT_SERVING"
+    status, answer = await get(port, "/v1/completions", {"model": "m", "prompt": "x"})
+    assert (status, json.loads(answer)["error"]["type"]) == (503, "unavailable_error")
+
+
+async def test_a_request_over_either_api_runs_on_the_verifier_that_joined(
+    router: tuple[Process, int, int], rig: Any
+) -> None:
+    _, port, grpc_port = router
+    verifier = await rig.worker(Role.VERIFIER, "v")
+    verifier.tokenizer = letters(verifier.tokenizer)
+    joined = asyncio.Event()
+    joining = asyncio.create_task(
+        register(
+            f"127.0.0.1:{grpc_port}",
+            verifier.info,
+            verifier.address,
+            on_state=lambda by, _: joined.set() if by else None,
+        )
+    )
+    await joined.wait()
+    assert (await get(port, "/health"))[0] == 200
+    assert await health(grpc_port) == "SERVING"
+
+    async def answer() -> None:
+        opened = await verifier.next_command("open")
+        assert list(opened.prompt) == [4, 5]
+        step = verifier_pb2.Committed(session_id=opened.session_id, base=2, tokens=[6, 7])
+        end = verifier_pb2.Finished(session_id=opened.session_id, reason=verifier_pb2.FINISH_REASON_LENGTH)
+        verifier.say(committed=[step], finished=[end])
+
+    asked = asyncio.create_task(
+        get(port, "/v1/completions", {"model": "m", "prompt": [4, 5], "max_tokens": 2})
+    )
+    await answer()
+    status, body = await asked
+    assert status == 200, body
+    (choice,) = json.loads(body)["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("cd", "length")
+
+    wanted = generation_pb2.GenerateRequest(
+        model="m", token_ids=generation_pb2.TokenIds(ids=[4, 5]), max_tokens=2
+    )
+    async with channel(f"127.0.0.1:{grpc_port}") as connection:
+        call = generation_pb2_grpc.GenerationStub(connection).Generate(wanted)
+        answering = asyncio.create_task(answer())
+        text = "".join([response.delta.text async for response in call])
+        await answering
+    assert text == "cd"
+    joining.cancel()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_it_cleanly_with_a_worker_joined_and_a_request_in_progress(
+    router: tuple[Process, int, int], rig: Any, number: signal.Signals
+) -> None:
+    process, port, grpc_port = router
+    verifier = await rig.worker(Role.VERIFIER, "v")
+    verifier.tokenizer = letters(verifier.tokenizer)
+    verifier.register(f"127.0.0.1:{grpc_port}")
+    await verifier.states.get()
+    asked = asyncio.create_task(get(port, "/v1/completions", {"model": "m", "prompt": [4, 5]}))
+    await verifier.next_command("open")
+    process.send_signal(number)
+    out, err = await process.communicate()
+    assert (process.returncode, out) == (0, b"")
+    assert b"Traceback" not in err, err.decode()
+    await verifier.stream_over.wait()
+    assert (await asked)[0] == 503
+
+
+@pytest.mark.timeout(40)  # gRPC alone would take a minute
+async def test_a_router_that_hangs_is_noticed_by_its_workers(
+    router: tuple[Process, int, int], rig: Any
+) -> None:
+    process, _, grpc_port = router
+    verifier = await rig.worker(Role.VERIFIER, "v")
+    verifier.register(f"127.0.0.1:{grpc_port}")
+    assert (await verifier.states.get())[0] is not None
+    process.send_signal(signal.SIGSTOP)
+    try:
+        assert (await verifier.states.get())[0] is None
+    finally:
+        process.send_signal(signal.SIGCONT)
+    while (await verifier.states.get())[0] is None:
+        pass
+
+
+@pytest.mark.parametrize("flag", ["--port", "--grpc-port"])
+async def test_a_port_in_use_is_named(router: tuple[Process, int, int], flag: str) -> None:
+    _, port, grpc_port = router
+    second = await (start(port=port) if flag == "--port" else start(grpc_port=grpc_port))
+    out, err = await second.communicate()
+    assert second.returncode == 1
+    assert out == b""
+    taken = port if flag == "--port" else grpc_port
+    assert f"cannot listen on 127.0.0.1:{taken}: ".encode() in err
+    assert f"choose another with {flag} or --host".encode() in err
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "flag"),
+    [
+        ("port", 65536, "--port"),
+        ("grpc_port", -1, "--grpc-port"),
+        ("num_speculative_tokens", -1, "--num-speculative-tokens"),
+        ("max_sessions", 0, "--max-sessions"),
+        ("seed", 2**64, "--seed"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_by_its_flag(field: str, value: int, flag: str) -> None:
+    with pytest.raises(StartupError, match=f"^{flag} must be"):
+        RouterConfig(**{field: value})

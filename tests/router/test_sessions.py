@@ -1,0 +1,389 @@
+"""Sessions on scripted workers, over real loopback gRPC: what is sent, what is yielded, what is freed."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from outrider.errors import InvalidRequest, OutriderError, Overloaded, Unavailable, UnknownModel
+from outrider.rpc import Outbox
+from outrider.sampling.params import SamplingParams
+from outrider.v1 import drafter_pb2, verifier_pb2
+from outrider.wire.codec import sampling_from_wire
+from router.requests import FinishReason, GenerationRequest, SessionEnded, TokensCommitted
+
+PROMPT = (5, 6, 7)
+SAMPLING = SamplingParams(temperature=0.7, top_k=5, seed=2**64 - 1, logit_bias={4: 1.5})
+
+
+def request(**changes: Any) -> GenerationRequest:
+    fields: dict[str, Any] = {"model": "m", "prompt": PROMPT, "sampling": SAMPLING, "max_tokens": 50}
+    return GenerationRequest(**(fields | changes))
+
+
+def committed(
+    session_id: bytes, base: int, *tokens: int, accepted: int = 0, verified: int = 0, cached: int = 0
+) -> dict[str, Any]:
+    step = verifier_pb2.Committed(
+        session_id=session_id,
+        base=base,
+        tokens=tokens,
+        accepted=accepted,
+        verified=verified,
+        cached_prompt_tokens=cached,
+    )
+    return {"committed": [step]}
+
+
+def finished(session_id: bytes, reason: int = verifier_pb2.FINISH_REASON_LENGTH) -> dict[str, Any]:
+    return {"finished": [verifier_pb2.Finished(session_id=session_id, reason=reason)]}
+
+
+class Running:
+    """A session that somebody iterates, as the API does."""
+
+    def __init__(self, rig: Any, wanted: GenerationRequest) -> None:
+        self.events: list[Any] = []
+        self.task = asyncio.create_task(self._run(rig, wanted))
+
+    async def _run(self, rig: Any, wanted: GenerationRequest) -> list[Any]:
+        async for event in rig.sessions.run(wanted):
+            self.events.append(event)
+        return self.events
+
+
+async def test_a_session_is_opened_on_both_workers_with_all_that_they_need(rig: Any) -> None:
+    verifier, drafter = await rig.verifier(), await rig.drafter()
+    running = Running(rig, request())
+    opened = await verifier.next_command("open")
+    drafted = await drafter.next_command("open")
+    assert len(opened.session_id) == len(opened.draft_key) == 16
+    assert (drafted.session_id, drafted.draft_key) == (opened.session_id, opened.draft_key)
+    for message in (opened, drafted):
+        assert tuple(message.prompt) == PROMPT
+        assert list(message.output) == []
+        assert message.max_tokens == 50
+        assert sampling_from_wire(message.sampling) == SAMPLING
+    assert list(opened.stop_token_ids) == [0, 3]
+    assert opened.num_speculative_tokens == 8
+    assert drafted.verifier_address == verifier.address
+    assert drafted.window == 18  # two steps of k + 1: nothing is measured yet
+    assert drafted.target_vocab_size == 100
+    running.task.cancel()
+
+
+async def test_what_a_client_gets_and_that_a_finished_session_is_closed_at_the_drafter_only(rig: Any) -> None:
+    verifier, drafter = await rig.verifier(), await rig.drafter()
+    running = Running(rig, request())
+    opened = await verifier.next_command("open")
+    await drafter.next_command("open")
+    verifier.say(**committed(opened.session_id, 3, 10, cached=2))
+    verifier.say(**committed(opened.session_id, 4, 11, 12, 13, accepted=2, verified=4))
+    verifier.say(
+        **committed(opened.session_id, 7, 3, accepted=0, verified=8),
+        **finished(opened.session_id, verifier_pb2.FINISH_REASON_STOP),
+    )
+    assert await running.task == [
+        TokensCommitted((10,), 0, 0, cached_prompt_tokens=2),
+        TokensCommitted((11, 12, 13), 2, 4),
+        TokensCommitted((3,), 0, 8),
+        SessionEnded(FinishReason.STOP),
+    ]
+    closed = await drafter.next_command("close")
+    assert closed.session_id == opened.session_id
+    # The next command that the verifier gets is the next session's: it needs no close for this one.
+    second = Running(rig, request(ignore_eos=True))
+    reopened = await verifier.next_command("open")
+    assert list(reopened.stop_token_ids) == []
+    assert reopened.session_id != opened.session_id
+    second.task.cancel()
+
+
+async def test_cancelling_closes_the_session_on_both_workers(rig: Any) -> None:
+    verifier, drafter = await rig.verifier(), await rig.drafter()
+    running = Running(rig, request())
+    opened = await verifier.next_command("open")
+    await drafter.next_command("open")
+    verifier.say(**committed(opened.session_id, 3, 10))
+    await rig.until(lambda: len(running.events) == 1)
+    running.task.cancel()
+    assert (await verifier.next_command("close")).session_id == opened.session_id
+    assert (await drafter.next_command("close")).session_id == opened.session_id
+    # What the verifier still says about it is ignored.
+    verifier.say(**committed(opened.session_id, 99, 1), **finished(opened.session_id))
+    other = Running(rig, request())
+    opened = await verifier.next_command("open")
+    verifier.say(**committed(opened.session_id, 3, 1), **finished(opened.session_id))
+    assert len(await other.task) == 2
+
+
+async def test_closing_the_generator_closes_the_session_on_both_workers(rig: Any) -> None:
+    verifier, drafter = await rig.verifier(), await rig.drafter()
+    events = rig.sessions.run(request())
+    first = asyncio.create_task(anext(events))
+    opened = await verifier.next_command("open")
+    await drafter.next_command("open")
+    verifier.say(**committed(opened.session_id, 3, 10))
+    assert await first == TokensCommitted((10,), 0, 0)
+    await events.aclose()
+    assert (await verifier.next_command("close")).session_id == opened.session_id
+    assert (await drafter.next_command("close")).session_id == opened.session_id
+
+
+async def test_repeated_tokens_are_dropped(rig: Any) -> None:
+    verifier = await rig.verifier()
+    running = Running(rig, request())
+    sid = (await verifier.next_command("open")).session_id
+    verifier.say(**committed(sid, 3, 10, 11, accepted=1, verified=2))
+    verifier.say(**committed(sid, 3, 10, 11, accepted=1, verified=2))
+    verifier.say(**committed(sid, 4, 11, 12, 13, accepted=2, verified=4))
+    verifier.say(**committed(sid, 2, 7, 10), **finished(sid))
+    assert await running.task == [
+        TokensCommitted((10, 11), 1, 2),
+        TokensCommitted((12, 13), 1, 3),
+        SessionEnded(FinishReason.LENGTH),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("base", "tokens", "accepted", "verified"),
+    [
+        (5, (12,), 0, 0),  # a gap: position 4 is next
+        (3, (99, 12), 0, 0),  # position 3 was something else
+        (4, (11,), 2, 2),  # more accepted than committed
+        (4, (11, 12), 1, 0),  # accepted though nothing was verified
+    ],
+)
+async def test_an_account_that_does_not_continue_the_log_ends_the_session_on_both_workers(
+    rig: Any, base: int, tokens: tuple[int, ...], accepted: int, verified: int
+) -> None:
+    verifier, drafter = await rig.verifier(), await rig.drafter()
+    running = Running(rig, request())
+    sid = (await verifier.next_command("open")).session_id
+    await drafter.next_command("open")
+    verifier.say(**committed(sid, 3, 10))
+    verifier.say(**committed(sid, base, *tokens, accepted=accepted, verified=verified))
+    with pytest.raises(OutriderError, match="lost track of this request"):
+        await running.task
+    assert running.events == [TokensCommitted((10,), 0, 0)]
+    assert (await verifier.next_command("close")).session_id == sid
+    assert (await drafter.next_command("close")).session_id == sid
+
+
+async def test_a_lost_drafter_is_replaced_by_another_that_gets_prompt_and_output(rig: Any) -> None:
+    verifier, first = await rig.verifier(), await rig.drafter("d1")
+    second = await rig.drafter("d2")
+    running = Running(rig, request())
+    opened = await verifier.next_command("open")
+    await first.next_command("open")
+    verifier.say(**committed(opened.session_id, 3, 10, 11, accepted=1, verified=1))
+    await rig.until(lambda: len(running.events) == 1)
+    await first.stop()
+    reopened = await second.next_command("open")
+    assert reopened.session_id == opened.session_id
+    assert reopened.draft_key == opened.draft_key
+    assert tuple(reopened.prompt) == PROMPT
+    assert list(reopened.output) == [10, 11]
+    verifier.say(**committed(opened.session_id, 5, 12), **finished(opened.session_id))
+    assert len(await running.task) == 3
+    assert (await second.next_command("close")).session_id == opened.session_id
+
+
+async def test_without_another_drafter_the_session_goes_on_plainly_until_one_joins(rig: Any) -> None:
+    verifier, drafter = await rig.verifier(), await rig.drafter("d")
+    running = Running(rig, request())
+    opened = await verifier.next_command("open")
+    await drafter.next_command("open")
+    await drafter.stop()
+    await rig.until(lambda: not rig.fleet.drafters)
+    verifier.say(**committed(opened.session_id, 3, 10))
+    await rig.until(lambda: len(running.events) == 1)
+    again = await rig.drafter("d", incarnation=2)
+    reopened = await again.next_command("open")
+    assert (reopened.session_id, list(reopened.output)) == (opened.session_id, [10])
+    running.task.cancel()
+
+
+async def test_a_drafter_that_gives_a_session_up_does_not_get_it_again(rig: Any) -> None:
+    verifier, drafter = await rig.verifier(), await rig.drafter("d1")
+    running = Running(rig, request())
+    sid = (await verifier.next_command("open")).session_id
+    await drafter.next_command("open")
+    drafter.say(ended=[drafter_pb2.DraftEnded(session_id=sid, reason="no room")])
+    await rig.until(lambda: rig.fleet.drafters["d1"].placed == 0)
+    other = await rig.drafter("d2")
+    assert (await other.next_command("open")).session_id == sid
+    assert drafter.commands.empty()
+    # A new session may go there again.
+    second = Running(rig, request())
+    assert (await drafter.next_command("open")).session_id != sid
+    running.task.cancel()
+    second.task.cancel()
+
+
+async def test_a_lost_verifier_is_told_to_the_client_and_frees_the_drafter(rig: Any) -> None:
+    verifier, drafter = await rig.verifier(), await rig.drafter()
+    running = Running(rig, request())
+    sid = (await verifier.next_command("open")).session_id
+    await drafter.next_command("open")
+    verifier.say(**committed(sid, 3, 10))
+    await rig.until(lambda: len(running.events) == 1)
+    await verifier.stop()
+    with pytest.raises(Unavailable, match="was lost"):
+        await running.task
+    assert (await drafter.next_command("close")).session_id == sid
+
+
+async def test_a_verifiers_refusal_reaches_the_client_as_what_it_is(rig: Any) -> None:
+    verifier = await rig.verifier()
+    running = Running(rig, request())
+    sid = (await verifier.next_command("open")).session_id
+    verifier.say(failed=[verifier_pb2.Failed(session_id=sid, code=3, message="the prompt is too long")])
+    with pytest.raises(InvalidRequest, match="the prompt is too long"):
+        await running.task
+    assert verifier.commands.empty()
+
+
+async def test_speculation_switched_off_needs_no_drafter_and_no_key(rig: Any) -> None:
+    verifier, drafter = await rig.verifier(), await rig.drafter()
+    running = Running(rig, request(num_speculative_tokens=0))
+    opened = await verifier.next_command("open")
+    assert (opened.num_speculative_tokens, opened.draft_key) == (0, b"")
+    assert rig.fleet.drafters["d"].placed == 0
+    assert drafter.commands.empty()
+    running.task.cancel()
+
+
+@pytest.mark.parametrize(("asked", "k"), [(3, 3), (8, 8), (100, 8), (None, 8)])
+async def test_a_request_sets_its_own_k_within_the_services(rig: Any, asked: int | None, k: int) -> None:
+    verifier = await rig.verifier()
+    running = Running(rig, request(num_speculative_tokens=asked))
+    assert (await verifier.next_command("open")).num_speculative_tokens == k
+    running.task.cancel()
+
+
+async def test_k_and_window_follow_price_and_acceptance_and_are_sent_only_when_they_change(rig: Any) -> None:
+    verifier, drafter = await rig.verifier(), await rig.drafter()
+    drafter.say(load=drafter_pb2.DraftLoad(token_seconds=0.01, round_trip_seconds=0.001))
+    await rig.until(lambda: rig.fleet.drafters["d"].load.token_seconds > 0)
+    running = Running(rig, request())
+    sid = (await verifier.next_command("open")).session_id
+    await drafter.next_command("open")
+    base = 3
+
+    def step(accepted: int, verified: int, price: float) -> None:
+        nonlocal base
+        load = verifier_pb2.Load(price=price, step_seconds=0.1, typical_step_seconds=0.1)
+        tokens = [20] * (accepted + 1)
+        verifier.say(load=load, **committed(sid, base, *tokens, accepted=accepted, verified=verified))
+        base += accepted + 1
+
+    step(
+        8, 8, 0.0
+    )  # k stays at the cap; with the paces known the window is 8 + ceil(.101 / .01) = 19, as good
+    step(0, 8, 0.9)  # too dear now
+    assert (await verifier.next_command("speculation")).num_speculative_tokens == 0
+    assert (await drafter.next_command("window")).window == 0
+    step(0, 0, 0.9)
+    step(0, 0, 0.0)  # free again
+    assert (await verifier.next_command("speculation")).num_speculative_tokens == 8
+    assert (await drafter.next_command("window")).window == 19
+    await rig.until(lambda: len(running.events) == 4)
+    assert verifier.commands.empty()
+    assert drafter.commands.empty()
+    assert b"outrider_draft_window_count" in rig.metrics.exposition()
+    running.task.cancel()
+
+
+async def test_a_new_session_starts_from_what_earlier_ones_showed(rig: Any) -> None:
+    verifier = await rig.verifier()
+    await rig.drafter()
+    verifier.say(load=verifier_pb2.Load(price=0.3))
+    await rig.until(lambda: rig.fleet.verifiers["v"].load.price > 0)
+    starts = []
+    for _ in range(8):
+        running = Running(rig, request())
+        opened = await verifier.next_command("open")
+        starts.append(opened.num_speculative_tokens)
+        for n in range(12):
+            verifier.say(**committed(opened.session_id, 3 + n, 9, accepted=0, verified=1))
+        verifier.say(**finished(opened.session_id))
+        await running.task
+        while not verifier.commands.empty():
+            verifier.commands.get_nowait()
+    assert starts[0] >= 2
+    assert starts[-1] == 0
+    assert starts == sorted(starts, reverse=True)
+
+
+async def test_sessions_are_steered_while_their_client_does_not_read(rig: Any) -> None:
+    verifier, drafter = await rig.verifier(), await rig.drafter("d1")
+    events = rig.sessions.run(request())
+    first = asyncio.create_task(anext(events))
+    sid = (await verifier.next_command("open")).session_id
+    await drafter.next_command("open")
+    verifier.say(**committed(sid, 3, 10))
+    await first  # and then nobody asks for more
+    verifier.say(**committed(sid, 4, 11, 12, accepted=1, verified=1))
+    await rig.until(lambda: rig.fleet.verifiers["v"].placed == 1)
+    other = await rig.drafter("d2")
+    verifier.say(load=verifier_pb2.Load(running=1))
+    await rig.until(lambda: rig.fleet.verifiers["v"].load.running == 1)
+    await drafter.stop()
+    assert list((await other.next_command("open")).output) == [10, 11, 12]
+    await events.aclose()
+
+
+async def test_sessions_spread_over_the_verifiers_of_their_model(rig: Any) -> None:
+    one, other, alien = await rig.verifier("v1"), await rig.verifier("v2"), await rig.verifier("a", model="n")
+    running = [Running(rig, request()) for _ in range(4)]
+    for worker in (one, other):
+        await worker.next_command("open")
+        await worker.next_command("open")
+    assert alien.commands.empty()
+    for session in running:
+        session.task.cancel()
+
+
+async def test_more_sessions_than_allowed_are_refused_and_admitted_again_later(rig: Any) -> None:
+    verifier = await rig.verifier()
+    running = [Running(rig, request()) for _ in range(4)]
+    for _ in running:
+        await verifier.next_command("open")
+    with pytest.raises(Overloaded, match="4 requests are in progress"):
+        await Running(rig, request()).task
+    running[0].task.cancel()
+    await verifier.next_command("close")
+    fifth = Running(rig, request())
+    await verifier.next_command("open")
+    for session in [*running, fifth]:
+        session.task.cancel()
+
+
+async def test_models_are_found_by_name(rig: Any) -> None:
+    with pytest.raises(Unavailable, match="no target worker is registered"):
+        rig.sessions.model("m")
+    await rig.verifier("v1", model="b")
+    await rig.verifier("v2", model="a")
+    assert [model.name for model in rig.sessions.models()] == ["a", "b"]
+    assert rig.sessions.model("").name == "a"
+    assert rig.sessions.model("b").name == "b"
+    with pytest.raises(UnknownModel, match="the model 'c' is not served here; there is 'a', 'b'"):
+        rig.sessions.model("c")
+    with pytest.raises(UnknownModel):
+        await Running(rig, request(model="c")).task
+
+
+async def test_the_stream_to_a_worker_that_leaves_is_closed_there(rig: Any) -> None:
+    worker = await rig.verifier()
+    worker.registration.cancel()
+    await worker.stream_over.wait()
+
+
+async def test_a_worker_that_reads_no_commands_is_dropped(rig: Any) -> None:
+    await rig.verifier()
+    held = rig.fleet.verifiers["v"]
+    full: Outbox[Any] = Outbox(limit=0)
+    held._outbox = full
+    with pytest.raises(Unavailable, match="was lost"):
+        await Running(rig, request()).task

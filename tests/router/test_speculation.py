@@ -1,0 +1,224 @@
+"""The arithmetic of k and the window."""
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.speculation import (
+    MAX_WINDOW,
+    PROBE_TOKENS,
+    Estimator,
+    Prior,
+    PriorPool,
+    choose_k,
+    window,
+    worth_sending,
+)
+
+CAP = 8
+steps = st.lists(st.integers(1, 8).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), max_size=60)
+priors = st.builds(Prior, st.floats(0.01, 12), st.floats(0.01, 12))
+prices = st.floats(0, 1.5)
+
+
+def observed(prior: Prior, history: list[tuple[int, int]]) -> Estimator:
+    estimator = Estimator(prior)
+    for accepted, verified in history:
+        estimator.observe(accepted, verified, accepted + 1)
+    return estimator
+
+
+def fresh() -> Estimator:
+    return Estimator(PriorPool().prior())
+
+
+@given(priors, steps)
+def test_survival_is_a_probability_and_never_rises_with_depth(
+    prior: Prior, history: list[tuple[int, int]]
+) -> None:
+    survival = observed(prior, history).survival(16)
+    assert all(0 <= deep <= shallow <= 1 for shallow, deep in zip([1.0, *survival], survival, strict=False))
+
+
+@given(priors, steps, st.integers(0, 12))
+def test_a_price_of_zero_gives_the_cap(prior: Prior, history: list[tuple[int, int]], cap: int) -> None:
+    assert choose_k(observed(prior, history), 0.0, cap) == cap
+
+
+@given(priors, steps, prices, prices, st.integers(0, 12))
+def test_k_is_within_the_cap_and_never_rises_with_the_price(
+    prior: Prior, history: list[tuple[int, int]], one: float, other: float, cap: int
+) -> None:
+    estimator = observed(prior, history)
+    cheap, dear = sorted((one, other))
+    assert 0 <= choose_k(estimator, dear, cap) <= choose_k(estimator, cheap, cap) <= cap
+
+
+@given(priors, steps, st.floats(0.01, 0.99))
+def test_k_is_the_deepest_token_worth_the_price(
+    prior: Prior, history: list[tuple[int, int]], price: float
+) -> None:
+    estimator = observed(prior, history)
+    k = choose_k(estimator, price, CAP)
+    survival = estimator.survival(CAP)
+    assert all(survival[j] >= price for j in range(k))
+    assert k == CAP or survival[k] < price
+
+
+def test_before_any_step_survival_is_the_priors_beta_predictive() -> None:
+    # Beta(2, 1): E[p^j] = 2 / (2 + j).
+    assert Estimator(Prior(2, 1)).survival(4) == pytest.approx([2 / 3, 2 / 4, 2 / 5, 2 / 6])
+
+
+def test_survival_after_one_step_as_computed_by_hand() -> None:
+    # One success: every expert has Beta(3, 1), so the weights do not matter: E[p^j] = 3 / (3 + j).
+    assert observed(Prior(2, 1), [(1, 1)]).survival(3) == pytest.approx([3 / 4, 3 / 5, 3 / 6])
+
+
+def test_the_failure_behind_a_rejection_is_the_only_one_counted() -> None:
+    estimator = observed(Prior(1, 1), [(2, 8)])
+    assert (estimator.accepted, estimator.observed) == (2, 3)
+    everything = observed(Prior(1, 1), [(8, 8)])
+    assert (everything.accepted, everything.observed) == (8, 8)
+
+
+def test_accepted_drafts_raise_k() -> None:
+    estimator = fresh()
+    price = 0.5
+    before = choose_k(estimator, price, CAP)
+    for _ in range(20):
+        estimator.observe(4, 4, 5)
+    assert before < choose_k(estimator, price, CAP) == CAP
+
+
+def test_hostile_drafts_at_a_price_end_in_k_0_which_recovers_by_probing() -> None:
+    estimator, price = fresh(), 0.2
+    for _ in range(30):
+        estimator.observe(0, 4, 1)
+    assert choose_k(estimator, price, CAP) == 0
+    # Nothing is verified now, so nothing is learnt, until a probe is due.
+    for _ in range(PROBE_TOKENS - 1):
+        estimator.observe(0, 0, 1)
+        assert choose_k(estimator, price, CAP) == 0
+    estimator.observe(0, 0, 1)
+    assert choose_k(estimator, price, CAP) == 1
+    # The drafts are good again: probes find it out within a few rounds.
+    probes = 0
+    while choose_k(estimator, price, CAP) < 2:
+        k = choose_k(estimator, price, CAP)
+        estimator.observe(k, k, k + 1)
+        probes += k
+        assert probes < 10
+    for _ in range(20):
+        k = choose_k(estimator, price, CAP)
+        estimator.observe(k, k, k + 1)
+    assert choose_k(estimator, price, CAP) == CAP
+
+
+def test_a_probe_that_fails_ends_the_probing_until_the_next_is_due() -> None:
+    estimator = observed(Prior(1, 1), [(0, 4)] * 30)
+    estimator.observe(0, 0, PROBE_TOKENS)
+    assert choose_k(estimator, 0.2, CAP) == 1
+    estimator.observe(0, 1, 1)
+    assert choose_k(estimator, 0.2, CAP) == 0
+
+
+def test_no_probe_where_the_request_switched_speculation_off() -> None:
+    estimator = observed(Prior(1, 1), [(0, 4)] * 30)
+    estimator.observe(0, 0, 10 * PROBE_TOKENS)
+    assert choose_k(estimator, 0.2, 0) == 0
+
+
+def test_bursts_are_followed_faster_than_a_plain_average_would() -> None:
+    estimator = fresh()
+    for _ in range(100):
+        estimator.observe(4, 4, 5)
+    for _ in range(8):
+        estimator.observe(0, 4, 1)
+    assert estimator.survival(1)[0] < 0.4 < 0.9 < estimator.accepted / estimator.observed
+
+
+@given(st.floats(0.05, 0.95), st.integers(0, 2**32))
+def test_survival_tends_to_the_powers_of_a_steady_acceptance(rate: float, seed: int) -> None:
+    draws = random.Random(seed)
+    estimator = fresh()
+    mean = 0.0
+    for step in range(600):
+        accepted = next((n for n in range(4) if draws.random() >= rate), 4)
+        estimator.observe(accepted, 4, accepted + 1)
+        if step >= 300:
+            mean += estimator.survival(1)[0] / 300
+    assert math.isclose(mean, rate, abs_tol=0.12)
+
+
+def test_a_pool_learns_the_mean_of_its_sessions_and_how_they_differ() -> None:
+    alike, apart = PriorPool(), PriorPool()
+    for session in range(400):
+        alike.absorb(80, 100)
+        apart.absorb(95 if session % 2 else 5, 100)
+    assert alike.mean == pytest.approx(0.8, abs=0.01)
+    assert apart.mean == pytest.approx(0.5, abs=0.05)
+    assert apart.variance == pytest.approx(0.45**2, abs=0.02)
+    strong, weak = alike.prior(), apart.prior()
+    assert strong.a / (strong.a + strong.b) == pytest.approx(0.8, abs=0.01)
+    assert strong.a + strong.b == pytest.approx(12)  # sessions are alike: as strong as a prior may be
+    assert weak.a + weak.b == pytest.approx(0.5)  # anything is possible: as weak as one may be
+
+
+def test_chance_within_short_sessions_is_not_taken_for_a_difference_between_them() -> None:
+    pool = PriorPool()
+    for session in range(400):
+        pool.absorb(9 if session % 2 else 7, 10)  # no further apart than 10 draws at .8 are
+    assert pool.variance == pytest.approx(0, abs=0.001)
+
+
+def test_a_pool_ignores_sessions_that_are_too_short_to_say_anything() -> None:
+    pool = PriorPool()
+    pool.absorb(0, 7)
+    assert pool == PriorPool()
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), max_size=200))
+def test_a_prior_is_always_proper(sessions: list[tuple[int, int]]) -> None:
+    pool = PriorPool()
+    for accepted, rejected in sessions:
+        pool.absorb(accepted, accepted + rejected)
+    prior = pool.prior()
+    assert prior.a > 0 and prior.b > 0
+    assert 0.5 <= prior.a + prior.b <= 12 + 1e-9
+
+
+def test_the_window_covers_the_wait_for_the_verdict() -> None:
+    # 4 + ceil((13 + 20) / 3) = 15 tokens, less than the 5 * (2 + 2) of the steps in flight
+    assert window(4, 0.013, 0.020, 0.003) == 15
+
+
+def test_a_fast_drafter_does_not_run_ahead_of_what_steps_could_verify() -> None:
+    # 4 + ceil(83 / 1.5) = 60, but three steps of k + 1 tokens are all that can use them
+    assert window(4, 0.082, 0.001, 0.0015) == 15
+
+
+def test_the_window_is_two_steps_where_nothing_is_measured_yet_and_none_without_k() -> None:
+    assert window(4, 0.0, 0.0, 0.0) == 10
+    assert window(4, 0.05, 0.0, 0.0) == 10
+    assert window(0, 0.05, 0.01, 0.001) == 0
+
+
+reported = st.floats()  # by workers: anything, NaN included
+
+
+@given(st.integers(0, 1024), reported, reported, reported)
+def test_the_window_holds_k_and_is_bounded(k: int, step: float, trip: float, token: float) -> None:
+    ahead = window(k, step, trip, token)
+    assert ahead == 0 if k == 0 else k <= ahead <= max(2 * (k + 1), MAX_WINDOW)
+
+
+def test_small_moves_of_the_window_are_not_worth_a_message() -> None:
+    assert not worth_sending(16, 16)
+    assert not worth_sending(16, 19)
+    assert worth_sending(16, 21)
+    assert worth_sending(16, 0)
+    assert worth_sending(0, 1)
