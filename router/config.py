@@ -17,7 +17,7 @@ class RouterConfig:
     port: int = 8000  # HTTP; 0 = any free port
     grpc_port: int = 50051  # Generation and Registry; 0 = any free port
     num_speculative_tokens: int = 8  # most draft tokens in a step of any request; 0 = plain decoding
-    max_sessions: int = 1024  # most requests at a time
+    max_sessions: int = 256  # most requests at a time
     seed: int | None = None  # makes the seeds drawn for requests without one repeatable
 
     def __post_init__(self) -> None:

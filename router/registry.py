@@ -55,9 +55,7 @@ class Registry(registry_pb2_grpc.RegistryServicer):
             try:
                 await worker.connect(self._router)
                 self._admit(worker)
-                log.info("%s %s joined", info.identity.role.name.lower(), worker.registration.worker_id)
-                await context.write(registry_pb2.RegistrationReply(hello=self._router.hello()))
-                await self._until_gone(worker, requests)
+                await self._until_gone(worker, requests, context)
             finally:
                 self._dismiss(worker)
 
@@ -83,13 +81,16 @@ class Registry(registry_pb2_grpc.RegistryServicer):
         self._make_room(worker)
         if isinstance(worker, Drafter):
             self._fleet.add_drafter(worker)
+            if served:
+                worker.verdict.set_result(None)
             return
         self._fleet.add_verifier(worker)
-        # A drafter may have joined before there was a target to compare it with.
+        worker.verdict.set_result(None)
         for drafter in self._fleet.drafters.values():
-            sentence = misfit(drafter.registration, [*served, worker.registration], self._first_difference)
-            if sentence is not None and not drafter.refusal.done():
-                drafter.refusal.set_result(sentence)
+            if not drafter.verdict.done():  # it came before there was a target to compare it with
+                drafter.verdict.set_result(
+                    misfit(drafter.registration, [worker.registration], self._first_difference)
+                )
 
     def _make_room(self, worker: Verifier | Drafter) -> None:
         """A process that registers again replaces its own former registration, and nobody else's."""
@@ -108,14 +109,16 @@ class Registry(registry_pb2_grpc.RegistryServicer):
         if self._fleet.remove(worker):
             log.info("%s %s left", worker.identity.role.name.lower(), worker.registration.worker_id)
 
-    async def _until_gone(self, worker: Verifier | Drafter, requests: Requests) -> None:
+    async def _until_gone(self, worker: Verifier | Drafter, requests: Requests, context: Context) -> None:
         """Returns when the worker ends its registration; raises where it is lost or does not fit."""
+        verdict = asyncio.create_task(self._tell_verdict(worker, context))
         heartbeats = asyncio.create_task(self._heartbeats(requests))
         events = asyncio.create_task(worker.listen())
         try:
-            await asyncio.wait((heartbeats, events, worker.refusal), return_when=asyncio.FIRST_COMPLETED)
-            if worker.refusal.done():
-                raise PeerRefused(worker.refusal.result())
+            done, _ = await asyncio.wait((verdict, heartbeats, events), return_when=asyncio.FIRST_COMPLETED)
+            if done == {verdict}:
+                verdict.result()
+                await asyncio.wait((heartbeats, events), return_when=asyncio.FIRST_COMPLETED)
             if heartbeats.done():
                 heartbeats.result()
                 return
@@ -123,9 +126,17 @@ class Registry(registry_pb2_grpc.RegistryServicer):
                 events.result()
             raise Unavailable("the stream between the router and the worker broke off")
         finally:
-            heartbeats.cancel()
-            events.cancel()
-            await asyncio.gather(heartbeats, events, return_exceptions=True)
+            for task in (verdict, heartbeats, events):
+                task.cancel()
+            await asyncio.gather(verdict, heartbeats, events, return_exceptions=True)
+
+    async def _tell_verdict(self, worker: Verifier | Drafter, context: Context) -> None:
+        """Takes the worker in, or raises PeerRefused: a drafter once there is a target to compare it with."""
+        sentence = await worker.verdict
+        if sentence is not None:
+            raise PeerRefused(sentence)
+        log.info("%s %s joined", worker.identity.role.name.lower(), worker.registration.worker_id)
+        await context.write(registry_pb2.RegistrationReply(hello=self._router.hello()))
 
     async def _heartbeats(self, requests: Requests) -> None:
         """Returns when the worker ends the stream; raises Unavailable when it falls silent."""

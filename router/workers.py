@@ -53,7 +53,8 @@ class Worker(Generic[Listener]):
         self, registration: Registration, call: grpc.aio.StreamStreamCall[Any, Any], outbox: Outbox[Any]
     ):
         self.registration = registration
-        self.refusal: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        # Why it does not fit, or None once it is known to fit.
+        self.verdict: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._call = call
         self._events: AsyncIterator[Any] = aiter(call)
         self._outbox = outbox

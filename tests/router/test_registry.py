@@ -54,15 +54,20 @@ async def test_a_drafter_of_another_tokenizer_is_refused_with_the_first_differen
     assert rig.fleet.drafters == {}
 
 
-async def test_a_drafter_taken_in_early_is_refused_when_the_first_verifier_shows_that_it_does_not_fit(
-    rig: Any,
-) -> None:
-    wrong, right = await rig.drafter("wrong", tokenizer="other"), await rig.drafter("right")
+async def test_a_drafter_that_comes_early_hears_when_there_is_a_target_to_compare_it_with(rig: Any) -> None:
+    wrong, right = (
+        await rig.worker(Role.DRAFTER, "wrong", tokenizer="other"),
+        await rig.worker(Role.DRAFTER, "r"),
+    )
+    refused, _ = wrong.register(rig.address), right.register(rig.address)
+    await rig.until(lambda: len(rig.fleet.drafters) == 2)
+    assert wrong.states.empty() and right.states.empty()
     await rig.verifier()
     with pytest.raises(PeerRefused, match="'json of tokens' is not 'json of other'"):
-        await wrong.registration
-    assert list(rig.fleet.drafters) == ["right"]
-    assert not right.registration.done()
+        await refused
+    router, _ = await right.states.get()
+    assert router is not None
+    assert list(rig.fleet.drafters) == ["r"]
 
 
 async def test_another_model_under_the_same_name_is_refused(rig: Any) -> None:

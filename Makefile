@@ -1,0 +1,59 @@
+# `make serve` and `make test` are all that a new machine needs: Python 3.11 or newer, with its venv module.
+# ARGS are passed on:  make serve ARGS="--port 9000"   make test ARGS="tests/cli -x"
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
+PROTOS := $(wildcard proto/outrider/v1/*.proto)
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test lint format types proto clean
+
+help:
+	@echo "make serve    install, and serve the demo models on this machine"
+	@echo "make test     install what the tests need, and run them all"
+	@echo "make lint     look for mistakes and unformatted code"
+	@echo "make format   format the code"
+	@echo "make types    check the types"
+	@echo "make proto    regenerate outrider/v1 from proto/"
+	@echo "make clean    remove the virtual environment and caches"
+
+serve: $(VENV)/serve.stamp
+	@exec $(BIN)/outrider serve $(ARGS)
+
+test: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/dev.stamp
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(VENV)/dev.stamp
+	$(BIN)/mypy
+
+proto: $(VENV)/dev.stamp
+	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit("Outrider needs Python 3.11 or newer; name one with PYTHON=" if sys.version_info < (3, 11) else 0)'
+	@$(PYTHON) -m venv $(VENV) || { echo "python3-venv is missing: apt-get install python3-venv"; rm -rf $(VENV); exit 1; }
+
+# openai is for the Python line that `serve` prints.
+$(VENV)/serve.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing into $(VENV) (the first time takes a few minutes) ..."
+	@$(PIP_INSTALL) --editable . openai
+	@touch $@
+
+$(VENV)/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing into $(VENV) with what the tests need (the first time takes a few minutes) ..."
+	@$(PIP_INSTALL) --editable '.[dev]'
+	@touch $@ $(VENV)/serve.stamp

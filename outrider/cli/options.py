@@ -1,0 +1,107 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+
+class Dtype(StrEnum):
+    """How weights and activations are stored."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+HttpHost = Annotated[str, typer.Option("--host", help="Address to listen on, for HTTP and gRPC.")]
+HttpPort = Annotated[
+    int,
+    typer.Option("--port", min=0, max=65535, help="Port of the HTTP API; 0 = any free one."),
+]
+GrpcPort = Annotated[
+    int,
+    typer.Option(
+        "--grpc-port",
+        min=0,
+        max=65535,
+        help="Port of gRPC, for clients and workers; 0 = any free one.",
+    ),
+]
+NumSpeculativeTokens = Annotated[
+    int,
+    typer.Option(
+        "--num-speculative-tokens",
+        "-k",
+        min=0,
+        help="Most draft tokens verified in one step of a request; below it each request adapts. 0 = none.",
+    ),
+]
+ServerSeed = Annotated[
+    int | None,
+    typer.Option(
+        "--seed",
+        min=0,
+        max=2**64 - 1,
+        help="Makes the seeds given to requests without one repeatable.",
+        show_default="drawn anew at every start",
+    ),
+]
+Target = Annotated[str, typer.Option("--target", help="Folder or Hugging Face id of the target model.")]
+Draft = Annotated[str, typer.Option("--draft", help="Folder or Hugging Face id of the draft model.")]
+RouterAddress = Annotated[
+    str, typer.Option("--router", metavar="HOST:PORT", help="gRPC address of the router.")
+]
+WorkerHost = Annotated[str, typer.Option("--host", help="Address to listen on.")]
+WorkerPort = Annotated[
+    int, typer.Option("--port", min=0, max=65535, help="Port of the worker's gRPC; 0 = any free one.")
+]
+Advertise = Annotated[
+    str | None,
+    typer.Option(
+        "--advertise",
+        metavar="HOST",
+        help="Host by which others reach it.",
+        show_default="same as --host",
+    ),
+]
+Device = Annotated[str, typer.Option("--device", help="Where the model runs: cpu, cuda or cuda:N.")]
+DtypeOption = Annotated[
+    Dtype | None,
+    typer.Option(
+        "--dtype",
+        help="Number format of the model. float32 on cpu is bit-exact.",
+        show_default="float32 on cpu, bfloat16 on cuda",
+    ),
+]
+KvMemory = Annotated[
+    str,
+    typer.Option("--kv-memory", metavar="SIZE", help="Memory for the keys and values of a worker."),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        min=1,
+        help="CPU threads for the model's arithmetic.",
+        show_default="all cores of this machine",
+    ),
+]
+ThreadsEach = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        min=1,
+        help="CPU threads for the model of each worker.",
+        show_default="the cores divided among the workers",
+    ),
+]
+MaxBatchTokens = Annotated[
+    int,
+    typer.Option("--max-batch-tokens", min=1, help="Most tokens in one step, over all sessions."),
+]
+PrefillChunk = Annotated[
+    int, typer.Option("--prefill-chunk", min=1, help="Most tokens of one prompt in one step.")
+]

@@ -1,0 +1,130 @@
+"""The commands that run one role each. `serve` starts these very commands."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import Annotated
+
+import typer
+
+from outrider.cli import options
+from outrider.cli.reporting import reported
+
+
+def router(
+    host: options.HttpHost = "127.0.0.1",
+    port: options.HttpPort = 8000,
+    grpc_port: options.GrpcPort = 50051,
+    num_speculative_tokens: options.NumSpeculativeTokens = 8,
+    max_sessions: Annotated[
+        int, typer.Option("--max-sessions", min=1, help="Most requests at a time; more are refused with 429.")
+    ] = 256,
+    seed: options.ServerSeed = None,
+) -> None:
+    """Run a router: it takes requests, gives them to workers, and streams the answers."""
+    _log_to_stderr()
+    with reported("router"):
+        from router.config import RouterConfig
+        from router.service import serve
+
+        config = RouterConfig(
+            host=host,
+            port=port,
+            grpc_port=grpc_port,
+            num_speculative_tokens=num_speculative_tokens,
+            max_sessions=max_sessions,
+            seed=seed,
+        )
+        asyncio.run(serve(config))
+
+
+def verifier(
+    target: options.Target,
+    router: options.RouterAddress,
+    host: options.WorkerHost = "127.0.0.1",
+    port: options.WorkerPort = 0,
+    advertise: options.Advertise = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="Name by which clients ask for it.", show_default="the checkpoint's own"),
+    ] = None,
+    device: options.Device = "cpu",
+    dtype: options.DtypeOption = None,
+    kv_memory: options.KvMemory = "1GiB",
+    threads: options.Threads = None,
+    max_batch_tokens: options.MaxBatchTokens = 512,
+    prefill_chunk: options.PrefillChunk = 256,
+) -> None:
+    """Run a verifier: it runs the target model and registers with a router."""
+    _log_to_stderr()
+    with reported("verifier"):
+        from outrider.config import default_dtype, parse_memory
+        from verifier.config import VerifierConfig
+
+        config = VerifierConfig(
+            target=target,
+            router=router,
+            host=host,
+            port=port,
+            advertise=advertise,
+            name=name,
+            device=device,
+            dtype=dtype.value if dtype else default_dtype(device),
+            kv_memory_bytes=parse_memory(kv_memory),
+            threads=_claim_threads(threads),
+            max_batch_tokens=max_batch_tokens,
+            prefill_chunk=prefill_chunk,
+        )
+        from verifier.service import serve
+
+        asyncio.run(serve(config))
+
+
+def drafter(
+    draft: options.Draft,
+    router: options.RouterAddress,
+    host: options.WorkerHost = "127.0.0.1",
+    port: options.WorkerPort = 0,
+    advertise: options.Advertise = None,
+    device: options.Device = "cpu",
+    dtype: options.DtypeOption = None,
+    kv_memory: options.KvMemory = "1GiB",
+    threads: options.Threads = None,
+    max_batch_tokens: options.MaxBatchTokens = 512,
+    prefill_chunk: options.PrefillChunk = 256,
+) -> None:
+    """Run a drafter: it runs a draft model and registers with a router."""
+    _log_to_stderr()
+    with reported("drafter"):
+        from drafter.config import DrafterConfig
+        from outrider.config import default_dtype, parse_memory
+
+        config = DrafterConfig(
+            draft=draft,
+            router=router,
+            host=host,
+            port=port,
+            advertise=advertise,
+            device=device,
+            dtype=dtype.value if dtype else default_dtype(device),
+            kv_memory_bytes=parse_memory(kv_memory),
+            threads=_claim_threads(threads),
+            max_batch_tokens=max_batch_tokens,
+            prefill_chunk=prefill_chunk,
+        )
+        from drafter.service import serve
+
+        asyncio.run(serve(config))
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+def _claim_threads(threads: int | None) -> int:
+    """The number of threads, made known to the libraries that read it when torch is imported."""
+    count = threads or len(os.sched_getaffinity(0))
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(count)
+    return count

@@ -1,0 +1,158 @@
+"""`outrider serve`: the role commands on this machine under one supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import outrider
+from outrider.cli import options
+from outrider.cli.banner import banner
+from outrider.cli.display import PersistentConsole, ServeDisplay
+from outrider.cli.plan import Models, Workers, router_child, threads_each, worker_children
+from outrider.cli.reporting import WRONG_USAGE, fail
+from outrider.supervisor import ChildDied, ChildSpec, Supervisor
+
+DEMO_NAME = "outrider-demo"
+DEMO_MODELS = Path(outrider.__file__).resolve().parent.parent / "demo" / "models"
+
+
+def serve(
+    target: Annotated[
+        str | None,
+        typer.Option(help="Folder or hub id of the target model.", show_default="the demo pair's target"),
+    ] = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(help="Folder or hub id of the draft model.", show_default="the demo pair's draft"),
+    ] = None,
+    drafters: Annotated[int, typer.Option(min=0, help="Number of draft workers; 0 = plain decoding.")] = 1,
+    verifiers: Annotated[int, typer.Option(min=1, help="Number of target workers.")] = 1,
+    num_speculative_tokens: options.NumSpeculativeTokens = 8,
+    host: options.HttpHost = "127.0.0.1",
+    port: options.HttpPort = 8000,
+    grpc_port: options.GrpcPort = 50051,
+    device: options.Device = "cpu",
+    dtype: options.DtypeOption = None,
+    seed: options.ServerSeed = None,
+    kv_memory: options.KvMemory = "1GiB",
+    threads: options.ThreadsEach = None,
+) -> None:
+    """Serve a model on this machine: a router, verifiers and drafters, each a process of its own."""
+    models = choose_models(target, draft, drafters)
+    workers = Workers(
+        verifiers=verifiers,
+        drafters=drafters,
+        device=device,
+        dtype=dtype.value if dtype else None,
+        kv_memory=kv_memory,
+        threads=threads or threads_each(len(os.sched_getaffinity(0)), verifiers + drafters),
+    )
+    router = router_child(host, port, grpc_port, num_speculative_tokens, seed)
+
+    def others(router_address: str) -> list[ChildSpec]:
+        return worker_children(models, workers, router_address)
+
+    asyncio.run(run(router, others, models.name))
+
+
+def choose_models(target: str | None, draft: str | None, drafters: int) -> Models:
+    """The pair to serve; ends the process with a sentence where the options do not go together."""
+    if draft is not None and drafters == 0:
+        fail("serve", "--draft names a model but --drafters 0 runs none: leave one of them out", WRONG_USAGE)
+    if draft is not None and target is None:
+        fail("serve", "--draft is given without --target: name both models of the pair", WRONG_USAGE)
+    if target is not None and draft is None and drafters > 0:
+        fail(
+            "serve",
+            "--target is given without --draft: name a draft model with the same tokenizer, "
+            "or say --drafters 0 for plain decoding",
+            WRONG_USAGE,
+        )
+    if target is not None:
+        from outrider.config import checkpoint_name
+
+        return Models(target, draft, checkpoint_name(target))
+    demo_target, demo_draft = DEMO_MODELS / "target", DEMO_MODELS / "draft"
+    for folder in (demo_target, demo_draft):
+        if not (folder / "config.json").is_file():
+            fail(
+                "serve",
+                f"the demo pair is missing ({folder}): name models of your own with --target and --draft",
+            )
+    return Models(str(demo_target), str(demo_draft) if drafters else None, DEMO_NAME)
+
+
+async def run(router: ChildSpec, others: Callable[[str], list[ChildSpec]], model: str) -> None:
+    """Runs a router and, once its gRPC address is known, the others, until a signal. Leaves no process.
+
+    A failure ends the process with one line and a non-zero code; a signal is the usual end and none."""
+    display = ServeDisplay(PersistentConsole())
+    supervisor = Supervisor(display)
+    stopped = asyncio.Event()
+    for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(sign, stopped.set)
+    failure = None
+    try:
+        serving = _serve(supervisor, display, router, others, model)
+        await _first_of(serving, supervisor.failed(), stopped.wait())
+        display.note("stopping")
+    except ChildDied as death:
+        failure = str(death)
+    finally:
+        await supervisor.stop()
+        display.close()
+    if failure is not None:
+        fail("serve", failure)
+
+
+async def _serve(
+    supervisor: Supervisor,
+    display: ServeDisplay,
+    router: ChildSpec,
+    others: Callable[[str], list[ChildSpec]],
+    model: str,
+) -> None:
+    """Starts everything, says that it is ready, and then waits for ever."""
+    url, grpc_address = (reachable(address) for address in router_addresses(await supervisor.start(router)))
+    await supervisor.start_all(others(grpc_address))
+    display.close()
+    display.block(banner(url, grpc_address, model))
+    await asyncio.Event().wait()
+
+
+def router_addresses(announcement: str) -> tuple[str, str]:
+    """HTTP url and gRPC host:port from what a router says when it is ready."""
+    found = re.match(r"(http://\S+) \(gRPC (\S+?)\)", announcement)
+    if found is None:
+        raise ValueError(f"a router announced itself with {announcement!r}")
+    return found[1], found[2]
+
+
+def reachable(address: str) -> str:
+    """The address for a client on this machine: a listener on every address is reached by loopback."""
+    for everywhere, here in (("0.0.0.0", "127.0.0.1"), ("[::]", "[::1]")):
+        address = re.sub(rf"^(http://)?{re.escape(everywhere)}(?=:\d)", rf"\g<1>{here}", address)
+    return address
+
+
+async def _first_of(*coroutines: Coroutine[object, object, object]) -> None:
+    """Runs them side by side until the first ends, and raises what that one raised."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,99 @@
+"""What a worker is told at its start, as far as verifier and drafter share it, and the checks of it.
+
+A failed check raises StartupError with one sentence that names the flag and what to change.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Protocol
+
+from outrider.errors import StartupError
+
+WILDCARD_HOSTS = frozenset({"0.0.0.0", "::", ""})
+DTYPES = ("float32", "bfloat16", "float16")
+MEMORY_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+class WorkerSettings(Protocol):
+    """The part that the configurations of both kinds of worker have."""
+
+    @property
+    def router(self) -> str: ...  # host:port of the router's gRPC
+    @property
+    def host(self) -> str: ...  # address to listen on
+    @property
+    def port(self) -> int: ...  # of the worker's gRPC; 0 = any free port
+    @property
+    def advertise(self) -> str | None: ...  # host to register; None = `host`
+    @property
+    def device(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def kv_memory_bytes(self) -> int: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def max_batch_tokens(self) -> int: ...  # most tokens in a step
+    @property
+    def prefill_chunk(self) -> int: ...  # most tokens of one prompt in a step
+
+
+def check_worker(settings: WorkerSettings) -> None:
+    """Raises StartupError for the first value that cannot be."""
+    check_address("--router", settings.router)
+    check_port("--port", settings.port)
+    if (settings.advertise or settings.host) in WILDCARD_HOSTS:
+        raise StartupError(
+            f"--host {settings.host} listens on every address: say with --advertise by which one "
+            "the other machines reach this one"
+        )
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", settings.device):
+        raise StartupError(f"--device must be cpu, cuda or cuda:N, not {settings.device!r}")
+    if settings.dtype not in DTYPES:
+        raise StartupError(f"--dtype must be one of {', '.join(DTYPES)}, not {settings.dtype!r}")
+    check_at_least("--kv-memory", settings.kv_memory_bytes, 2**20)
+    check_at_least("--threads", settings.threads, 1)
+    check_at_least("--prefill-chunk", settings.prefill_chunk, 1)
+    check_at_least("--max-batch-tokens", settings.max_batch_tokens, settings.prefill_chunk)
+
+
+def check_at_least(flag: str, value: int, least: int) -> None:
+    if value < least:
+        raise StartupError(f"{flag} must be at least {least}, not {value}")
+
+
+def check_port(flag: str, port: int) -> None:
+    if not 0 <= port <= 65535:
+        raise StartupError(f"{flag} must be from 0 (any free port) to 65535, not {port}")
+
+
+def check_address(flag: str, address: str) -> None:
+    """An address to connect to: a host and a port above 0."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise StartupError(f"{flag} must be HOST:PORT, such as 127.0.0.1:50051, not {address!r}")
+
+
+def parse_memory(text: str) -> int:
+    """Bytes in a size such as 512MiB, 2G or 1073741824. K, M, G and T are powers of 1024."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if not found:
+        raise StartupError(f"--kv-memory must be a size such as 512MiB or 2GiB, not {text!r}")
+    return int(float(found[1]) * MEMORY_UNITS[found[2].upper()])
+
+
+def default_dtype(device: str) -> str:
+    """float32 on a CPU, where it is bit-exact; bfloat16 on a GPU."""
+    return "float32" if device == "cpu" else "bfloat16"
+
+
+def checkpoint_name(model: str) -> str:
+    """The last part of a checkpoint's path or hub id."""
+    return model.rstrip("/").rpartition("/")[2] or model
+
+
+def join_address(host: str, port: int) -> str:
+    """host:port, with an IPv6 host in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

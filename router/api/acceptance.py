@@ -1,0 +1,63 @@
+"""How speculation went for a request: vLLM's `metrics.speculative_decoding` object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class SpeculationStats:
+    """Counts over the target steps that verified at least one draft token.
+
+    sum(histogram) = steps and sum(i * histogram[i]) = accepted, always. Ratios as vLLM defines them
+    (docs.vllm.ai, features/speculative_decoding/acceptance_metrics). They are numbers always, since tools
+    that read them expect that: a request without drafts has length 1 and rate 0.
+    """
+
+    steps: int = 0
+    accepted: int = 0  # draft tokens
+    drafted: int = 0  # draft tokens verified
+    histogram: list[int] = field(
+        default_factory=list
+    )  # [i] = steps that accepted i; as long as the longest draft + 1
+
+    def add(self, accepted: int, verified: int) -> None:
+        """Counts one target step; one without drafts is no speculative step."""
+        if verified == 0:
+            return
+        self.steps += 1
+        self.accepted += accepted
+        self.drafted += verified
+        self._widen(verified + 1)
+        self.histogram[accepted] += 1
+
+    def merge(self, other: SpeculationStats) -> None:
+        """Adds another request's steps."""
+        self.steps += other.steps
+        self.accepted += other.accepted
+        self.drafted += other.drafted
+        self._widen(len(other.histogram))
+        for accepted, steps in enumerate(other.histogram):
+            self.histogram[accepted] += steps
+
+    def _widen(self, length: int) -> None:
+        self.histogram.extend([0] * (length - len(self.histogram)))
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens a step, the target's own included."""
+        return 1 + self.accepted / self.steps if self.steps else 1.0
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "mean_acceptance_length": self.mean_acceptance_length,
+            "draft_acceptance_rate": self.draft_acceptance_rate,
+            "acceptance_histogram": self.histogram,
+            "num_spec_steps": self.steps,
+            "num_accepted_draft_tokens": self.accepted,
+            "num_draft_tokens": self.drafted,
+        }

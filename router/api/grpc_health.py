@@ -1,0 +1,42 @@
+"""The standard gRPC health service (grpc.health.v1), answered from what is true at that moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Collection
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+WATCH_SECONDS = 0.5  # how soon a watcher hears of a change
+
+
+class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # generated code without types
+    """SERVING while `ready()`, for the server as a whole ("") and each service named."""
+
+    def __init__(self, ready: Callable[[], bool], services: Collection[str]) -> None:
+        self._ready = ready
+        self._services = {"", *services}
+
+    def _response(self) -> Any:
+        statuses = health_pb2.HealthCheckResponse
+        return statuses(status=statuses.SERVING if self._ready() else statuses.NOT_SERVING)
+
+    async def Check(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        if request.service not in self._services:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r} here")
+        return self._response()
+
+    async def Watch(
+        self, request: Any, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncGenerator[Any, None]:
+        """The state now, and again whenever it has changed."""
+        unknown = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
+        last = None
+        while True:
+            response = self._response() if request.service in self._services else unknown
+            if response != last:
+                yield response
+                last = response
+            await asyncio.sleep(WATCH_SECONDS)

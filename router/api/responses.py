@@ -1,0 +1,124 @@
+"""OpenAI's response objects, whole and in chunks, with `seed` and vLLM's `metrics` at the top level."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from outrider.errors import OutriderError
+from router.api.acceptance import SpeculationStats
+from router.api.generate import Result
+
+Json = Mapping[str, object]
+
+
+class Shape(Protocol):
+    """What differs between the two endpoints."""
+
+    id_prefix: str
+    whole: str  # `object` of a whole answer
+    chunk: str  # `object` of a chunk
+
+    def choice(self, index: int, text: str, reason: str) -> Json:
+        """One whole answer."""
+        ...
+
+    def opening(self, index: int) -> Json | None:
+        """The choice of the chunk that comes before any text, if there is one."""
+        ...
+
+    def delta(self, index: int, text: str | None, reason: str | None) -> Json:
+        """The choice of a chunk: text, or the reason for the end."""
+        ...
+
+
+class CompletionShape:
+    id_prefix = "cmpl-"
+    whole = chunk = "text_completion"
+
+    def choice(self, index: int, text: str, reason: str | None) -> Json:
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
+
+    def opening(self, index: int) -> None:
+        return None
+
+    def delta(self, index: int, text: str | None, reason: str | None) -> Json:
+        return self.choice(index, text or "", reason)
+
+
+class ChatShape:
+    id_prefix = "chatcmpl-"
+    whole = "chat.completion"
+    chunk = "chat.completion.chunk"
+
+    def choice(self, index: int, text: str, reason: str) -> Json:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"index": index, "message": message, "logprobs": None, "finish_reason": reason}
+
+    def opening(self, index: int) -> Json:
+        return self._chunk(index, {"role": "assistant", "content": ""}, None)
+
+    def delta(self, index: int, text: str | None, reason: str | None) -> Json:
+        return self._chunk(index, {} if text is None else {"content": text}, reason)
+
+    def _chunk(self, index: int, delta: Json, reason: str | None) -> Json:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What is the same on every object of one response."""
+
+    shape: Shape
+    id: str
+    created: int  # unix seconds
+    model: str
+    seed: int
+
+    def whole(self, texts: Iterable[str], results: Iterable[Result]) -> Json:
+        results = list(results)
+        choices = [
+            self.shape.choice(index, text, result.finish_reason.value)
+            for index, (text, result) in enumerate(zip(texts, results, strict=True))
+        ]
+        return {**self._head(self.shape.whole), "choices": choices, **totals(results)}
+
+    def chunk(self, *choices: Json, **rest: object) -> Json:
+        return {**self._head(self.shape.chunk), "choices": choices, **rest}
+
+    def _head(self, object: str) -> Json:
+        return {
+            "id": self.shape.id_prefix + self.id,
+            "object": object,
+            "created": self.created,
+            "model": self.model,
+            "seed": self.seed,
+        }
+
+
+def totals(results: Iterable[Result]) -> Json:
+    """`usage` and `metrics` over all answers of a response."""
+    prompt = completion = cached = 0
+    speculation = SpeculationStats()
+    for result in results:
+        prompt += result.usage.prompt_tokens
+        completion += result.usage.completion_tokens
+        cached += result.usage.cached_prompt_tokens
+        speculation.merge(result.speculation)
+    return {
+        "usage": {**usage(prompt, completion), "prompt_tokens_details": {"cached_tokens": cached}},
+        "metrics": {"speculative_decoding": speculation.as_json()},
+    }
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> Json:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+
+
+def error_body(error: OutriderError) -> Json:
+    return {"error": {"message": error.message, "type": error.kind, "param": error.field, "code": None}}

@@ -1,0 +1,276 @@
+"""The fields of a request, as JSON names and types: what may be written down at all.
+
+Ranges, and limits that depend on the model, are in `validation`.
+Types are strict: no number from a string, no integer from a boolean. A null is an absent field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from outrider.errors import InvalidRequest
+
+MAX_STOPS = 16
+MAX_PROMPTS = 128
+MAX_SPECULATIVE_TOKENS = 1024
+ROLES = ("system", "user", "assistant")
+
+# Fields of OpenAI's API that have no meaning here (yet): refused as such, not as typing mistakes.
+UNSUPPORTED = frozenset(
+    {
+        "audio",
+        "best_of",
+        "echo",
+        "function_call",
+        "functions",
+        "logprobs",
+        "metadata",
+        "modalities",
+        "moderation",
+        "name",
+        "parallel_tool_calls",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "reasoning_effort",
+        "refusal",
+        "response_format",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "suffix",
+        "tool_call_id",
+        "tool_calls",
+        "tool_choice",
+        "tools",
+        "top_logprobs",
+        "user",
+        "verbosity",
+        "web_search_options",
+    }
+)
+
+
+def _refused(what: str) -> PydanticCustomError:
+    """`what` follows the field's name: "must be ..."."""
+    return PydanticCustomError("refused", "{what}", {"what": what})
+
+
+def _json_type(value: object) -> str:
+    names = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", list: "an array"}
+    return "null" if value is None else names.get(type(value), "an object")
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise _refused(f"must be a string, not {_json_type(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise _refused(
+            f"must be valid Unicode; character {error.start} is half of a surrogate pair"
+        ) from None
+    return value
+
+
+def _token_ids(value: list[Any]) -> tuple[int, ...]:
+    for index, item in enumerate(value):
+        if type(item) is not int:
+            raise _refused(f"must be token ids (integers) throughout; item {index} is {_json_type(item)}")
+    return tuple(value)
+
+
+def _prompts(value: object) -> list[str | tuple[int, ...]]:
+    if isinstance(value, str):
+        return [_text(value)]
+    if not isinstance(value, list):
+        raise _refused(
+            "must be a string, an array of strings, an array of token ids or an array of those, "
+            f"not {_json_type(value)}"
+        )
+    if not value:
+        raise _refused("must not be empty")
+    if not isinstance(value[0], str | list):
+        return [_token_ids(value)]
+    if len(value) > MAX_PROMPTS:
+        raise _refused(f"must be at most {MAX_PROMPTS} prompts, not {len(value)}")
+    for index, item in enumerate(value):
+        if type(item) is not type(value[0]):
+            kind = _json_type(value[0])
+            raise _refused(f"must not mix kinds: item 0 is {kind} and item {index} is {_json_type(item)}")
+    return [_text(item) if isinstance(item, str) else _token_ids(item) for item in value]
+
+
+def _stops(value: object) -> tuple[str, ...]:
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list):
+        raise _refused(f"must be a string or an array of strings, not {_json_type(value)}")
+    if len(stops) > MAX_STOPS:
+        raise _refused(f"must be at most {MAX_STOPS} strings, not {len(stops)}")
+    if "" in stops:
+        raise _refused("must not hold an empty string")
+    return tuple(_text(stop) for stop in stops)
+
+
+def _logit_bias(value: object) -> dict[int, float]:
+    if not isinstance(value, dict):
+        raise _refused(f"must be an object from token ids to numbers, not {_json_type(value)}")
+    biases = {}
+    for key, bias in value.items():
+        if not (
+            type(key) is int or (isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 20)
+        ):
+            raise _refused(f"must have token ids as keys, not {key!r}")
+        if type(bias) not in (int, float):
+            raise _refused(f"must have numbers as values; that of token id {key} is {_json_type(bias)}")
+        biases[int(key)] = bias
+    return biases
+
+
+def _content(value: object) -> str:
+    if not isinstance(value, list):
+        return _text(value)
+    return "".join(_part(index, part) for index, part in enumerate(value))
+
+
+def _part(index: int, part: object) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(part, dict) or kind != "text":
+        found = f"of type {kind!r}" if isinstance(part, dict) else _json_type(part)
+        raise _refused(f'must be a string or parts of type "text"; part {index} is {found}')
+    if part.keys() != {"type", "text"}:
+        raise _refused(f'must have parts of the fields "type" and "text" only; part {index} has not')
+    return _text(part["text"])
+
+
+def _role(value: object) -> str:
+    if value not in ROLES:
+        raise _refused(f"must be one of {', '.join(ROLES)}, not {value!r}")
+    return str(value)
+
+
+def _only_one(value: object) -> object:
+    if type(value) is int and value != 1:
+        raise _refused(f"must be 1, not {value}: send the request again for another answer")
+    return value
+
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Fields(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
+        return {
+            name: value for name, value in fields.items() if value is not None or name not in cls.model_fields
+        }
+
+
+class StreamOptions(_Fields):
+    """What a stream carries besides the text."""
+
+    include_usage: bool = False  # a last chunk with usage and statistics
+    continuous_usage_stats: bool = False  # usage so far on every chunk
+
+
+class ChatMessage(_Fields):
+    """One turn of a conversation."""
+
+    role: Annotated[str, PlainValidator(_role)]
+    content: Annotated[str, PlainValidator(_content)]
+
+
+class GenerationFields(_Fields):
+    """The fields that both endpoints have. Ranges are SamplingParams' own where not said."""
+
+    model: str = ""  # empty = the one that is served
+    max_tokens: int | None = None  # of output; absent = 16, for chat the rest of the context
+    max_completion_tokens: int | None = None  # OpenAI's newer name of max_tokens
+    temperature: Finite = 1.0  # 0 = greedy
+    top_p: Finite = 1.0
+    top_k: int = 0  # 0 or -1 = off
+    min_p: Finite = 0.0
+    seed: int | None = None  # absent = drawn, and returned
+    stop: Annotated[tuple[str, ...], PlainValidator(_stops)] = ()
+    n: Annotated[int, BeforeValidator(_only_one)] = 1
+    presence_penalty: Finite = 0.0
+    frequency_penalty: Finite = 0.0
+    repetition_penalty: Finite = 1.0
+    logit_bias: Annotated[dict[int, float], PlainValidator(_logit_bias)] = Field(default_factory=dict)
+    ignore_eos: bool = False
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    num_speculative_tokens: int | None = None  # absent = adaptive, 0 = off, k = at most k
+
+
+class CompletionRequest(GenerationFields):
+    """POST /v1/completions."""
+
+    prompt: Annotated[list[str | tuple[int, ...]], PlainValidator(_prompts)]
+
+
+class ChatRequest(GenerationFields):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+
+
+Request = TypeVar("Request", bound=GenerationFields)
+
+
+def parse(kind: type[Request], body: object) -> Request:
+    """The request that a decoded JSON body is. Raises InvalidRequest naming the first field at fault."""
+    if not isinstance(body, dict):
+        raise InvalidRequest(f"the body must be a JSON object, not {_json_type(body)}")
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        raise _explained(error.errors(include_url=False)[0]) from None
+
+
+_EXPECTED: Mapping[str, str] = {
+    "int_type": "an integer",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "a string",
+    "string_unicode": "valid Unicode",
+    "list_type": "an array",
+    "model_type": "an object",
+}
+
+
+def _explained(error: ErrorDetails) -> InvalidRequest:
+    field = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in error["loc"])[1:]
+    kind, value = error["type"], error["input"]
+    if kind == "refused":
+        message = f"{field} {error['msg']}"
+    elif kind == "missing":
+        message = f"{field} is required"
+    elif kind == "too_short":
+        message = f"{field} must not be empty"
+    elif kind == "extra_forbidden":
+        supported = error["loc"][-1] not in UNSUPPORTED
+        message = f"unknown field {field}" if supported else f"{field} is not supported by this server"
+    else:
+        given = str(value) if isinstance(value, float) else _json_type(value)
+        message = f"{field} must be {_EXPECTED.get(kind, 'of another type')}, not {given}"
+    return InvalidRequest(message, field=field)

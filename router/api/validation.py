@@ -1,0 +1,140 @@
+"""A request's fields and the model they are for, to sessions that answer them: the one place for rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from outrider.errors import InvalidRequest
+from outrider.sampling.params import SamplingParams
+from router import tokenizer
+from router.api.schema import MAX_SPECULATIVE_TOKENS, ChatRequest, CompletionRequest
+from router.requests import GenerationRequest, ServedModel
+from router.tokenizer import Tokenizer
+
+DEFAULT_COMPLETION_TOKENS = 16
+DRAWN_SEEDS = 2**53  # drawn seeds are below it: JSON readers that hold numbers as doubles keep them whole
+
+Body = CompletionRequest | ChatRequest
+DrawBelow = Callable[[int], int]  # a uniform integer from 0 to its argument - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A valid request: one session for each prompt, all with the same parameters and seed."""
+
+    model: ServedModel
+    tokenizer: Tokenizer
+    sessions: tuple[GenerationRequest, ...]  # at least one
+    stop: tuple[str, ...]
+
+    @property
+    def seed(self) -> int:
+        return self.sessions[0].sampling.seed
+
+
+def prepare(body: Body, model: ServedModel, draw_below: DrawBelow) -> Generation:
+    """Raises InvalidRequest naming the field and its limit. Tokenizes: a large prompt takes its time."""
+    _check_stream_options(body)
+    _check_speculation(body.num_speculative_tokens)
+    sampling = _sampling(body, draw_below)
+    sampling.validate(model.vocab_size)
+    built = tokenizer.load(model.tokenizer)
+    sessions = []
+    for name, prompt in _prompts(body, built):
+        _check_prompt(name, prompt, model)
+        sessions.append(
+            GenerationRequest(
+                model=model.name,
+                prompt=prompt,
+                sampling=sampling,
+                max_tokens=_max_tokens(body, room=model.max_context - len(prompt), context=model.max_context),
+                ignore_eos=body.ignore_eos,
+                num_speculative_tokens=body.num_speculative_tokens,
+            )
+        )
+    return Generation(model=model, tokenizer=built, sessions=tuple(sessions), stop=body.stop)
+
+
+def _check_stream_options(body: Body) -> None:
+    if "stream_options" in body.model_fields_set and not body.stream:
+        raise InvalidRequest("stream_options is only for stream = true", field="stream_options")
+    if body.stream_options.continuous_usage_stats and not body.stream_options.include_usage:
+        raise InvalidRequest(
+            "stream_options.continuous_usage_stats needs stream_options.include_usage = true",
+            field="stream_options.continuous_usage_stats",
+        )
+
+
+def _check_speculation(tokens: int | None) -> None:
+    if tokens is not None and not 0 <= tokens <= MAX_SPECULATIVE_TOKENS:
+        raise InvalidRequest(
+            f"num_speculative_tokens must be from 0 (off) to {MAX_SPECULATIVE_TOKENS}, or absent (adaptive), "
+            f"not {tokens}",
+            field="num_speculative_tokens",
+        )
+
+
+def _sampling(body: Body, draw_below: DrawBelow) -> SamplingParams:
+    return SamplingParams(
+        temperature=body.temperature,
+        top_k=0 if body.top_k == -1 else body.top_k,
+        top_p=body.top_p,
+        min_p=body.min_p,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        repetition_penalty=body.repetition_penalty,
+        logit_bias=body.logit_bias,
+        seed=draw_below(DRAWN_SEEDS) if body.seed is None else body.seed,
+    )
+
+
+def _prompts(body: Body, built: Tokenizer) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """(the name under which a message speaks of it, token ids) of each prompt."""
+    if isinstance(body, ChatRequest):
+        yield "messages", built.encode_chat([message.model_dump() for message in body.messages])
+        return
+    for index, prompt in enumerate(body.prompt):
+        name = "prompt" if len(body.prompt) == 1 else f"prompt[{index}]"
+        if isinstance(prompt, str):
+            # Empty stays empty, to be refused: a begin-of-text token alone would be a prompt of one token.
+            yield name, built.encode(prompt) if prompt else ()
+        else:
+            yield name, prompt
+
+
+def _check_prompt(name: str, prompt: Sequence[int], model: ServedModel) -> None:
+    field = name.partition("[")[0]
+    if not prompt:
+        raise InvalidRequest(f"{name} is empty: it takes at least one token", field=field)
+    for index, token in enumerate(prompt):
+        if not 0 <= token < model.vocab_size:
+            raise InvalidRequest(
+                f"{name} has token id {token} at index {index}; ids go from 0 to {model.vocab_size - 1}",
+                field=field,
+            )
+    if len(prompt) >= model.max_context:
+        raise InvalidRequest(
+            f"{name} has {len(prompt)} tokens; the context of {model.max_context} takes at most "
+            f"{model.max_context - 1}, so that one is left to generate",
+            field=field,
+        )
+
+
+def _max_tokens(body: Body, *, room: int, context: int) -> int:
+    field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    wanted = getattr(body, field)
+    if body.max_tokens not in (None, wanted):
+        raise InvalidRequest(
+            f"max_tokens is {body.max_tokens} and max_completion_tokens is {wanted}: give one of them",
+            field=field,
+        )
+    if wanted is None:
+        return room if isinstance(body, ChatRequest) else min(DEFAULT_COMPLETION_TOKENS, room)
+    if not 1 <= wanted <= room:
+        raise InvalidRequest(
+            f"{field} must be from 1 to {room} here, not {wanted}: the prompt has {context - room} tokens "
+            f"and the context holds {context}",
+            field=field,
+        )
+    return int(wanted)

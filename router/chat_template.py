@@ -1,0 +1,85 @@
+"""Chat templates: a conversation to the text that the model was trained on.
+
+Rendered as transformers' `apply_chat_template` does it (same Jinja settings, globals and variables), without
+transformers: a sandbox, since a template comes with a checkpoint and is somebody else's program.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+
+import jinja2
+import jinja2.nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from outrider.errors import InvalidRequest
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %} ... {% endgeneration %}` marks an assistant's words for training, no more."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2's own interface)
+
+    def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Unlike Jinja's own filter this one escapes nothing for HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+class ChatTemplate:
+    """A compiled template. An empty source renders nothing: the model was not made for chat."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """Raises jinja2.TemplateSyntaxError."""
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        self._template = environment.from_string(source) if source else None
+        self._special_tokens = dict(special_tokens)
+
+    def render(
+        self, messages: Sequence[Mapping[str, str]], *, now: Callable[[], datetime] = datetime.now
+    ) -> str:
+        """The prompt up to where the assistant's answer begins.
+
+        Raises InvalidRequest where there is no template, or where it refuses these messages."""
+        if self._template is None:
+            raise InvalidRequest(
+                "the model has no chat template: send a prompt to /v1/completions instead of messages",
+                field="messages",
+            )
+        try:
+            return self._template.render(
+                messages=[dict(message) for message in messages],
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+                strftime_now=lambda form: now().strftime(form),
+                **self._special_tokens,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            raise InvalidRequest(
+                f"messages are refused by the model's chat template: {error}", field="messages"
+            ) from error

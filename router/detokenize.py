@@ -1,0 +1,114 @@
+"""Token ids to text as they come: whole characters only, in the end what decoding all at once gives."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Iterable
+from typing import Protocol
+
+import tokenizers
+
+REPLACEMENT = "\ufffd"
+_UTF8_CONTINUATION_BYTES = 3  # most that can follow a character's first byte
+
+
+class Detokenizer(Protocol):
+    """Turns one output's token ids into text. Cost per token does not grow with the output."""
+
+    def push(self, ids: Iterable[int]) -> str:
+        """The text that these tokens settle; special tokens give none."""
+        ...
+
+    def flush(self) -> str:
+        """The rest, at the end of the output: an unfinished character becomes U+FFFD."""
+        ...
+
+
+def detokenizer(tokenizer: tokenizers.Tokenizer) -> Detokenizer:
+    """The detokenizer that fits the tokenizer's decoder."""
+    decoder = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder is not None else {}
+    if decoder.get("type") == "ByteLevel":
+        return ByteLevelDetokenizer(tokenizer)
+    return WindowDetokenizer(tokenizer)
+
+
+def _hidden_ids(tokenizer: tokenizers.Tokenizer) -> frozenset[int]:
+    return frozenset(id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+
+
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2's table (openai/gpt-2, src/encoder.py): printable bytes are themselves, others from U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = (byte for byte in range(256) if byte not in printable)
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTE_OF_CHARACTER = _byte_of_character()
+
+
+class ByteLevelDetokenizer:
+    """For byte-level BPE, where a token is a string of bytes: an incremental UTF-8 decoder does it all."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._hidden = _hidden_ids(tokenizer)
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, ids: Iterable[int]) -> str:
+        return self._utf8.decode(b"".join(self._bytes(id) for id in ids if id not in self._hidden))
+
+    def flush(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+    def _bytes(self, id: int) -> bytes:
+        token = self._tokenizer.id_to_token(id)
+        if token is None:  # a row of logits beyond the vocabulary
+            return b""
+        try:
+            return bytes(_BYTE_OF_CHARACTER[character] for character in token)
+        except KeyError:  # an added token, stored as plain text
+            return token.encode()
+
+
+class WindowDetokenizer:
+    """For every other decoder (sentencepiece, word pieces), where a token's text depends on its neighbours.
+
+    Decodes a short window: the tokens of the last two settled stretches, so that what a decoder does at the
+    start of a text (dropping a leading space) happens in a stretch that is already out. The method is that of
+    vLLM's and text-generation-inference's prefix and read offsets.
+    """
+
+    _LONGEST_WINDOW = 16  # tokens; reached only where tokens give no text
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._hidden = _hidden_ids(tokenizer)
+        self._window: list[int] = []
+        self._settled = 0  # tokens of the window whose text is out
+        self._shown = 0  # characters of the window's text that are out
+        self._held = 0  # last tokens in a row after which the text ended in U+FFFD
+
+    def push(self, ids: Iterable[int]) -> str:
+        return "".join(self._push(id) for id in ids if id not in self._hidden)
+
+    def flush(self) -> str:
+        return self._decode()[self._shown :]
+
+    def _push(self, id: int) -> str:
+        self._window.append(id)
+        text = self._decode()
+        # A character spread over byte tokens is complete after three more; beyond, the bytes are no UTF-8.
+        if text.endswith(REPLACEMENT) and self._held < _UTF8_CONTINUATION_BYTES:
+            self._held += 1
+            return ""
+        self._held = 0
+        delta = text[self._shown :]
+        if delta or len(self._window) >= self._LONGEST_WINDOW:
+            self._window = self._window[self._settled :]
+            self._settled = len(self._window)
+            self._shown = len(self._decode())
+        return delta
+
+    def _decode(self) -> str:
+        return self._tokenizer.decode(self._window, skip_special_tokens=True)

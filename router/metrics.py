@@ -1,0 +1,206 @@
+"""What a router measures for Prometheus: vLLM's names where vLLM has the metric, `outrider_` for the rest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from router.requests import TokensCommitted
+
+_FAST = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.15,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    40.0,
+)
+_SLOW = (
+    0.1,
+    0.3,
+    0.5,
+    0.8,
+    1.0,
+    1.5,
+    2.0,
+    2.5,
+    5.0,
+    10.0,
+    15.0,
+    20.0,
+    30.0,
+    60.0,
+    120.0,
+    240.0,
+    480.0,
+    960.0,
+)
+_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+_WINDOWS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
+
+MODEL = ["model_name"]
+WORKER = ["model_name", "engine"]  # engine: vLLM's label; here the verifier's worker id
+
+
+class Metrics:
+    """All metrics of one router, in a registry of their own."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        """`clock` gives seconds."""
+        self.registry = CollectorRegistry()
+        self.clock = clock
+        self._preemptions_seen: dict[str, int] = {}  # by worker id: its own running count
+
+        def counter(name: str, help: str, labels: list[str]) -> Counter:
+            return Counter(name, help, labels, registry=self.registry)
+
+        def gauge(name: str, help: str, labels: list[str]) -> Gauge:
+            return Gauge(name, help, labels, registry=self.registry)
+
+        def histogram(name: str, help: str, labels: list[str], buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, help, labels, registry=self.registry, buckets=buckets)
+
+        self.running = gauge("vllm:num_requests_running", "Sessions in a verifier's batch.", WORKER)
+        self.waiting = gauge("vllm:num_requests_waiting", "Sessions that wait for KV blocks.", WORKER)
+        self.kv_usage = gauge(
+            "vllm:kv_cache_usage_perc", "Share of KV blocks held by sessions, 0 to 1.", WORKER
+        )
+        self.prompt_tokens = counter(
+            "vllm:prompt_tokens", "Prompt tokens of sessions that gave output.", MODEL
+        )
+        self.generation_tokens = counter("vllm:generation_tokens", "Output tokens.", MODEL)
+        self.first_token = histogram(
+            "vllm:time_to_first_token_seconds", "From a valid request to its first token.", MODEL, _FAST
+        )
+        self.inter_token = histogram(
+            "vllm:inter_token_latency_seconds",
+            "Between output tokens: a step's gap shared evenly among its tokens.",
+            MODEL,
+            _FAST,
+        )
+        self.latency = histogram(
+            "vllm:e2e_request_latency_seconds",
+            "From a valid request to its end, however it ended.",
+            MODEL,
+            _SLOW,
+        )
+        self.success = counter(
+            "vllm:request_success", "Sessions ended, by reason.", [*MODEL, "finished_reason"]
+        )
+        self.drafts = counter("vllm:spec_decode_num_drafts", "Target steps that verified drafts.", MODEL)
+        self.draft_tokens = counter("vllm:spec_decode_num_draft_tokens", "Draft tokens verified.", MODEL)
+        self.accepted = counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted.", MODEL)
+        self.accepted_at = counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Draft tokens accepted, by position in the draft.",
+            [*MODEL, "position"],
+        )
+        self.step_seconds = histogram("outrider_step_seconds", "Duration of a target step.", WORKER, _FAST)
+        self.step_tokens = histogram(
+            "outrider_step_tokens", "Tokens through the target in a step.", WORKER, _COUNTS
+        )
+        self.refused = counter(
+            "outrider_requests_refused", "Requests refused or failed, by reason.", ["reason"]
+        )
+        self.preemptions = counter("outrider_preemptions", "Sessions preempted, later recomputed.", WORKER)
+        self.connected = gauge("outrider_workers", "Workers connected.", ["role"])
+        self.window = histogram("outrider_draft_window", "Draft windows set: tokens ahead.", MODEL, _WINDOWS)
+
+    def exposition(self) -> bytes:
+        """The text that a scraper reads."""
+        return generate_latest(self.registry)
+
+    def session(self, model: str, prompt_tokens: int) -> SessionMetrics:
+        """Starts the clock of one session."""
+        return SessionMetrics(self, model, prompt_tokens)
+
+    def observe_load(
+        self,
+        worker_id: str,
+        model: str,
+        *,
+        running: int,
+        waiting: int,
+        kv_usage: float,
+        step_seconds: float,
+        step_tokens: int,
+        preemptions: int,
+    ) -> None:
+        """A verifier's report. `step_seconds` 0 = no step behind it; `preemptions`: since its start."""
+        labels = (model, worker_id)
+        self.running.labels(*labels).set(running)
+        self.waiting.labels(*labels).set(waiting)
+        self.kv_usage.labels(*labels).set(kv_usage)
+        if step_seconds > 0:
+            self.step_seconds.labels(*labels).observe(step_seconds)
+            self.step_tokens.labels(*labels).observe(step_tokens)
+        new = preemptions - self._preemptions_seen.get(worker_id, 0)
+        self.preemptions.labels(*labels).inc(
+            new if new >= 0 else preemptions
+        )  # below: the worker was restarted
+        self._preemptions_seen[worker_id] = preemptions
+
+    def worker_left(self, worker_id: str, model: str) -> None:
+        """Takes a verifier's gauges out; what it has done stays counted."""
+        for gauge in (self.running, self.waiting, self.kv_usage):
+            with suppress(KeyError):  # it may never have reported
+                gauge.remove(model, worker_id)
+
+    def workers(self, role: str, count: int) -> None:
+        self.connected.labels(role).set(count)
+
+    def draft_window(self, model: str, window: int) -> None:
+        """A window handed to a drafter, in tokens."""
+        self.window.labels(model).observe(window)
+
+    def request_refused(self, reason: str) -> None:
+        """`reason`: the `kind` of the error that the client gets."""
+        self.refused.labels(reason).inc()
+
+
+class SessionMetrics:
+    """One session's way through the metrics, from its validated request to its end."""
+
+    def __init__(self, metrics: Metrics, model: str, prompt_tokens: int) -> None:
+        self._metrics = metrics
+        self._model = model
+        self._prompt_tokens = prompt_tokens
+        self._started = metrics.clock()
+        self._last_token: float | None = None
+
+    def committed(self, event: TokensCommitted) -> None:
+        metrics, model, now = self._metrics, self._model, self._metrics.clock()
+        if self._last_token is None:
+            metrics.first_token.labels(model).observe(now - self._started)
+            metrics.prompt_tokens.labels(model).inc(self._prompt_tokens)
+        else:
+            for _ in event.tokens:
+                metrics.inter_token.labels(model).observe((now - self._last_token) / len(event.tokens))
+        self._last_token = now
+        metrics.generation_tokens.labels(model).inc(len(event.tokens))
+        if event.verified:
+            metrics.drafts.labels(model).inc()
+            metrics.draft_tokens.labels(model).inc(event.verified)
+            metrics.accepted.labels(model).inc(event.accepted)
+            for position in range(event.accepted):
+                metrics.accepted_at.labels(model, str(position)).inc()
+
+    def ended(self, reason: str) -> None:
+        """`reason`: stop, length, abort (the client left) or error."""
+        self._metrics.success.labels(self._model, reason).inc()
+        self._metrics.latency.labels(self._model).observe(self._metrics.clock() - self._started)

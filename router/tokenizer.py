@@ -1,0 +1,86 @@
+"""Text to token ids and back, as the target's tokenizer does it. A verifier sends it: no model files here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+import tokenizers
+
+from outrider.errors import PeerRefused
+from router.chat_template import ChatTemplate
+from router.detokenize import Detokenizer, detokenizer
+from router.requests import TokenizerFiles
+
+
+class Tokenizer:
+    """One model's tokenizer and chat template. Holds no state of any request."""
+
+    def __init__(self, files: TokenizerFiles) -> None:
+        """Raises PeerRefused where the files cannot be read."""
+        self._tokenizer = _parse(files)
+        # A prompt is never cut or padded behind the client's back, whatever the file says.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        try:
+            self._template = ChatTemplate(files.chat_template, files.special_tokens)
+        except Exception as error:
+            raise PeerRefused(f"the tokenizer's chat template cannot be compiled: {error}") from error
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids, with the special tokens that the tokenizer's post-processor adds."""
+        return tuple(self._tokenizer.encode(text, add_special_tokens=True).ids)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        """Token ids of the rendered conversation; the template has written its own special tokens.
+
+        Raises InvalidRequest where the template is missing or refuses the messages."""
+        return tuple(self._tokenizer.encode(self._template.render(messages), add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The whole text, special tokens left out."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def detokenizer(self) -> Detokenizer:
+        """A fresh one, for one output."""
+        return detokenizer(self._tokenizer)
+
+
+def load(files: TokenizerFiles) -> Tokenizer:
+    """The tokenizer, built once. Building takes up to a second for a large vocabulary.
+
+    Raises PeerRefused where the files cannot be read."""
+    return _build(files.hash, files.json, files.chat_template, tuple(sorted(files.special_tokens.items())))
+
+
+# Keyed by all that the tokenizer is made of: two with the same table may still split or render differently.
+@lru_cache(maxsize=8)
+def _build(
+    hash: str, json: str, chat_template: str, special_tokens: tuple[tuple[str, str], ...]
+) -> Tokenizer:
+    return Tokenizer(TokenizerFiles(hash, json, chat_template, dict(special_tokens)))
+
+
+def _parse(files: TokenizerFiles) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_str(files.json)
+    except Exception as error:  # the library raises plain Exception
+        raise PeerRefused(f"the tokenizer cannot be read: {error}") from error
+
+
+def first_difference(target: TokenizerFiles, draft: TokenizerFiles) -> str | None:
+    """A phrase that names the first id whose token differs, None where the tables are the same.
+
+    Raises PeerRefused where the files cannot be read."""
+    targets, drafts = (
+        {id: token for token, id in _parse(files).get_vocab().items()} for files in (target, draft)
+    )
+    for id in sorted(targets.keys() | drafts.keys()):
+        if targets.get(id) != drafts.get(id):
+            shown, other = _shown(targets.get(id)), _shown(drafts.get(id))
+            return f"token id {id} is {shown} for the target and {other} for the draft"
+    return None
+
+
+def _shown(token: str | None) -> str:
+    return "missing" if token is None else repr(token)

@@ -1,0 +1,26 @@
+"""`outrider serve` with stand-ins for the roles: fake_serve.py FOLDER and a behaviour for each role."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import typer
+
+from outrider.cli.serve import run
+from outrider.supervisor import ChildSpec
+
+FAKE = str(Path(__file__).with_name("fake_role.py"))
+
+
+def child(role: str, folder: str, behaviour: str) -> ChildSpec:
+    command = (sys.executable, FAKE, role, folder, behaviour)
+    return ChildSpec(role, role, command, restart=role != "router")
+
+
+def main(folder: str, router: str, verifier: str, drafter: str) -> None:
+    others = [child("verifier", folder, verifier), child("drafter", folder, drafter)]
+    asyncio.run(run(child("router", folder, router), lambda address: others, "some-model"))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,229 @@
+"""The command line as it is read: help, defaults, usage errors, and what each command starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from drafter.config import DrafterConfig
+from outrider.cli import app
+from outrider.cli.plan import Models, Workers, router_child, threads_each, worker_children
+from outrider.cli.serve import DEMO_MODELS, DEMO_NAME, choose_models, reachable, router_addresses
+from outrider.config import parse_memory
+from outrider.errors import StartupError
+from router.config import RouterConfig
+from verifier.config import VerifierConfig
+
+COMMANDS = {"serve", "generate", "router", "verifier", "drafter"}
+SIZES = {"kv_memory": "kv_memory_bytes"}
+
+
+def parameters(command: str) -> dict[str, Any]:
+    group: Any = typer.main.get_command(app)
+    return {parameter.name: parameter for parameter in group.commands[command].params}
+
+
+def outrider(*arguments: str) -> subprocess.CompletedProcess[str]:
+    root = Path(__file__).parents[2]
+    return subprocess.run(
+        [sys.executable, "-m", "outrider", *arguments], cwd=root, capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_option_is_explained_and_shows_its_default(command: str) -> None:
+    for name, parameter in parameters(command).items():
+        assert parameter.help, f"{command} --{name} has no help text"
+        if not parameter.required and not parameter.is_flag:
+            assert parameter.default is not None or isinstance(parameter.show_default, str), (
+                f"{command} --{name}"
+            )
+    shown = CliRunner().invoke(app, [command, "--help"])
+    assert shown.exit_code == 0
+    optional = [p for p in parameters(command).values() if not p.required and not p.is_flag]
+    assert shown.output.count("[default:") == len(optional)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], *([command, "--help"] for command in sorted(COMMANDS))])
+def test_help_loads_no_heavy_library(arguments: list[str]) -> None:
+    program = (
+        "import sys\nfrom outrider.cli import main\n"
+        f"sys.argv = ['outrider', *{arguments}]\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "print(sorted({'torch', 'transformers', 'grpc', 'fastapi', 'numpy'} & sys.modules.keys()))"
+    )
+    root = Path(__file__).parents[2]
+    run = subprocess.run(
+        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, timeout=60
+    )
+    assert run.stdout.splitlines()[0].startswith("Usage: outrider"), run.stderr
+    assert run.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("command", "config"),
+    [("router", RouterConfig), ("verifier", VerifierConfig), ("drafter", DrafterConfig)],
+)
+def test_options_and_configuration_agree(command: str, config: Any) -> None:
+    options = parameters(command)
+    fields = {field.name: field for field in dataclasses.fields(config)}
+    assert {SIZES.get(name, name) for name in options} == set(fields)
+    for name, option in options.items():
+        field = fields[SIZES.get(name, name)]
+        if name in ("dtype", "threads"):  # found out at the start
+            continue
+        default = parse_memory(option.default) if name in SIZES else option.default
+        assert default == (None if field.default is dataclasses.MISSING else field.default), name
+
+
+@pytest.mark.parametrize("option", ["num_speculative_tokens", "host", "port", "grpc_port", "seed"])
+def test_serve_has_the_routers_defaults(option: str) -> None:
+    assert parameters("serve")[option].default == parameters("router")[option].default
+
+
+def test_without_a_name_the_demo_pair_is_served() -> None:
+    assert choose_models(None, None, 1) == Models(
+        str(DEMO_MODELS / "target"), str(DEMO_MODELS / "draft"), DEMO_NAME
+    )
+    assert choose_models(None, None, 0).draft is None
+
+
+def test_models_of_ones_own() -> None:
+    assert choose_models("org/big-one", "folder/small/", 1) == Models(
+        "org/big-one", "folder/small/", "big-one"
+    )
+    assert choose_models("a/b/", None, 0) == Models("a/b/", None, "b")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["--target", "x"],
+            "--target is given without --draft: name a draft model with the same tokenizer, "
+            "or say --drafters 0 for plain decoding",
+        ),
+        (["--draft", "x"], "--draft is given without --target: name both models of the pair"),
+        (
+            ["--draft", "x", "--target", "y", "--drafters", "0"],
+            "--draft names a model but --drafters 0 runs none: leave one of them out",
+        ),
+    ],
+)
+def test_a_pair_that_is_none(arguments: list[str], sentence: str) -> None:
+    run = CliRunner().invoke(app, ["serve", *arguments])
+    assert (run.exit_code, run.output) == (2, f"outrider serve: {sentence}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "line"),
+    [
+        (
+            ["verifier", "--target", "x", "--router", "nowhere"],
+            1,
+            "outrider verifier: --router must be HOST:PORT",
+        ),
+        (
+            ["drafter", "--draft", "x", "--router", "h:1", "--host", "0.0.0.0"],
+            1,
+            "outrider drafter: --host 0.0.0.0 listens on every address: say with --advertise",
+        ),
+        (
+            ["drafter", "--draft", "x", "--router", "h:1", "--kv-memory", "much"],
+            1,
+            "outrider drafter: --kv-memory",
+        ),
+        (
+            ["verifier", "--target", "x", "--router", "h:1", "--device", "tpu"],
+            1,
+            "outrider verifier: --device must",
+        ),
+        (["router", "--port", "70000"], 2, "Error: Invalid value for '--port'"),
+        (["serve", "--verifiers", "0"], 2, "Error: Invalid value for '--verifiers'"),
+        (["verifier", "--router", "h:1"], 2, "Error: Missing option '--target'"),
+        (["serve", "--frobnicate"], 2, "Error: No such option: --frobnicate"),
+    ],
+)
+def test_a_bad_option_is_one_clear_line(arguments: list[str], code: int, line: str) -> None:
+    run = outrider(*arguments)
+    assert run.returncode == code
+    assert run.stderr.splitlines()[-1].startswith(line)
+    assert "Traceback" not in run.stderr
+    assert run.stdout == ""
+
+
+def test_serve_is_the_role_commands() -> None:
+    """Every command line that serve makes is one that the roles understand."""
+    workers = Workers(verifiers=2, drafters=1, device="cuda", dtype="float32", kv_memory="2GiB", threads=3)
+    models = Models("t", "d", "name")
+    children = [router_child("127.0.0.1", 0, 0, 5, 7), *worker_children(models, workers, "127.0.0.1:9")]
+    assert [(child.name, child.restart) for child in children] == [
+        ("router", False),
+        ("verifier-1", True),
+        ("verifier-2", True),
+        ("drafter", True),
+    ]
+    group: Any = typer.main.get_command(app)
+    for child in children:
+        assert child.command[:4] == (sys.executable, "-m", "outrider", child.role)
+        command = group.commands[child.role]
+        values = command.make_context(child.role, list(child.command[4:])).params
+        if child.role == "router":
+            assert (values["num_speculative_tokens"], values["seed"], values["port"]) == (5, 7, 0)
+        else:
+            assert (values["router"], values["device"], values["threads"]) == ("127.0.0.1:9", "cuda", 3)
+            assert values["kv_memory"] == "2GiB"
+            assert values["dtype"].value == "float32"
+    assert children[1].command == children[2].command
+
+
+def test_plain_decoding_runs_no_drafter() -> None:
+    workers = Workers(verifiers=1, drafters=0, device="cpu", dtype=None, kv_memory="1GiB", threads=1)
+    assert [child.name for child in worker_children(Models("t", None, "t"), workers, "h:1")] == ["verifier"]
+
+
+@pytest.mark.parametrize(("cores", "workers", "each"), [(8, 2, 4), (2, 2, 1), (1, 3, 1), (7, 2, 3)])
+def test_the_cores_are_divided(cores: int, workers: int, each: int) -> None:
+    assert threads_each(cores, workers) == each
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("512MiB", 2**29), ("2G", 2**31), ("1.5 gb", 3 * 2**29), ("4096", 4096), ("1TiB", 2**40)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_memory(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1G", "1PiB", "1e9", "1 2"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(StartupError, match="--kv-memory must be a size such as 512MiB or 2GiB"):
+        parse_memory(text)
+
+
+def test_what_a_router_says_is_understood() -> None:
+    said = router_addresses("http://0.0.0.0:8000 (gRPC [::]:50051)")
+    assert said == ("http://0.0.0.0:8000", "[::]:50051")
+    assert [reachable(address) for address in said] == ["http://127.0.0.1:8000", "[::1]:50051"]
+    assert reachable("10.0.0.0:80") == "10.0.0.0:80"
+
+
+def test_a_worker_reads_its_threads_before_torch_is_loaded() -> None:
+    """The number reaches torch by the environment, which torch reads when it is imported."""
+    program = (
+        "import sys\nfrom outrider.cli.roles import _claim_threads\n"
+        "assert _claim_threads(1) == 1 and 'torch' not in sys.modules\n"
+        "import torch; print(torch.get_num_threads())"
+    )
+    root = Path(__file__).parents[2]
+    run = subprocess.run(
+        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, timeout=120
+    )
+    assert run.stdout.strip() == "1", run.stderr

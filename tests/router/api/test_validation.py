@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from outrider.errors import InvalidRequest
+from outrider.sampling.params import SamplingParams
+from router.api import schema
+from router.api.validation import Generation, prepare
+from tests.router.api import scripted
+
+TOKENIZER = scripted.byte_level()
+MODEL = scripted.served(TOKENIZER)
+VOCAB = MODEL.vocab_size
+FOX = tuple(TOKENIZER.encode("the fox").ids)
+
+
+def made(body: dict[str, Any]) -> Generation:
+    kind = schema.ChatRequest if "messages" in body else schema.CompletionRequest
+    return prepare(schema.parse(kind, body), MODEL, lambda limit: limit - 1)
+
+
+def completion(**fields: Any) -> Generation:
+    return made({"prompt": "the fox", **fields})
+
+
+def test_defaults() -> None:
+    generation = completion()
+    (session,) = generation.sessions
+    assert session.prompt == FOX
+    assert session.sampling == SamplingParams(seed=2**53 - 1)
+    assert (session.model, session.max_tokens, session.ignore_eos) == ("demo", 16, False)
+    assert session.num_speculative_tokens is None
+    assert generation.stop == ()
+
+
+def test_the_default_length_is_cut_to_the_room_and_a_chat_gets_all_of_it() -> None:
+    prompt = [7] * 60
+    assert completion(prompt=prompt).sessions[0].max_tokens == 4
+    chat = made({"messages": [{"role": "user", "content": "hi"}]}).sessions[0]
+    assert chat.max_tokens == MODEL.max_context - len(chat.prompt)
+
+
+def test_every_field_arrives() -> None:
+    generation = completion(
+        model="demo",
+        max_tokens=5,
+        temperature=0,
+        top_p=0.5,
+        top_k=-1,
+        min_p=0.25,
+        seed=2**64 - 1,
+        stop=["a", "b"],
+        n=1,
+        presence_penalty=-1,
+        frequency_penalty=1.5,
+        repetition_penalty=1.25,
+        logit_bias={"3": -100, "4": 1.5},
+        ignore_eos=True,
+        stream=True,
+        stream_options={"include_usage": True, "continuous_usage_stats": True},
+        num_speculative_tokens=0,
+    )
+    (session,) = generation.sessions
+    assert session.sampling == SamplingParams(
+        temperature=0,
+        top_k=0,
+        top_p=0.5,
+        min_p=0.25,
+        presence_penalty=-1,
+        frequency_penalty=1.5,
+        repetition_penalty=1.25,
+        logit_bias={3: -100, 4: 1.5},
+        seed=2**64 - 1,
+    )
+    assert (session.max_tokens, session.ignore_eos, session.num_speculative_tokens) == (5, True, 0)
+    assert generation.stop == ("a", "b")
+
+
+def test_null_is_absent_for_every_optional_field() -> None:
+    names = schema.CompletionRequest.model_fields.keys() - {"prompt"}
+    assert completion(**dict.fromkeys(names)).sessions == completion().sessions
+    nulls = {"include_usage": None, "continuous_usage_stats": None}
+    assert completion(stream=True, stream_options=nulls).sessions == completion().sessions
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("the fox", [FOX]),
+        (["the fox", "the fox"], [FOX, FOX]),
+        ([5, 6], [(5, 6)]),
+        ([[5, 6], [7]], [(5, 6), (7,)]),
+    ],
+)
+def test_kinds_of_prompt(prompt: object, expected: list[tuple[int, ...]]) -> None:
+    generation = completion(prompt=prompt)
+    assert [session.prompt for session in generation.sessions] == expected
+    assert len({session.sampling.seed for session in generation.sessions}) == 1
+
+
+def test_text_parts_are_joined_and_both_names_of_max_tokens_work() -> None:
+    parts = [{"type": "text", "text": "the "}, {"type": "text", "text": "fox"}]
+    whole = made({"messages": [{"role": "user", "content": "the fox"}], "max_tokens": 3})
+    assert made({"messages": [{"role": "user", "content": parts}], "max_completion_tokens": 3}) == whole
+
+
+CHAT = [{"role": "user", "content": "hi"}]
+
+# field values, what the message must say
+BAD = {
+    "empty prompt": ({"prompt": ""}, "prompt", "prompt is empty: it takes at least one token"),
+    "no ids": ({"prompt": []}, "prompt", "prompt must not be empty"),
+    "one of the prompts empty": ({"prompt": ["a", ""]}, "prompt", "prompt[1] is empty"),
+    "an empty list of ids": ({"prompt": [[5], []]}, "prompt", "prompt[1] is empty"),
+    "null prompt": ({"prompt": None}, "prompt", "prompt is required"),
+    "prompt of another type": ({"prompt": 3}, "prompt", "prompt must be a string, an array of strings"),
+    "mixed prompts": ({"prompt": ["a", 3]}, "prompt", "item 0 is a string and item 1 is an integer"),
+    "mixed ids": ({"prompt": [3, "a"]}, "prompt", "item 1 is a string"),
+    "boolean id": ({"prompt": [3, True]}, "prompt", "item 1 is a boolean"),
+    "too many prompts": ({"prompt": ["a"] * 129}, "prompt", "at most 128 prompts, not 129"),
+    "surrogate": ({"prompt": "a\ud800"}, "prompt", "character 1 is half of a surrogate pair"),
+    "prompt over the context": (
+        {"prompt": [5] * 64},
+        "prompt",
+        "prompt has 64 tokens; the context of 64 takes at most 63",
+    ),
+    "id beyond the vocabulary": (
+        {"prompt": [5, VOCAB]},
+        "prompt",
+        f"token id {VOCAB} at index 1; ids go from 0 to {VOCAB - 1}",
+    ),
+    "negative id": ({"prompt": [[5], [-1]]}, "prompt", "prompt[1] has token id -1 at index 0"),
+    "max_tokens 0": ({"max_tokens": 0}, "max_tokens", "max_tokens must be from 1 to"),
+    "max_tokens over the room": (
+        {"prompt": [5] * 60, "max_tokens": 5},
+        "max_tokens",
+        "from 1 to 4 here, not 5: the prompt has 60 tokens and the context holds 64",
+    ),
+    "max_completion_tokens": ({"max_completion_tokens": 0}, "max_completion_tokens", "not 0"),
+    "two lengths": (
+        {"max_tokens": 3, "max_completion_tokens": 4},
+        "max_completion_tokens",
+        "max_tokens is 3 and max_completion_tokens is 4",
+    ),
+    "max_tokens true": ({"max_tokens": True}, "max_tokens", "must be an integer, not a boolean"),
+    "max_tokens as text": ({"max_tokens": "5"}, "max_tokens", "must be an integer, not a string"),
+    "max_tokens 1.5": ({"max_tokens": 1.5}, "max_tokens", "must be an integer, not 1.5"),
+    "temperature below 0": ({"temperature": -0.1}, "temperature", "temperature must be in [0, 100]"),
+    "temperature NaN": ({"temperature": math.nan}, "temperature", "must be a finite number, not nan"),
+    "temperature inf": ({"temperature": math.inf}, "temperature", "must be a finite number, not inf"),
+    "temperature as text": ({"temperature": "1"}, "temperature", "must be a number, not a string"),
+    "temperature true": ({"temperature": True}, "temperature", "must be a number, not a boolean"),
+    "temperature of 400 digits": ({"temperature": 10**400}, "temperature", "temperature must be"),
+    "top_p 0": ({"top_p": 0}, "top_p", "top_p must be in (0, 1]"),
+    "top_k": ({"top_k": -2}, "top_k", "top_k must be 0 or -1 (off) or a positive integer, not -2"),
+    "min_p": ({"min_p": 1.1}, "min_p", "min_p must be in [0, 1]"),
+    "presence_penalty": ({"presence_penalty": 2.1}, "presence_penalty", "[-2, 2]"),
+    "frequency_penalty": ({"frequency_penalty": -2.1}, "frequency_penalty", "[-2, 2]"),
+    "repetition_penalty": ({"repetition_penalty": 0}, "repetition_penalty", "(0, 10]"),
+    "seed below 0": ({"seed": -1}, "seed", f"seed must be an integer from 0 to {2**64 - 1}"),
+    "seed over 64 bits": ({"seed": 2**64}, "seed", f"from 0 to {2**64 - 1}"),
+    "n": ({"n": 2}, "n", "n must be 1, not 2"),
+    "n as text": ({"n": "1"}, "n", "n must be an integer"),
+    "17 stops": ({"stop": ["x"] * 17}, "stop", "stop must be at most 16 strings, not 17"),
+    "empty stop": ({"stop": ""}, "stop", "stop must not hold an empty string"),
+    "stop of another type": ({"stop": 3}, "stop", "stop must be a string or an array of strings"),
+    "stop with a number": ({"stop": ["a", 3]}, "stop", "stop must be a string, not an integer"),
+    "bias key": ({"logit_bias": {"x": 1}}, "logit_bias", "must have token ids as keys, not 'x'"),
+    "bias id": ({"logit_bias": {"9999": 1}}, "logit_bias", f"ids go from 0 to {VOCAB - 1}"),
+    "bias value": ({"logit_bias": {"3": 101}}, "logit_bias", "[-100, 100]"),
+    "bias NaN": ({"logit_bias": {"3": math.nan}}, "logit_bias", "[-100, 100]"),
+    "bias of another type": ({"logit_bias": {"3": "1"}}, "logit_bias", "that of token id 3 is a string"),
+    "bias list": ({"logit_bias": [1]}, "logit_bias", "must be an object from token ids to numbers"),
+    "ignore_eos": ({"ignore_eos": 1}, "ignore_eos", "must be true or false, not an integer"),
+    "stream": ({"stream": "yes"}, "stream", "must be true or false, not a string"),
+    "stream_options alone": ({"stream_options": {}}, "stream_options", "only for stream = true"),
+    "stream option unknown": (
+        {"stream": True, "stream_options": {"foo": 1}},
+        "stream_options.foo",
+        "unknown field stream_options.foo",
+    ),
+    "continuous without usage": (
+        {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+        "stream_options.continuous_usage_stats",
+        "needs stream_options.include_usage",
+    ),
+    "k below 0": (
+        {"num_speculative_tokens": -1},
+        "num_speculative_tokens",
+        "from 0 (off) to 1024, or absent (adaptive), not -1",
+    ),
+    "unknown field": ({"temprature": 1}, "temprature", "unknown field temprature"),
+    "unknown field null": ({"temprature": None}, "temprature", "unknown field temprature"),
+    "unsupported": ({"logprobs": None}, "logprobs", "logprobs is not supported by this server"),
+    "no messages": ({"messages": []}, "messages", "messages must not be empty"),
+    "messages text": ({"messages": "hi"}, "messages", "messages must be an array, not a string"),
+    "message text": ({"messages": ["hi"]}, "messages[0]", "messages[0] must be an object, not a string"),
+    "no content": ({"messages": [{"role": "user"}]}, "messages[0].content", "is required"),
+    "role": (
+        {"messages": [{"role": "tool", "content": ""}]},
+        "messages[0].role",
+        "messages[0].role must be one of system, user, assistant, not 'tool'",
+    ),
+    "message field": (
+        {"messages": [*CHAT, {"role": "assistant", "content": "", "tool_calls": []}]},
+        "messages[1].tool_calls",
+        "messages[1].tool_calls is not supported",
+    ),
+    "image": (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages[0].content",
+        "part 0 is of type 'image_url'",
+    ),
+    "part of another type": (
+        {"messages": [{"role": "user", "content": ["x"]}]},
+        "messages[0].content",
+        "part 0 is a string",
+    ),
+    "part with more": (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "cache": 1}]}]},
+        "messages[0].content",
+        'fields "type" and "text" only; part 0 has not',
+    ),
+    "template refuses": (
+        {"messages": [*CHAT, {"role": "system", "content": "x"}]},
+        "messages",
+        "refused by the model's chat template: system comes first",
+    ),
+    "long chat": (
+        {"messages": [{"role": "user", "content": "x" * 100}]},
+        "messages",
+        "the context of 64 takes at most 63",
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "field", "message"), BAD.values(), ids=BAD.keys())
+def test_bad_input_names_the_field_and_the_limit(fields: dict[str, Any], field: str, message: str) -> None:
+    body = fields if "messages" in fields else {"prompt": "the fox", **fields}
+    with pytest.raises(InvalidRequest) as refused:
+        made(body)
+    assert message in refused.value.message
+    assert refused.value.field == field
+    assert "\n" not in refused.value.message and "pydantic" not in refused.value.message
+
+
+@pytest.mark.parametrize("name", sorted(schema.UNSUPPORTED))
+def test_what_is_not_supported_is_said_to_be_so(name: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{name} is not supported by this server$"):
+        completion(**{name: None})
+
+
+@pytest.mark.parametrize("body", ["text", [1], None, 3])
+def test_a_body_that_is_no_object(body: object) -> None:
+    with pytest.raises(InvalidRequest, match="must be a JSON object"):
+        schema.parse(schema.CompletionRequest, json.loads(json.dumps(body)))

@@ -1,0 +1,190 @@
+"""A real router core (registry, fleet, sessions) on loopback, and workers whose words the test writes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from outrider.registration import register
+from outrider.rpc import Identity, Outbox, Role, bind, new_server
+from outrider.v1 import (
+    drafter_pb2,
+    drafter_pb2_grpc,
+    registry_pb2_grpc,
+    verifier_pb2,
+    verifier_pb2_grpc,
+)
+from outrider.wire.codec import tokenizer_to_wire
+from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
+from router.fleet import Fleet
+from router.metrics import Metrics
+from router.registry import Registry
+from router.sessions import Sessions
+
+ROUTER = Identity(Role.ROUTER, "router", 1)
+EOS = (0, 3)
+VOCAB_SIZE = 100
+
+
+@dataclass
+class Worker:
+    """A verifier or drafter without a model: it records commands, and says what `say` is given."""
+
+    info: WorkerInfo
+    tokenizer: TokenizerFiles
+    answers_as: Identity
+    server: grpc.aio.Server = field(default_factory=new_server)
+    address: str = ""
+    commands: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
+    events: Outbox[Any] = field(default_factory=Outbox)
+    stream_over: asyncio.Event = field(default_factory=asyncio.Event)
+    states: asyncio.Queue[tuple[Identity | None, str]] = field(default_factory=asyncio.Queue)
+    registration: asyncio.Task[Any] | None = None
+
+    @property
+    def worker_id(self) -> str:
+        return self.info.identity.worker_id
+
+    async def start(self) -> None:
+        if self.info.identity.role is Role.VERIFIER:
+            verifier_pb2_grpc.add_VerifierServicer_to_server(self, self.server)
+        else:
+            drafter_pb2_grpc.add_DrafterServicer_to_server(self, self.server)
+        self.address = bind(self.server, "127.0.0.1", 0)
+        await self.server.start()
+
+    def register(self, router_address: str) -> asyncio.Task[Any]:
+        def on_state(router: Identity | None, reason: str) -> None:
+            self.states.put_nowait((router, reason))
+
+        self.registration = asyncio.create_task(
+            register(router_address, self.info, self.address, on_state=on_state)
+        )
+        return self.registration
+
+    async def stop(self) -> None:
+        if self.registration is not None:
+            self.registration.cancel()
+            await asyncio.gather(self.registration, return_exceptions=True)
+        await self.server.stop(None)
+
+    def say(self, **event: Any) -> None:
+        verifies = self.info.identity.role is Role.VERIFIER
+        message = verifier_pb2.VerifierEvents if verifies else drafter_pb2.DrafterEvents
+        assert self.events.put(message(**event))
+
+    async def next_command(self, kind: str) -> Any:
+        """The next command of the router, which must be of that kind."""
+        command = await self.commands.get()
+        assert command.WhichOneof("command") == kind, command
+        return getattr(command, kind)
+
+    # The RPCs that the router calls.
+
+    async def GetTokenizer(self, request: Any, context: Any) -> Any:
+        return tokenizer_to_wire(self.tokenizer)
+
+    async def GetInfo(self, request: Any, context: Any) -> Any:
+        raise NotImplementedError("the router does not ask")
+
+    async def Speculate(self, request_iterator: Any, context: Any) -> Any:
+        raise NotImplementedError("the router does not speculate")
+
+    async def Sessions(self, request_iterator: Any, context: Any) -> None:
+        async def record() -> None:
+            async for command in request_iterator:
+                if command.WhichOneof("command") != "hello":
+                    self.commands.put_nowait(command)
+
+        recording = asyncio.create_task(record())
+        verifies = self.info.identity.role is Role.VERIFIER
+        message = verifier_pb2.VerifierEvents if verifies else drafter_pb2.DrafterEvents
+        await context.write(message(hello=self.answers_as.hello()))
+        try:
+            async for event in self.events:
+                await context.write(event)
+        finally:
+            recording.cancel()
+            self.stream_over.set()
+
+
+@dataclass
+class Rig:
+    """The router core, serving its registry."""
+
+    address: str
+    fleet: Fleet
+    sessions: Sessions
+    metrics: Metrics
+    workers: list[Worker] = field(default_factory=list)
+
+    async def worker(
+        self,
+        role: Role,
+        worker_id: str,
+        *,
+        incarnation: int = 1,
+        model: str = "m",
+        fingerprint: str = "",
+        tokenizer: str = "tokens",
+        answers_as: Identity | None = None,
+    ) -> Worker:
+        """A worker that listens but has not registered."""
+        identity = Identity(role, worker_id, incarnation, fingerprint or f"{role.name} model", tokenizer)
+        described = ModelInfo(
+            model, identity.model_fingerprint, "Arch", 1000, VOCAB_SIZE, 64, EOS, "cpu", "float32", True
+        )
+        files = TokenizerFiles(tokenizer, f"json of {tokenizer}", "", {})
+        info = WorkerInfo(identity, described, 8, 16)
+        worker = Worker(info, files, answers_as or identity)
+        self.workers.append(worker)
+        await worker.start()
+        return worker
+
+    async def joined(self, role: Role, worker_id: str, **about: Any) -> Worker:
+        """A worker that the router has taken in."""
+        worker = await self.worker(role, worker_id, **about)
+        worker.register(self.address)
+        router, reason = await worker.states.get()
+        assert router == ROUTER, reason
+        return worker
+
+    async def verifier(self, worker_id: str = "v", **about: Any) -> Worker:
+        return await self.joined(Role.VERIFIER, worker_id, **about)
+
+    async def drafter(self, worker_id: str = "d", **about: Any) -> Worker:
+        return await self.joined(Role.DRAFTER, worker_id, **about)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Lets everything else run until the condition holds; the test's own timeout is the bound."""
+        while not condition():  # noqa: ASYNC110 (conditions are plain state, nothing to await)
+            await asyncio.sleep(0.005)
+
+
+def first_difference(target: TokenizerFiles, draft: TokenizerFiles) -> str | None:
+    return None if target.json == draft.json else f"{target.json!r} is not {draft.json!r}"
+
+
+SILENCE_SECONDS = 2.0  # two missed heartbeats
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    metrics = Metrics()
+    fleet = Fleet(metrics, clock=lambda: 1234.5)
+    sessions = Sessions(fleet, max_sessions=4, num_speculative_tokens=8)
+    server = new_server()
+    registry = Registry(fleet, ROUTER, first_difference, SILENCE_SECONDS)
+    registry_pb2_grpc.add_RegistryServicer_to_server(registry, server)
+    address = bind(server, "127.0.0.1", 0)
+    await server.start()
+    made = Rig(address, fleet, sessions, metrics)
+    yield made
+    for worker in made.workers:
+        await worker.stop()
+    await server.stop(None)

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from router.metrics import Metrics
+from router.requests import TokensCommitted
+
+
+def test_one_session_is_counted_and_timed() -> None:
+    ticks: Iterator[float] = iter([10.0, 10.5, 12.5, 13.0])
+    metrics = Metrics(clock=lambda: next(ticks))
+    session = metrics.session("demo", prompt_tokens=7)
+    session.committed(TokensCommitted((1,), 0, 0))
+    session.committed(TokensCommitted((2, 3, 4, 5), accepted=3, verified=5))
+    session.ended("stop")
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(name, {"model_name": "demo", **labels})
+
+    assert value("vllm:prompt_tokens_total") == 7
+    assert value("vllm:generation_tokens_total") == 5
+    assert value("vllm:time_to_first_token_seconds_sum") == 0.5
+    # Four tokens came 2 s after the one before: half a second each.
+    assert value("vllm:inter_token_latency_seconds_count") == 4
+    assert value("vllm:inter_token_latency_seconds_sum") == 2.0
+    assert value("vllm:e2e_request_latency_seconds_sum") == 3.0
+    assert value("vllm:request_success_total", finished_reason="stop") == 1
+    assert value("vllm:spec_decode_num_drafts_total") == 1
+    assert value("vllm:spec_decode_num_draft_tokens_total") == 5
+    assert value("vllm:spec_decode_num_accepted_tokens_total") == 3
+    at = [value("vllm:spec_decode_num_accepted_tokens_per_pos_total", position=str(i)) for i in range(4)]
+    assert at == [1, 1, 1, None]
+
+
+def test_a_verifiers_load_shows_until_it_leaves() -> None:
+    metrics = Metrics()
+    labels = {"model_name": "demo", "engine": "v1"}
+
+    def report(preemptions: int, step_seconds: float = 0.0) -> None:
+        metrics.observe_load(
+            "v1",
+            "demo",
+            running=3,
+            waiting=2,
+            kv_usage=0.5,
+            step_seconds=step_seconds,
+            step_tokens=9,
+            preemptions=preemptions,
+        )
+
+    def value(name: str) -> float | None:
+        return metrics.registry.get_sample_value(name, labels)
+
+    report(preemptions=4, step_seconds=0.25)
+    report(preemptions=6)
+    assert (value("vllm:num_requests_running"), value("vllm:num_requests_waiting")) == (3, 2)
+    assert value("vllm:kv_cache_usage_perc") == 0.5
+    assert (value("outrider_step_seconds_count"), value("outrider_step_seconds_sum")) == (1, 0.25)
+    assert value("outrider_step_tokens_sum") == 9
+    assert value("outrider_preemptions_total") == 6
+    report(preemptions=1)  # its own count began again: it was restarted
+    assert value("outrider_preemptions_total") == 7
+    metrics.worker_left("v1", "demo")
+    metrics.worker_left("never reported", "demo")
+    assert value("vllm:num_requests_running") is None
+    assert value("outrider_preemptions_total") == 7
+
+
+def test_what_the_session_layer_reports_is_exposed() -> None:
+    metrics = Metrics()
+    metrics.workers("drafter", 2)
+    metrics.draft_window("demo", 5)
+    metrics.request_refused("rate_limit_error")
+    text = metrics.exposition().decode()
+    assert 'outrider_workers{role="drafter"} 2.0' in text
+    assert 'outrider_draft_window_sum{model_name="demo"} 5.0' in text
+    assert 'outrider_requests_refused_total{reason="rate_limit_error"} 1.0' in text

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+import pytest
+from tokenizers import AddedToken, Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from outrider.errors import InvalidRequest, PeerRefused
+from router.chat_template import ChatTemplate
+from router.tokenizer import first_difference, load
+from tests.router.api import scripted
+
+BYTE_LEVEL = scripted.byte_level()
+CHAT = [
+    {"role": "system", "content": "be <brief> & kind"},
+    {"role": "user", "content": "  héllo\n{{ 1 }} "},
+    {"role": "assistant", "content": "yes"},
+    {"role": "user", "content": "more"},
+]
+CONTROLS = """
+{%- for message in messages %}
+    {%- if loop.index > 3 %}{% break %}{% endif %}
+    {% if tools %}TOOLS{% endif %}
+    {{ message | tojson }}
+    {% generation %}{{ message.content | trim }}{% endgeneration %}
+{% endfor %}
+{{ bos_token }}{{ messages | tojson(indent=2) }}{% if add_generation_prompt %}>{% endif %}
+"""
+
+
+@pytest.mark.parametrize("template", [scripted.TEMPLATE, CONTROLS], ids=["simple", "controls"])
+def test_renders_as_transformers_does(template: str) -> None:
+    reference = PreTrainedTokenizerFast(
+        tokenizer_object=BYTE_LEVEL, bos_token=scripted.BOS, eos_token=scripted.EOS, chat_template=template
+    )
+    ours = ChatTemplate(template, reference.special_tokens_map)
+    expected = reference.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+    assert ours.render(CHAT) == expected
+    expected_ids = reference.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=False)
+    assert load(scripted.files(BYTE_LEVEL, template)).encode_chat(CHAT) == tuple(expected_ids)
+
+
+def test_strftime_now_uses_the_clock_given() -> None:
+    template = ChatTemplate("{{ strftime_now('%d %b %Y') }}", {})
+    assert template.render(CHAT, now=lambda: datetime(2026, 2, 3)) == "03 Feb 2026"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("", "no chat template"),
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[0].content.nothing.at_all }}", "chat template"),
+        ("{{ messages.append(1) }}", "chat template"),
+        ("{{ ''.__class__.__mro__ }}{{ messages + 1 }}", "chat template"),
+    ],
+)
+def test_a_template_that_cannot_be_rendered_refuses_the_messages(template: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message) as refused:
+        ChatTemplate(template, {}).render(CHAT)
+    assert refused.value.field == "messages"
+
+
+def test_a_text_gets_the_special_tokens_of_the_post_processor_and_a_chat_only_its_own() -> None:
+    tokenizer = load(scripted.files(BYTE_LEVEL))
+    bos = BYTE_LEVEL.token_to_id(scripted.BOS)
+    assert tokenizer.encode("fox")[0] == bos
+    assert tokenizer.encode_chat([{"role": "user", "content": "fox"}]).count(bos) == 1
+    assert tokenizer.decode(tokenizer.encode("the fox")) == "the fox"
+
+
+def test_truncation_and_padding_in_the_file_do_not_touch_a_prompt() -> None:
+    limited = Tokenizer.from_str(BYTE_LEVEL.to_str())
+    limited.enable_truncation(2)
+    limited.enable_padding(length=50)
+    assert load(scripted.files(limited)).encode("the quick brown fox") == tuple(
+        BYTE_LEVEL.encode("the quick brown fox").ids
+    )
+
+
+def test_built_once_for_the_same_files_and_anew_for_another_template() -> None:
+    files = scripted.files(BYTE_LEVEL)
+    assert load(files) is load(replace(files))
+    assert load(files) is not load(replace(files, chat_template="{{ 1 }}"))
+
+
+def test_the_first_differing_token_is_named() -> None:
+    target = scripted.files(BYTE_LEVEL)
+    assert first_difference(target, scripted.files(BYTE_LEVEL)) is None
+    other = target.json.replace('"content":"w→rd"', '"content":"ward"')
+    size = BYTE_LEVEL.get_vocab_size()
+    assert (
+        first_difference(target, replace(target, json=other))
+        == f"token id {size - 1} is 'w→rd' for the target and 'ward' for the draft"
+    )
+    longer = Tokenizer.from_str(target.json)
+    longer.add_tokens([AddedToken("extra", special=False)])
+    assert (
+        first_difference(scripted.files(longer), target)
+        == f"token id {size} is 'extra' for the target and missing for the draft"
+    )
+
+
+@pytest.mark.parametrize("broken", ["", "{}", "not json"])
+def test_a_tokenizer_that_cannot_be_read_is_refused(broken: str) -> None:
+    files = replace(scripted.files(BYTE_LEVEL), json=broken)
+    with pytest.raises(PeerRefused, match="tokenizer cannot be read"):
+        load(files)
+    with pytest.raises(PeerRefused, match="tokenizer cannot be read"):
+        first_difference(files, files)
+
+
+def test_a_template_that_cannot_be_compiled_is_refused() -> None:
+    with pytest.raises(PeerRefused, match="chat template cannot be compiled"):
+        load(scripted.files(BYTE_LEVEL, "{% for %}"))

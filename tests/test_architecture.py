@@ -1,0 +1,160 @@
+"""The laws of the house: which room may import which, what the router never loads, what is generated."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = {"outrider", "router", "verifier", "drafter", "demo", "deploy", "benchmarks"}
+MAY_IMPORT = {
+    "outrider": set(),
+    "router": {"outrider"},
+    "verifier": {"outrider"},
+    "drafter": {"outrider"},
+    "demo": {"outrider"},
+    "deploy": {"outrider", "router", "verifier", "drafter"},
+    "benchmarks": ROOMS,
+}
+STARTS_ROLES = "outrider/cli/"  # may import the roles, inside a function: the command that runs one
+HEAVY = ("torch", "transformers", "safetensors", "verifier", "drafter")
+LONGEST_FILE = 400  # lines
+FIELD = re.compile(r"^\s+(?:optional |repeated )?(map<.+>|[\w.]+) (\w+) = \d+;\s*(//.*)?$")
+
+
+def sources(*rooms: str) -> list[Path]:
+    return [
+        path
+        for room in rooms
+        for path in sorted((ROOT / room).rglob("*.py"))
+        if not path.is_relative_to(ROOT / "outrider" / "v1")
+    ]
+
+
+def imported_rooms(source: str) -> Iterator[tuple[str, int, bool]]:
+    """(room, line, whether at module level) of every import of a room."""
+    tree = ast.parse(source)
+    inside = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+            assert node.level == 0, "imports name their room: no relative imports"
+        for name in names:
+            room = name.partition(".")[0]
+            if room in ROOMS:
+                yield room, getattr(node, "lineno", 0), id(node) not in inside
+
+
+def breaches(path: str, source: str) -> list[str]:
+    """Imports of `source` that the direction of the rooms forbids."""
+    own = path.partition("/")[0]
+    found = []
+    for room, line, at_module_level in imported_rooms(source):
+        starts_a_role = path.startswith(STARTS_ROLES) and not at_module_level and room != "demo"
+        if room != own and room not in MAY_IMPORT[own] and not starts_a_role:
+            found.append(f"{path}:{line} imports {room}")
+    return found
+
+
+def test_imports_run_one_way() -> None:
+    files = sources(*MAY_IMPORT)
+    assert len(files) > 30, "the rooms were not found"
+    found = [
+        breach for path in files for breach in breaches(path.relative_to(ROOT).as_posix(), path.read_text())
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "allowed"),
+    [
+        ("router/a.py", "from outrider.errors import OutriderError", True),
+        ("router/a.py", "import router.load", True),
+        ("router/a.py", "import verifier.session", False),
+        ("drafter/a.py", "def f():\n    from verifier import session", False),
+        ("verifier/a.py", "from drafter.session import x", False),
+        ("outrider/a.py", "def f():\n    import router", False),
+        ("outrider/cli/a.py", "import router.service", False),
+        ("outrider/cli/a.py", "def f():\n    import router.service", True),
+        ("outrider/cli/a.py", "def f():\n    import demo", False),
+    ],
+)
+def test_the_check_of_imports_can_fail(path: str, source: str, allowed: bool) -> None:
+    assert (breaches(path, source) == []) == allowed
+
+
+def test_the_router_loads_no_model_code() -> None:
+    """Every module of the room, in a process of its own."""
+    modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in sources("router")]
+    program = (
+        f"import importlib, sys\nfor name in {modules}: importlib.import_module(name)\n"
+        f"print([name for name in {HEAVY} if name in sys.modules])"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert "router.service" in modules
+    assert run.stdout.strip() == "[]", run.stderr
+
+
+def test_generated_stubs_are_fresh(tmp_path: Path) -> None:
+    protos = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "proto").rglob("*.proto"))
+    outputs = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python")]
+    command = [sys.executable, "-m", "grpc_tools.protoc", "-Iproto", *outputs, *protos]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=120)
+    fresh = {path.name: path.read_bytes() for path in (tmp_path / "outrider" / "v1").iterdir()}
+    kept = {path.name: path.read_bytes() for path in (ROOT / "outrider" / "v1").glob("*.py*")}
+    assert kept.pop("__init__.py") is not None
+    assert kept.keys() == fresh.keys(), "run `make proto`, and remove what belongs to no .proto"
+    stale = [name for name in sorted(fresh) if fresh[name] != kept[name]]
+    assert stale == [], "stale: run `make proto`"
+
+
+def test_proto_is_no_package() -> None:
+    """A package named proto would shadow the one that other libraries install."""
+    assert list((ROOT / "proto").rglob("*.py")) == []
+
+
+def test_every_field_of_the_protocol_is_explained() -> None:
+    """By a comment of its own, by one on a field of the same name, or by one above its message type."""
+    lines = [
+        line for path in sorted((ROOT / "proto").rglob("*.proto")) for line in path.read_text().splitlines()
+    ]
+    explained: set[str] = set()
+    fields: list[tuple[str, str]] = []  # (type, name)
+    for before, line in zip(["", *lines], lines, strict=False):
+        commented = before.lstrip().startswith("//")
+        declared = re.match(r"(?:message|enum) (\w+)", line)
+        if declared and commented:
+            explained.add(declared[1])
+        field = FIELD.match(line)
+        if field:
+            fields.append((field[1], field[2]))
+            if field[3] or commented:
+                explained.add(field[2])
+    assert len(fields) > 100, "the fields were not found"
+    assert [f"{kind} {name}" for kind, name in fields if not {kind, name} & explained] == []
+
+
+def test_no_file_is_long() -> None:
+    lengths = {path: len(path.read_text().splitlines()) for path in sources(*MAY_IMPORT, "tests")}
+    assert [f"{path}: {length} lines" for path, length in lengths.items() if length > LONGEST_FILE] == []
+
+
+def test_tests_are_no_package() -> None:
+    """An __init__.py under tests/ would hide the real packages of the same names."""
+    assert list((ROOT / "tests").rglob("__init__.py")) == []
