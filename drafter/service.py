@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any
 
 from drafter.config import DrafterConfig
@@ -13,7 +14,7 @@ from drafter.session import DraftSession, DraftSpec
 from drafter.stepper import Drafting, DraftStepper
 from outrider.engine.scheduler import Limits
 from outrider.errors import OutriderError
-from outrider.rpc import Role, bind, check_hello, new_server
+from outrider.rpc import Role, bind, new_server, read_hello
 from outrider.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
 from outrider.wire.codec import (
     sampling_from_wire,
@@ -66,9 +67,9 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
     async def Sessions(
         self, request_iterator: AsyncIterator[drafter_pb2.DrafterCommand], context: Any
     ) -> AsyncIterator[drafter_pb2.DrafterEvents]:
-        check_hello(await anext(request_iterator), Role.ROUTER)
+        _, commands = await read_hello(request_iterator, Role.ROUTER)
         peer = RouterPeer()
-        reader = asyncio.create_task(self._obey(peer, request_iterator))
+        reader = asyncio.create_task(self._obey(peer, commands))
         try:
             yield drafter_pb2.DrafterEvents(hello=self._info.identity.hello())
             busy, reported = self.stepper.load.busy_seconds, time.monotonic()
@@ -97,6 +98,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
                 for session_id, reason in ended:
                     events.ended.add(session_id=session_id, reason=reason)
                 yield events
+            await reader  # raises what ended it
         finally:
             reader.cancel()
             for session_id in [key for key, owner in self._routers.items() if owner is peer]:
@@ -139,9 +141,9 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
             link = self._links[message.verifier_address] = VerifierLink(
                 message.verifier_address,
                 self._info.identity,
-                lambda drafting, base, tokens: self.stepper.commit(drafting, base, tokens),
+                self.stepper.commit,
                 self._give_up,
-                lambda address=message.verifier_address: self._links.pop(address, None),
+                partial(self._links.pop, message.verifier_address, None),
                 time.monotonic,
             )
         self._link_of[spec.session_id] = link

@@ -13,12 +13,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
+from drafter.session import DraftSession, LogConflict
 from outrider.engine.engine import Engine, StepInputs, Work
 from outrider.engine.kv_blocks import BlockTable
-from outrider.sampling.sampler import Row, TokenCounts, draw
-
-from drafter.session import DraftSession, LogConflict
 from outrider.engine.scheduler import Candidate, Limits, plan
+from outrider.sampling.sampler import Row, TokenCounts, draw
 
 log = logging.getLogger(__name__)
 

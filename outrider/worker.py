@@ -83,6 +83,7 @@ async def serve_until_stopped(
             announced = True
             say(_ready_line(info, address))
 
+    say(f"outrider {role}: listening on {address}, registering at {router}")
     tasks = [asyncio.ensure_future(coroutine) for coroutine in background]
     tasks.append(asyncio.ensure_future(register(router, info, address, on_state=on_state)))
     stopped = asyncio.ensure_future(stop.wait())

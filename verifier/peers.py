@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 from outrider.errors import OutriderError
-from outrider.rpc import Identity
 from outrider.v1 import verifier_pb2
 from verifier.pace import Pace
 from verifier.session import Finish, Outcome, Session
@@ -22,7 +21,7 @@ class RouterPeer:
     """The events for one router."""
 
     def __init__(self) -> None:
-        self.load = Load()
+        self._load = Load()
         self._events = verifier_pb2.VerifierEvents()
         self._ready = asyncio.Event()
         self._over = False
@@ -43,9 +42,11 @@ class RouterPeer:
 
     def failed(self, session_id: bytes, error: OutriderError) -> None:
         self._events.failed.add(session_id=session_id, code=error.grpc_code.value[0], message=error.message)
-        self.wake()
+        self._ready.set()
 
-    def wake(self) -> None:
+    def report(self, load: Load) -> None:
+        """Sends what has gathered, with the load."""
+        self._load = load
         self._ready.set()
 
     def end(self) -> None:
@@ -60,15 +61,14 @@ class RouterPeer:
                 return
             self._ready.clear()
             events, self._events = self._events, verifier_pb2.VerifierEvents()
-            events.load.CopyFrom(_load(self.load))
+            events.load.CopyFrom(_load(self._load))
             yield events
 
 
 class DrafterPeer:
     """The commits for one drafter, and its pace."""
 
-    def __init__(self, identity: Identity, clock: Callable[[], float]) -> None:
-        self.identity = identity
+    def __init__(self, clock: Callable[[], float]) -> None:
         self.pace = Pace()
         self._clock = clock
         self._dirty: dict[bytes, Session] = {}

@@ -12,7 +12,7 @@ from typing import Any
 
 from outrider.engine.scheduler import Limits
 from outrider.errors import OutriderError
-from outrider.rpc import Role, bind, check_hello, new_server
+from outrider.rpc import Role, bind, new_server, read_hello
 from outrider.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider.wire.codec import (
     sampling_from_wire,
@@ -39,6 +39,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServicer):
         self._info = info
         self._tokenizer = tokenizer
         self._stepper: Stepper | None = None
+        self._peers: set[RouterPeer] = set()
         self._routers: dict[bytes, RouterPeer] = {}  # session -> who opened it
         self._drafters: dict[bytes, DrafterPeer] = {}  # session -> who drafts for it
         self._claims: OrderedDict[bytes, tuple[DrafterPeer, bytes]] = (
@@ -70,16 +71,18 @@ class VerifierService(verifier_pb2_grpc.VerifierServicer):
     async def Sessions(
         self, request_iterator: AsyncIterator[verifier_pb2.VerifierCommand], context: Any
     ) -> AsyncIterator[verifier_pb2.VerifierEvents]:
-        check_hello(await anext(request_iterator), Role.ROUTER)
+        _, commands = await read_hello(request_iterator, Role.ROUTER)
         peer = RouterPeer()
-        reader = asyncio.create_task(self._obey(peer, request_iterator))
+        self._peers.add(peer)
+        reader = asyncio.create_task(self._obey(peer, commands))
         try:
             yield verifier_pb2.VerifierEvents(hello=self._info.identity.hello())
-            peer.load = self.stepper.load
             async for events in peer.events():
                 yield events
+            await reader  # raises what ended it
         finally:
             reader.cancel()
+            self._peers.discard(peer)
             for session_id in [key for key, owner in self._routers.items() if owner is peer]:
                 self._close(session_id)
 
@@ -97,6 +100,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServicer):
                             )
                     case "close":
                         self._close(command.close.session_id)
+                        peer.report(self.stepper.load)
         finally:
             peer.end()
 
@@ -141,14 +145,16 @@ class VerifierService(verifier_pb2_grpc.VerifierServicer):
     async def Speculate(
         self, request_iterator: AsyncIterator[verifier_pb2.DraftBatch], context: Any
     ) -> AsyncIterator[verifier_pb2.CommitBatch]:
-        first = await anext(request_iterator)
-        drafter = check_hello(first, Role.DRAFTER, tokenizer_hash=self._info.identity.tokenizer_hash)
-        peer = DrafterPeer(drafter, time.monotonic)
-        reader = asyncio.create_task(self._listen(peer, request_iterator))
+        _, batches = await read_hello(
+            request_iterator, Role.DRAFTER, tokenizer_hash=self._info.identity.tokenizer_hash
+        )
+        peer = DrafterPeer(time.monotonic)
+        reader = asyncio.create_task(self._listen(peer, batches))
         try:
             yield verifier_pb2.CommitBatch(hello=self._info.identity.hello())
             async for batch in peer.batches():
                 yield batch
+            await reader  # raises what ended it
         finally:
             reader.cancel()
             self._detach(peer)
@@ -214,13 +220,11 @@ class VerifierService(verifier_pb2_grpc.VerifierServicer):
 
     def on_step(self, report: StepReport) -> None:
         """Hands a step's results to the streams: one batch for each peer."""
-        told: set[RouterPeer] = set()
         for running, outcome in report.outcomes:
             router = self._routers.get(running.id)
             if router is None:
                 continue  # closed since
             router.committed(running, outcome)
-            told.add(router)
             if outcome.finish is not None:
                 self._forget(running.id)
             elif (drafter := self._drafters.get(running.id)) is not None:
@@ -229,13 +233,11 @@ class VerifierService(verifier_pb2_grpc.VerifierServicer):
             router = self._routers.get(running.id)
             if router is not None:
                 router.failed(
-                    running.id, OutriderError("the verifier failed on this request; its log has the details")
+                    running.id, OutriderError("the target worker failed on this request; send it again")
                 )
-                told.add(router)
             self._forget(running.id)
-        for router in told:
-            router.load = report.load
-            router.wake()
+        for router in self._peers:
+            router.report(report.load)
 
 
 async def serve(config: VerifierConfig) -> None:

@@ -16,16 +16,17 @@ from dataclasses import dataclass, field, replace
 
 from outrider.engine.engine import Engine, StepInputs, Work
 from outrider.engine.kv_blocks import BlockTable
-from outrider.sampling.sampler import Row, TokenCounts, draw
-
 from outrider.engine.scheduler import Candidate, Grant, Limits, plan
 from outrider.errors import InvalidRequest
+from outrider.sampling.sampler import Row, TokenCounts, draw
 from verifier.pace import Arrivals, Awaited, Pace, start_at
 from verifier.session import DraftFate, Finish, Outcome, Session, SessionSpec
 
 log = logging.getLogger(__name__)
 
 STEP_SMOOTHING = 0.1
+
+StartAt = Callable[[float, float, float, Iterable[Awaited]], float]
 
 
 @dataclass(slots=True, eq=False)
@@ -89,18 +90,23 @@ class Stepper:
         limits: Limits,
         on_step: Callable[[StepReport], None],
         clock: Callable[[], float],
+        start_at: StartAt = start_at,
     ) -> None:
+        """`start_at` decides when a step starts: verifier.pace.start_at, or another function of its kind."""
         self._engine = engine
         self._limits = replace(limits, block_size=engine.pool.block_size)
         self._on_step = on_step
         self._clock = clock
+        self._decide = start_at
         self._sessions: dict[bytes, Running] = {}  # in order of arrival
         self._changed = asyncio.Event()  # a session or a draft has come
-        self._load = Load()
+        self._typical_step_seconds = 0.0  # of steps in which nobody's prompt was read in
+        self._preemptions = 0
 
     @property
     def load(self) -> Load:
-        return self._load
+        """As of now, without a step behind it."""
+        return self._measured(0.0, 0)
 
     def get(self, session_id: bytes) -> Running | None:
         return self._sessions.get(session_id)
@@ -196,7 +202,7 @@ class Stepper:
 
     def _start_at(self, free_since: float, empty: Iterable[Running]) -> float:
         awaited = [_awaited(running) for running in empty if running.session.num_speculative_tokens > 0]
-        return start_at(self._clock(), free_since, self._load.typical_step_seconds, awaited)
+        return self._decide(self._clock(), free_since, self._typical_step_seconds, awaited)
 
     async def _until_due(self) -> None:
         """Waits while there is no session, then while it pays to wait for drafts."""
@@ -229,7 +235,7 @@ class Stepper:
                     self._start(everyone[grant.index], grant, paths[grant.index]) for grant in chosen.grants
                 ]
             pool.close(everyone[chosen.preempt].table)
-            self._load = replace(self._load, preemptions=self._load.preemptions + 1)
+            self._preemptions += 1
 
     def _start(self, running: Running, grant: Grant, path: list[int]) -> Part:
         pool = self._engine.pool
@@ -273,26 +279,28 @@ class Stepper:
                 )
                 if running.counts is not None:
                     running.counts.extend(outcome.tokens)
-            self._engine.pool.seal(running.table, running.session.log[: running.table.length])
+            self._engine.pool.seal(running.table, running.session.log)
             if part.final and outcome.finish is not None:
                 self.close(running.id)
         return StepReport(tuple(outcomes), (), self._measure(seconds, parts))
 
     def _measure(self, seconds: float, parts: Sequence[Part]) -> Load:
-        typical = self._load.typical_step_seconds
         if all(part.tokens == 1 for part in parts):
-            typical = seconds if typical == 0 else typical + STEP_SMOOTHING * (seconds - typical)
+            weight = STEP_SMOOTHING if self._typical_step_seconds else 1.0
+            self._typical_step_seconds += weight * (seconds - self._typical_step_seconds)
+        return self._measured(seconds, sum(part.tokens + len(part.path) for part in parts))
+
+    def _measured(self, step_seconds: float, step_tokens: int) -> Load:
         waiting = sum(not running.table.blocks for running in self._sessions.values())
-        self._load = replace(
-            self._load,
+        return Load(
             running=len(self._sessions) - waiting,
             waiting=waiting,
             kv_usage=self._engine.pool.usage,
-            step_seconds=seconds,
-            step_tokens=sum(part.tokens + len(part.path) for part in parts),
-            typical_step_seconds=typical,
+            step_seconds=step_seconds,
+            step_tokens=step_tokens,
+            typical_step_seconds=self._typical_step_seconds,
+            preemptions=self._preemptions,
         )
-        return self._load
 
     def _tell(self, report: StepReport | None) -> None:
         if report is not None:

@@ -1,0 +1,245 @@
+"""Router core, verifier and drafters in one process, joined by real gRPC on loopback: fast enough for many
+models."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Coroutine, Iterable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import grpc.aio
+
+from drafter.service import DrafterService
+from drafter.stepper import DraftStepper
+from outrider.engine.engine import Engine
+from outrider.engine.kv_blocks import BlockPool
+from outrider.engine.loading import load_engine, load_tokenizer
+from outrider.engine.scheduler import Limits
+from outrider.registration import register
+from outrider.rpc import Identity, Role, bind, channel, new_server
+from outrider.sampling.params import SamplingParams
+from outrider.v1 import (
+    drafter_pb2,
+    drafter_pb2_grpc,
+    registry_pb2_grpc,
+    verifier_pb2,
+    verifier_pb2_grpc,
+)
+from outrider.wire.description import TokenizerFiles, WorkerInfo
+from router.fleet import Fleet
+from router.metrics import Metrics
+from router.registry import Registry
+from router.requests import FinishReason, GenerationRequest, SessionEnded, TokensCommitted
+from router.sessions import Sessions
+from router.tokenizer import first_difference
+from verifier.pace import Awaited
+from verifier.service import VerifierService
+from verifier.stepper import Stepper
+
+KV_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Answer:
+    tokens: list[int]
+    reason: FinishReason
+    accepted: int
+    verified: int
+    cached_prompt_tokens: int
+    steps: int
+
+
+@dataclass
+class Worker:
+    """A worker's server and tasks; `kill` ends them at once, as a crash would."""
+
+    server: grpc.aio.Server
+    tasks: list[asyncio.Task[Any]] = field(default_factory=list)
+    stepper: Any = None
+    service: Any = None
+
+    def start(self, *coroutines: Coroutine[Any, Any, Any]) -> None:
+        self.tasks += [asyncio.create_task(coroutine) for coroutine in coroutines]
+
+    async def kill(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        if isinstance(self.service, DrafterService):
+            await self.service.close()
+        await self.server.stop(0)
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+class Cluster:
+    """`async with Cluster(...) as cluster`: one verifier, and the drafters that are added."""
+
+    def __init__(
+        self,
+        target: Path,
+        *,
+        k: int = 4,
+        limits: Limits | None = None,
+        kv_blocks: int | None = None,
+    ) -> None:
+        self._target = target
+        self._kv_blocks = kv_blocks
+        self._limits = limits or Limits()
+        self._identity = Identity(Role.ROUTER, "router", 1)
+        self.fleet = Fleet(Metrics(), clock=time.time)
+        self.sessions = Sessions(self.fleet, max_sessions=256, num_speculative_tokens=k)
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        server = new_server()
+        registry = Registry(self.fleet, self._identity, first_difference)
+        registry_pb2_grpc.add_RegistryServicer_to_server(registry, server)
+        self.router_address = bind(server, "127.0.0.1", 0)
+        await server.start()
+        self._stack.push_async_callback(server.stop, 0)
+        self.verifier = await self._add_verifier()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._stack.aclose()
+
+    async def _add_verifier(self) -> Worker:
+        engine, tokenizer, info = load(Role.VERIFIER, self._target)
+        if self._kv_blocks is not None:
+            engine.pool = BlockPool(self._kv_blocks)
+        service = VerifierService(info, tokenizer)
+        stepper = Stepper(engine, self._limits, service.on_step, time.monotonic, patient)
+        service.use(stepper)
+        server = new_server()
+        verifier_pb2_grpc.add_VerifierServicer_to_server(service, server)
+        return await self._join(Worker(server, stepper=stepper, service=service), info, stepper.run())
+
+    async def add_drafter(self, draft: Path) -> Worker:
+        engine, tokenizer, info = load(Role.DRAFTER, draft)
+        service = DrafterService(info, tokenizer)
+        stepper = DraftStepper(engine, self._limits, service.on_change, service.on_failed, time.monotonic)
+        service.use(stepper)
+        server = new_server()
+        drafter_pb2_grpc.add_DrafterServicer_to_server(service, server)
+        return await self._join(Worker(server, stepper=stepper, service=service), info, stepper.run())
+
+    async def add_garbage_drafter(self, draft: Path, seed: int = 0) -> Worker:
+        _, tokenizer, info = load(Role.DRAFTER, draft)
+        service = GarbageDrafter(info, tokenizer, random.Random(seed))
+        server = new_server()
+        drafter_pb2_grpc.add_DrafterServicer_to_server(service, server)
+        return await self._join(Worker(server, service=service), info)
+
+    async def _join(self, worker: Worker, info: WorkerInfo, *background: Coroutine[Any, Any, Any]) -> Worker:
+        address = bind(worker.server, "127.0.0.1", 0)
+        await worker.server.start()
+        joined = asyncio.Event()
+        worker.start(
+            *background,
+            register(self.router_address, info, address, on_state=lambda by, _: joined.set() if by else None),
+        )
+        self._stack.push_async_callback(worker.kill)
+        async with asyncio.timeout(20):
+            await joined.wait()
+        return worker
+
+    async def ask(
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        max_tokens: int,
+        *,
+        k: int | None = None,
+        ignore_eos: bool = True,
+        on_tokens: Any = None,
+    ) -> Answer:
+        """Runs one request to its end. `on_tokens(output so far)` is awaited at every step where given."""
+        request = GenerationRequest("", tuple(prompt), sampling, max_tokens, ignore_eos, k)
+        tokens: list[int] = []
+        accepted = verified = cached = steps = 0
+        async for event in self.sessions.run(request):
+            if isinstance(event, SessionEnded):
+                return Answer(tokens, event.reason, accepted, verified, cached, steps)
+            assert isinstance(event, TokensCommitted)
+            tokens += event.tokens
+            accepted, verified = accepted + event.accepted, verified + event.verified
+            cached += event.cached_prompt_tokens
+            steps += 1
+            if on_tokens is not None:
+                await on_tokens(tokens)
+        raise AssertionError("the stream of events ended without an end")
+
+
+def load(role: Role, model: Path) -> tuple[Engine, TokenizerFiles, WorkerInfo]:
+    engine = load_engine(str(model), name=model.name, kv_memory_bytes=KV_BYTES, threads=1)
+    tokenizer = load_tokenizer(str(model))
+    incarnation = random.getrandbits(64)
+    name = f"{role.name.lower()}-{incarnation:x}"
+    identity = Identity(role, name, incarnation, engine.info.fingerprint, tokenizer.hash)
+    return (
+        engine,
+        tokenizer,
+        WorkerInfo(identity, engine.info, engine.pool.num_blocks, engine.pool.block_size),
+    )
+
+
+def patient(now: float, free_since: float, step_seconds: float, awaited: Iterable[Awaited]) -> float:
+    """In the place of verifier.pace.start_at: waits for every drafter, so that drafts always take part."""
+    until = free_since + 0.3  # a drafter may have nothing to say
+    return until if any(session.tokens == 0 < session.wanted for session in awaited) else now
+
+
+class GarbageDrafter(drafter_pb2_grpc.DrafterServicer):
+    """Registers as any drafter does and then sends nonsense for every session that it is given."""
+
+    def __init__(self, info: WorkerInfo, tokenizer: TokenizerFiles, rng: random.Random) -> None:
+        self._inner = DrafterService(info, tokenizer)
+        self._info = info
+        self._rng = rng
+
+    async def GetInfo(self, request: Any, context: Any) -> Any:
+        return await self._inner.GetInfo(request, context)
+
+    async def GetTokenizer(self, request: Any, context: Any) -> Any:
+        return await self._inner.GetTokenizer(request, context)
+
+    async def Sessions(self, request_iterator: Any, context: Any) -> Any:
+        tasks = []
+        try:
+            async for command in request_iterator:
+                if command.HasField("hello"):
+                    yield drafter_pb2.DrafterEvents(hello=self._info.identity.hello())
+                elif command.HasField("open"):
+                    tasks.append(asyncio.create_task(self._babble(command.open)))
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _babble(self, session: drafter_pb2.OpenDraft) -> None:
+        ends = [len(session.prompt)]  # of the log, as told: some of the nonsense is to be verified
+        async with channel(session.verifier_address) as connection:
+            stub = verifier_pb2_grpc.VerifierStub(connection)
+            async for batch in stub.Speculate(self._nonsense(session, ends)):
+                ends += [commit.base + len(commit.tokens) for commit in batch.commits]
+
+    async def _nonsense(self, session: drafter_pb2.OpenDraft, ends: list[int]) -> Any:
+        rng, start = self._rng, len(session.prompt)
+        attach = verifier_pb2.Attach(session_id=session.session_id, draft_key=session.draft_key)
+        yield verifier_pb2.DraftBatch(hello=self._info.identity.hello())
+        yield verifier_pb2.DraftBatch(attach=[attach])
+        while True:
+            count = rng.randrange(12)
+            wild = rng.random() < 0.5
+            draft = verifier_pb2.Draft(
+                session_id=rng.randbytes(rng.randrange(20)) if rng.random() < 0.1 else session.session_id,
+                base=rng.choice([start + rng.randrange(40), 0, 2**32 - 1, start]) if wild else ends[-1],
+                tokens=[rng.randrange(2**32 if wild else 199) for _ in range(count)],
+                parents=[rng.randrange(-3, count + 1) for _ in range(count)] if rng.random() < 0.3 else [],
+                survival=rng.randbytes(rng.choice([0, count, 3])),
+            )
+            yield verifier_pb2.DraftBatch(drafts=[draft], stamp_us=rng.getrandbits(64))
+            await asyncio.sleep(0.001)

@@ -1,0 +1,133 @@
+"""`outrider serve` as a user starts it, on the demo pair, and the text that the target alone would give."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+from outrider.engine.engine import Engine, Work
+from outrider.engine.loading import load_engine
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.sampler import Row, TokenCounts, draw
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGET = ROOT / "demo" / "models" / "target"
+DRAFT = ROOT / "demo" / "models" / "draft"
+READY_SECONDS = 120
+
+
+@dataclass
+class Serve:
+    """A running `outrider serve`."""
+
+    process: subprocess.Popen[str]
+    said: list[str] = field(default_factory=list)
+    url: str = ""
+    grpc_address: str = ""
+
+    def child(self, role: str) -> psutil.Process:
+        """The process of one role."""
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            if role in child.cmdline():
+                return child
+        raise LookupError(f"no {role} runs; it said:\n" + "".join(self.said[-30:]))
+
+    def wait_for(self, text: str, seconds: float = READY_SECONDS) -> str:
+        """The first line said so far, or from now on, that holds `text`."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            for line in list(self.said):
+                if text in line:
+                    return line
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.05)
+        raise AssertionError(f"{text!r} was never said:\n" + "".join(self.said))
+
+
+def start(*arguments: str) -> Serve:
+    command = [sys.executable, "-m", "outrider", "serve", "--port", "0", "--grpc-port", "0", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "400"}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=environment
+    )
+    serve = Serve(process)
+
+    def read() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            serve.said.append(line)
+
+    threading.Thread(target=read, daemon=True).start()
+    found = re.search(r"is ready: (http://\S+) .*gRPC (\S+?)\)", serve.wait_for("is ready: http"))
+    assert found is not None
+    serve.url, serve.grpc_address = found[1], found[2]
+    return serve
+
+
+@pytest.fixture(scope="session")
+def serve() -> Iterator[Serve]:
+    running = start("--seed", "7")
+    yield running
+    children = psutil.Process(running.process.pid).children(recursive=True)
+    running.process.send_signal(signal.SIGINT)
+    assert running.process.wait(20) == 0, "".join(running.said[-30:])
+    assert not [child for child in children if child.is_running()], "processes were left behind"
+
+
+class Alone:
+    """The target by itself: one token at a time, no drafts, nobody else in the batch."""
+
+    def __init__(self) -> None:
+        self.engine: Engine = load_engine(str(TARGET), threads=1, kv_memory_bytes=2**28)
+        self._known: dict[tuple[object, ...], list[int]] = {}
+
+    def tokens(self, prompt: Sequence[int], sampling: SamplingParams, count: int) -> list[int]:
+        key = (tuple(prompt), repr(sampling), count)
+        if key not in self._known:
+            self._known[key] = self._run(list(prompt), sampling, count)
+        return self._known[key]
+
+    def _run(self, prompt: list[int], sampling: SamplingParams, count: int) -> list[int]:
+        pool = self.engine.pool
+        table = pool.open([])
+        counts = TokenCounts(prompt, ())
+        log = list(prompt)
+        while len(log) < len(prompt) + count:
+            start = table.length
+            pool.extend(table, len(log) - start)
+            logits = self.engine.step([Work(table.blocks, start, log[start:], 1)])
+            token = int(draw(logits, [Row(sampling, len(log), counts, ())]).tokens[0])
+            counts.extend([token])
+            log.append(token)
+        pool.close(table)
+        return log[len(prompt) :]
+
+
+@pytest.fixture(scope="session")
+def alone() -> Alone:
+    return Alone()
+
+
+@pytest.fixture
+def eventually() -> Callable[[Callable[[], bool], str], None]:
+    """Waits for a condition, with a deadline that only a hang can reach."""
+
+    def wait(condition: Callable[[], bool], what: str) -> None:
+        until = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < until, f"never happened: {what}"
+            time.sleep(0.05)
+
+    return wait

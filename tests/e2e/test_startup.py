@@ -1,0 +1,101 @@
+"""What a user sees when the service cannot start: the reason, in a line, and nothing left running."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.conftest import DRAFT, ROOT, TARGET
+
+pytestmark = pytest.mark.process
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "400", "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "outrider", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+        timeout=120,
+    )
+
+
+def serve(*arguments: str) -> str:
+    """Starts a service that must fail, and returns what it said."""
+    children = set(psutil.Process().children(recursive=True))
+    ended = run("serve", "--port", "0", "--grpc-port", "0", *arguments)
+    assert ended.returncode not in (0, None), ended.stdout
+    assert "Traceback" not in ended.stdout
+    assert not set(psutil.Process().children(recursive=True)) - children
+    return ended.stdout
+
+
+def copy(model: Path, folder: Path) -> Path:
+    shutil.copytree(model, folder)
+    return folder
+
+
+def test_a_checkpoint_that_is_not_there(tmp_path: Path) -> None:
+    said = serve("--target", str(tmp_path / "nowhere"), "--drafters", "0")
+    assert str(tmp_path / "nowhere") in said
+
+
+def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
+    assert "config.json" in serve("--target", str(tmp_path), "--drafters", "0")
+
+
+def test_a_damaged_checkpoint(tmp_path: Path) -> None:
+    target = copy(TARGET, tmp_path / "target")
+    weights = target / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[: 2**20])
+    assert "model.safetensors" in serve("--target", str(target), "--drafters", "0")
+
+
+def test_a_checkpoint_of_pickles(tmp_path: Path) -> None:
+    target = copy(TARGET, tmp_path / "target")
+    (target / "model.safetensors").rename(target / "pytorch_model.bin")
+    assert "safetensors" in serve("--target", str(target), "--drafters", "0")
+
+
+@pytest.mark.parametrize("flag", ["--port", "--grpc-port"])
+def test_a_port_in_use(flag: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        said = serve(flag, port)
+    assert port in said and flag in said
+
+
+def test_a_draft_whose_tokenizer_differs_is_refused_naming_the_first_difference(tmp_path: Path) -> None:
+    draft = copy(DRAFT, tmp_path / "draft")
+    file = draft / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    by_id = {number: token for token, number in vocabulary.items()}
+    vocabulary[by_id[300]], vocabulary[by_id[301]] = 301, 300
+    file.write_text(json.dumps(tokenizer))
+    said = serve("--target", str(TARGET), "--draft", str(draft))
+    assert "300" in said and "tokenizer" in said
+
+
+def test_a_model_that_does_not_fit_the_engine(tmp_path: Path) -> None:
+    from transformers import GPTJConfig, GPTJForCausalLM
+
+    GPTJForCausalLM(
+        GPTJConfig(vocab_size=4096, n_embd=32, n_layer=1, n_head=2, rotary_dim=8, n_positions=128)
+    ).save_pretrained(tmp_path / "gptj")
+    for file in TARGET.glob("*token*"):
+        shutil.copy(file, tmp_path / "gptj")
+    assert "attention" in serve("--target", str(tmp_path / "gptj"), "--drafters", "0")

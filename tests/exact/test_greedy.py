@@ -1,0 +1,82 @@
+"""Greedy output equals the target's own, for every architecture and whatever the drafter does."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from outrider.sampling.params import SamplingParams
+from tests.cluster import Answer, Cluster
+from tests.tiny_models import ARCHITECTURES, build
+
+GREEDY = SamplingParams(temperature=0.0)
+LENGTHS = (1, 2, 7, 16, 17, 33, 40, 64)  # around the block size, and enough for sliding windows to matter
+MAX_TOKENS = 24
+VOCAB = 199
+
+
+def prompts() -> list[list[int]]:
+    rng = random.Random(7)
+    return [[rng.randrange(VOCAB) for _ in range(length)] for length in LENGTHS]
+
+
+def reference(target: Path) -> list[list[int]]:
+    model = AutoModelForCausalLM.from_pretrained(
+        target, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    model.generation_config.eos_token_id = None
+    outputs = []
+    for prompt in prompts():
+        ids = torch.tensor([prompt])
+        mask = torch.ones_like(ids)
+        done = model.generate(
+            ids, attention_mask=mask, do_sample=False, max_new_tokens=MAX_TOKENS, pad_token_id=0
+        )
+        outputs.append(done[0, len(prompt) :].tolist())
+    return outputs
+
+
+def near_copy(target: Path, folder: Path) -> Path:
+    """A good draft: the target with a little noise on its weights."""
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(
+                torch.randn(parameter.shape, generator=generator) * parameter.std().nan_to_num(0.0) * 0.005
+            )
+    model.save_pretrained(folder)
+    for file in target.glob("*token*"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+async def test_greedy_output_equals_generate(architecture: str, tmp_path: Path) -> None:
+    target = build(architecture, tmp_path / "target")
+    expected = reference(target)
+    accepted: dict[str, int] = {}
+    for drafter in ("good", "bad", "none", "garbage"):
+        async with Cluster(target) as cluster:
+            if drafter == "good":
+                await cluster.add_drafter(near_copy(target, tmp_path / "good"))
+            elif drafter == "bad":
+                await cluster.add_drafter(build(architecture, tmp_path / "bad", seed=99))
+            elif drafter == "garbage":
+                await cluster.add_garbage_drafter(target)
+            answers: list[Answer] = await asyncio.gather(
+                *(cluster.ask(prompt, GREEDY, MAX_TOKENS) for prompt in prompts())
+            )
+        for length, answer, tokens in zip(LENGTHS, answers, expected, strict=True):
+            assert answer.tokens == tokens, f"{drafter} draft, prompt of {length}"
+        accepted[drafter] = sum(answer.accepted for answer in answers)
+        if drafter == "none":
+            assert sum(answer.verified for answer in answers) == 0
+        else:
+            assert sum(answer.verified for answer in answers) > 0, f"no {drafter} draft was ever verified"
+    assert accepted["good"] > accepted["bad"] >= accepted["none"] == 0
