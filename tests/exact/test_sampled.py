@@ -67,6 +67,18 @@ async def test_with_a_drafter_at_any_k(
     assert sum(answer.accepted for answer in answers) > 0
 
 
+async def test_a_draft_that_is_the_target_itself_is_always_right(
+    pair: tuple[Path, Path], expected: list[list[int]]
+) -> None:
+    """Drafter and verifier draw with the same noise, transforms and history."""
+    async with Cluster(pair[0]) as cluster:
+        await cluster.add_drafter(pair[0])
+        answers = await ask_all(cluster)
+    assert [answer.tokens for answer in answers] == expected
+    for answer in answers:
+        assert answer.accepted == answer.verified > 0
+
+
 async def test_switched_off_for_a_request(pair: tuple[Path, Path], expected: list[list[int]]) -> None:
     async with Cluster(pair[0]) as cluster:
         await cluster.add_drafter(pair[1])
