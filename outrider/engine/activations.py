@@ -1,0 +1,53 @@
+"""Activations on CPU whose numbers do not depend on where in the batch they stand.
+
+torch's silu and gelu take a vector of numbers at a time and what is left over one by one, and the two round
+differently; where the leftovers lie follows from the batch's size and from the number of threads. exp, erf
+and tanh give the same bits either way (as do sums and products), so the activations are put together from
+them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from transformers.activations import GELUActivation, GELUTanh, SiLUActivation
+
+
+def silu(x: torch.Tensor) -> torch.Tensor:
+    """x / (1 + exp(-x))"""
+    scratch = x.neg().exp_().add_(1.0)
+    return torch.div(x, scratch, out=scratch)
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """x / 2 * (1 + erf(x / sqrt(2)))"""
+    return (x * math.sqrt(0.5)).erf_().add_(1.0).mul_(x).mul_(0.5)
+
+
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))"""
+    scratch = (x * x).mul_(x).mul_(0.044715).add_(x).mul_(math.sqrt(2.0 / math.pi))
+    return scratch.tanh_().add_(1.0).mul_(x).mul_(0.5)
+
+
+class PlacelessActivation(nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+def placeless(module: nn.Module) -> nn.Module | None:
+    """What to put in the place of an activation whose bits depend on the place; None for any other module."""
+    if isinstance(module, (SiLUActivation, nn.SiLU)):
+        return PlacelessActivation(silu)
+    if isinstance(module, GELUTanh) or (isinstance(module, nn.GELU) and module.approximate == "tanh"):
+        return PlacelessActivation(gelu_tanh)
+    if isinstance(module, (GELUActivation, nn.GELU)):
+        return PlacelessActivation(gelu)
+    return None

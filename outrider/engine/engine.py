@@ -1,0 +1,68 @@
+"""The model engine: any Hugging Face causal LM on a ragged batch with a paged KV cache.
+
+Drafter and verifier use it alike. It knows tokens, positions and blocks; it knows no sessions, no sampling,
+no transport. Who may hold which block is the BlockPool's business; callers keep it, between steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from outrider.engine.attention import RUNNING, LayerAttention, RunningStep
+from outrider.engine.kv_blocks import BlockPool
+from outrider.engine.kv_pools import KvPools
+from outrider.engine.step_inputs import StepInputs, Work, build_step
+from outrider.wire.description import ModelInfo
+
+__all__ = ["Engine", "StepInputs", "Work"]
+
+
+class Engine:
+    """Runs steps one at a time. `prepare` may run in another thread while a step runs."""
+
+    def __init__(self, model: Any, info: ModelInfo, num_blocks: int, *, block_size: int = 16) -> None:
+        """`model` attends through outrider.engine.attention."""
+        self.info = info
+        self.pool = BlockPool(num_blocks, block_size)
+        self.kv_pools = KvPools(num_blocks, block_size)
+        self.model = model
+        parameter = next(model.parameters())
+        self._device, self._dtype = parameter.device, parameter.dtype
+        self.layers: dict[int, LayerAttention] = {}  # that attended in the last step
+
+    def prepare(self, works: Sequence[Work]) -> StepInputs:
+        """Builds the step's index tensors; reads the works, changes nothing. At least one work."""
+        return build_step(
+            works,
+            block_size=self.pool.block_size,
+            scratch_block=self.kv_pools.scratch_block,
+            device=self._device,
+            mask_dtype=self._dtype,
+            windows={how.window for how in self.layers.values()},
+        )
+
+    def forward(self, inputs: StepInputs) -> torch.Tensor:
+        """Runs the step: [sum of rows, vocab_size] float32 logits, in the order of the works and their
+        rows."""
+        step = RunningStep(inputs, self.kv_pools)
+        token = RUNNING.set(step)
+        try:
+            with torch.inference_mode():
+                logits = self.model(
+                    input_ids=inputs.input_ids,
+                    position_ids=inputs.position_ids,
+                    use_cache=False,
+                    logits_to_keep=inputs.keep,
+                ).logits
+        finally:
+            RUNNING.reset(token)
+        self.layers = step.layers
+        found: torch.Tensor = logits[0, : inputs.rows].float()
+        return found
+
+    def step(self, works: Sequence[Work]) -> torch.Tensor:
+        """`prepare` and `forward` in one."""
+        return self.forward(self.prepare(works))

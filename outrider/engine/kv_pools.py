@@ -1,0 +1,77 @@
+"""The tensors behind the block table: keys and values of every layer, paged."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+
+class KvPools:
+    """One pool of keys and one of values for each layer, made when the layer first shows its shapes.
+
+    A pool is [H, num_blocks + 1, block_size, W]; its last block is scratch, for tokens that nobody wants. W
+    is the width D of a key or value, or more (see `kernel_width`), then filled up with zeros."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.scratch_block = num_blocks
+        self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._gathered: list[torch.Tensor | None] = [None, None]  # reused by every group and layer
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Over all layers seen so far."""
+        pools = [pool for layer in self._layers.values() for pool in layer]
+        return sum(pool.numel() * pool.element_size() for pool in pools) // (self.num_blocks + 1)
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
+        """Stores key [H, T, D] and value [H, T, Dv] of the step's tokens at `slots` [T]."""
+        pools = self._layers.get(layer)
+        if pools is None:
+            pools = self._layers[layer] = (self._new(key), self._new(value))
+        for pool, new in zip(pools, (key, value), strict=True):
+            all_slots = pool.view(pool.shape[0], -1, pool.shape[3])  # [H, slots, W]
+            all_slots[:, :, : new.shape[2]].index_copy_(1, slots, new)
+
+    def gather(self, layer: int, blocks: torch.Tensor, sessions: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys [S, H, K, W] and values [S, H, K, Wv] of blocks [S * n], K = n * block_size.
+
+        Valid until the next call: the memory is used again."""
+        key_pool, value_pool = self._layers[layer]
+        return self._select(0, key_pool, blocks, sessions), self._select(1, value_pool, blocks, sessions)
+
+    def _select(self, which: int, pool: torch.Tensor, blocks: torch.Tensor, sessions: int) -> torch.Tensor:
+        heads, _, size, width = pool.shape
+        elements = heads * blocks.numel() * size * width
+        buffer = self._gathered[which]
+        if buffer is None or buffer.numel() < elements or buffer.dtype != pool.dtype:
+            buffer = self._gathered[which] = torch.empty(elements, dtype=pool.dtype, device=pool.device)
+        out = buffer[:elements].view(heads, blocks.numel(), size * width)
+        torch.index_select(pool.view(heads, -1, size * width), 1, blocks, out=out)
+        return out.view(heads, sessions, -1, width).transpose(0, 1)
+
+    def _new(self, like: torch.Tensor) -> torch.Tensor:
+        """Zeros, since unused slots are multiplied by a weight of zero."""
+        width = kernel_width(like.shape[2]) if _exact(like) else like.shape[2]
+        shape = (like.shape[0], self.num_blocks + 1, self.block_size, width)
+        if like.device.type != "cpu":
+            return torch.zeros(shape, dtype=like.dtype, device=like.device)
+        # numpy asks the system for zeroed pages, which cost nothing until used; torch would write them.
+        memory = np.zeros(math.prod(shape) * like.element_size(), dtype=np.uint8)
+        return torch.from_numpy(memory).view(like.dtype).view(shape)
+
+
+def kernel_width(width: int) -> int:
+    """The width at which torch's CPU attention kernel gives the same bits on every thread: 14 modulo 16.
+
+    It cuts one buffer into a piece for each thread, of (keys of a block + 2 + width) floats for a row, and
+    the products that it calls round by how their operands lie in memory. So the pieces must be whole cache
+    lines."""
+    return width + (14 - width) % 16
+
+
+def _exact(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.dtype == torch.float32

@@ -1,0 +1,189 @@
+"""From a checkpoint to an engine that has shown that it runs it rightly."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.utils import logging as transformers_logging
+
+from outrider.engine.checkpoint import config_text, fingerprint, locate, weight_files
+from outrider.engine.engine import Engine
+from outrider.engine.packed import pack
+from outrider.engine.self_check import PROBE_BLOCKS, check, reference
+from outrider.engine.tokenizer import load_tokenizer
+from outrider.errors import StartupError
+from outrider.wire.description import ModelInfo
+
+__all__ = ["load_engine", "load_tokenizer"]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_engine(
+    path_or_id: str,
+    *,
+    name: str | None = None,
+    device: str = "cpu",
+    dtype: str | None = None,
+    kv_memory_bytes: int = 2**30,
+    threads: int | None = None,
+    progress: Callable[[str, float], None] | None = None,
+) -> Engine:
+    """Loads a causal LM from a local folder or by its hub id; checks the engine against the model's own code.
+
+    `name` is what clients call it (default: the last part of `path_or_id`); `dtype` is float32, bfloat16 or
+    float16 (default: float32 on CPU, the checkpoint's own elsewhere); `threads` are torch's, for the whole
+    process. `progress` hears what is being done and the share of the work before it, 0 to 1.
+
+    Raises StartupError, in one sentence, where the checkpoint is missing, damaged or incomplete or a flag is
+    wrong, and ModelRefused where the engine cannot run the model rightly."""
+    tell = progress or (lambda _stage, _share: None)
+    _quiet()
+    target = _device(device)
+    if threads:
+        torch.set_num_threads(threads)
+    tell("looking over the checkpoint", 0.0)
+    folder = locate(path_or_id)
+    config = _config(folder)
+    weight_files(folder)
+    digest = fingerprint(folder)
+    wanted = _dtype(dtype, target)
+    tell("loading weights", 0.1)
+    model = _model(folder, config, wanted, target)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    actual = next(model.parameters()).dtype
+
+    info = ModelInfo(
+        name=name or Path(path_or_id).name,
+        fingerprint=digest,
+        architecture=type(model).__name__,
+        parameters=parameters,
+        vocab_size=model.get_output_embeddings().weight.shape[0],
+        max_context=max_context(model.config),
+        eos_token_ids=_eos_token_ids(model),
+        device=str(target),
+        dtype=str(actual).removeprefix("torch."),
+        bit_exact=False,
+    )
+    tell("running the model's own code", 0.5)
+    expected = reference(model, info)
+    invariant = target.type == "cpu" and actual == torch.float32
+    if invariant:
+        tell("packing weights", 0.6)
+        pack(model)
+    tell("checking the engine against it", 0.8)
+    probe = Engine(model, info, PROBE_BLOCKS)
+    checked = check(probe, expected, bits=invariant)
+    num_blocks = kv_memory_bytes // probe.kv_pools.bytes_per_block
+    if num_blocks < 2:
+        raise StartupError(
+            f"the KV memory of {kv_memory_bytes} bytes holds {num_blocks} blocks of {info.name}; "
+            f"give at least {2 * probe.kv_pools.bytes_per_block}"
+        )
+    tell("ready", 1.0)
+    return Engine(model, checked, num_blocks)
+
+
+def max_context(config: Any) -> int:
+    """Most tokens of a session.
+
+    Kept to the length at which a rotary scaling that depends on the length switches over: its angles would
+    otherwise change with what else is in the batch."""
+    text = config.get_text_config()
+    longest = int(getattr(text, "max_position_embeddings", None) or 2**20)
+    scaling = getattr(text, "rope_parameters", None) or {}
+    by_kind = scaling.values() if all(isinstance(value, dict) for value in scaling.values()) else [scaling]
+    for parameters in by_kind:
+        original = parameters.get("original_max_position_embeddings") or getattr(
+            text, "original_max_position_embeddings", None
+        )
+        if parameters.get("rope_type") == "longrope" and original:
+            longest = min(longest, int(original))
+    return longest
+
+
+def _config(folder: Path) -> Any:
+    model_type = json.loads(config_text(folder)).get("model_type")
+    try:
+        config = AutoConfig.from_pretrained(folder)
+    except Exception as error:  # unknown types and damaged values raise all kinds
+        reason = str(error).strip().split("\n")[0]
+        raise StartupError(
+            f"{folder}/config.json describes no model that transformers knows ({reason})"
+        ) from None
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder:
+        raise StartupError(
+            f"{folder} holds a model of type {model_type}, which is not a causal language model"
+        )
+    return config
+
+
+def _model(folder: Path, config: Any, dtype: torch.dtype | None, device: torch.device) -> Any:
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype if dtype is not None else "auto",
+            use_safetensors=True,
+            attn_implementation="eager",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # so that they are reported, and refused below by name
+        )
+    except Exception as error:  # values out of range, out of memory
+        reason = str(error).strip().split("\n")[0]
+        raise StartupError(f"the weights in {folder} do not load ({reason})") from None
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise StartupError(
+            f"the weights in {folder} lack {missing[0]} ({len(missing)} missing in all), which "
+            f"{type(model).__name__} needs"
+        )
+    for key, found, expected in report["mismatched_keys"]:
+        raise StartupError(
+            f"{key} in {folder} has the shape {list(found)} where config.json asks for {list(expected)}"
+        )
+    return model.to(device).eval().requires_grad_(False)
+
+
+def _device(device: str) -> torch.device:
+    try:
+        target = torch.device(device)
+    except RuntimeError:
+        raise StartupError(f"--device {device} is not a device; give cpu, cuda or cuda:N") from None
+    if target.type not in ("cpu", "cuda"):
+        raise StartupError(f"--device {device} is not supported; give cpu, cuda or cuda:N")
+    if target.type == "cuda" and (target.index or 0) >= torch.cuda.device_count():
+        raise StartupError(f"--device {device}: there are {torch.cuda.device_count()} CUDA devices here")
+    return target
+
+
+def _dtype(dtype: str | None, device: torch.device) -> torch.dtype | None:
+    """None: the checkpoint's own."""
+    if dtype in (None, "", "auto"):
+        return torch.float32 if device.type == "cpu" else None
+    if dtype not in DTYPES:
+        raise StartupError(f"--dtype {dtype} is unknown; give {', '.join(DTYPES)} or auto")
+    return DTYPES[dtype]
+
+
+def _eos_token_ids(model: Any) -> tuple[int, ...]:
+    """Ids that end a text, from generation_config.json and config.json, in which they are one id or a
+    list."""
+    ids: set[int] = set()
+    for source in (model.generation_config, model.config.get_text_config()):
+        value = getattr(source, "eos_token_id", None)
+        ids.update([value] if isinstance(value, int) else value or [])
+    return tuple(sorted(ids))
+
+
+def _quiet() -> None:
+    """Keeps transformers' own bars and warnings off the terminal: what matters is said by errors of ours."""
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity(logging.CRITICAL)

@@ -1,0 +1,165 @@
+"""Linear layers on CPU whose rows do not depend on how many rows run together.
+
+torch's fp32 `F.linear` picks another kernel for 1 row, a few rows and many, and they round differently.
+oneDNN's product with a weight packed once gives every row the same bits from 2 rows up (measured up to 512,
+on Intel and AMD), and is faster for a few rows. The engine's self-check tells whether that holds on the
+machine at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.pytorch_utils import Conv1D
+
+from outrider.engine.activations import placeless
+
+MAX_ROWS = 512  # of one product
+EXPERTS_NAME = "outrider_packed"
+
+
+class PackedLinear(nn.Module):
+    """x @ weight.T + bias with a packed fp32 weight [out, in]."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), MAX_ROWS)
+        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, self.in_features)  # [n, in]
+        count = rows.shape[0]
+        if count <= MAX_ROWS:
+            out = self._product(rows)
+        else:
+            out = torch.cat([self._product(part) for part in torch.split(rows, MAX_ROWS)])
+        return out.view(*x.shape[:-1], self.out_features)
+
+    def _product(self, rows: torch.Tensor) -> torch.Tensor:
+        if rows.shape[0] == 1:  # the one count that rounds in a way of its own
+            return self._product(rows.repeat(2, 1))[:1]
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+            rows, self.packed, self.bias, "none", [], ""
+        )
+        return product
+
+
+class PackedWeight(torch.Tensor):
+    """A weight that a module hands to F.linear itself: the product runs packed, all else as on a plain
+    tensor."""
+
+    linear: PackedLinear
+
+    @classmethod
+    def of(cls, weight: torch.Tensor) -> PackedWeight:
+        packed = weight.detach().as_subclass(cls)
+        packed.linear = PackedLinear(weight, None)
+        return packed
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is F.linear and len(args) == 2 and isinstance(args[1], cls) and not kwargs:
+            return args[1].linear(args[0])
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def pack(model: Any) -> None:
+    """Makes an fp32 CPU model's rows independent of one another: linear layers, experts, activations.
+
+    The memory of the original weights is freed as it goes."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            replacement = _packed(child) or placeless(child)
+            if replacement is not None:
+                setattr(parent, name, replacement)
+    for module in list(model.modules()):
+        if _is_experts(module):
+            _pack_experts(module)
+        elif _multiplies_by_itself(module):
+            weight = module._parameters["weight"]
+            del module.weight
+            module.weight = PackedWeight.of(weight)
+    if any(hasattr(module, "packed_up") for module in model.modules()):
+        model.set_experts_implementation(EXPERTS_NAME)
+
+
+def _packed(module: Any) -> PackedLinear | None:
+    if type(module) is nn.Linear:
+        return PackedLinear(module.weight, module.bias)
+    if type(module) is Conv1D:
+        return PackedLinear(module.weight.T, module.bias)
+    return None
+
+
+def _multiplies_by_itself(module: nn.Module) -> bool:
+    """A router or the like: a module of its own kind around one matrix, which it hands to F.linear."""
+    weight = module._parameters.get("weight")
+    return (
+        weight is not None and weight.dim() == 2 and not isinstance(module, (nn.Linear, nn.Embedding, Conv1D))
+    )
+
+
+def _is_experts(module: nn.Module) -> bool:
+    """Experts in transformers' fused form: [E, out, in] parameters (or [E, in, out] where is_transposed)."""
+    return hasattr(module, "_is_expert_parallel") and isinstance(
+        getattr(module, "down_proj", None), nn.Parameter
+    )
+
+
+def _pack_experts(module: Any) -> None:
+    for target, name in (
+        ("packed_up", "gate_up_proj" if module.has_gate else "up_proj"),
+        ("packed_down", "down_proj"),
+    ):
+        weights = getattr(module, name)
+        biases = getattr(module, f"{name}_bias") if module.has_bias else [None] * len(weights)
+        packed = [
+            PackedLinear(weight.T if module.is_transposed else weight, bias)
+            for weight, bias in zip(weights, biases, strict=True)
+        ]
+        delattr(module, name)
+        setattr(module, target, nn.ModuleList(packed))
+
+
+def _packed_experts(
+    module: Any,
+    x: torch.Tensor,  # [T, H]
+    top_k_index: torch.Tensor,  # [T, k]
+    top_k_weights: torch.Tensor,  # [T, k]
+) -> torch.Tensor:
+    """Each expert on the tokens routed to it; a token's shares are added in the order of its choices: [T,
+    H]."""
+    tokens, choices = top_k_index.shape
+    chosen = top_k_index.reshape(-1)  # [T * k]
+    order = torch.argsort(chosen, stable=True)
+    shares = x.new_empty(tokens * choices, x.shape[1])
+    first = 0
+    for expert, count in enumerate(torch.bincount(chosen, minlength=module.num_experts).tolist()):
+        if count == 0:
+            continue
+        mine, first = order[first : first + count], first + count
+        hidden = module.packed_up[expert](x[mine // choices])
+        hidden = module._apply_gate(hidden) if module.has_gate else module.act_fn(hidden)
+        hidden = module.packed_down[expert](hidden)
+        shares[mine] = module.post_expert_norm(hidden) if module.has_post_expert_norm else hidden
+    weighted = (shares * top_k_weights.reshape(-1, 1)).view(tokens, choices, -1)
+    total = weighted[:, 0]
+    for choice in range(1, choices):
+        total = total + weighted[:, choice]
+    return total.to(x.dtype)
+
+
+ALL_EXPERTS_FUNCTIONS.register(EXPERTS_NAME, _packed_experts)

@@ -1,0 +1,161 @@
+"""Draws tokens from logits: one pure function, the same for drafter and verifier.
+
+A row's token depends on its logits, its parameters, its position and what comes before it in its session; on
+no other row. With the noise keyed by (seed, position, token id), argmax of log p' + Gumbel is an exact sample
+of p'.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from outrider.sampling.noise import gumbel, row_key
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.token_counts import TokenCounts
+
+__all__ = ["Drawn", "Row", "TokenCounts", "draw"]
+
+SMALLEST_TEMPERATURE = 1e-30  # below it float32 divides by zero; as good as greedy already
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One position to draw a token for."""
+
+    params: SamplingParams
+    position: int  # absolute position of the token drawn (prompt counted)
+    history: TokenCounts | None  # of the committed tokens before it; needed only where params.penalized
+    drafted: Sequence[int]  # drafted tokens between those and this position; they count as output
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    tokens: torch.Tensor  # [R] int64
+    probability: (
+        torch.Tensor | None
+    )  # [R] p' of each token (greedy: after penalties and bias); None if not asked for
+
+
+def draw(
+    logits: torch.Tensor, rows: Sequence[Row], vocab_size: int | None = None, *, probability: bool = False
+) -> Drawn:
+    """One token for each row of logits [R, V] float32, which stay as they are.
+
+    In this order: repetition penalty (prompt and output), frequency and presence penalty (output), logit
+    bias, temperature, top_k (ties with the k-th stay), top_p (the smallest set of at least that mass), min_p,
+    noise. Greedy rows stop after the bias. Only ids below `vocab_size`, where given, are drawn."""
+    if vocab_size is not None:
+        logits = logits[:, :vocab_size]
+    if any(row.params.penalized or row.params.logit_bias for row in rows):
+        logits = logits.clone()
+        _penalize(logits, rows)
+        _add_bias(logits, rows)
+    sampled = [index for index, row in enumerate(rows) if not row.params.greedy]
+    if len(sampled) == len(rows):
+        shaped = _shape(logits, rows)
+        tokens = _noisy_argmax(shaped, rows)
+    else:
+        shaped = logits
+        tokens = logits.argmax(-1)
+        if sampled:
+            index = torch.tensor(sampled, device=logits.device)
+            some = [rows[i] for i in sampled]
+            some_shaped = _shape(logits[index], some)
+            tokens[index] = _noisy_argmax(some_shaped, some)
+            if probability:
+                shaped = logits.index_copy(0, index, some_shaped)
+    if not probability:
+        return Drawn(tokens, None)
+    return Drawn(tokens, shaped.softmax(-1).gather(1, tokens[:, None])[:, 0])
+
+
+def _noisy_argmax(shaped: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+    keys = [row_key(row.params.seed, row.position) for row in rows]
+    return (shaped + gumbel(keys, shaped.shape[1], shaped.device)).argmax(-1)
+
+
+def _penalize(logits: torch.Tensor, rows: Sequence[Row]) -> None:
+    """Changes, in place, the logits of the tokens that came before."""
+    vocab = logits.shape[1]
+    entries = []
+    for index, row in enumerate(rows):
+        params = row.params
+        if not params.penalized:
+            continue
+        if row.history is None:
+            raise ValueError("a row with penalties needs its history")
+        ids, counts = row.history.with_drafted(row.drafted)
+        ids, counts = ids[ids < vocab], counts[ids < vocab]
+        subtract = params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
+        entries.append(
+            (np.full_like(ids, index), ids, np.full(len(ids), params.repetition_penalty), subtract)
+        )
+    if not entries:
+        return
+    row_of, token, divide, less = (
+        torch.from_numpy(np.concatenate(column)) for column in zip(*entries, strict=True)
+    )
+    row_of, token = row_of.to(logits.device), token.to(logits.device)
+    factor = divide.to(logits)
+    value = logits[row_of, token]
+    value = torch.where(value > 0, value / factor, value * factor) - less.to(logits)
+    logits[row_of, token] = value
+
+
+def _add_bias(logits: torch.Tensor, rows: Sequence[Row]) -> None:
+    vocab = logits.shape[1]
+    entries = [
+        (index, token, bias)
+        for index, row in enumerate(rows)
+        for token, bias in row.params.logit_bias.items()
+        if token < vocab
+    ]
+    if entries:
+        row_of, token, bias = (
+            torch.tensor(column, device=logits.device) for column in zip(*entries, strict=True)
+        )
+        logits[row_of, token] += bias.to(logits)
+
+
+def _shape(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+    """log p' up to a constant a row: -inf where a token is ruled out, 0 at the likeliest."""
+    params = [row.params for row in rows]
+    temperature = _column([max(p.temperature, SMALLEST_TEMPERATURE) for p in params], logits)
+    shaped = (logits - logits.amax(-1, keepdim=True)) / temperature
+    vocab = logits.shape[1]
+    limits = [min(p.top_k, vocab) if p.top_k else vocab for p in params]
+    most = max((limit for limit in limits if limit < vocab), default=0)
+    if most:
+        best = shaped.topk(most).values  # [R, most], largest first
+        limit = torch.tensor(limits, device=logits.device)[:, None]  # [R, 1]
+        least = best.gather(1, limit.clamp(max=most) - 1).masked_fill_(limit == vocab, -torch.inf)
+        shaped.masked_fill_(shaped < least, -torch.inf)
+    if any(p.top_p < 1.0 for p in params):
+        chosen = torch.tensor([i for i, p in enumerate(params) if p.top_p < 1.0], device=logits.device)
+        top_p = torch.tensor(
+            [p.top_p for p in params if p.top_p < 1.0], dtype=torch.float64, device=logits.device
+        )
+        shaped[chosen] = _within_mass(shaped[chosen], top_p[:, None])
+    if any(p.min_p > 0.0 for p in params):
+        floor = _column([math.log(p.min_p) if p.min_p > 0 else -math.inf for p in params], logits)
+        shaped.masked_fill_(shaped < floor, -torch.inf)
+    return shaped
+
+
+def _within_mass(shaped: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Keeps a token while the likelier ones have less than top_p [R, 1] together; of equal ones the lower id
+    first."""
+    ordered, ids = torch.sort(shaped, dim=-1, descending=True, stable=True)
+    mass = ordered.double().softmax(-1)
+    before = mass.cumsum(-1) - mass
+    ordered = ordered.masked_fill(before >= top_p, -torch.inf)
+    return torch.empty_like(shaped).scatter_(1, ids, ordered)
+
+
+def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]  # [R, 1]

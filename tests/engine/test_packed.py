@@ -1,0 +1,69 @@
+"""Packed layers: the same function, and rows that do not depend on one another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
+
+from outrider.engine.invariance import linears_keep_bits
+from outrider.engine.packed import MAX_ROWS, PackedLinear, PackedWeight, pack
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_rows_of_a_deep_product_do_not_depend_on_their_number() -> None:
+    layer = PackedLinear(random(1024, 4096) / 64, random(1024))
+    x = random(MAX_ROWS + 1, 4096, seed=1)  # one row beyond a product's limit
+    whole = layer(x)
+    torch.testing.assert_close(
+        whole, F.linear(x, random(1024, 4096) / 64, random(1024)), rtol=1e-4, atol=1e-4
+    )
+    for rows in (slice(0, 1), slice(MAX_ROWS, MAX_ROWS + 1), slice(3, 5), slice(100, 117), slice(1, None)):
+        assert torch.equal(layer(x[rows]), whole[rows])
+    assert torch.equal(layer(x[:6].view(1, 2, 3, 4096)), whole[:6].view(1, 2, 3, 1024))
+    assert linears_keep_bits(nn.Sequential(layer))
+
+
+def test_a_layer_that_does_not_keep_bits_is_found() -> None:
+    class Alone(PackedLinear):
+        def _product(self, rows: torch.Tensor) -> torch.Tensor:
+            return super()._product(rows) * (1 + rows.shape[0] % 2 * 1e-6)
+
+    assert not linears_keep_bits(nn.Sequential(Alone(random(8, 8), None)))
+
+
+def test_a_weight_used_by_its_module_multiplies_packed_and_is_plain_otherwise() -> None:
+    plain = random(8, 32)
+    weight = PackedWeight.of(plain)
+    x = random(40, 32, seed=1)
+    torch.testing.assert_close(F.linear(x, weight), F.linear(x, plain))
+    assert torch.equal(F.linear(x[:3], weight), F.linear(x, weight)[:3])
+    assert type(F.linear(x, weight)) is torch.Tensor
+    assert torch.equal(weight + 1, plain + 1) and torch.equal(
+        F.linear(x, weight, torch.ones(8)), F.linear(x, plain, torch.ones(8))
+    )
+
+
+def test_every_kind_of_matrix_is_packed(checkpoint: Callable[..., Path]) -> None:
+    for arch in ("llama", "gpt2", "mixtral"):
+        model = AutoModelForCausalLM.from_pretrained(checkpoint(arch), dtype=torch.float32).eval()
+        model.requires_grad_(False)
+        ids = torch.arange(24)[None]
+        expected = model(input_ids=ids).logits
+        pack(model)
+        left = [m for m in model.modules() if type(m) in (nn.Linear, Conv1D)]
+        matrices = [
+            name
+            for name, p in model.named_parameters()
+            if p.dim() > 1 and "emb" not in name and ".w" not in name
+        ]
+        assert not left and not matrices
+        torch.testing.assert_close(model(input_ids=ids).logits, expected, rtol=1e-3, atol=1e-3)

@@ -1,0 +1,89 @@
+"""Tiny random checkpoints of many architectures, with a tokenizer, so that they can be served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+BASE: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.3,
+}
+# model_type and what differs from BASE, by the name that tests use
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "qwen2": ("qwen2", {"use_sliding_window": False}),
+    "qwen3": ("qwen3", {}),
+    "mistral": ("mistral", {"sliding_window": 24}),
+    "gemma2": (
+        "gemma2",
+        {
+            "sliding_window": 24,
+            "attn_logit_softcapping": 3.0,
+            "query_pre_attn_scalar": 16,
+            "tie_word_embeddings": False,  # tied, the scaled embeddings would make it repeat itself
+        },
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {
+            "sliding_window": 24,
+            "query_pre_attn_scalar": 16,
+            "tie_word_embeddings": False,  # tied, the scaled embeddings would make it repeat itself
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "gpt2": ("gpt2", {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 1024, "n_inner": 96}),
+    "phi3": ("phi3", {"pad_token_id": 0}),
+    "opt": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64, "init_std": 0.3}),
+    "gpt_neox": ("gpt_neox", {}),
+    "olmo2": ("olmo2", {}),
+    "granite": ("granite", {"attention_multiplier": 0.25, "residual_multiplier": 0.7, "logits_scaling": 2.0}),
+    "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
+}
+ARCHITECTURES = list(CONFIGS)
+
+
+def build(arch: str, folder: Path, seed: int = 0, vocab_size: int = 199, **overrides: Any) -> Path:
+    """Saves a random fp32 model and a byte-level tokenizer (id 0 ends a text) to the folder and returns it.
+
+    The weights are large enough that greedy text varies. The same arguments give the same weights."""
+    model_type, special = CONFIGS[arch]
+    torch.manual_seed(seed)
+    values = {**BASE, **special, "vocab_size": vocab_size, "eos_token_id": 0, "bos_token_id": 0, **overrides}
+    config = AutoConfig.for_model(model_type, **values)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.generation_config.eos_token_id = 0
+    model.save_pretrained(folder)
+    save_tokenizer(folder, vocab_size)
+    return folder
+
+
+def save_tokenizer(folder: Path, vocab_size: int = 199) -> None:
+    """A byte-level BPE tokenizer of that many ids: <eos>, then bytes (as many as fit), then pairs of
+    letters."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet(), key=lambda symbol: (not symbol.isascii(), symbol))
+    tokens = ["<eos>", *alphabet][:vocab_size]
+    letters = list("etaoinshr")
+    pairs = [(first, second) for first in letters for second in letters]
+    merges = pairs[: max(0, vocab_size - len(tokens))]
+    tokens += [first + second for first, second in merges]
+    tokens += [f"<unused{index}>" for index in range(len(tokens), vocab_size)]
+    tokenizer = Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", bos_token="<eos>")
+    fast.chat_template = (
+        "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    )
+    fast.save_pretrained(folder)
