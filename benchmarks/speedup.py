@@ -82,7 +82,7 @@ def ask(url: str, prompt: str, max_tokens: int, temperature: float) -> Answer:
         "ignore_eos": True,
     }
     with Client(url) as client:
-        pieces = list(client.stream("/v1/completions", {**request, "model": client.default_model()}))
+        pieces = list(client.stream("/v1/completions", request))
     told = pieces[-1]
     assert isinstance(told, Statistics)
     return Answer(
