@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -160,7 +160,7 @@ def main(
         "draft_acceptance_rate": spread([answer.acceptance_rate or 0.0 for answer in answered]),
         "mean_acceptance_length": spread([answer.mean_accepted_length or 0.0 for answer in answered]),
         "same_text": all(a.text == b.text for pair in pairs for a, b in zip(*pair, strict=True)),
-        "answers": [[asdict(answer) for answer in side] for pair in pairs for side in pair],
+        "groups": [{"with_drafts": a, "plain": b} for a, b in zip(with_drafts, without, strict=True)],
     }
     table = Table("figure", "median", "quartiles")
     for name, value in result.items():

@@ -99,9 +99,10 @@ class Stepper:
         self._clock = clock
         self._decide = start_at
         self._sessions: dict[bytes, Running] = {}  # in order of arrival
-        self._changed = asyncio.Event()  # a session or a draft has come
+        self._changed = asyncio.Event()  # a session or a draft has come, or a session gone
         self._typical_step_seconds = 0.0  # of steps in which nobody's prompt was read in
         self._preemptions = 0
+        self._report: StepReport | None = None  # of the last step, not told yet
 
     @property
     def load(self) -> Load:
@@ -125,6 +126,7 @@ class Stepper:
         running = self._sessions.pop(session_id, None)
         if running is not None:
             self._engine.pool.close(running.table)
+            self._changed.set()
         return running
 
     def offer(
@@ -142,29 +144,21 @@ class Stepper:
     async def run(self) -> None:
         """Steps for ever."""
         with ThreadPoolExecutor(1, thread_name_prefix="engine") as engine_thread:
-            report: StepReport | None = None
             while True:
-                if (
-                    not self._sessions
-                    or self._start_at(free_since := self._clock(), self._without_draft()) > free_since
-                ):
-                    self._tell(report)
-                    report = None
+                if self._must_wait():
+                    self._tell()
                     await self._until_due()
                 parts = self._next_step()
                 if not parts:
-                    self._tell(report)
-                    report = None
-                    self._changed.clear()
-                    await self._changed.wait()
+                    self._tell()
+                    await self._change()
                     continue
-                works = [_work(part) for part in parts]
-                inputs = self._engine.prepare(works)
+                inputs = self._engine.prepare([_work(part) for part in parts])
                 rows = [row for part in parts for row in _rows(part)]
                 began = self._clock()
                 step = asyncio.get_running_loop().run_in_executor(engine_thread, self._compute, inputs, rows)
-                self._tell(report)  # while the device runs
-                report = self._finish(parts, await _result(step), began)
+                self._tell()  # while the device runs
+                self._report = self._finish(parts, await _result(step), began)
 
     def _check(self, spec: SessionSpec) -> None:
         info = self._engine.info
@@ -200,6 +194,10 @@ class Stepper:
             if running.pace is not None and running.pending == 1 and not running.path()
         ]
 
+    def _must_wait(self) -> bool:
+        now = self._clock()
+        return not self._sessions or self._start_at(now, self._without_draft()) > now
+
     def _start_at(self, free_since: float, empty: Iterable[Running]) -> float:
         awaited = [_awaited(running) for running in empty if running.session.num_speculative_tokens > 0]
         return self._decide(self._clock(), free_since, self._typical_step_seconds, awaited)
@@ -207,17 +205,20 @@ class Stepper:
     async def _until_due(self) -> None:
         """Waits while there is no session, then while it pays to wait for drafts."""
         while not self._sessions:
-            self._changed.clear()
-            await self._changed.wait()
+            await self._change()
         free_since = self._clock()
         empty = self._without_draft()
         while (seconds := self._start_at(free_since, empty) - self._clock()) > 0:
-            self._changed.clear()
             try:
                 async with asyncio.timeout(seconds):
-                    await self._changed.wait()
+                    await self._change()
             except TimeoutError:
                 return
+
+    async def _change(self) -> None:
+        """Waits until a session or a draft comes, or a session goes."""
+        self._changed.clear()
+        await self._changed.wait()
 
     def _next_step(self) -> list[Part]:
         """Chooses who runs and takes the blocks for it."""
@@ -302,7 +303,9 @@ class Stepper:
             preemptions=self._preemptions,
         )
 
-    def _tell(self, report: StepReport | None) -> None:
+    def _tell(self) -> None:
+        """Hands the last step's report on, once."""
+        report, self._report = self._report, None
         if report is not None:
             self._on_step(report)
 

@@ -31,4 +31,4 @@ def test_speedup_runs_on_the_demo_pair(tmp_path: Path) -> None:
     result = json.loads(kept.read_text())
     assert result["same_text"] is True
     assert result["speedup"]["median"] > 0
-    assert all(answer["tokens"] == 8 for side in result["answers"] for answer in side)
+    assert len(result["groups"]) == 2
