@@ -1,0 +1,58 @@
+"""Optimisers and their learning-rate schedule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+
+def optimisers(model: nn.Module, matrix_rate: float, other_rate: float) -> list[Optimizer]:
+    """Muon for the matrices inside the layers, AdamW for the (tied) embedding and the norms.
+
+    Muon (Jordan et al. 2024) orthogonalises each matrix's update; with the step scaled to AdamW's usual
+    size it needs fewer tokens for the same loss, which counts where every token is computed on a CPU.
+    """
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        (matrices if parameter.ndim == 2 and "layers" in name else others).append(parameter)
+    return [
+        torch.optim.Muon(
+            matrices, lr=matrix_rate, weight_decay=0.05, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+        ),
+        torch.optim.AdamW(others, lr=other_rate, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+class Schedule:
+    """Linear warm-up, then a cosine down to a fraction of the peak; also clips and steps."""
+
+    def __init__(
+        self, opts: Sequence[Optimizer], model: nn.Module, steps: int, warmup: int, final: float = 0.02
+    ) -> None:
+        self.opts, self.model = list(opts), model
+        self.steps, self.warmup, self.final = steps, warmup, final
+        self.peaks = [[float(group["lr"]) for group in opt.param_groups] for opt in self.opts]
+        self.taken = 0
+
+    def factor(self) -> float:
+        """The share of the peak learning rate that the next step uses."""
+        if self.taken < self.warmup:
+            return (self.taken + 1) / self.warmup
+        done = min(1.0, (self.taken - self.warmup) / max(1, self.steps - self.warmup))
+        return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * done))
+
+    def step(self, clip: float = 1.0) -> None:
+        """Apply the gradients that have been accumulated, then clear them."""
+        nn.utils.clip_grad_norm_(self.model.parameters(), clip)
+        factor = self.factor()
+        for opt, peaks in zip(self.opts, self.peaks, strict=True):
+            for group, peak in zip(opt.param_groups, peaks, strict=True):
+                group["lr"] = peak * factor
+            opt.step()
+            opt.zero_grad(set_to_none=True)
+        self.taken += 1
