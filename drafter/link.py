@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -84,6 +86,8 @@ class VerifierLink:
                 log.info("stream to the verifier at %s ended: %s", self._address, error.details())
             except OutriderError as error:
                 self._refused(error.message)
+            except Exception:
+                log.exception("the stream to the verifier at %s failed", self._address)
             if not self._sessions:
                 self._on_over()
                 return
@@ -102,13 +106,23 @@ class VerifierLink:
             self._attach = dict.fromkeys(self._sessions)
             self._changed = dict.fromkeys(self._sessions)
             self._ready.set()
-            stream = stub.Speculate(self._batches())
-            first = True
-            async for batch in stream:
-                if first:
-                    check_hello(batch, Role.VERIFIER, tokenizer_hash=self._identity.tokenizer_hash)
-                    first = False
-                self._heard(batch)
+            stream = stub.Speculate()
+            writer = asyncio.create_task(self._write(stream))
+            try:
+                first = True
+                async for batch in stream:
+                    if first:
+                        check_hello(batch, Role.VERIFIER, tokenizer_hash=self._identity.tokenizer_hash)
+                        first = False
+                    self._heard(batch)
+            finally:  # a writer left over would take what is meant for the next stream
+                writer.cancel()
+                await asyncio.gather(writer, return_exceptions=True)
+
+    async def _write(self, stream: grpc.aio.StreamStreamCall[Any, Any]) -> None:
+        async with aclosing(self._batches()) as batches:
+            async for batch in batches:
+                await stream.write(batch)
 
     def _heard(self, batch: verifier_pb2.CommitBatch) -> None:
         if batch.echo_us:
@@ -121,7 +135,7 @@ class VerifierLink:
             if session_id in self._sessions:
                 self._on_ended(session_id, "the verifier has no such session")
 
-    async def _batches(self) -> AsyncIterator[verifier_pb2.DraftBatch]:
+    async def _batches(self) -> AsyncGenerator[verifier_pb2.DraftBatch, None]:
         """One message whenever there is something new; drafts of a session merge while they wait."""
         yield verifier_pb2.DraftBatch(hello=self._identity.hello())
         while True:

@@ -91,7 +91,8 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
                         busy=min(share, 1.0),
                         kv_usage=load.kv_usage,
                         round_trip_seconds=min(
-                            (link.round_trip_seconds for link in self._links.values()), default=0.0
+                            filter(None, (link.round_trip_seconds for link in self._links.values())),
+                            default=0.0,
                         ),
                     )
                 )
@@ -193,7 +194,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
         self._give_up(drafting.id, reason)
 
     async def close(self) -> None:
-        for link in self._links.values():
+        for link in list(self._links.values()):
             await link.close()
 
 

@@ -80,7 +80,12 @@ class Client:
     def _answer(self, path: str, body: Mapping[str, object]) -> Iterator[httpx.Response]:
         """A response that is being read; what goes wrong with it becomes an OutriderError."""
         try:
-            with self._http.stream("POST", self._url + path, json=body) as response:
+            content = json.dumps(body, allow_nan=False)
+        except ValueError:
+            raise InvalidRequest("every number must be finite") from None
+        headers = {"content-type": "application/json"}
+        try:
+            with self._http.stream("POST", self._url + path, content=content, headers=headers) as response:
                 if response.status_code >= 400:
                     response.read()
                     raise InvalidRequest(_server_message(response))

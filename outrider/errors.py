@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import grpc
 
+MAX_MESSAGE = 500  # characters: it may quote what a client sent, and gRPC carries few KiB beside a status
+
 
 class OutriderError(Exception):
     """Base: an expected failure with a message that may be shown to a client."""
@@ -17,6 +19,8 @@ class OutriderError(Exception):
     kind: str = "internal_error"  # the `type` of an OpenAI error body
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
+        if len(message) > MAX_MESSAGE:
+            message = f"{message[: MAX_MESSAGE // 2]} ... {message[-MAX_MESSAGE // 2 :]}"
         super().__init__(message)
         self.message = message
         self.field = field  # the request field at fault; `param` of an OpenAI error body

@@ -189,6 +189,8 @@ class _Child:
         code = self._process.returncode
         if code is not None and code < 0:
             return f"killed by signal {-code} ({signal.strsignal(-code)})"
+        if code == 0:
+            return "exit code 0: it was told to stop"
         errors = [line for line in self._tail if line.startswith(f"outrider {self.spec.role}: ")]
         words = errors[-1:] or [line for line in self._tail if line.strip()][-1:]
         return f"exit code {code}: {words[0].strip()}" if words else f"exit code {code}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import secrets
 import signal
@@ -109,7 +110,7 @@ def _listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        reason = (error.strerror or "the address cannot be had").lower()
+        reason = os.strerror(error.errno).lower() if error.errno else "the address cannot be had"
         raise StartupError(
             f"cannot listen on {host}:{port}: {reason}; choose another with --port or --host"
         ) from None

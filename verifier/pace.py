@@ -31,25 +31,33 @@ class Pace:
 class Arrivals:
     """What arrived for one session since its last commit."""
 
-    committed_at: float
+    committed_at: float | None = None  # None = nothing was committed yet
     last_at: float | None = None
-    tokens: int = 0
+    missed: bool = False  # nothing came between the two commits before, and no draft was left over either
+
+    @property
+    def silent(self) -> bool:
+        """Whether the drafter answers for this session no more; it counts again once something arrives."""
+        return self.missed and self.last_at is None
+
+    def committed(self, now: float, verified: int) -> Arrivals:
+        """What is known after a commit; `verified` draft tokens took part in its step."""
+        return Arrivals(now, missed=self.committed_at is not None and self.last_at is None and verified == 0)
 
     def arrived(self, now: float, tokens: int, pace: Pace) -> None:
         """Notes `tokens` new draft tokens and lets its drafter's pace learn from them."""
-        if self.last_at is None:
-            pace.first(now - self.committed_at)
-        else:
+        if self.last_at is not None:
             pace.following(now - self.last_at, tokens)
+        elif self.committed_at is not None:  # before that, both have been reading the prompt
+            pace.first(now - self.committed_at)
         self.last_at = now
-        self.tokens += tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
     """A session that had no draft when the engine became free."""
 
-    committed_at: float
+    committed_at: float | None  # None = nothing was committed yet
     last_at: float | None  # of the newest draft token since
     tokens: int  # draft tokens that could be verified now
     wanted: int  # num_speculative_tokens
@@ -71,6 +79,8 @@ def start_at(now: float, free_since: float, step_seconds: float, awaited: Iterab
 
 def _worth_waiting_until(now: float, limit: float, session: Awaited) -> float:
     if session.lead is None or session.token is None or session.tokens >= session.wanted:
+        return now
+    if session.committed_at is None:
         return now
     if session.last_at is None:
         due, slack = session.committed_at + session.lead, session.lead

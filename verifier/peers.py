@@ -72,7 +72,7 @@ class DrafterPeer:
         self.pace = Pace()
         self._clock = clock
         self._dirty: dict[bytes, Session] = {}
-        self._ended: list[bytes] = []
+        self._ended: dict[bytes, None] = {}
         self._stamp_us = 0
         self._heard_at = 0.0
         self._ready = asyncio.Event()
@@ -88,7 +88,7 @@ class DrafterPeer:
 
     def ended(self, session_id: bytes) -> None:
         self._dirty.pop(session_id, None)
-        self._ended.append(session_id)
+        self._ended[session_id] = None
         self._ready.set()
 
     def end(self) -> None:
@@ -103,7 +103,7 @@ class DrafterPeer:
                 return
             self._ready.clear()
             dirty, self._dirty = self._dirty, {}
-            ended, self._ended = self._ended, []
+            ended, self._ended = self._ended, {}
             batch = verifier_pb2.CommitBatch(ended=ended)
             for session_id, session in dirty.items():
                 base = session.acknowledged or 0

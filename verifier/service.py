@@ -15,6 +15,7 @@ from outrider.errors import OutriderError
 from outrider.rpc import Role, bind, new_server, read_hello
 from outrider.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider.wire.codec import (
+    SESSION_ID_BYTES,
     sampling_from_wire,
     session_id_from_wire,
     tokenizer_to_wire,
@@ -29,6 +30,7 @@ from verifier.stepper import Running, Stepper, StepReport
 
 log = logging.getLogger(__name__)
 
+MAX_KEY_BYTES = 64
 REMEMBERED = 4096  # attachments that wait for their session, and sessions that ended: a bound each
 
 
@@ -171,6 +173,9 @@ class VerifierService(verifier_pb2_grpc.VerifierServicer):
             peer.end()
 
     def _claim(self, peer: DrafterPeer, attach: verifier_pb2.Attach) -> None:
+        if len(attach.session_id) != SESSION_ID_BYTES or len(attach.draft_key) > MAX_KEY_BYTES:
+            self.dropped["bad_attach"] += 1
+            return
         running = self.stepper.get(attach.session_id)
         if running is not None:
             self._attach(running, peer, attach.draft_key)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from outrider.sampling.params import SamplingParams
-from verifier.draft_tree import DraftTree
+from verifier.draft_tree import MAX_NODES, DraftTree
 
 
 class Finish(Enum):
@@ -26,6 +26,7 @@ class DraftFate(Enum):
     AHEAD = "ahead"  # starts beyond the log: no drafter of this session can know that
     BEFORE_OUTPUT = "before_output"  # guesses at the prompt
     BAD_TOKEN = "bad_token"  # an id outside the vocabulary
+    TOO_LONG = "too_long"  # more tokens than a session's tree could hold
     BAD_TREE = "bad_tree"  # parents or survival that do not fit the tokens
 
 
@@ -80,6 +81,8 @@ class Session:
         if base < len(self.spec.prompt):
             return DraftFate.BEFORE_OUTPUT
         self.acknowledged = base
+        if len(tokens) > MAX_NODES + len(self.log) - base:
+            return DraftFate.TOO_LONG
         if (parents and len(parents) != len(tokens)) or (survival and len(survival) != len(tokens)):
             return DraftFate.BAD_TREE
         if any(not -1 <= parent < index for index, parent in enumerate(parents)):

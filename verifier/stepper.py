@@ -35,7 +35,7 @@ class Running:
 
     session: Session
     counts: TokenCounts | None  # kept only where the request has penalties
-    arrivals: Arrivals
+    arrivals: Arrivals = field(default_factory=Arrivals)
     table: BlockTable = field(default_factory=BlockTable)
     pace: Pace | None = None  # of its drafter; None = nobody drafts
     cached_prompt_tokens: int | None = None  # at its first start
@@ -116,7 +116,7 @@ class Stepper:
         """Raises InvalidRequest, naming the field and the limit, where the session could never run."""
         self._check(spec)
         counts = TokenCounts(spec.prompt, spec.output) if spec.sampling.penalized else None
-        running = Running(Session(spec, num_speculative_tokens), counts, Arrivals(self._clock()))
+        running = Running(Session(spec, num_speculative_tokens), counts)
         self._sessions[spec.session_id] = running
         self._changed.set()
         return running
@@ -191,16 +191,19 @@ class Stepper:
         return [
             running
             for running in self._sessions.values()
-            if running.pace is not None and running.pending == 1 and not running.path()
+            if running.pace is not None
+            and running.pending == 1
+            and not running.arrivals.silent
+            and not running.path()
         ]
 
     def _must_wait(self) -> bool:
         now = self._clock()
-        return not self._sessions or self._start_at(now, self._without_draft()) > now
+        return not self._sessions or self._start_at(now, now, self._without_draft()) > now
 
-    def _start_at(self, free_since: float, empty: Iterable[Running]) -> float:
+    def _start_at(self, now: float, free_since: float, empty: Iterable[Running]) -> float:
         awaited = [_awaited(running) for running in empty if running.session.num_speculative_tokens > 0]
-        return self._decide(self._clock(), free_since, self._typical_step_seconds, awaited)
+        return self._decide(now, free_since, self._typical_step_seconds, awaited)
 
     async def _until_due(self) -> None:
         """Waits while there is no session, then while it pays to wait for drafts."""
@@ -208,7 +211,7 @@ class Stepper:
             await self._change()
         free_since = self._clock()
         empty = self._without_draft()
-        while (seconds := self._start_at(free_since, empty) - self._clock()) > 0:
+        while (seconds := self._start_at(now := self._clock(), free_since, empty) - now) > 0:
             try:
                 async with asyncio.timeout(seconds):
                     await self._change()
@@ -275,9 +278,7 @@ class Stepper:
                 self._engine.pool.truncate(
                     running.table, outcome.base + min(outcome.accepted, len(outcome.tokens) - 1)
                 )
-                running.arrivals = (
-                    Arrivals(self._clock()) if not running.session.tree.size else running.arrivals
-                )
+                running.arrivals = running.arrivals.committed(self._clock(), outcome.verified)
                 if running.counts is not None:
                     running.counts.extend(outcome.tokens)
             self._engine.pool.seal(running.table, running.session.log)

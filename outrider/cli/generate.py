@@ -50,6 +50,10 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text:
         fail("generate", "the prompt is empty: give some text to continue", WRONG_USAGE)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        fail("generate", "the prompt is not valid UTF-8", WRONG_USAGE)
     request: dict[str, object] = (
         {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
     )

@@ -29,5 +29,9 @@ def reported(command: str) -> Iterator[None]:
         yield
     except OutriderError as error:
         fail(command, error.message)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        fail(command, f"cannot write the output: {error.strerror or error}")
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None

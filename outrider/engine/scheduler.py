@@ -47,9 +47,9 @@ class Plan:
 def plan(candidates: Sequence[Candidate], available: int, limits: Limits) -> Plan:
     """Plans one step. `candidates` stand in order of arrival; `available` blocks can be taken.
 
-    Every decoding session gets its token first, then drafts share what is left of the token budget, then
-    prompts are read in by chunks. Where blocks run out, drafts are left out before anything else; then the
-    youngest holder of blocks gives its own up, so that the oldest session always goes on.
+    Every decoding session gets its token first, then prompts are read in by chunks, as they would be without
+    any drafts; drafts get what is left of tokens and blocks. Where blocks run out, the youngest holder gives
+    its own up, so that the oldest session always goes on.
     """
     granted: dict[int, int] = {}  # candidate -> pending tokens to run
     budget = limits.max_tokens
@@ -60,30 +60,34 @@ def plan(candidates: Sequence[Candidate], available: int, limits: Limits) -> Pla
                 return Plan(preempt=_youngest_holder(candidates))
             granted[index], available, budget = 1, available - need, budget - 1
 
+    decoding = list(granted)
+    reserve = len(decoding)  # a block of growth for each session that decodes
+    reading = min(budget, limits.prefill_chunk) if decoding else budget
+    for index, candidate in enumerate(candidates):
+        if candidate.decoding or reading <= 0:
+            continue
+        count = min(candidate.pending, reading)
+        if candidate.blocks == 0:
+            # Newcomers start in order of arrival, where their whole prompt fits: what they find cached comes
+            # out of the available blocks, too.
+            need = _blocks_needed(candidate, candidate.pending + 1, limits)
+            if need + reserve > available:
+                break
+        else:
+            need = _blocks_needed(candidate, count, limits)
+            if need > available:
+                return Plan(preempt=_youngest_holder(candidates))
+        granted[index], available = count, available - need
+        reading, budget = reading - count, budget - count
+
     drafts: dict[int, int] = {}
-    for index in granted:
+    for index in decoding:
         candidate = candidates[index]
         taken = _blocks_needed(candidate, 1, limits)
         slots = (candidate.blocks + taken + available) * limits.block_size - candidate.cached - 1
         count = min(candidate.drafts, budget, slots)
         available -= _blocks_needed(candidate, 1 + count, limits) - taken
         drafts[index], budget = count, budget - count
-
-    reserve = len(granted)  # a block of growth for each session that decodes
-    if granted:
-        budget = min(budget, limits.prefill_chunk)
-    for index, candidate in enumerate(candidates):
-        if candidate.decoding or budget <= 0:
-            continue
-        count = min(candidate.pending, budget)
-        need = _blocks_needed(candidate, count, limits)
-        if candidate.blocks == 0:
-            whole = _blocks_needed(candidate, candidate.pending + 1, limits)
-            if max(need, whole + reserve if granted else need) > available:
-                break  # newcomers start in order of arrival, where their whole prompt fits
-        elif need > available:
-            return Plan(preempt=_youngest_holder(candidates))
-        granted[index], available, budget = count, available - need, budget - count
     return Plan(tuple(Grant(index, count, drafts.get(index, 0)) for index, count in granted.items()))
 
 

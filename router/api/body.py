@@ -8,17 +8,26 @@ from starlette.requests import Request
 
 from outrider.errors import InvalidRequest, TooLarge
 
+MAX_BODY_BYTES = 8 * 1024 * 1024
+
 
 async def read_json(request: Request, max_bytes: int) -> object:
     """The decoded body. Never holds more than `max_bytes` of it, whatever the content-length says.
 
     Raises TooLarge or InvalidRequest (saying where the JSON is broken)."""
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        raise InvalidRequest(f"content-encoding {encoding} is not supported: send the body as it is")
     body = bytearray()
     async for chunk in request.stream():
         if len(body) + len(chunk) > max_bytes:
-            raise TooLarge(f"the body is over the limit of {max_bytes} bytes")
+            raise too_large(max_bytes)
         body += chunk
     return _decoded(bytes(body))
+
+
+def too_large(max_bytes: int) -> TooLarge:
+    return TooLarge(f"the body is over the limit of {max_bytes} bytes")
 
 
 def _decoded(body: bytes) -> object:

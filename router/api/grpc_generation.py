@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection
 from outrider.errors import InvalidRequest, OutriderError
 from outrider.v1 import generation_pb2, generation_pb2_grpc, verifier_pb2
 from router.api import schema
+from router.api.body import MAX_BODY_BYTES, too_large
 from router.api.generate import Result, generate
 from router.api.grpc_health import HealthServicer
 from router.api.stream import internal_error
@@ -73,6 +74,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     async def _responses(
         self, request: generation_pb2.GenerateRequest
     ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
+        if request.ByteSize() > MAX_BODY_BYTES:
+            raise too_large(MAX_BODY_BYTES)
         body = _body(request)
         model = self._runner.model(body.model)
         generation = await asyncio.to_thread(prepare, body, model, self._draw_below)

@@ -17,16 +17,15 @@ from starlette.requests import ClientDisconnect
 
 from outrider.errors import InvalidRequest, OutriderError
 from router.api import schema
-from router.api.body import read_json
+from router.api.body import MAX_BODY_BYTES, read_json
 from router.api.connection import ClientLeft, EventStream, while_connected
 from router.api.generate import Chunk, Result, generate_all
 from router.api.responses import ChatShape, CompletionShape, Envelope, Json, Shape, error_body
 from router.api.stream import Items, events, internal_error
 from router.api.validation import DrawBelow, Generation, prepare
 from router.metrics import Metrics
-from router.requests import SessionRunner
+from router.requests import ServedModel, SessionRunner
 
-MAX_BODY_BYTES = 8 * 1024 * 1024
 RETRY_SECONDS = 1  # after which one who was refused for now may ask again
 CLIENT_CLOSED_REQUEST = 499  # nginx's code; nobody is there to read it
 
@@ -69,21 +68,13 @@ def create_app(
 
     @app.get("/v1/models")
     async def models() -> Json:
-        return {
-            "object": "list",
-            "data": [
-                {
-                    "id": model.name,
-                    "object": "model",
-                    "created": model.created,
-                    "owned_by": "outrider",
-                    "max_model_len": model.max_context,
-                }
-                for model in runner.models()
-            ],
-        }
+        return {"object": "list", "data": [_described(model) for model in runner.models()]}
 
-    @app.get("/health")
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Json:
+        return _described(runner.model(name))
+
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
         if runner.ready():
             return PlainTextResponse("ready\n")
@@ -94,6 +85,16 @@ def create_app(
         return Response(metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     return app
+
+
+def _described(model: ServedModel) -> Json:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "outrider",
+        "max_model_len": model.max_context,
+    }
 
 
 async def _first(items: Items) -> tuple[int, Chunk | Result]:

@@ -30,6 +30,7 @@ ROLES = ("system", "user", "assistant")
 # Fields of OpenAI's API that have no meaning here (yet): refused as such, not as typing mistakes.
 UNSUPPORTED = frozenset(
     {
+        "annotations",
         "audio",
         "best_of",
         "echo",
@@ -136,7 +137,10 @@ def _logit_bias(value: object) -> dict[int, float]:
             raise _refused(f"must have token ids as keys, not {key!r}")
         if type(bias) not in (int, float):
             raise _refused(f"must have numbers as values; that of token id {key} is {_json_type(bias)}")
-        biases[int(key)] = bias
+        try:
+            biases[int(key)] = float(bias)
+        except OverflowError:
+            raise _refused(f"must be in [-100, 100]; that of token id {key} is too large a number") from None
     return biases
 
 
@@ -180,7 +184,9 @@ class _Fields(BaseModel):
         if not isinstance(fields, dict):
             return fields
         return {
-            name: value for name, value in fields.items() if value is not None or name not in cls.model_fields
+            name: value
+            for name, value in fields.items()
+            if value is not None or (name not in cls.model_fields and name not in UNSUPPORTED)
         }
 
 

@@ -53,6 +53,21 @@ def test_newcomers_start_in_order_of_arrival() -> None:
     assert plan([decoding(), newcomer(200), newcomer(3)], 6, LIMITS).grants == (Grant(0, 1, 0),)
 
 
+def test_drafts_take_nothing_from_a_prompt_that_is_to_be_read() -> None:
+    everyone = [decoding(31), decoding(31), newcomer(20)]
+    assert plan(everyone, 10, LIMITS).grants == (Grant(0, 1, 31), Grant(1, 1, 11), Grant(2, 20, 0))
+    assert plan(everyone, 4, LIMITS).grants == (Grant(0, 1, 31), Grant(1, 1, 11), Grant(2, 20, 0))
+    assert (
+        Grant(2, 20, 0) not in plan(everyone, 3, LIMITS).grants
+    )  # a block of growth is kept for each decoder
+
+
+def test_a_newcomer_starts_only_where_its_whole_prompt_fits_even_if_nobody_else_runs() -> None:
+    """Blocks that it finds cached are taken out of the available ones, too."""
+    assert plan([newcomer(100)], 6, LIMITS).grants == ()
+    assert plan([newcomer(100)], 7, LIMITS).grants == (Grant(0, 64, 0),)
+
+
 candidates = st.lists(
     st.builds(
         lambda pending, drafts, cached, extra: Candidate(

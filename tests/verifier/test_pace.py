@@ -62,4 +62,25 @@ def test_the_pace_is_measured_on_arrivals() -> None:
     assert (pace.lead, pace.token) == (0.5, None)
     arrivals.arrived(1.9, 2, pace)
     assert pace.token is not None and abs(pace.token - 0.2) < 1e-9
-    assert arrivals.tokens == 3
+
+
+def test_what_came_before_the_first_commit_says_nothing_about_the_pace() -> None:
+    pace, arrivals = Pace(), Arrivals()
+    arrivals.arrived(5.0, 1, pace)
+    assert pace.lead is None
+
+
+def test_a_session_that_missed_a_whole_step_is_not_waited_for_until_something_arrives() -> None:
+    pace, arrivals = Pace(), Arrivals()
+    arrivals = arrivals.committed(1.0, verified=0)
+    assert not arrivals.silent
+    arrivals = arrivals.committed(2.0, verified=0)
+    assert arrivals.silent
+    arrivals.arrived(2.5, 1, pace)
+    assert not arrivals.silent
+    assert not arrivals.committed(3.0, verified=1).silent
+
+
+def test_a_drafter_with_a_full_window_has_not_gone_silent() -> None:
+    arrivals = Arrivals(committed_at=1.0)
+    assert not arrivals.committed(2.0, verified=4).silent

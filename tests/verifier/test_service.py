@@ -206,6 +206,21 @@ async def test_only_who_has_the_key_may_draft(verifier: Running) -> None:
     assert verifier.service.dropped["not_attached"] == 1
 
 
+@pytest.mark.parametrize(
+    "claim",
+    [
+        verifier_pb2.Attach(session_id=b"short", draft_key=KEY),
+        verifier_pb2.Attach(session_id=b"s" * 16, draft_key=b"k" * 1000),
+    ],
+)
+async def test_a_claim_of_the_wrong_size_is_dropped(verifier: Running, claim: verifier_pb2.Attach) -> None:
+    drafting, talk = await drafter(verifier), await router(verifier)
+    drafting.say(verifier_pb2.DraftBatch(attach=[claim]))
+    talk.say(open_session(b"t" * 16))
+    await output(talk, b"t" * 16)
+    assert verifier.service.dropped["bad_attach"] == 1
+
+
 async def test_a_session_without_a_key_has_no_drafter(verifier: Running) -> None:
     drafting, talk = await drafter(verifier), await router(verifier)
     drafting.say(attach(b"s" * 16, b""))

@@ -58,6 +58,7 @@ def test_no_more_is_verified_than_can_be_committed() -> None:
         (3, [10, 11], [-2, 0], b"", DraftFate.BAD_TREE),
         (3, [10, 11], [], b"x", DraftFate.BAD_TREE),
         (3, [], [], b"", DraftFate.STALE),
+        (3, [10] * 1000, [], b"", DraftFate.TOO_LONG),
     ],
 )
 def test_what_becomes_of_a_draft(

@@ -202,6 +202,7 @@ async def test_a_body_that_is_no_json_object(
         ('"max_tokens": 65', "max_tokens", "not 65"),
         ('"prompt": ""', "prompt", "prompt is empty"),
         ('"prompt": [99999]', "prompt", "token id 99999"),
+        ('"logit_bias": {"5": 1' + "0" * 400 + "}", "logit_bias", "[-100, 100]"),
         ('"best_of": 2', "best_of", "best_of is not supported"),
         ('"foo": 2', "foo", "unknown field foo"),
     ],
@@ -221,12 +222,43 @@ async def test_an_unknown_model_and_unknown_routes(client_of: ClientOf) -> None:
     response = await client.post("/v1/completions", json={"prompt": "x", "model": "other"})
     assert response.status_code == 404 and "'other'" in refusal(response)["message"]
     assert refusal(response)["param"] == "model"
+    assert (await client.get("/v1/models/other")).status_code == 404
     response = await client.get("/v1/nothing")
     assert response.status_code == 404
     assert refusal(response)["message"] == "GET /v1/nothing is not served"
     response = await client.get("/v1/completions")
     assert response.status_code == 405 and response.headers["allow"] == "POST"
     assert refusal(response)["message"] == "GET /v1/completions is not served; allowed here: POST"
+
+
+async def test_a_message_does_not_echo_all_of_what_was_sent(client_of: ClientOf) -> None:
+    response = await client_of(answering()).post(
+        "/v1/completions", json={"prompt": "x", "model": "m" * 20000}
+    )
+    assert response.status_code == 404 and len(response.text) < 1000
+
+
+async def test_a_model_can_be_retrieved_and_health_asked_without_a_body(client_of: ClientOf) -> None:
+    client = client_of(answering())
+    (listed,) = (await client.get("/v1/models")).json()["data"]
+    assert (await client.get(f"/v1/models/{listed['id']}")).json() == listed
+    assert (await client.head("/health")).status_code == 200
+
+
+async def test_an_encoded_body_is_refused_as_such(client_of: ClientOf) -> None:
+    response = await client_of(answering()).post(
+        "/v1/completions", content=b"zzz", headers={"content-encoding": "gzip"}
+    )
+    assert response.status_code == 400
+    assert "content-encoding gzip is not supported" in refusal(response)["message"]
+
+
+async def test_the_servers_own_message_can_be_sent_back(client_of: ClientOf) -> None:
+    client = client_of(answering())
+    body = {"messages": [{"role": "user", "content": "a"}]}
+    answered = (await client.post("/v1/chat/completions", json=body)).json()["choices"][0]["message"]
+    body["messages"] += [answered, {"role": "user", "content": "b"}]
+    assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
 
 
 async def chunked(total: int) -> AsyncIterator[bytes]:

@@ -195,7 +195,8 @@ BAD = {
     ),
     "unknown field": ({"temprature": 1}, "temprature", "unknown field temprature"),
     "unknown field null": ({"temprature": None}, "temprature", "unknown field temprature"),
-    "unsupported": ({"logprobs": None}, "logprobs", "logprobs is not supported by this server"),
+    "unsupported": ({"logprobs": 1}, "logprobs", "logprobs is not supported by this server"),
+    "huge bias": ({"logit_bias": {"5": 10**400}}, "logit_bias", "in [-100, 100]; that of token id 5"),
     "no messages": ({"messages": []}, "messages", "messages must not be empty"),
     "messages text": ({"messages": "hi"}, "messages", "messages must be an array, not a string"),
     "message text": ({"messages": ["hi"]}, "messages[0]", "messages[0] must be an object, not a string"),
@@ -251,7 +252,8 @@ def test_bad_input_names_the_field_and_the_limit(fields: dict[str, Any], field: 
 @pytest.mark.parametrize("name", sorted(schema.UNSUPPORTED))
 def test_what_is_not_supported_is_said_to_be_so(name: str) -> None:
     with pytest.raises(InvalidRequest, match=f"^{name} is not supported by this server$"):
-        completion(**{name: None})
+        completion(**{name: 1})
+    completion(**{name: None})  # asks for nothing
 
 
 @pytest.mark.parametrize("body", ["text", [1], None, 3])

@@ -1,0 +1,126 @@
+"""The stream to a verifier: what is said again when it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from drafter.link import VerifierLink
+from drafter.session import DraftSession, DraftSpec
+from drafter.stepper import Drafting
+from outrider.rpc import Identity, Role, bind, new_server
+from outrider.sampling.params import SamplingParams
+from outrider.v1 import verifier_pb2, verifier_pb2_grpc
+
+TOKENS = "tokenizer hash"
+
+
+class Listener(verifier_pb2_grpc.VerifierServicer):
+    """Hears what a drafter says, and breaks the stream when told to."""
+
+    def __init__(self, tokenizer_hash: str = TOKENS) -> None:
+        self.heard: asyncio.Queue[tuple[int, verifier_pb2.DraftBatch]] = asyncio.Queue()
+        self.streams = 0
+        self.hang_up = asyncio.Event()
+        self._tokenizer_hash = tokenizer_hash
+
+    async def Speculate(self, request_iterator: Any, context: Any) -> AsyncIterator[verifier_pb2.CommitBatch]:
+        self.streams += 1
+        number = self.streams
+
+        async def listen() -> None:
+            async for batch in request_iterator:
+                self.heard.put_nowait((number, batch))
+
+        listening = asyncio.create_task(listen())
+        yield verifier_pb2.CommitBatch(
+            hello=Identity(Role.VERIFIER, "v", 1, "", self._tokenizer_hash).hello()
+        )
+        await self.hang_up.wait()
+        self.hang_up.clear()
+        listening.cancel()
+
+
+def drafting() -> Drafting:
+    spec = DraftSpec(b"s" * 16, (1, 2), (), SamplingParams(), 50, b"k" * 16, 100)
+    return Drafting(DraftSession(spec, 8), None)
+
+
+async def started(listener: Listener) -> tuple[Any, str]:
+    server = new_server()
+    verifier_pb2_grpc.add_VerifierServicer_to_server(listener, server)
+    address = bind(server, "127.0.0.1", 0)
+    await server.start()
+    return server, address
+
+
+async def until_attached(listener: Listener, stream: int) -> verifier_pb2.DraftBatch:
+    async with asyncio.timeout(20):
+        while True:
+            number, batch = await listener.heard.get()
+            if number == stream and batch.attach:
+                return batch
+
+
+async def test_sessions_are_attached_anew_after_the_stream_broke_while_the_drafter_had_nothing_to_say() -> (
+    None
+):
+    listener = Listener()
+    server, address = await started(listener)
+    one = drafting()
+    link = VerifierLink(
+        address, Identity(Role.DRAFTER, "d", 1, "", TOKENS), print, print, lambda: None, time.monotonic
+    )
+    link.add(one)
+    assert (await until_attached(listener, 1)).attach[0].draft_key == b"k" * 16
+    for stream in (2, 3):
+        listener.hang_up.set()
+        batch = await until_attached(listener, stream)
+        assert [attach.session_id for attach in batch.attach] == [b"s" * 16]
+        assert [draft.base for draft in batch.drafts] == [2]  # and acknowledges what it knows
+    one.session.extend(7)
+    link.changed(one)
+    async with asyncio.timeout(20):
+        number, batch = await listener.heard.get()
+    assert (number, list(batch.drafts[0].tokens)) == (3, [7])
+    await link.close()
+    await server.stop(0)
+
+
+async def test_without_sessions_the_end_of_the_stream_is_the_end_of_the_link() -> None:
+    listener = Listener()
+    server, address = await started(listener)
+    over = asyncio.Event()
+    link = VerifierLink(
+        address, Identity(Role.DRAFTER, "d", 1, "", TOKENS), print, print, over.set, time.monotonic
+    )
+    link.add(drafting())
+    await until_attached(listener, 1)
+    link.remove(b"s" * 16)
+    listener.hang_up.set()
+    async with asyncio.timeout(20):
+        await over.wait()
+    await link.close()
+    await server.stop(0)
+
+
+async def test_a_verifier_with_another_tokenizer_is_given_up_with_a_sentence() -> None:
+    listener = Listener("another")
+    server, address = await started(listener)
+    ended: asyncio.Queue[tuple[bytes, str]] = asyncio.Queue()
+    link = VerifierLink(
+        address,
+        Identity(Role.DRAFTER, "d", 1, "", TOKENS),
+        print,
+        lambda session_id, reason: ended.put_nowait((session_id, reason)),
+        lambda: None,
+        time.monotonic,
+    )
+    link.add(drafting())
+    async with asyncio.timeout(20):
+        session_id, reason = await ended.get()
+    assert session_id == b"s" * 16 and "tokenizer" in reason
+    await link.close()
+    await server.stop(0)
