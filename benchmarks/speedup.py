@@ -20,6 +20,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -149,22 +150,23 @@ def main(
         drafted.stop()
         plain.stop()
     with_drafts, without = [rate(pair[0]) for pair in pairs], [rate(pair[1]) for pair in pairs]
-    answered = [answer for pair in pairs for answer in pair[0] if answer.acceptance_rate is not None]
+    answered = [answer for pair in pairs for answer in pair[0]]
     result = {
         "command": "python " + " ".join(sys.argv),
         "machine": machine(),
+        "versions": {name: version(name) for name in ("torch", "transformers", "grpcio")},
         "streams": streams,
         "tokens_per_second_with_drafts": spread(with_drafts),
         "tokens_per_second_plain": spread(without),
         "speedup": spread([a / b for a, b in zip(with_drafts, without, strict=True)]),
         "draft_acceptance_rate": spread([answer.acceptance_rate or 0.0 for answer in answered]),
-        "mean_acceptance_length": spread([answer.mean_accepted_length or 0.0 for answer in answered]),
+        "mean_acceptance_length": spread([answer.mean_accepted_length or 1.0 for answer in answered]),
         "same_text": all(a.text == b.text for pair in pairs for a, b in zip(*pair, strict=True)),
         "groups": [{"with_drafts": a, "plain": b} for a, b in zip(with_drafts, without, strict=True)],
     }
     table = Table("figure", "median", "quartiles")
     for name, value in result.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and "median" in value:
             table.add_row(
                 name,
                 f"{value['median']:.2f}",
