@@ -13,7 +13,7 @@ from demo.heldout import HELD_OUT, heldout_prompts, heldout_text
 from demo.measure import greedy_matches, tokens_per_step
 from demo.shapes import matmul_parameters, parameter_count
 
-ACCEPTANCE_FLOOR = 0.88  # 0.918 was measured on these 768 positions
+ACCEPTANCE_FLOOR = 0.91  # 0.944 was measured on these 768 positions
 MESSAGES = [
     {"role": "system", "content": "Python 3.\nNo comments."},
     {"role": "user", "content": "Reverse a list."},

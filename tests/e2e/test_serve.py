@@ -153,7 +153,15 @@ async def test_forty_streams_at_once_each_give_the_targets_own_text(serve: Serve
     assert metric(serve, "vllm:spec_decode_num_accepted_tokens_total") > 0
 
 
-async def test_a_drafter_killed_in_the_middle_changes_nothing(serve: Serve, alone: Alone) -> None:
+def drafter_joined(serve: Serve) -> bool:
+    text = httpx.get(serve.url + "/metrics", trust_env=False).text
+    return 'outrider_workers{role="drafter"} 1.0' in text
+
+
+async def test_a_drafter_killed_in_the_middle_changes_nothing(
+    serve: Serve, alone: Alone, eventually: Callable[[Callable[[], bool], str], None]
+) -> None:
+    await asyncio.to_thread(eventually, lambda: drafter_joined(serve), "a drafter joins")
     drafter = serve.child("drafter")
     http_cases, grpc_cases = cases(12), cases(4)
     asked = asyncio.create_task(ask_all(serve, http_cases, grpc_cases))
@@ -172,14 +180,10 @@ async def test_a_drafter_killed_in_the_middle_changes_nothing(serve: Serve, alon
 async def test_a_new_drafter_is_started_and_used(
     serve: Serve, eventually: Callable[[Callable[[], bool], str], None]
 ) -> None:
+    await asyncio.to_thread(eventually, lambda: drafter_joined(serve), "a drafter joins")
     serve.child("drafter").kill()
-
-    def workers() -> bool:
-        text = httpx.get(serve.url + "/metrics", trust_env=False).text
-        return 'outrider_workers{role="drafter"} 1.0' in text
-
-    await asyncio.to_thread(eventually, lambda: not workers(), "the dead drafter leaves")
-    await asyncio.to_thread(eventually, workers, "a new drafter joins")
+    await asyncio.to_thread(eventually, lambda: not drafter_joined(serve), "the dead drafter leaves")
+    await asyncio.to_thread(eventually, lambda: drafter_joined(serve), "a new drafter joins")
     before = metric(serve, "vllm:spec_decode_num_accepted_tokens_total")
     await ask_all(serve, cases(12), [])
     assert metric(serve, "vllm:spec_decode_num_accepted_tokens_total") > before
