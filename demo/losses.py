@@ -61,3 +61,26 @@ def pair_gradients(
         loss += part
         target_gradient[rows] = gradient / count
     return loss / count, target_gradient, draft_gradient
+
+
+def mutual_gradients(
+    target_logits: Tensor, draft_logits: Tensor, anchor_logits: Tensor, share: float, variation_weight: float
+) -> tuple[float, Tensor, Tensor]:
+    """One batch of mutual learning; all logits are [n, vocabulary].
+
+    The target's mean KL divergence is taken from the mixture of the anchor's distribution and `share` of
+    the draft's, the draft's mean distance from the target as in `distillation`; teachers are constants.
+    Returns the mean overlap 1-TV of the two, and their gradients, each in the logits' own precision.
+    """
+    count = len(target_logits)
+    target_gradient, draft_gradient = torch.empty_like(target_logits), torch.empty_like(draft_logits)
+    overlap = 0.0
+    for begin in range(0, count, CHUNK):
+        rows = slice(begin, min(begin + CHUNK, count))
+        said = torch.softmax(target_logits[rows].float(), dim=-1)
+        guessed = torch.softmax(draft_logits[rows].float(), dim=-1)
+        overlap += float(torch.minimum(said, guessed).sum())
+        draft_gradient[rows] = distillation(draft_logits[rows], said, variation_weight) / count
+        teacher = torch.softmax(anchor_logits[rows].float(), dim=-1).lerp_(guessed, share)
+        target_gradient[rows] = said.sub_(teacher).div_(count)
+    return overlap / count, target_gradient, draft_gradient

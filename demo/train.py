@@ -2,7 +2,8 @@
 
     python demo/train.py
 
-does everything: tokenizer, target and draft on the corpus, draft on the target's own text, figures.
+does everything: tokenizer, target and draft on the corpus, draft on the target's own text, both on each
+other, the draft once more on the text of the target as it has become, figures.
 The stages can be run one at a time with --stage; each begins from what the one before wrote.
 """
 
@@ -27,6 +28,7 @@ from demo.attention import choose_attention
 from demo.corpus import Windows, encode_stream, heldout_documents, training_documents
 from demo.distil import DistilPlan, distil
 from demo.measure import Figures, measure
+from demo.mutual import MutualPlan, mutual
 from demo.pretrain import Plan, pretrain
 from demo.progress import CONSOLE
 from demo.shapes import CONTEXT, build, draft_config, matmul_parameters, parameter_count, target_config
@@ -34,7 +36,8 @@ from demo.store import folder_bytes, load_model, rounded, save_model
 from demo.vocabulary import train_tokenizer
 
 MODELS = Path(__file__).resolve().parent / "models"
-Stage = Literal["all", "pretrain", "distil", "measure"]
+MUTUAL_KEPT = (0.4, 0.65)  # a turn each: the share of its old weights in the target's average at the end
+Stage = Literal["all", "pretrain", "distil", "mutual", "refine", "measure"]
 
 
 def keep_freed_memory() -> None:
@@ -70,7 +73,7 @@ def run_pretrain(
 def run_distil(
     tokenizer: PreTrainedTokenizerFast,
     windows: Windows,
-    rounds: int,
+    plan: DistilPlan,
     seed: int,
     out: Path,
     device: torch.device,
@@ -79,7 +82,24 @@ def run_distil(
     target, draft = rounded(load_model(out / "target")).to(device), load_model(out / "draft").to(device)
     for model in (target, draft):
         model.set_attn_implementation(choose_attention(device))
-    distil(target, draft, windows, DistilPlan(rounds), seed)
+    distil(target, draft, windows, plan, seed)
+    save_model(draft, tokenizer, out / "draft")
+
+
+def run_mutual(
+    tokenizer: PreTrainedTokenizerFast,
+    windows: Windows,
+    plan: MutualPlan,
+    seed: int,
+    out: Path,
+    device: torch.device,
+) -> None:
+    """The written target and draft on each other."""
+    target, draft = load_model(out / "target").to(device), load_model(out / "draft").to(device)
+    for model in (target, draft):
+        model.set_attn_implementation(choose_attention(device))
+    mutual(target, draft, windows, plan, seed)
+    save_model(target, tokenizer, out / "target")
     save_model(draft, tokenizer, out / "draft")
 
 
@@ -113,6 +133,8 @@ def main(
     stage: Annotated[Stage, typer.Option(help="Run one stage instead of all of them in order.")] = "all",
     steps: Annotated[int, typer.Option(help="Steps of 8192 tokens on the corpus.")] = 800,
     rounds: Annotated[int, typer.Option(help="Rounds of the target's own text for the draft.")] = 68,
+    mutual_rounds: Annotated[int, typer.Option(help="Rounds of each turn of both on each other.")] = 8,
+    last_rounds: Annotated[int, typer.Option(help="Rounds for the draft after those.")] = 12,
     seed: Annotated[int, typer.Option(help="Seed of weights, data order and sampling.")] = 0,
     threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves the choice to PyTorch.")] = 0,
 ) -> None:
@@ -132,7 +154,15 @@ def main(
     if stage in ("all", "pretrain"):
         run_pretrain(tokenizer, Windows(stream, seed), steps, seed, out, device)
     if stage in ("all", "distil"):
-        run_distil(tokenizer, Windows(stream, seed + 1), rounds, seed + 2, out, device)
+        run_distil(tokenizer, Windows(stream, seed + 1), DistilPlan(rounds), seed + 2, out, device)
+    if stage in ("all", "mutual"):
+        for turn, kept in enumerate(MUTUAL_KEPT):
+            after = seed + 4 * turn
+            plan = MutualPlan(DistilPlan(mutual_rounds), kept)
+            run_mutual(tokenizer, Windows(stream, after + 3), plan, after + 4, out, device)
+    if stage in ("all", "refine"):
+        last = DistilPlan(last_rounds, rate=3e-3)
+        run_distil(tokenizer, Windows(stream, seed + 5), last, seed + 6, out, device)
     if stage in ("all", "measure"):
         target, draft = load_model(out / "target").to(device), load_model(out / "draft").to(device)
         heldout = encode_stream(tokenizer, heldout_documents(), seed)
