@@ -187,7 +187,9 @@ def load(role: Role, model: Path) -> tuple[Engine, TokenizerFiles, WorkerInfo]:
     )
 
 
-def patient(now: float, free_since: float, step_seconds: float, awaited: Iterable[Awaited]) -> float:
+def patient(
+    now: float, free_since: float, step_seconds: float, goodput: float, awaited: Iterable[Awaited]
+) -> float:
     """In the place of verifier.pace.start_at: waits for every drafter, so that drafts always take part."""
     until = free_since + 0.3  # a drafter may have nothing to say
     return until if any(session.tokens == 0 < session.wanted for session in awaited) else now

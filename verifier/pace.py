@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-WAIT_SHARE = 0.1  # of a step's time: the longest wait
+LONGEST_WAIT = 0.1  # in parts of a step's time
+MIN_TOKENS_DUE = 2  # draft tokens that must be due within it for a wait to begin
 SMOOTHING = 0.2  # weight of a new measurement in a moving average
-MIN_TOKENS_DUE = 2  # drafts that must be due within the wait for it to begin
+ACCEPTANCE_SMOOTHING = 0.1  # of one more draft token in a session's acceptance
 
 
 @dataclass(slots=True)
@@ -61,36 +62,53 @@ class Awaited:
     last_at: float | None  # of the newest draft token since
     tokens: int  # draft tokens that could be verified now
     wanted: int  # num_speculative_tokens
+    acceptance: float  # share of the session's draft tokens that were right lately
     lead: float | None  # its drafter's pace, as measured
     token: float | None
 
 
-def start_at(now: float, free_since: float, step_seconds: float, awaited: Iterable[Awaited]) -> float:
+def start_at(
+    now: float, free_since: float, step_seconds: float, goodput: float, awaited: Iterable[Awaited]
+) -> float:
     """The time at which the next step should start; not after `now` = at once. Asked again at every arrival.
 
-    It is worth waiting for a session that had no draft where its drafter's measured pace says that two or
-    more tokens are due within a tenth of a step; then for the tokens after them, as long as each is due
-    within that tenth. A drafter that is late by its own pace has gone quiet and is not waited for. DESIGN
-    section 3.
+    A session that had no draft is waited for where its drafter's measured pace says that two or more tokens
+    are due within a tenth of a step, and they are worth it. A second of waiting costs `goodput`: the tokens
+    that all sessions together commit in a second. The next n draft tokens gain acceptance + ... +
+    acceptance^n. So the gain must exceed goodput * (time until they are due), for some n. A drafter that is
+    late by its own pace has gone quiet and is not waited for. DESIGN sections 3 and 4.
     """
-    limit = free_since + WAIT_SHARE * step_seconds
-    return max((_worth_waiting_until(now, limit, session) for session in awaited), default=now)
+    limit = free_since + LONGEST_WAIT * step_seconds
+    return max((_worth_waiting_until(now, limit, goodput, session) for session in awaited), default=now)
 
 
-def _worth_waiting_until(now: float, limit: float, session: Awaited) -> float:
-    if session.lead is None or session.token is None or session.tokens >= session.wanted:
-        return now
-    if session.committed_at is None:
+def _worth_waiting_until(now: float, limit: float, goodput: float, session: Awaited) -> float:
+    if session.lead is None or session.token is None or session.committed_at is None:
         return now
     if session.last_at is None:
         due, slack = session.committed_at + session.lead, session.lead
-        useful_from = due + (min(MIN_TOKENS_DUE, session.wanted) - 1) * session.token
     else:
         due, slack = session.last_at + session.token, session.token
-        useful_from = due
-    if useful_from > limit or now > due + slack:
+    if now > due + slack:
         return now
-    return min(limit, due + slack)
+    gain = 0.0
+    for further in range(session.wanted - session.tokens):
+        arrival = due + further * session.token
+        if arrival > limit:
+            break
+        gain += session.acceptance ** (session.tokens + further + 1)
+        enough = session.tokens + further + 1 >= min(MIN_TOKENS_DUE, session.wanted)
+        if enough and gain > goodput * (arrival - now):
+            return min(limit, due + slack)
+    return now
+
+
+def acceptance_after(acceptance: float, accepted: int, verified: int) -> float:
+    """A session's moving acceptance after a step: `accepted` draft tokens were right, the next, if any,
+    wrong."""
+    for right in [1] * accepted + [0] * (accepted < verified):
+        acceptance += ACCEPTANCE_SMOOTHING * (right - acceptance)
+    return acceptance
 
 
 def _average(old: float | None, new: float) -> float:

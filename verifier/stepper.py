@@ -19,14 +19,16 @@ from outrider.engine.kv_blocks import BlockTable
 from outrider.engine.scheduler import Candidate, Grant, Limits, plan
 from outrider.errors import InvalidRequest
 from outrider.sampling.sampler import Row, TokenCounts, draw
-from verifier.pace import Arrivals, Awaited, Pace, start_at
+from verifier.pace import Arrivals, Awaited, Pace, acceptance_after, start_at
 from verifier.session import DraftFate, Finish, Outcome, Session, SessionSpec
 
 log = logging.getLogger(__name__)
 
 STEP_SMOOTHING = 0.1
 
-StartAt = Callable[[float, float, float, Iterable[Awaited]], float]
+FIRST_ACCEPTANCE = 0.5  # of a session whose drafts have not been verified yet
+
+StartAt = Callable[[float, float, float, float, Iterable[Awaited]], float]
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +40,7 @@ class Running:
     arrivals: Arrivals = field(default_factory=Arrivals)
     table: BlockTable = field(default_factory=BlockTable)
     pace: Pace | None = None  # of its drafter; None = nobody drafts
+    acceptance: float = FIRST_ACCEPTANCE
     cached_prompt_tokens: int | None = None  # at its first start
 
     @property
@@ -100,7 +103,9 @@ class Stepper:
         self._decide = start_at
         self._sessions: dict[bytes, Running] = {}  # in order of arrival
         self._changed = asyncio.Event()  # a session or a draft has come, or a session gone
-        self._typical_step_seconds = 0.0  # of steps in which nobody's prompt was read in
+        # Moving averages over steps in which nobody's prompt was read in:
+        self._typical_step_seconds = 0.0
+        self._typical_tokens = 0.0  # committed, all sessions together
         self._preemptions = 0
         self._report: StepReport | None = None  # of the last step, not told yet
 
@@ -203,7 +208,9 @@ class Stepper:
 
     def _start_at(self, now: float, free_since: float, empty: Iterable[Running]) -> float:
         awaited = [_awaited(running) for running in empty if running.session.num_speculative_tokens > 0]
-        return self._decide(now, free_since, self._typical_step_seconds, awaited)
+        seconds = self._typical_step_seconds
+        goodput = self._typical_tokens / seconds if seconds else 0.0
+        return self._decide(now, free_since, seconds, goodput, awaited)
 
     async def _until_due(self) -> None:
         """Waits while there is no session, then while it pays to wait for drafts."""
@@ -263,7 +270,7 @@ class Stepper:
         seconds = self._clock() - began
         if chosen is None:
             failed = tuple(part.running for part in parts if self.close(part.running.id))
-            return StepReport((), failed, self._measure(seconds, parts))
+            return StepReport((), failed, self._measure(seconds, parts, 0))
         outcomes = []
         offset = 0
         for part in parts:
@@ -279,17 +286,20 @@ class Stepper:
                     running.table, outcome.base + min(outcome.accepted, len(outcome.tokens) - 1)
                 )
                 running.arrivals = running.arrivals.committed(self._clock(), outcome.verified)
+                running.acceptance = acceptance_after(running.acceptance, outcome.accepted, outcome.verified)
                 if running.counts is not None:
                     running.counts.extend(outcome.tokens)
             self._engine.pool.seal(running.table, running.session.log)
             if part.final and outcome.finish is not None:
                 self.close(running.id)
-        return StepReport(tuple(outcomes), (), self._measure(seconds, parts))
+        committed = sum(len(outcome.tokens) for _, outcome in outcomes)
+        return StepReport(tuple(outcomes), (), self._measure(seconds, parts, committed))
 
-    def _measure(self, seconds: float, parts: Sequence[Part]) -> Load:
+    def _measure(self, seconds: float, parts: Sequence[Part], committed: int) -> Load:
         if all(part.tokens == 1 for part in parts):
             weight = STEP_SMOOTHING if self._typical_step_seconds else 1.0
             self._typical_step_seconds += weight * (seconds - self._typical_step_seconds)
+            self._typical_tokens += weight * (committed - self._typical_tokens)
         return self._measured(seconds, sum(part.tokens + len(part.path) for part in parts))
 
     def _measured(self, step_seconds: float, step_tokens: int) -> Load:
@@ -338,7 +348,13 @@ def _awaited(running: Running) -> Awaited:
     assert pace is not None
     wanted = min(running.session.num_speculative_tokens, running.session.room - 1)
     return Awaited(
-        arrivals.committed_at, arrivals.last_at, len(running.path()), wanted, pace.lead, pace.token
+        committed_at=arrivals.committed_at,
+        last_at=arrivals.last_at,
+        tokens=len(running.path()),
+        wanted=wanted,
+        acceptance=running.acceptance,
+        lead=pace.lead,
+        token=pace.token,
     )
 
 

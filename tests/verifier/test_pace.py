@@ -1,30 +1,41 @@
-"""When a step waits for drafts. The step takes 1 s here, so the longest wait is 0.1 s."""
+"""When a step waits for drafts. The step takes 1 s here, and the longest wait is a tenth of it."""
 
 from __future__ import annotations
 
-from verifier.pace import Arrivals, Awaited, Pace, start_at
+from verifier.pace import Arrivals, Awaited, Pace, acceptance_after, start_at
 
 
 def awaited(
-    lead: float | None = 0.01,
+    lead: float | None = 0.02,
     token: float | None = 0.01,
     last_at: float | None = None,
     tokens: int = 0,
     wanted: int = 5,
+    acceptance: float = 0.8,
 ) -> Awaited:
-    return Awaited(committed_at=10.0, last_at=last_at, tokens=tokens, wanted=wanted, lead=lead, token=token)
+    return Awaited(10.0, last_at, tokens, wanted, acceptance, lead, token)
 
 
-def start(now: float, *sessions: Awaited) -> float:
-    return start_at(now, 10.0, 1.0, sessions)
+def start(now: float, *sessions: Awaited, goodput: float = 2.0) -> float:
+    return start_at(now, 10.0, 1.0, goodput, sessions)
 
 
 def test_nobody_awaited_starts_at_once() -> None:
     assert start(10.0) == 10.0
 
 
-def test_two_tokens_due_within_a_tenth_of_a_step_are_waited_for() -> None:
-    assert start(10.0, awaited()) > 10.01
+def test_drafts_that_are_worth_more_than_the_time_until_they_come_are_waited_for() -> None:
+    assert start(10.0, awaited()) > 10.02
+
+
+def test_the_busier_the_verifier_the_dearer_the_wait() -> None:
+    """.8 tokens in .02 s are worth it up to 40 tokens/s, 1.44 in .03 s up to 48, and so on for five."""
+    assert start(10.0, awaited(), goodput=44.0) > 10.0
+    assert start(10.0, awaited(), goodput=60.0) == 10.0
+
+
+def test_a_drafter_whose_guesses_are_wrong_is_not_waited_for() -> None:
+    assert start(10.0, awaited(acceptance=0.01)) == 10.0
 
 
 def test_an_unmeasured_drafter_is_not_waited_for() -> None:
@@ -33,18 +44,19 @@ def test_an_unmeasured_drafter_is_not_waited_for() -> None:
 
 
 def test_a_slow_drafter_is_not_waited_for() -> None:
-    assert start(10.0, awaited(lead=0.095, token=0.01)) == 10.0  # the second token would come too late
-    assert start(10.0, awaited(lead=0.2)) == 10.0
+    assert start(10.0, awaited(lead=0.095), goodput=0.1) == 10.0  # the second token would come after a tenth
+    assert start(10.0, awaited(lead=0.085), goodput=0.1) > 10.0
+    assert start(10.0, awaited(lead=0.095, wanted=1), goodput=0.1) > 10.0  # there is no second one
 
 
 def test_a_drafter_that_is_late_by_its_own_pace_has_gone_quiet() -> None:
-    assert start(10.021, awaited()) == 10.021
+    assert start(10.041, awaited()) == 10.041
     assert start(10.05, awaited(last_at=10.02, tokens=2)) == 10.05
 
 
-def test_each_further_token_is_waited_for_while_it_is_due_in_time() -> None:
-    assert start(10.03, awaited(last_at=10.03, tokens=2)) > 10.04
-    assert start(10.095, awaited(last_at=10.095, tokens=4)) == 10.095  # the next would be due after the tenth
+def test_each_further_token_is_waited_for_while_it_pays() -> None:
+    assert start(10.03, awaited(last_at=10.03, tokens=2), goodput=20.0) > 10.04
+    assert start(10.03, awaited(last_at=10.03, tokens=2), goodput=60.0) == 10.03
 
 
 def test_the_wait_ends_where_all_wanted_tokens_are_there() -> None:
@@ -52,8 +64,14 @@ def test_the_wait_ends_where_all_wanted_tokens_are_there() -> None:
 
 
 def test_the_wait_is_bounded() -> None:
-    assert start(10.0, awaited(lead=0.08, token=0.005)) <= 10.1
-    assert start(10.0, awaited(), awaited(lead=0.05)) <= 10.1
+    assert start(10.0, awaited(lead=0.08, token=0.005), goodput=0.1) <= 10.1
+    assert start(10.0, awaited(), awaited(lead=0.05), goodput=0.1) <= 10.1
+
+
+def test_acceptance_follows_what_the_target_chose() -> None:
+    assert acceptance_after(0.5, accepted=3, verified=3) > acceptance_after(0.5, accepted=3, verified=4) > 0.5
+    assert acceptance_after(0.5, accepted=0, verified=8) < 0.5
+    assert acceptance_after(0.5, accepted=0, verified=0) == 0.5
 
 
 def test_the_pace_is_measured_on_arrivals() -> None:
