@@ -14,6 +14,7 @@ from drafter.session import DraftSession, DraftSpec
 from drafter.stepper import Drafting, DraftStepper
 from outrider.engine.scheduler import Limits
 from outrider.errors import OutriderError
+from outrider.model import load
 from outrider.rpc import Role, bind, new_server, read_hello
 from outrider.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
 from outrider.wire.codec import (
@@ -23,7 +24,7 @@ from outrider.wire.codec import (
     worker_info_to_wire,
 )
 from outrider.wire.description import TokenizerFiles, WorkerInfo
-from outrider.worker import load, serve_until_stopped
+from outrider.worker import serve_until_stopped
 
 REPORT_SECONDS = 0.5  # between two load reports
 

@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from drafter.session import DraftSession, LogConflict
-from outrider.engine.engine import Engine, StepInputs, Work
+from outrider.engine.engine import Engine, Work
 from outrider.engine.kv_blocks import BlockTable
 from outrider.engine.scheduler import Candidate, Limits, plan
-from outrider.sampling.sampler import Row, TokenCounts, draw
+from outrider.sampling.sampler import Row, TokenCounts
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class DraftStepper:
                 began = self._clock()
                 try:
                     chosen = await loop.run_in_executor(
-                        engine_thread, self._compute, inputs, rows, vocab_size
+                        engine_thread, self._engine.choose, inputs, rows, vocab_size
                     )
                 except Exception:
                     log.exception("a draft step failed; its sessions go on without drafts")
@@ -200,11 +200,6 @@ class DraftStepper:
         tokens = session.uncached(start)[:count]
         pool.extend(drafting.table, len(tokens))
         return Part(drafting, start, tuple(tokens), start + len(tokens) == session.length)
-
-    def _compute(self, inputs: StepInputs, rows: list[Row], vocab_size: int) -> list[int]:
-        """On the engine thread: the next guess for every session whose tokens have all run."""
-        logits = self._engine.forward(inputs)  # [rows, V]
-        return draw(logits, rows, vocab_size).tokens.tolist() if rows else []
 
     def _finish(self, parts: Sequence[Part], chosen: list[int], seconds: float) -> None:
         """Adds the guesses; sessions closed while the step ran are passed over."""

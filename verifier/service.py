@@ -12,6 +12,7 @@ from typing import Any
 
 from outrider.engine.scheduler import Limits
 from outrider.errors import OutriderError
+from outrider.model import load
 from outrider.rpc import Role, bind, new_server, read_hello
 from outrider.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider.wire.codec import (
@@ -22,7 +23,7 @@ from outrider.wire.codec import (
     worker_info_to_wire,
 )
 from outrider.wire.description import TokenizerFiles, WorkerInfo
-from outrider.worker import load, serve_until_stopped
+from outrider.worker import serve_until_stopped
 from verifier.config import VerifierConfig
 from verifier.peers import DrafterPeer, RouterPeer
 from verifier.session import DraftFate, SessionSpec

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
-from outrider.engine.engine import Engine, StepInputs, Work
+from outrider.engine.engine import Engine, Work
 from outrider.engine.kv_blocks import BlockTable
 from outrider.engine.scheduler import Candidate, Grant, Limits, plan
 from outrider.errors import InvalidRequest
-from outrider.sampling.sampler import Row, TokenCounts, draw
+from outrider.sampling.sampler import Row, TokenCounts
 from verifier.pace import Arrivals, Awaited, Pace, acceptance_after, start_at
 from verifier.session import DraftFate, Finish, Outcome, Session, SessionSpec
 
@@ -161,7 +161,9 @@ class Stepper:
                 inputs = self._engine.prepare([_work(part) for part in parts])
                 rows = [row for part in parts for row in _rows(part)]
                 began = self._clock()
-                step = asyncio.get_running_loop().run_in_executor(engine_thread, self._compute, inputs, rows)
+                step = asyncio.get_running_loop().run_in_executor(
+                    engine_thread, self._engine.choose, inputs, rows
+                )
                 self._tell()  # while the device runs
                 self._report = self._finish(parts, await _result(step), began)
 
@@ -259,11 +261,6 @@ class Stepper:
         pool.extend(running.table, tokens + grant.drafts)
         final = start + tokens == len(running.session.log)
         return Part(running, start, tokens, tuple(path[: grant.drafts]), final)
-
-    def _compute(self, inputs: StepInputs, rows: list[Row]) -> list[int]:
-        """On the engine thread: the target's token for every row."""
-        logits = self._engine.forward(inputs)  # [rows, V]
-        return draw(logits, rows).tokens.tolist() if rows else []
 
     def _finish(self, parts: Sequence[Part], chosen: list[int] | None, began: float) -> StepReport:
         """Commits what the step chose and gives back the slots of rejected drafts."""

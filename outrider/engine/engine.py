@@ -15,6 +15,7 @@ from outrider.engine.attention import RUNNING, LayerAttention, RunningStep
 from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.kv_pools import KvPools
 from outrider.engine.step_inputs import StepInputs, Work, build_step
+from outrider.sampling.sampler import Row, draw
 from outrider.wire.description import ModelInfo
 
 __all__ = ["Engine", "StepInputs", "Work"]
@@ -62,6 +63,11 @@ class Engine:
         self.layers = step.layers
         found: torch.Tensor = logits[0, : inputs.rows].float()
         return found
+
+    def choose(self, inputs: StepInputs, rows: Sequence[Row], vocab_size: int | None = None) -> list[int]:
+        """Runs the step and draws a token for each of its rows; only ids below `vocab_size`, where given."""
+        logits = self.forward(inputs)  # [rows, V]
+        return draw(logits, rows, vocab_size).tokens.tolist() if rows else []
 
     def step(self, works: Sequence[Work]) -> torch.Tensor:
         """`prepare` and `forward` in one."""

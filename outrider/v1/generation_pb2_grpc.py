@@ -39,6 +39,11 @@ class GenerationStub:
                 request_serializer=outrider_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Cancel = channel.unary_unary(
+                '/outrider.v1.Generation/Cancel',
+                request_serializer=outrider_dot_v1_dot_generation__pb2.CancelRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_generation__pb2.CancelResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServicer:
@@ -47,6 +52,15 @@ class GenerationServicer:
     def Generate(self, request, context):
         """Generates one continuation, streamed. Bad input ends the call with INVALID_ARGUMENT and a message
         that names the field and its limit; an unknown model with NOT_FOUND.
+        The last message is always `completed`: a stream that ends in any other way was cut off.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Cancel(self, request, context):
+        """Ends a generation, through whichever router: for clients behind a proxy that does not pass on that they
+        have gone. Its own stream ends with CANCELLED. An id that is unknown or over already is no error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -59,6 +73,11 @@ def add_GenerationServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=outrider_dot_v1_dot_generation__pb2.GenerateRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_generation__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Cancel': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cancel,
+                    request_deserializer=outrider_dot_v1_dot_generation__pb2.CancelRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_generation__pb2.CancelResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -88,6 +107,33 @@ class Generation:
             '/outrider.v1.Generation/Generate',
             outrider_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
             outrider_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cancel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.Generation/Cancel',
+            outrider_dot_v1_dot_generation__pb2.CancelRequest.SerializeToString,
+            outrider_dot_v1_dot_generation__pb2.CancelResponse.FromString,
             options,
             channel_credentials,
             insecure,

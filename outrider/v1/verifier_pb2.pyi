@@ -18,16 +18,18 @@ FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 
 class VerifierCommand(_message.Message):
-    __slots__ = ("hello", "open", "speculation", "close")
+    __slots__ = ("hello", "open", "speculation", "close", "cancel")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
     hello: _common_pb2.Hello
     open: OpenSession
     speculation: SetSpeculation
     close: CloseSession
-    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., open: _Optional[_Union[OpenSession, _Mapping]] = ..., speculation: _Optional[_Union[SetSpeculation, _Mapping]] = ..., close: _Optional[_Union[CloseSession, _Mapping]] = ...) -> None: ...
+    cancel: CloseSession
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., open: _Optional[_Union[OpenSession, _Mapping]] = ..., speculation: _Optional[_Union[SetSpeculation, _Mapping]] = ..., close: _Optional[_Union[CloseSession, _Mapping]] = ..., cancel: _Optional[_Union[CloseSession, _Mapping]] = ...) -> None: ...
 
 class OpenSession(_message.Message):
     __slots__ = ("session_id", "prompt", "output", "sampling", "max_tokens", "stop_token_ids", "num_speculative_tokens", "draft_key")
@@ -112,7 +114,7 @@ class Failed(_message.Message):
     def __init__(self, session_id: _Optional[bytes] = ..., code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "kv_usage", "step_seconds", "step_tokens", "price", "typical_step_seconds", "preemptions")
+    __slots__ = ("running", "waiting", "kv_usage", "step_seconds", "step_tokens", "price", "typical_step_seconds", "preemptions", "draining", "draft_starvation")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     KV_USAGE_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +123,8 @@ class Load(_message.Message):
     PRICE_FIELD_NUMBER: _ClassVar[int]
     TYPICAL_STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_STARVATION_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     kv_usage: float
@@ -129,7 +133,9 @@ class Load(_message.Message):
     price: float
     typical_step_seconds: float
     preemptions: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., step_seconds: _Optional[float] = ..., step_tokens: _Optional[int] = ..., price: _Optional[float] = ..., typical_step_seconds: _Optional[float] = ..., preemptions: _Optional[int] = ...) -> None: ...
+    draining: bool
+    draft_starvation: float
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., step_seconds: _Optional[float] = ..., step_tokens: _Optional[int] = ..., price: _Optional[float] = ..., typical_step_seconds: _Optional[float] = ..., preemptions: _Optional[int] = ..., draining: _Optional[bool] = ..., draft_starvation: _Optional[float] = ...) -> None: ...
 
 class DraftBatch(_message.Message):
     __slots__ = ("hello", "attach", "drafts", "stamp_us")

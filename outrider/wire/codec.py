@@ -85,6 +85,7 @@ def model_info_to_wire(model: ModelInfo) -> common_pb2.ModelInfo:
         device=model.device,
         dtype=model.dtype,
         bit_exact=model.bit_exact,
+        tensor_parallel_size=model.tensor_parallel_size,
     )
 
 
@@ -100,6 +101,7 @@ def model_info_from_wire(message: common_pb2.ModelInfo) -> ModelInfo:
         device=message.device,
         dtype=message.dtype,
         bit_exact=message.bit_exact,
+        tensor_parallel_size=message.tensor_parallel_size,
     )
 
 

@@ -31,6 +31,7 @@ class ModelInfo:
     device: str
     dtype: str
     bit_exact: bool  # a token's logits do not depend on its batch, chunking or drafts
+    tensor_parallel_size: int = 1  # processes that the model is divided among
 
 
 @dataclass(frozen=True, slots=True)

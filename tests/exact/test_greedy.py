@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from outrider.sampling.params import SamplingParams
-from tests.cluster import Answer, Cluster
+from tests.in_process import Answer, Cluster
 from tests.tiny_models import ARCHITECTURES, build
 
 GREEDY = SamplingParams(temperature=0.0)

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from outrider.sampling.params import SamplingParams
-from tests.cluster import Cluster
+from tests.in_process import Cluster
 from tests.tiny_models import build
 
 

@@ -1,0 +1,1 @@
+"""Ways to run Outrider on a cluster: a Ray Serve application, Kubernetes manifests, images."""
