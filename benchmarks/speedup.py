@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -120,6 +121,21 @@ def machine() -> str:
     return f"{name}, {os.cpu_count()} cores, Python {platform.python_version()}"
 
 
+def show(result: Mapping[str, object]) -> None:
+    """The figures of a result as a table."""
+    table = Table("figure", "median", "quartiles")
+    for name, value in result.items():
+        if isinstance(value, dict) and "median" in value:
+            table.add_row(
+                name,
+                f"{value['median']:.2f}",
+                f"{value['lower_quartile']:.2f} .. {value['upper_quartile']:.2f}",
+            )
+    CONSOLE.print(table)
+    if "same_text" in result:
+        CONSOLE.print(f"same text in every answer: {result['same_text']}")
+
+
 def main(
     target: Annotated[str, typer.Option(help="Folder of the target.")] = "demo/models/target",
     draft: Annotated[str, typer.Option(help="Folder of the draft model.")] = "demo/models/draft",
@@ -164,15 +180,7 @@ def main(
         "same_text": all(a.text == b.text for pair in pairs for a, b in zip(*pair, strict=True)),
         "groups": [{"with_drafts": a, "plain": b} for a, b in zip(with_drafts, without, strict=True)],
     }
-    table = Table("figure", "median", "quartiles")
-    for name, value in result.items():
-        if isinstance(value, dict) and "median" in value:
-            table.add_row(
-                name,
-                f"{value['median']:.2f}",
-                f"{value['lower_quartile']:.2f} .. {value['upper_quartile']:.2f}",
-            )
-    CONSOLE.print(table, f"same text in every answer: {result['same_text']}")
+    show(result)
     if write is not None:
         write.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 

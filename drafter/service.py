@@ -14,8 +14,11 @@ from drafter.session import DraftSession, DraftSpec
 from drafter.stepper import Drafting, DraftStepper
 from outrider.engine.scheduler import Limits
 from outrider.errors import OutriderError
+from outrider.followers import FollowerProcesses, StartFollowers
 from outrider.model import load
+from outrider.registration import registrar_at
 from outrider.rpc import Role, bind, new_server, read_hello
+from outrider.store.store import Registrar, WorkerLoad
 from outrider.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
 from outrider.wire.codec import (
     sampling_from_wire,
@@ -24,7 +27,7 @@ from outrider.wire.codec import (
     worker_info_to_wire,
 )
 from outrider.wire.description import TokenizerFiles, WorkerInfo
-from outrider.worker import serve_until_stopped
+from outrider.worker import Worker, serve_until_stopped
 
 REPORT_SECONDS = 0.5  # between two load reports
 
@@ -48,6 +51,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
         self._routers: dict[bytes, RouterPeer] = {}  # session -> who opened it
         self._links: dict[str, VerifierLink] = {}  # by verifier address
         self._link_of: dict[bytes, VerifierLink] = {}  # by session
+        self._busy_asked = (0.0, time.monotonic())  # seconds in steps, and when that was
 
     def use(self, stepper: DraftStepper) -> None:
         self._stepper = stepper
@@ -56,6 +60,44 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
     def stepper(self) -> DraftStepper:
         assert self._stepper is not None, "the service serves only after use()"
         return self._stepper
+
+    # -- what outrider.worker asks --
+
+    async def run(self) -> None:
+        await self.stepper.run()
+
+    def load(self) -> WorkerLoad:
+        load = self.stepper.load
+        return WorkerLoad(load.sessions, kv_usage=load.kv_usage, step_seconds=load.token_seconds)
+
+    def stats(self) -> dict[str, float]:
+        load = self.stepper.load
+        return {
+            "sessions": load.sessions,
+            "busy": self._busy_share(),
+            "kv_usage": load.kv_usage,
+            "token_seconds": load.token_seconds,
+        }
+
+    def _busy_share(self) -> float:
+        """Of the time since it was asked last (or since the start), 0..1."""
+        busy, now = self.stepper.load.busy_seconds, time.monotonic()
+        (busy_before, before), self._busy_asked = self._busy_asked, (busy, now)
+        return min((busy - busy_before) / (now - before), 1.0) if now > before else 0.0
+
+    def probe(self) -> None:
+        self.stepper.probe()
+
+    def drain(self) -> None:
+        """A drafter just leaves: its sessions go on plainly, or with another."""
+
+    async def until_idle(self) -> None:
+        return
+
+    def give_back(self) -> None:
+        """Nothing is lost with it."""
+
+    # -- routers and their streams --
 
     async def GetInfo(self, request: common_pb2.GetInfoRequest, context: Any) -> common_pb2.WorkerInfo:
         return worker_info_to_wire(self._info)
@@ -85,16 +127,19 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
                 load, now = self.stepper.load, time.monotonic()
                 share = (load.busy_seconds - busy) / (now - reported) if now > reported else 0.0
                 busy, reported = load.busy_seconds, now
+                round_trips = {
+                    address: link.round_trip_seconds
+                    for address, link in self._links.items()
+                    if link.round_trip_seconds
+                }
                 events = drafter_pb2.DrafterEvents(
                     load=drafter_pb2.DraftLoad(
                         sessions=load.sessions,
                         token_seconds=load.token_seconds,
                         busy=min(share, 1.0),
                         kv_usage=load.kv_usage,
-                        round_trip_seconds=min(
-                            filter(None, (link.round_trip_seconds for link in self._links.values())),
-                            default=0.0,
-                        ),
+                        round_trip_seconds=min(round_trips.values(), default=0.0),
+                        round_trips=round_trips,
                     )
                 )
                 for session_id, reason in ended:
@@ -199,8 +244,11 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
             await link.close()
 
 
-async def serve(config: DrafterConfig) -> None:
-    """Runs a drafter until SIGINT or SIGTERM. Raises StartupError or PeerRefused."""
+async def start(
+    config: DrafterConfig, registrar: Registrar, start_followers: StartFollowers = FollowerProcesses
+) -> Worker:
+    """A drafter with its model loaded, listening but not registered; `start_followers` starts the processes
+    that its model is divided among. Raises StartupError."""
     server = new_server()
     address = bind(server, config.host, config.port)
     engine, tokenizer, info = await load(
@@ -211,6 +259,8 @@ async def serve(config: DrafterConfig) -> None:
         config.dtype,
         config.kv_memory_bytes,
         config.threads,
+        config.tensor_parallel_size,
+        start_followers,
     )
     service = DrafterService(info, tokenizer)
     limits = Limits(config.max_batch_tokens, config.prefill_chunk)
@@ -218,9 +268,10 @@ async def serve(config: DrafterConfig) -> None:
     service.use(stepper)
     drafter_pb2_grpc.add_DrafterServicer_to_server(service, server)
     port = int(address.rpartition(":")[2])
-    try:
-        await serve_until_stopped(
-            server, info, config.advertised_address(port), config.router, [stepper.run()]
-        )
-    finally:
-        await service.close()
+    return Worker(info, config.advertised_address(port), service, server, registrar)
+
+
+async def serve(config: DrafterConfig) -> None:
+    """Runs a drafter as a process of its own, until a signal. Raises StartupError or PeerRefused."""
+    worker = await start(config, registrar_at(config.router, config.store))
+    await serve_until_stopped(worker)

@@ -17,6 +17,7 @@ from drafter.session import DraftSession, LogConflict
 from outrider.engine.engine import Engine, Work
 from outrider.engine.kv_blocks import BlockTable
 from outrider.engine.scheduler import Candidate, Limits, plan
+from outrider.errors import PeerLost
 from outrider.sampling.sampler import Row, TokenCounts
 
 log = logging.getLogger(__name__)
@@ -84,6 +85,10 @@ class DraftStepper:
     def get(self, session_id: bytes) -> Drafting | None:
         return self._sessions.get(session_id)
 
+    def probe(self) -> None:
+        """A one-token forward, from any thread."""
+        self._engine.probe()
+
     def open(self, session: DraftSession) -> Drafting:
         """Starts drafting; an id that is open already is started anew."""
         self.close(session.spec.session_id)
@@ -110,7 +115,10 @@ class DraftStepper:
         self._changed.set()
 
     async def run(self) -> None:
-        """Drafts for ever."""
+        """Drafts until the engine cannot any more; raises why."""
+        await self._engine.serve(self._steps())
+
+    async def _steps(self) -> None:
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1, thread_name_prefix="engine") as engine_thread:
             while True:
@@ -128,6 +136,8 @@ class DraftStepper:
                     chosen = await loop.run_in_executor(
                         engine_thread, self._engine.choose, inputs, rows, vocab_size
                     )
+                except PeerLost:
+                    raise
                 except Exception:
                     log.exception("a draft step failed; its sessions go on without drafts")
                     for part in parts:

@@ -9,6 +9,7 @@ import re
 from typing import Protocol
 
 from outrider.errors import StartupError
+from outrider.store.url import parse_store_url
 
 WILDCARD_HOSTS = frozenset({"0.0.0.0", "::", ""})
 DTYPES = ("float32", "bfloat16", "float16")
@@ -19,7 +20,9 @@ class WorkerSettings(Protocol):
     """The part that the configurations of both kinds of worker have."""
 
     @property
-    def router(self) -> str: ...  # host:port of the router's gRPC
+    def router(self) -> str | None: ...  # host:port of the router's gRPC, to register there
+    @property
+    def store(self) -> str | None: ...  # url of the store that the routers share, to register there instead
     @property
     def host(self) -> str: ...  # address to listen on
     @property
@@ -35,6 +38,8 @@ class WorkerSettings(Protocol):
     @property
     def threads(self) -> int: ...
     @property
+    def tensor_parallel_size(self) -> int: ...
+    @property
     def max_batch_tokens(self) -> int: ...  # most tokens in a step
     @property
     def prefill_chunk(self) -> int: ...  # most tokens of one prompt in a step
@@ -42,7 +47,12 @@ class WorkerSettings(Protocol):
 
 def check_worker(settings: WorkerSettings) -> None:
     """Raises StartupError for the first value that cannot be."""
-    check_address("--router", settings.router)
+    if settings.router is not None:
+        check_address("--router", settings.router)
+    if settings.store is not None:
+        parse_store_url(settings.store)
+    if settings.router is not None and settings.store is not None:
+        raise StartupError("--router and --store both say where to register: leave one of them out")
     check_port("--port", settings.port)
     if (settings.advertise or settings.host) in WILDCARD_HOSTS:
         raise StartupError(
@@ -55,6 +65,7 @@ def check_worker(settings: WorkerSettings) -> None:
         raise StartupError(f"--dtype must be one of {', '.join(DTYPES)}, not {settings.dtype!r}")
     check_at_least("--kv-memory", settings.kv_memory_bytes, 2**20)
     check_at_least("--threads", settings.threads, 1)
+    check_at_least("--tensor-parallel-size", settings.tensor_parallel_size, 1)
     check_at_least("--prefill-chunk", settings.prefill_chunk, 1)
     check_at_least("--max-batch-tokens", settings.max_batch_tokens, settings.prefill_chunk)
 

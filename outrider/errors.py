@@ -56,6 +56,14 @@ class Unavailable(OutriderError):
     kind = "unavailable_error"
 
 
+class Cancelled(OutriderError):
+    """Ended because the client asked for it."""
+
+    grpc_code = grpc.StatusCode.CANCELLED
+    http_status = 499
+    kind = "cancelled_error"
+
+
 class Overloaded(OutriderError):
     """Refused to protect what is running; the client may come back."""
 
@@ -72,6 +80,14 @@ class PeerRefused(OutriderError):
     kind = "unavailable_error"
 
 
+class Unhealthy(OutriderError):
+    """A worker that is to be replaced: its model does not run."""
+
+
+class PeerLost(OutriderError):
+    """A process of a tensor-parallel group ended or hangs: the others cannot go on without it."""
+
+
 class StartupError(OutriderError):
     """A process cannot start: bad flag, missing or damaged checkpoint, port in use."""
 
@@ -82,7 +98,7 @@ class ModelRefused(StartupError):
 
 BY_GRPC_CODE: dict[int, type[OutriderError]] = {
     cls.grpc_code.value[0]: cls
-    for cls in (InvalidRequest, UnknownModel, Unavailable, Overloaded, PeerRefused)
+    for cls in (InvalidRequest, UnknownModel, Unavailable, Cancelled, Overloaded, PeerRefused)
 }
 
 

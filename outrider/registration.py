@@ -1,77 +1,129 @@
-"""A worker's side of the registry: it makes itself known to a router and stays known."""
+"""A worker's side of the registry: it makes itself known and stays known."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn
 
 import grpc
 import grpc.aio
 
-from outrider.errors import PeerRefused
-from outrider.rpc import Identity, Role, channel, check_hello
+from outrider.errors import OutriderError, PeerRefused, StartupError, Unavailable
+from outrider.rpc import Identity, channel
+from outrider.store.redis import RedisStore
+from outrider.store.store import Answer, Registrar
+from outrider.store.url import parse_store_url
 from outrider.v1 import registry_pb2, registry_pb2_grpc
-from outrider.wire.codec import worker_info_to_wire
-from outrider.wire.description import WorkerInfo
+from outrider.wire.codec import record_to_wire
+from outrider.wire.description import WorkerRecord
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_SECONDS = 1.0
-FIRST_BACKOFF_SECONDS = 0.1
-MAX_BACKOFF_SECONDS = 2.0
+BEAT_SECONDS = 1.0  # between beats, once a router has taken the worker in
+FIRST_BEAT_SECONDS = 0.1  # and between the first ones; the pause grows up to BEAT_SECONDS
+GROWTH = 1.25
+ANSWER_SECONDS = 3.0  # a store or router that has not answered a beat by then is away
+LEAVE_SECONDS = 1.0
 
-OnState = Callable[[Identity | None, str], None]
-"""Called with the router's identity when the worker is taken in; with None and the reason when it is not."""
+OnState = Callable[[str | None, str], None]
+"""Called with a router's id when it takes the worker in; with None and the reason while none has."""
 
 
 async def register(
-    router_address: str,
-    info: WorkerInfo,
-    address: str,
+    registrar: Registrar,
+    describe: Callable[[], WorkerRecord],
     *,
     on_state: OnState | None = None,
     jitter: Callable[[], float] = random.random,
 ) -> NoReturn:
-    """Keeps the worker registered at the router for as long as the task runs; cancel it to leave.
+    """Keeps the worker registered for as long as the task runs; cancel it to leave.
 
-    `address` is the host:port of the worker's own server, which must be listening already: the router calls
-    back. A router that is absent or restarts is tried again, with a pause that doubles up to two seconds.
-    Raises PeerRefused with the router's sentence where the worker does not fit the service.
+    `describe` gives the record as it is now. The worker's own server must be listening already: routers call
+    back. A store that is away is tried again for ever. `on_state` hears of changes only. Raises PeerRefused
+    with the router's sentence where the worker does not fit the service.
     """
-    backoff = FIRST_BACKOFF_SECONDS
-    async with channel(router_address) as router:
-        stub = registry_pb2_grpc.RegistryStub(router)
+    state: tuple[str | None, str] | None = None
+    pause = FIRST_BEAT_SECONDS
+    try:
         while True:
-            call = stub.Register(_messages(info, address))
             try:
-                async for reply in call:  # one reply; then the stream is held open
-                    taken_in_by = check_hello(reply, Role.ROUTER)
-                    backoff = FIRST_BACKOFF_SECONDS
-                    log.info("registered at router %s", taken_in_by.worker_id)
-                    _tell(on_state, taken_in_by, "registered")
-                reason = "the router ended the registration"
-            except grpc.aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                    raise PeerRefused(error.details() or "the router refused this worker") from None
-                reason = f"{error.code().name}: {error.details()}"
-            finally:
-                call.cancel()
-            log.warning("not registered: %s; trying again", reason)
-            _tell(on_state, None, reason)
-            await asyncio.sleep(backoff * (0.5 + jitter() / 2))
-            backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    answer = await registrar.beat(describe())
+                now = _state(answer)
+            except TimeoutError:
+                now = None, "no answer"
+            except Unavailable as error:
+                now = None, error.message
+            if now is not None and now != state:
+                taken_in_by, reason = state = now
+                if taken_in_by is None:
+                    log.info("not registered: %s; trying again", reason)
+                    pause = FIRST_BEAT_SECONDS
+                if on_state is not None:
+                    on_state(taken_in_by, reason)
+            if state is not None and state[0] is not None:
+                pause = BEAT_SECONDS
+            await asyncio.sleep(pause * (0.75 + jitter() / 4))
+            pause = min(GROWTH * pause, BEAT_SECONDS)
+    finally:
+        with suppress(OutriderError, TimeoutError):
+            async with asyncio.timeout(LEAVE_SECONDS):
+                await registrar.leave(describe().info.identity)
 
 
-async def _messages(info: WorkerInfo, address: str) -> AsyncIterator[registry_pb2.Registration]:
-    yield registry_pb2.Registration(info=worker_info_to_wire(info), address=address)
-    while True:
-        await asyncio.sleep(HEARTBEAT_SECONDS)
-        yield registry_pb2.Registration()
+def _state(answer: Answer) -> tuple[str | None, str] | None:
+    """What on_state hears; None = no router has said anything yet. Raises PeerRefused."""
+    if answer.refusal is not None:
+        raise PeerRefused(answer.refusal)
+    if answer.taken_in_by:
+        return answer.taken_in_by[0], "registered"
+    return None if answer.trouble is None else (None, answer.trouble)
 
 
-def _tell(on_state: OnState | None, router: Identity | None, reason: str) -> None:
-    if on_state is not None:
-        on_state(router, reason)
+class RouterRegistrar:
+    """A router's store, reached through the registry that the router serves. Implements Registrar."""
+
+    def __init__(self, address: str) -> None:
+        """`address`: host:port of the router's gRPC."""
+        self._channel = channel(address)
+        self._stub = registry_pb2_grpc.RegistryStub(self._channel)
+
+    async def beat(self, record: WorkerRecord) -> Answer:
+        try:
+            reply = await self._stub.Beat(record_to_wire(record), timeout=ANSWER_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                return Answer(refusal=error.details() or "the router refused this worker")
+            raise _away(error) from None
+        return Answer(tuple(reply.taken_in_by), reply.refusal or None, reply.trouble or None)
+
+    async def leave(self, identity: Identity) -> None:
+        try:
+            await self._stub.Leave(registry_pb2.LeaveRequest(hello=identity.hello()), timeout=LEAVE_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise _away(error) from None
+
+    async def close(self) -> None:
+        await self._channel.close(None)
+
+
+def _away(error: grpc.aio.AioRpcError) -> Unavailable:
+    """The code alone: gRPC's own words name addresses."""
+    return Unavailable(f"the router does not answer ({error.code().name})")
+
+
+def registrar_at(router: str | None, store: str | None) -> Registrar:
+    """Where a worker registers: at the router with that host:port, or in the store with that url.
+
+    Connects to nothing yet. Raises StartupError where not exactly one of them is given.
+    """
+    if (router is None) == (store is None):
+        raise StartupError("say with --router or with --store where to register: one of them, not both")
+    if router is not None:
+        return RouterRegistrar(router)
+    assert store is not None
+    return RedisStore(parse_store_url(store))

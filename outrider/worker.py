@@ -1,65 +1,174 @@
-"""What a worker process does around its service: load, listen, register, serve until it is told to stop."""
+"""A worker's life, whatever process it lives in: listen, register, serve, drain, leave."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import grpc.aio
 
-from outrider.registration import register
-from outrider.rpc import STOP_GRACE_SECONDS, Identity
+from outrider.errors import OutriderError, Unhealthy
+from outrider.registration import OnState, register
+from outrider.rpc import STOP_GRACE_SECONDS
+from outrider.store.store import Registrar, WorkerLoad, WorkerRecord
 from outrider.wire.description import WorkerInfo
+
+
+class Service(Protocol):
+    """What a role does for the worker around it."""
+
+    def run(self) -> Coroutine[Any, Any, None]:
+        """Steps until it fails; raises why."""
+        ...
+
+    def load(self) -> WorkerLoad: ...
+    def stats(self) -> dict[str, float]:
+        """What autoscaling goes by."""
+        ...
+
+    def probe(self) -> None:
+        """A one-token forward; blocks, from any thread. Raises where the model does not run."""
+        ...
+
+    def drain(self) -> None:
+        """Takes no new sessions from now on."""
+        ...
+
+    async def until_idle(self) -> None:
+        """Until it has no session."""
+        ...
+
+    def give_back(self) -> None:
+        """Ends the sessions that it still has; they go on elsewhere."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Worker:
+    """A drafter or verifier that listens already and has its model loaded; `start` makes it known."""
+
+    def __init__(
+        self, info: WorkerInfo, address: str, service: Service, server: grpc.aio.Server, registrar: Registrar
+    ) -> None:
+        """`address`: the host:port of `server` as other machines reach it."""
+        self.info = info
+        self.address = address
+        self._service = service
+        self._server = server
+        self._registrar = registrar
+        self._tasks: list[asyncio.Task[Any]] = []  # the steps, the registration
+
+    async def start(self, on_state: OnState | None = None) -> None:
+        """Serves, and registers. `on_state` hears when a router has taken the worker in, and when not."""
+        await self._server.start()
+        self._tasks = [
+            asyncio.create_task(self._service.run()),
+            asyncio.create_task(register(self._registrar, self._record, on_state=on_state)),
+        ]
+
+    async def wait(self) -> None:
+        """Until the worker cannot go on; raises why: PeerRefused with a router's sentence where it does not
+        fit, or what the model's steps raised."""
+        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+    async def check(self, seconds: float) -> None:
+        """Shows within so many seconds that the worker works: a token goes through its model. Raises
+        Unhealthy."""
+        for task in self._tasks:
+            if task.done():
+                raise Unhealthy(f"the worker has ended: {task.exception()}")
+        try:
+            async with asyncio.timeout(seconds):
+                await asyncio.to_thread(self._service.probe)
+        except TimeoutError:
+            raise Unhealthy(f"no token went through the model within {seconds:g} seconds") from None
+        except OutriderError as error:
+            raise Unhealthy(error.message) from error
+
+    def stats(self) -> dict[str, float]:
+        return self._service.stats()
+
+    async def drain(self, seconds: float) -> None:
+        """Finishes what it has, for at most so many seconds; the rest goes on elsewhere."""
+        self._service.drain()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._service.until_idle()
+        except TimeoutError:
+            self._service.give_back()
+
+    async def stop(self) -> None:
+        """Leaves: the registry first, then the streams."""
+        await _cancel(self._tasks[1:])
+        await self._server.stop(STOP_GRACE_SECONDS)
+        await _cancel(self._tasks[:1])
+        await self._service.close()
+        await self._registrar.close()
+
+    def _record(self) -> WorkerRecord:
+        return WorkerRecord(self.info, self.address, self._service.load())
+
+
+async def serve_until_stopped(worker: Worker, drain_seconds: float = 0.0) -> None:
+    """Serves, as a process of its own, until a signal.
+
+    SIGTERM drains first, for at most so many seconds; SIGINT, or a second SIGTERM, does not. Prints the ready
+    line once a router has taken the worker in. Raises what Worker.wait raises.
+    """
+    drain, stop = asyncio.Event(), asyncio.Event()
+
+    def on_signal(number: signal.Signals) -> None:
+        if number is signal.SIGINT or drain.is_set():
+            stop.set()
+        drain.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
+    announced = False
+    role = worker.info.identity.role.name.lower()
+
+    def on_state(taken_in_by: str | None, reason: str) -> None:
+        nonlocal announced
+        if taken_in_by is None:
+            say(f"outrider {role}: not registered ({reason}); trying again")
+        elif not announced:
+            announced = True
+            say(_ready_line(worker.info, worker.address))
+
+    say(f"outrider {role}: listening on {worker.address}, registering")
+    await worker.start(on_state)
+    waits = [asyncio.create_task(wait) for wait in (worker.wait(), drain.wait())]
+    try:
+        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+        if not stop.is_set():
+            await _first_of(worker.drain(drain_seconds), stop.wait())
+    finally:
+        await _cancel(waits)
+        await worker.stop()
+
+
+async def _first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    await _cancel(tasks)
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def say(line: str) -> None:
     """A line for the person (or supervisor) who started the process."""
     print(line, flush=True)
-
-
-async def serve_until_stopped(
-    server: grpc.aio.Server,
-    info: WorkerInfo,
-    address: str,
-    router: str,
-    background: Sequence[Coroutine[Any, Any, None]],
-) -> None:
-    """Serves, registered at the router, until SIGINT or SIGTERM.
-
-    Prints the ready line once the router has taken the worker in. Raises what a background task raises, and
-    PeerRefused with the router's sentence where the worker does not fit.
-    """
-    await server.start()
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    announced = False
-    role = info.identity.role.name.lower()
-
-    def on_state(taken_in_by: Identity | None, reason: str) -> None:
-        nonlocal announced
-        if taken_in_by is None:
-            say(f"outrider {role}: not registered at {router} ({reason}); trying again")
-        elif not announced:
-            announced = True
-            say(_ready_line(info, address))
-
-    say(f"outrider {role}: listening on {address}, registering at {router}")
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in background]
-    tasks.append(asyncio.ensure_future(register(router, info, address, on_state=on_state)))
-    stopped = asyncio.ensure_future(stop.wait())
-    try:
-        done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()  # raises what ended it
-    finally:
-        for task in [*tasks, stopped]:
-            task.cancel()
-        await asyncio.gather(*tasks, stopped, return_exceptions=True)
-        await server.stop(STOP_GRACE_SECONDS)
 
 
 def _ready_line(info: WorkerInfo, address: str) -> str:

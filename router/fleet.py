@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from router.load import VerifierLoad
 from router.metrics import Metrics
 from router.placement import DrafterCandidate, VerifierCandidate, choose_drafter, choose_verifier
 from router.requests import ServedModel
 from router.workers import Drafter, Verifier
+
+Acceptance = Callable[[str, str], float]
+"""Of a (target fingerprint, draft fingerprint) pair: the share of draft tokens that are accepted."""
 
 
 class Fleet:
@@ -19,6 +22,7 @@ class Fleet:
         self._clock = clock
         self.verifiers: dict[str, Verifier] = {}
         self.drafters: dict[str, Drafter] = {}
+        self.on_verifier_joined: list[Callable[[], None]] = []
         self.on_drafter_joined: list[Callable[[], None]] = []
         self._served: dict[str, ServedModel] = {}
 
@@ -40,6 +44,8 @@ class Fleet:
                 tokenizer=verifier.registration.tokenizer,
                 created=int(self._clock()),
             )
+        for joined in self.on_verifier_joined:
+            joined()
 
     def add_drafter(self, drafter: Drafter) -> None:
         self.drafters[drafter.identity.worker_id] = drafter
@@ -71,27 +77,45 @@ class Fleet:
     def models(self) -> list[ServedModel]:
         return sorted(self._served.values(), key=lambda model: model.name)
 
-    def verifier_for(self, model: str) -> Verifier | None:
-        """The verifier for a new session of the model."""
+    def verifier_for(self, model: str, tokens: Sequence[int]) -> Verifier | None:
+        """The verifier for a session of the model whose log is `tokens`."""
         chosen = choose_verifier(
             (
-                VerifierCandidate(worker_id, one.registration.info.model.name, one.load, one.placed)
+                VerifierCandidate(
+                    worker_id,
+                    one.registration.info.model.name,
+                    one.load,
+                    one.placed,
+                    kv_tokens=one.registration.info.kv_blocks * one.registration.info.kv_block_size,
+                    cached_tokens=one.prefixes.match(tokens),
+                )
                 for worker_id, one in self.verifiers.items()
             ),
             model,
+            len(tokens),
         )
         return None if chosen is None else self.verifiers[chosen]
 
-    def drafter_for(self, tokenizer_hash: str, excluded: frozenset[tuple[str, int]]) -> Drafter | None:
-        """A drafter for a session of a target with this tokenizer."""
+    def drafter_for(
+        self, verifier: Verifier, excluded: frozenset[tuple[str, int]], acceptance: Acceptance
+    ) -> Drafter | None:
+        """A drafter for a session at the verifier."""
+        target = verifier.identity
         chosen = choose_drafter(
             (
                 DrafterCandidate(
-                    worker_id, one.identity.incarnation, one.identity.tokenizer_hash, one.load, one.placed
+                    worker_id,
+                    one.identity.incarnation,
+                    one.identity.tokenizer_hash,
+                    one.registration.address,
+                    one.load,
+                    one.placed,
+                    acceptance(target.model_fingerprint, one.identity.model_fingerprint),
                 )
                 for worker_id, one in self.drafters.items()
             ),
-            tokenizer_hash,
+            target.tokenizer_hash,
+            verifier.registration.address,
             excluded,
         )
         return None if chosen is None else self.drafters[chosen]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,8 @@ class VerifierLoad:
     price: float = 0.0  # committed tokens that one more token in a step costs
     typical_step_seconds: float = 0.0  # moving average of decode steps
     preemptions: int = 0  # since the worker's start
+    draining: bool = False  # about to leave
+    draft_starvation: float = 0.0  # share of sessions with k > 0 that had no draft in a step, moving average
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,4 +26,5 @@ class DrafterLoad:
     token_seconds: float = 0.0  # moving average of one draft step
     busy: float = 0.0  # share of time spent in draft steps, 0..1
     kv_usage: float = 0.0  # share of KV blocks held, 0..1
-    round_trip_seconds: float = 0.0  # drafter to verifier and back
+    round_trip_seconds: float = 0.0  # to the nearest of its verifiers and back
+    round_trips: Mapping[str, float] = field(default_factory=dict)  # seconds, by verifier address

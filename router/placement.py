@@ -1,4 +1,7 @@
-"""Which workers serve a session: pure decisions over what the workers said last."""
+"""Which workers serve a session: pure decisions over what the workers said last.
+
+What workers report may be anything, infinite and NaN included: it is bounded before it counts.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,14 @@ from dataclasses import dataclass
 
 from router.load import DrafterLoad, VerifierLoad
 
+AFFINITY_TOKENS = 256  # cached prompt tokens that make up for one session more in the batch
+MAX_AFFINITY = 4.0  # sessions that a cached prefix makes up for at most: beyond, it is computed elsewhere
+
+SAME_HOST_SECONDS = 0.0002  # round trips that are assumed where none is measured
+OTHER_HOST_SECONDS = 0.002
+LEAST_TOKEN_SECONDS = 1e-5
+MAX_SECONDS = 60.0
+
 
 @dataclass(frozen=True, slots=True)
 class VerifierCandidate:
@@ -14,6 +25,8 @@ class VerifierCandidate:
     model: str  # name under which it serves
     load: VerifierLoad
     placed: int  # sessions that this router has open there; newer than `load`
+    kv_tokens: int  # that its KV pool has room for
+    cached_tokens: int = 0  # of the prompt's beginning, that were placed there before
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,34 +34,47 @@ class DrafterCandidate:
     worker_id: str
     incarnation: int
     tokenizer_hash: str
+    address: str  # host:port of its server
     load: DrafterLoad
     placed: int  # sessions that this router has open there; newer than `load`
+    acceptance: float  # share of its model's draft tokens that this target accepts, 0..1
 
 
-def choose_verifier(candidates: Iterable[VerifierCandidate], model: str) -> str | None:
-    """The least busy verifier of `model`: fewest sessions waiting, then running, then least KV held.
+def choose_verifier(candidates: Iterable[VerifierCandidate], model: str, prompt_tokens: int) -> str | None:
+    """The verifier of `model` for a prompt of that length.
 
-    Ties go to the smallest worker_id. None where no verifier serves the model.
+    First where nothing has to wait for KV blocks: fewest sessions waiting, the new one included where it
+    does not fit into what is free. Among these the cheapest, counted in sessions: those running, one each
+    for a full KV pool and for a price of 1, less what the prompt's cached beginning is worth. Draining ones
+    are left out; ties go to the smallest worker_id. None where no verifier serves the model.
     """
-    fitting = [one for one in candidates if one.model == model]
+    fitting = [one for one in candidates if one.model == model and not one.load.draining]
     if not fitting:
         return None
-    return min(fitting, key=_verifier_order).worker_id
+    return min(fitting, key=lambda one: _verifier_order(one, prompt_tokens)).worker_id
 
 
-def _verifier_order(one: VerifierCandidate) -> tuple[int, int, float, str]:
+def _verifier_order(one: VerifierCandidate, prompt_tokens: int) -> tuple[int, float, str]:
+    load = one.load
+    kv_usage = _bounded(load.kv_usage, 0.0, 1.0)
+    needed = prompt_tokens - one.cached_tokens
+    waiting = load.waiting + (needed > (1 - kv_usage) * one.kv_tokens)
     # A load report is up to a step old; sessions placed since then must already count.
-    return one.load.waiting, max(one.load.running, one.placed), one.load.kv_usage, one.worker_id
+    sessions = max(load.running, one.placed - load.waiting)
+    affinity = min(one.cached_tokens / AFFINITY_TOKENS, MAX_AFFINITY)
+    return waiting, sessions + kv_usage + _bounded(load.price, 0.0, 1.0) - affinity, one.worker_id
 
 
 def choose_drafter(
     candidates: Iterable[DrafterCandidate],
     tokenizer_hash: str,
+    verifier_address: str,
     excluded: frozenset[tuple[str, int]] = frozenset(),
 ) -> str | None:
-    """The drafter of the target's tokenizer with the fewest sessions; ties go to the smallest worker_id.
+    """The drafter of the target's tokenizer that promises the session most, its share of it considered.
 
-    `excluded`: (worker_id, incarnation) of those that gave this session up before. None means plain decoding.
+    That is goodput / (sessions + 1). Ties go to the smallest worker_id. `excluded`: (worker_id, incarnation)
+    of those that gave this session up before. None means plain decoding.
     """
     fitting = [
         one
@@ -57,4 +83,42 @@ def choose_drafter(
     ]
     if not fitting:
         return None
-    return min(fitting, key=lambda one: (max(one.load.sessions, one.placed), one.worker_id)).worker_id
+    # A pace that is not measured yet is taken for the best that is: so it gets measured.
+    measured = [one.load.token_seconds for one in fitting if one.load.token_seconds > 0]
+    assumed = min(measured, default=LEAST_TOKEN_SECONDS)
+
+    def order(one: DrafterCandidate) -> tuple[float, str]:
+        pace = one.load.token_seconds if one.load.token_seconds > 0 else assumed
+        promised = goodput(one.acceptance, pace, round_trip(one, verifier_address))
+        return -promised / (max(one.load.sessions, one.placed, 0) + 1), one.worker_id
+
+    return min(fitting, key=order).worker_id
+
+
+def goodput(acceptance: float, token_seconds: float, round_trip_seconds: float) -> float:
+    """Draft tokens a second that a drafter gets accepted, alone and with a target that never makes it wait.
+
+    Drafts stream ahead, so a round trip costs only after a rejection. Between two rejections m = a / (1 - a)
+    tokens are accepted on average, and m + 1 are drafted: m / ((m + 1) * t_draft + RTT).
+    """
+    acceptance = _bounded(acceptance, 0.01, 0.99)
+    accepted = acceptance / (1 - acceptance)
+    token_seconds = _bounded(token_seconds, LEAST_TOKEN_SECONDS, MAX_SECONDS)
+    return accepted / ((accepted + 1) * token_seconds + _bounded(round_trip_seconds, 0.0, MAX_SECONDS))
+
+
+def round_trip(drafter: DrafterCandidate, verifier_address: str) -> float:
+    """Seconds between the two and back: measured, or by whether they are on one host."""
+    measured = drafter.load.round_trips.get(verifier_address)
+    if measured is not None:
+        return measured
+    return SAME_HOST_SECONDS if _host(drafter.address) == _host(verifier_address) else OTHER_HOST_SECONDS
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0]
+
+
+def _bounded(value: float, least: float, most: float) -> float:
+    """NaN counts as the most: nothing is gained by reporting it."""
+    return min(max(value, least), most) if value == value else most

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Protocol
 
 from outrider.sampling.params import SamplingParams
+from outrider.wire.codec import SessionId
 from outrider.wire.description import TokenizerFiles as TokenizerFiles
 
 
@@ -21,6 +22,7 @@ class GenerationRequest:
     max_tokens: int  # most output tokens, >= 1; prompt and output fit the context
     ignore_eos: bool = False
     num_speculative_tokens: int | None = None  # None = adaptive, 0 = off, k = at most k
+    session_id: SessionId | None = None  # where the client is told it; None = drawn later
 
 
 class FinishReason(Enum):
@@ -71,7 +73,7 @@ class SessionRunner(Protocol):
     def models(self) -> list[ServedModel]: ...
 
     def ready(self) -> bool:
-        """Whether at least one verifier is connected."""
+        """Whether at least one verifier takes requests."""
         ...
 
     def run(self, request: GenerationRequest) -> AsyncGenerator[SessionEvent, None]:
@@ -79,4 +81,8 @@ class SessionRunner(Protocol):
 
         Closing the generator (aclose, or cancelling the task that iterates it) closes the session on every
         worker at once. Raises Unavailable or Overloaded; what was yielded before stays valid."""
+        ...
+
+    def cancel(self, session_id: SessionId) -> None:
+        """Ends a session of this router or of another: it raises Cancelled. Unknown ids are ignored."""
         ...

@@ -26,12 +26,18 @@ from router.workers import Drafter, Verifier
 
 log = logging.getLogger(__name__)
 
+RESUME_SECONDS = 60.0  # a session that lost its verifier waits so long for another
+MAX_MOVES = 3  # from verifier to verifier without a token gained: the request itself may be what they die of
+
 PoolFor = Callable[[str, str], PriorPool]
 """The pool of a (target fingerprint, draft fingerprint) pair."""
 
 
 class Session:
-    """Open from `open` until an end or an error is queued, or `close`."""
+    """Open from `open` until an end or an error is queued, or `close`.
+
+    Both of its workers may be lost at any time: it goes on with others, from what is committed. The same seed
+    gives the same tokens there."""
 
     def __init__(
         self,
@@ -39,7 +45,6 @@ class Session:
         draft_key: bytes,
         request: GenerationRequest,
         model: ServedModel,
-        verifier: Verifier,
         fleet: Fleet,
         pool_for: PoolFor,
         cap: int,
@@ -49,7 +54,9 @@ class Session:
         self._draft_key = draft_key
         self._request = request
         self._model = model
-        self._verifier = verifier
+        self._verifier: Verifier | None = None  # None = not opened yet, or lost and not replaced yet
+        self._moves = 0  # to another verifier, since the last committed token
+        self._deadline: asyncio.TimerHandle | None = None  # while there is no verifier
         self._drafter: Drafter | None = None
         self._gave_up: frozenset[tuple[str, int]] = frozenset()  # drafters that ended it of their own accord
         self._fleet = fleet
@@ -64,11 +71,26 @@ class Session:
         self._window = 0
 
     def open(self) -> None:
+        self.seek_verifier()
+        if self._verifier is None:
+            self._await_verifier()
+
+    def seek_verifier(self) -> None:
+        """Gives the session a verifier, and with it a drafter, where it has none and one runs its model."""
+        if self._over or self._verifier is not None:
+            return
+        verifier = self._fleet.verifier_for(self._model.name, self._log)
+        if verifier is None or verifier.identity.model_fingerprint != self._model.fingerprint:
+            return
+        self._verifier = verifier
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
         drafter = self._find_drafter()
         if drafter is not None:
             self._expect(drafter)
-        self._k = choose_k(self._estimator, self._verifier.load.price, self._cap)
-        self._verifier.open(
+        self._k = choose_k(self._estimator, verifier.load.price, self._cap)
+        verifier.open(
             self.id,
             self._request,
             output=self._output,
@@ -95,9 +117,11 @@ class Session:
         if self._over:
             return
         self._over = True
-        self._verifier.close(self.id)
-        if self._drafter is not None:
-            self._drafter.close(self.id)
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if self._verifier is not None:
+            self._verifier.close(self.id)
+        self._leave_drafter()
         self._pool.absorb(self._estimator.accepted, self._estimator.observed)
 
     # From the verifier.
@@ -123,8 +147,10 @@ class Session:
             tokens=tuple(tokens[known:]),
             accepted=max(0, accepted - known),
             verified=max(0, verified - known),
-            cached_prompt_tokens=cached_prompt_tokens,
+            # At a second verifier it is the first one's work that is, or is not, found in a cache.
+            cached_prompt_tokens=cached_prompt_tokens if base == len(self._request.prompt) else 0,
         )
+        self._moves = 0
         self._log.extend(step.tokens)
         self._queue.put_nowait(step)
         self._estimator.observe(step.accepted, step.verified, len(step.tokens))
@@ -134,10 +160,40 @@ class Session:
         self._end(SessionEnded(reason))
 
     def failed(self, error: OutriderError) -> None:
-        self._end(error)
+        if isinstance(error, Unavailable):
+            self.verifier_lost()
+        else:
+            self._end(error)
 
     def verifier_lost(self) -> None:
-        self._end(Unavailable("the target worker that served this request was lost; send it again"))
+        """The session goes on at another verifier, now or as soon as there is one."""
+        if self._over:
+            return
+        self._verifier = None
+        self._leave_drafter()  # it drafts for the old verifier's address
+        self._gave_up = frozenset()  # perhaps only because that verifier was gone
+        self._moves += 1
+        if self._moves > MAX_MOVES:
+            self._end(Unavailable(f"{self._moves} target workers in a row were lost on this request"))
+            return
+        log.info("session %s: lost its verifier after %d tokens", self.id.hex(), len(self._output))
+        self.seek_verifier()
+        if self._verifier is None:
+            self._await_verifier()
+
+    def _await_verifier(self) -> None:
+        self._deadline = asyncio.get_running_loop().call_later(
+            RESUME_SECONDS,
+            self._end,
+            Unavailable(
+                "the target worker that served this request was lost, and none came in its place within "
+                f"{RESUME_SECONDS:g} seconds; send it again"
+            ),
+        )
+
+    def stop(self) -> None:
+        """The router is about to go."""
+        self._end(Unavailable("the service is stopping; send the request again"))
 
     def _end(self, event: SessionEnded | OutriderError) -> None:
         if not self._over:
@@ -158,19 +214,24 @@ class Session:
         self._drafter = None
         self.seek_drafter()
 
+    def _leave_drafter(self) -> None:
+        if self._drafter is not None:
+            self._drafter.close(self.id)
+            self._drafter = None
+
     def seek_drafter(self) -> None:
         """Gives the session a drafter where it has none and one fits."""
-        drafter = self._find_drafter()
-        if drafter is None:
+        drafter, verifier = self._find_drafter(), self._verifier
+        if drafter is None or verifier is None:
             return
         self._expect(drafter)
         self._drafter = drafter
-        self._set_window(self._wanted_window(drafter))
+        self._set_window(self._wanted_window(verifier, drafter))
         drafter.open(
             self.id,
             self._request,
             output=self._output,
-            verifier_address=self._verifier.registration.address,
+            verifier_address=verifier.registration.address,
             draft_key=self._draft_key,
             window=self._window,
             target_vocab_size=self._model.vocab_size,
@@ -178,9 +239,12 @@ class Session:
         )
 
     def _find_drafter(self) -> Drafter | None:
-        if self._over or self._cap == 0 or self._drafter is not None:
+        if self._over or self._cap == 0 or self._drafter is not None or self._verifier is None:
             return None
-        return self._fleet.drafter_for(self._model.tokenizer.hash, self._gave_up)
+        return self._fleet.drafter_for(self._verifier, self._gave_up, self._acceptance)
+
+    def _acceptance(self, target: str, draft: str) -> float:
+        return self._pool_for(target, draft).mean
 
     def _expect(self, drafter: Drafter) -> None:
         """What was learnt about one draft model says nothing about another."""
@@ -192,12 +256,15 @@ class Session:
 
     def _steer(self) -> None:
         """Sends k and the window where they have changed."""
-        k = choose_k(self._estimator, self._verifier.load.price, self._cap)
+        verifier = self._verifier
+        if verifier is None:
+            return
+        k = choose_k(self._estimator, verifier.load.price, self._cap)
         if k != self._k:
             self._k = k
-            self._verifier.set_speculation(self.id, k)
+            verifier.set_speculation(self.id, k)
         if self._drafter is not None:
-            wanted = self._wanted_window(self._drafter)
+            wanted = self._wanted_window(verifier, self._drafter)
             if worth_sending(self._window, wanted):
                 self._set_window(wanted)
                 self._drafter.set_window(self.id, wanted)
@@ -206,10 +273,10 @@ class Session:
         self._window = tokens
         self._fleet.metrics.draft_window(self._model.name, tokens)
 
-    def _wanted_window(self, drafter: Drafter) -> int:
+    def _wanted_window(self, verifier: Verifier, drafter: Drafter) -> int:
         return window(
             self._k,
-            self._verifier.load.typical_step_seconds,
-            drafter.load.round_trip_seconds,
+            verifier.load.typical_step_seconds,
+            drafter.load.round_trips.get(verifier.registration.address, drafter.load.round_trip_seconds),
             drafter.load.token_seconds,
         )

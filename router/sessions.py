@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Callable
 
-from outrider.errors import Overloaded, Unavailable, UnknownModel
+from outrider.errors import Cancelled, Overloaded, Unavailable, UnknownModel
 from outrider.wire.codec import SessionId, new_session_id
 from router.fleet import Fleet
+from router.priors import Priors
 from router.requests import GenerationRequest, ServedModel, SessionEnded, SessionEvent
 from router.session import Session
-from router.speculation import PriorPool
 
 DRAFT_KEY_BYTES = 16
 
@@ -21,6 +22,7 @@ class Sessions:
     def __init__(
         self,
         fleet: Fleet,
+        priors: Priors,
         *,
         max_sessions: int,
         num_speculative_tokens: int,
@@ -32,7 +34,10 @@ class Sessions:
         self._num_speculative_tokens = num_speculative_tokens
         self._random_bytes = random_bytes
         self._open: dict[SessionId, Session] = {}
-        self._pools: dict[tuple[str, str], PriorPool] = {}
+        self._priors = priors
+        self._idle = asyncio.Event()
+        self._idle.set()
+        fleet.on_verifier_joined.append(self._offer_verifier)
         fleet.on_drafter_joined.append(self._offer_drafter)
 
     def model(self, name: str) -> ServedModel:
@@ -49,7 +54,7 @@ class Sessions:
         return self._fleet.models()
 
     def ready(self) -> bool:
-        return bool(self._fleet.verifiers)
+        return any(not verifier.load.draining for verifier in self._fleet.verifiers.values())
 
     async def run(self, request: GenerationRequest) -> AsyncGenerator[SessionEvent, None]:
         session = self._admit(request)
@@ -63,6 +68,8 @@ class Sessions:
         finally:
             session.close()
             del self._open[session.id]
+            if not self._open:
+                self._idle.set()
 
     def _admit(self, request: GenerationRequest) -> Session:
         model = self.model(request.model)
@@ -70,20 +77,19 @@ class Sessions:
             raise Overloaded(
                 f"{self._max_sessions} requests are in progress, the most here; try again shortly"
             )
-        verifier = self._fleet.verifier_for(model.name)
-        if verifier is None:
-            raise Unavailable(f"no target worker for {model.name!r} is registered at the moment")
+        if self._fleet.verifier_for(model.name, request.prompt) is None:
+            raise Unavailable(f"no target worker for {model.name!r} is free to take requests at the moment")
         session = Session(
-            new_session_id(self._random_bytes),
+            request.session_id or new_session_id(self._random_bytes),
             self._random_bytes(DRAFT_KEY_BYTES),
             request,
             model,
-            verifier,
             self._fleet,
-            self._pool_for,
+            self._priors.pool,
             self._cap(request),
         )
         self._open[session.id] = session
+        self._idle.clear()
         return session
 
     def _cap(self, request: GenerationRequest) -> int:
@@ -91,8 +97,26 @@ class Sessions:
             return self._num_speculative_tokens
         return min(request.num_speculative_tokens, self._num_speculative_tokens)
 
-    def _pool_for(self, target: str, draft: str) -> PriorPool:
-        return self._pools.setdefault((target, draft), PriorPool())
+    def cancel(self, session_id: SessionId) -> None:
+        session = self._open.get(session_id)
+        if session is not None:
+            session.failed(Cancelled("the request was cancelled"))
+            return
+        for verifier in self._fleet.verifiers.values():  # it may be another router's
+            verifier.cancel(session_id)
+
+    async def until_idle(self) -> None:
+        """Until no session is open."""
+        await self._idle.wait()
+
+    def stop(self) -> None:
+        """Ends all sessions: their clients hear that the service is stopping."""
+        for session in list(self._open.values()):
+            session.stop()
+
+    def _offer_verifier(self) -> None:
+        for session in self._open.values():
+            session.seek_verifier()
 
     def _offer_drafter(self) -> None:
         for session in self._open.values():

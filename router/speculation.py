@@ -9,6 +9,7 @@ survival is worth the verifier's price for one more token in a step.
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass, field
 
 FORGETTING = (0.8, 0.95, 0.995)  # per observation: experts that remember about 5, 20 and 200 tokens
@@ -19,6 +20,7 @@ WORTH_A_MESSAGE = 0.25  # relative change below which a window is left as it is
 
 POOL_RATE = 0.03  # how fast a pool follows its sessions, once it has seen some
 POOL_MIN_TRIALS = 8  # shorter sessions say nothing about the pair
+MOST_NEWS = 1000  # sessions; the oldest matter little by then
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,9 @@ class PriorPool:
     mean: float = 0.65
     variance: float = 0.06
     sessions: int = 0
+    news: deque[tuple[int, int]] = field(
+        default_factory=lambda: deque(maxlen=MOST_NEWS), compare=False, repr=False
+    )  # (accepted, observed) of the sessions absorbed here that no other router knows of yet
 
     def prior(self) -> Prior:
         """Moment-matched: strength c = m(1-m)/v - 1, in [.5, 12] observations."""
@@ -47,6 +52,7 @@ class PriorPool:
         """Takes in a session that is over, less the binomial part of its deviation from the mean."""
         if observed < POOL_MIN_TRIALS:
             return
+        self.news.append((accepted, observed))
         self.sessions += 1
         rate = max(POOL_RATE, 1 / (self.sessions + 4))  # the first sessions move the pool faster
         mean = accepted / observed

@@ -16,9 +16,10 @@ from outrider.errors import OutriderError, PeerRefused, Unavailable, from_grpc_c
 from outrider.rpc import Identity, Outbox, Role, check_hello
 from outrider.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from outrider.wire.codec import SessionId, sampling_to_wire, tokenizer_from_wire
-from outrider.wire.description import TokenizerFiles
+from outrider.wire.description import TokenizerFiles, WorkerLoad
 from router.fit import Registration
 from router.load import DrafterLoad, VerifierLoad
+from router.prefixes import PlacedPrefixes
 from router.requests import FinishReason, GenerationRequest
 
 ANSWER_SECONDS = 5.0  # a worker that registers must answer within this
@@ -114,10 +115,18 @@ class Worker(Generic[Listener]):
 class Verifier(Worker[VerifierListener]):
     """A verifier and the sessions that this router has open there."""
 
-    def __init__(self, registration: Registration, channel: grpc.aio.Channel) -> None:
+    def __init__(self, registration: Registration, channel: grpc.aio.Channel, load: WorkerLoad) -> None:
+        """`load`: what the worker said before the router knew it."""
         outbox: Outbox[verifier_pb2.VerifierCommand] = Outbox(MAX_UNSENT_COMMANDS)
         super().__init__(registration, verifier_pb2_grpc.VerifierStub(channel).Sessions(outbox), outbox)
-        self.load = VerifierLoad()
+        self.load = VerifierLoad(
+            running=max(load.sessions - load.waiting, 0),
+            waiting=load.waiting,
+            kv_usage=load.kv_usage,
+            typical_step_seconds=load.step_seconds,
+            draining=load.draining,
+        )
+        self.prefixes = PlacedPrefixes(registration.info.kv_blocks, registration.info.kv_block_size)
         self.on_load: Callable[[Verifier, VerifierLoad], None] | None = None
 
     async def connect(self, router: Identity) -> None:
@@ -135,6 +144,7 @@ class Verifier(Worker[VerifierListener]):
         listener: VerifierListener,
     ) -> None:
         self._listeners[session_id] = listener
+        self.prefixes.place([*request.prompt, *output])
         session = verifier_pb2.OpenSession(
             session_id=session_id,
             prompt=request.prompt,
@@ -157,6 +167,10 @@ class Verifier(Worker[VerifierListener]):
         """Frees the session there; nothing is sent where the verifier has forgotten it already."""
         if self._listeners.pop(session_id, None) is not None:
             self._send(verifier_pb2.VerifierCommand(close=verifier_pb2.CloseSession(session_id=session_id)))
+
+    def cancel(self, session_id: SessionId) -> None:
+        """Ends a session that another router may have opened there, and hears of it."""
+        self._send(verifier_pb2.VerifierCommand(cancel=verifier_pb2.CloseSession(session_id=session_id)))
 
     def _dispatch(self, events: verifier_pb2.VerifierEvents) -> None:
         if events.HasField("load"):  # first: the sessions below decide by it
@@ -182,10 +196,13 @@ class Verifier(Worker[VerifierListener]):
 class Drafter(Worker[DrafterListener]):
     """A drafter and the sessions that this router has open there."""
 
-    def __init__(self, registration: Registration, channel: grpc.aio.Channel) -> None:
+    def __init__(self, registration: Registration, channel: grpc.aio.Channel, load: WorkerLoad) -> None:
+        """`load`: what the worker said before the router knew it."""
         outbox: Outbox[drafter_pb2.DrafterCommand] = Outbox(MAX_UNSENT_COMMANDS)
         super().__init__(registration, drafter_pb2_grpc.DrafterStub(channel).Sessions(outbox), outbox)
-        self.load = DrafterLoad()
+        self.load = DrafterLoad(
+            sessions=load.sessions, token_seconds=load.step_seconds, kv_usage=load.kv_usage
+        )
 
     async def connect(self, router: Identity) -> None:
         await self.greet(drafter_pb2.DrafterCommand(hello=router.hello()))
@@ -234,6 +251,7 @@ class Drafter(Worker[DrafterListener]):
                 busy=load.busy,
                 kv_usage=load.kv_usage,
                 round_trip_seconds=load.round_trip_seconds,
+                round_trips=dict(load.round_trips),
             )
         for end in events.ended:
             listener = self._listeners.pop(SessionId(end.session_id), None)
@@ -274,4 +292,6 @@ def _verifier_load(load: verifier_pb2.Load) -> VerifierLoad:
         price=load.price,
         typical_step_seconds=load.typical_step_seconds,
         preemptions=load.preemptions,
+        draining=load.draining,
+        draft_starvation=load.draft_starvation,
     )

@@ -20,9 +20,10 @@ from outrider.engine.engine import Engine
 from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.loading import load_engine, load_tokenizer
 from outrider.engine.scheduler import Limits
-from outrider.registration import register
+from outrider.registration import RouterRegistrar, register
 from outrider.rpc import Identity, Role, bind, channel, new_server
 from outrider.sampling.params import SamplingParams
+from outrider.store.memory import MemoryStore
 from outrider.v1 import (
     drafter_pb2,
     drafter_pb2_grpc,
@@ -30,13 +31,10 @@ from outrider.v1 import (
     verifier_pb2,
     verifier_pb2_grpc,
 )
-from outrider.wire.description import TokenizerFiles, WorkerInfo
-from router.fleet import Fleet
-from router.metrics import Metrics
+from outrider.wire.description import TokenizerFiles, WorkerInfo, WorkerRecord
 from router.registry import Registry
 from router.requests import FinishReason, GenerationRequest, SessionEnded, TokensCommitted
-from router.sessions import Sessions
-from router.tokenizer import first_difference
+from router.router import Router
 from verifier.pace import Awaited
 from verifier.service import VerifierService
 from verifier.stepper import Stepper
@@ -89,25 +87,25 @@ class Cluster:
         self._target = target
         self._kv_blocks = kv_blocks
         self._limits = limits or Limits()
-        self._identity = Identity(Role.ROUTER, "router", 1)
-        self.fleet = Fleet(Metrics(), clock=time.time)
-        self.sessions = Sessions(self.fleet, max_sessions=256, num_speculative_tokens=k)
+        self._router = Router(MemoryStore(), num_speculative_tokens=k, max_sessions=256)
+        self.fleet, self.sessions = self._router.fleet, self._router.sessions
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         server = new_server()
-        registry = Registry(self.fleet, self._identity, first_difference)
-        registry_pb2_grpc.add_RegistryServicer_to_server(registry, server)
+        registry_pb2_grpc.add_RegistryServicer_to_server(Registry(self._router.store), server)
         self.router_address = bind(server, "127.0.0.1", 0)
         await server.start()
         self._stack.push_async_callback(server.stop, 0)
-        self.verifier = await self._add_verifier()
+        await self._router.start()
+        self._stack.push_async_callback(self._router.stop, 0)
+        self.verifier = await self.add_verifier()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         await self._stack.aclose()
 
-    async def _add_verifier(self) -> Worker:
+    async def add_verifier(self) -> Worker:
         engine, tokenizer, info = load(Role.VERIFIER, self._target)
         if self._kv_blocks is not None:
             engine.pool = BlockPool(self._kv_blocks)
@@ -138,9 +136,15 @@ class Cluster:
         address = bind(worker.server, "127.0.0.1", 0)
         await worker.server.start()
         joined = asyncio.Event()
+        registrar = RouterRegistrar(self.router_address)
+        self._stack.push_async_callback(registrar.close)
         worker.start(
             *background,
-            register(self.router_address, info, address, on_state=lambda by, _: joined.set() if by else None),
+            register(
+                registrar,
+                lambda: WorkerRecord(info, address),
+                on_state=lambda by, _: joined.set() if by else None,
+            ),
         )
         self._stack.push_async_callback(worker.kill)
         async with asyncio.timeout(20):
@@ -191,7 +195,7 @@ def patient(
     now: float, free_since: float, step_seconds: float, goodput: float, awaited: Iterable[Awaited]
 ) -> float:
     """In the place of verifier.pace.start_at: waits for every drafter, so that drafts always take part."""
-    until = free_since + 0.3  # a drafter may have nothing to say
+    until = free_since + 5.0  # only a drafter that has nothing to say lets it come to that
     return until if any(session.tokens == 0 < session.wanted for session in awaited) else now
 
 

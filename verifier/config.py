@@ -13,7 +13,8 @@ class VerifierConfig:
     """Validated once, here: raises StartupError with a sentence that names the flag to change."""
 
     target: str  # folder or hub id of the target model's checkpoint
-    router: str  # host:port of the router's gRPC
+    router: str | None = None  # host:port of the router's gRPC, to register there
+    store: str | None = None  # url of the store that the routers share, to register there instead
     host: str = "127.0.0.1"  # address to listen on
     port: int = 0  # of the verifier's gRPC; 0 = any free port
     advertise: str | None = None  # host to register; None = `host`
@@ -21,15 +22,19 @@ class VerifierConfig:
     device: str = "cpu"  # cpu, cuda or cuda:N
     dtype: str = "float32"  # float32, bfloat16 or float16
     kv_memory_bytes: int = 2**30  # size of the KV pool
-    threads: int = 1  # that the model may use on a CPU
+    threads: int = 1  # that the model may use on a CPU, in each of its processes
+    tensor_parallel_size: int = 1  # processes that the model is divided among
     max_batch_tokens: int = 512  # most tokens in a step
     prefill_chunk: int = 256  # most tokens of one prompt in a step
+    drain_seconds: float = 20.0  # that its sessions get to end when it is told to leave; the rest moves
 
     def __post_init__(self) -> None:
         if not self.target:
             raise StartupError("--target must name a folder or a hub id, not nothing")
         if self.name is not None and not self.name.strip():
             raise StartupError("--name must not be blank: leave it out for the checkpoint's own name")
+        if not 0 <= self.drain_seconds < float("inf"):
+            raise StartupError(f"--drain-seconds must be at least 0, not {self.drain_seconds}")
         check_worker(self)
 
     @property

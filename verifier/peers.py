@@ -123,4 +123,6 @@ def _load(load: Load) -> verifier_pb2.Load:
         step_tokens=load.step_tokens,
         typical_step_seconds=load.typical_step_seconds,
         preemptions=load.preemptions,
+        draining=load.draining,
+        draft_starvation=load.draft_starvation,
     )

@@ -11,9 +11,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from outrider.engine.scheduler import Limits
-from outrider.errors import OutriderError
+from outrider.errors import Cancelled, OutriderError, Unavailable
+from outrider.followers import FollowerProcesses, StartFollowers
 from outrider.model import load
+from outrider.registration import registrar_at
 from outrider.rpc import Role, bind, new_server, read_hello
+from outrider.store.store import Registrar, WorkerLoad
 from outrider.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider.wire.codec import (
     SESSION_ID_BYTES,
@@ -23,7 +26,7 @@ from outrider.wire.codec import (
     worker_info_to_wire,
 )
 from outrider.wire.description import TokenizerFiles, WorkerInfo
-from outrider.worker import serve_until_stopped
+from outrider.worker import Worker, serve_until_stopped
 from verifier.config import VerifierConfig
 from verifier.peers import DrafterPeer, RouterPeer
 from verifier.session import DraftFate, SessionSpec
@@ -69,6 +72,50 @@ class VerifierService(verifier_pb2_grpc.VerifierServicer):
     ) -> common_pb2.Tokenizer:
         return tokenizer_to_wire(self._tokenizer)
 
+    # -- what outrider.worker asks --
+
+    async def run(self) -> None:
+        await self.stepper.run()
+
+    def load(self) -> WorkerLoad:
+        load = self.stepper.load
+        return WorkerLoad(
+            sessions=load.running + load.waiting,
+            waiting=load.waiting,
+            kv_usage=load.kv_usage,
+            step_seconds=load.typical_step_seconds,
+            draining=load.draining,
+            draft_starvation=load.draft_starvation,
+        )
+
+    def stats(self) -> dict[str, float]:
+        load = self.stepper.load
+        return {
+            "running": load.running,
+            "waiting": load.waiting,
+            "kv_usage": load.kv_usage,
+            "typical_step_seconds": load.typical_step_seconds,
+            "draft_starvation": load.draft_starvation,
+        }
+
+    def probe(self) -> None:
+        self.stepper.probe()
+
+    def drain(self) -> None:
+        self.stepper.drain()
+        for router in self._peers:
+            router.report(self.stepper.load)
+
+    async def until_idle(self) -> None:
+        await self.stepper.until_empty()
+
+    def give_back(self) -> None:
+        for session_id in self.stepper.sessions:
+            self._fail(session_id, Unavailable("this target worker leaves"))
+
+    async def close(self) -> None:
+        return
+
     # -- routers --
 
     async def Sessions(
@@ -104,6 +151,8 @@ class VerifierService(verifier_pb2_grpc.VerifierServicer):
                     case "close":
                         self._close(command.close.session_id)
                         peer.report(self.stepper.load)
+                    case "cancel":
+                        self._fail(command.cancel.session_id, Cancelled("the request was cancelled"))
         finally:
             peer.end()
 
@@ -124,9 +173,17 @@ class VerifierService(verifier_pb2_grpc.VerifierServicer):
             peer.failed(message.session_id, error)
             return
         self._routers[spec.session_id] = peer
+        self._ended.pop(spec.session_id, None)  # it may have been here before, and come back
         claim = self._claims.pop(spec.session_id, None)
         if claim is not None:
             self._attach(running, *claim)
+
+    def _fail(self, session_id: bytes, error: OutriderError) -> None:
+        """Ends a session by the verifier's own will; its router is told."""
+        router = self._routers.get(session_id)
+        if router is not None:
+            self._close(session_id)
+            router.failed(session_id, error)
 
     def _close(self, session_id: bytes) -> None:
         self._forget(session_id)
@@ -246,8 +303,11 @@ class VerifierService(verifier_pb2_grpc.VerifierServicer):
             router.report(report.load)
 
 
-async def serve(config: VerifierConfig) -> None:
-    """Runs a verifier until SIGINT or SIGTERM. Raises StartupError or PeerRefused."""
+async def start(
+    config: VerifierConfig, registrar: Registrar, start_followers: StartFollowers = FollowerProcesses
+) -> Worker:
+    """A verifier with its model loaded, listening but not registered; `start_followers` starts the processes
+    that its model is divided among. Raises StartupError."""
     server = new_server()
     address = bind(server, config.host, config.port)
     engine, tokenizer, info = await load(
@@ -258,6 +318,8 @@ async def serve(config: VerifierConfig) -> None:
         config.dtype,
         config.kv_memory_bytes,
         config.threads,
+        config.tensor_parallel_size,
+        start_followers,
     )
     service = VerifierService(info, tokenizer)
     limits = Limits(config.max_batch_tokens, config.prefill_chunk)
@@ -265,4 +327,10 @@ async def serve(config: VerifierConfig) -> None:
     service.use(stepper)
     verifier_pb2_grpc.add_VerifierServicer_to_server(service, server)
     port = int(address.rpartition(":")[2])
-    await serve_until_stopped(server, info, config.advertised_address(port), config.router, [stepper.run()])
+    return Worker(info, config.advertised_address(port), service, server, registrar)
+
+
+async def serve(config: VerifierConfig) -> None:
+    """Runs a verifier as a process of its own, until a signal. Raises StartupError or PeerRefused."""
+    worker = await start(config, registrar_at(config.router, config.store))
+    await serve_until_stopped(worker, drain_seconds=config.drain_seconds)

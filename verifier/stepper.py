@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from outrider.engine.engine import Engine, Work
 from outrider.engine.kv_blocks import BlockTable
 from outrider.engine.scheduler import Candidate, Grant, Limits, plan
-from outrider.errors import InvalidRequest
+from outrider.errors import InvalidRequest, PeerLost, Unavailable
 from outrider.sampling.sampler import Row, TokenCounts
 from verifier.pace import Arrivals, Awaited, Pace, acceptance_after, start_at
 from verifier.session import DraftFate, Finish, Outcome, Session, SessionSpec
@@ -75,6 +75,8 @@ class Load:
     step_tokens: int = 0
     typical_step_seconds: float = 0.0
     preemptions: int = 0
+    draining: bool = False
+    draft_starvation: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +105,14 @@ class Stepper:
         self._decide = start_at
         self._sessions: dict[bytes, Running] = {}  # in order of arrival
         self._changed = asyncio.Event()  # a session or a draft has come, or a session gone
+        self._empty = asyncio.Event()
+        self._empty.set()
         # Moving averages over steps in which nobody's prompt was read in:
         self._typical_step_seconds = 0.0
         self._typical_tokens = 0.0  # committed, all sessions together
+        self._starvation = 0.0  # share of sessions with k > 0 that had no draft
         self._preemptions = 0
+        self._draining = False
         self._report: StepReport | None = None  # of the last step, not told yet
 
     @property
@@ -117,13 +123,29 @@ class Stepper:
     def get(self, session_id: bytes) -> Running | None:
         return self._sessions.get(session_id)
 
+    @property
+    def sessions(self) -> list[bytes]:
+        return list(self._sessions)
+
+    def probe(self) -> None:
+        """A one-token forward, from any thread."""
+        self._engine.probe()
+
+    def drain(self) -> None:
+        """Takes no new sessions from now on; those that are open go on."""
+        self._draining = True
+
     def open(self, spec: SessionSpec, num_speculative_tokens: int) -> Running:
-        """Raises InvalidRequest, naming the field and the limit, where the session could never run."""
+        """Raises InvalidRequest, naming the field and the limit, where the session could never run, and
+        Unavailable while draining."""
+        if self._draining:
+            raise Unavailable("this target worker is about to leave")
         self._check(spec)
         counts = TokenCounts(spec.prompt, spec.output) if spec.sampling.penalized else None
         running = Running(Session(spec, num_speculative_tokens), counts)
         self._sessions[spec.session_id] = running
         self._changed.set()
+        self._empty.clear()
         return running
 
     def close(self, session_id: bytes) -> Running | None:
@@ -132,6 +154,8 @@ class Stepper:
         if running is not None:
             self._engine.pool.close(running.table)
             self._changed.set()
+            if not self._sessions:
+                self._empty.set()
         return running
 
     def offer(
@@ -146,8 +170,15 @@ class Stepper:
             self._changed.set()
         return fate
 
+    async def until_empty(self) -> None:
+        """Until there is no session."""
+        await self._empty.wait()
+
     async def run(self) -> None:
-        """Steps for ever."""
+        """Steps until the engine cannot any more; raises why."""
+        await self._engine.serve(self._steps())
+
+    async def _steps(self) -> None:
         with ThreadPoolExecutor(1, thread_name_prefix="engine") as engine_thread:
             while True:
                 if self._must_wait():
@@ -294,6 +325,10 @@ class Stepper:
 
     def _measure(self, seconds: float, parts: Sequence[Part], committed: int) -> Load:
         if all(part.tokens == 1 for part in parts):
+            wanting = [part for part in parts if part.running.session.num_speculative_tokens > 0]
+            if wanting:
+                starved = sum(not part.path for part in wanting) / len(wanting)
+                self._starvation += STEP_SMOOTHING * (starved - self._starvation)
             weight = STEP_SMOOTHING if self._typical_step_seconds else 1.0
             self._typical_step_seconds += weight * (seconds - self._typical_step_seconds)
             self._typical_tokens += weight * (committed - self._typical_tokens)
@@ -309,6 +344,8 @@ class Stepper:
             step_tokens=step_tokens,
             typical_step_seconds=self._typical_step_seconds,
             preemptions=self._preemptions,
+            draining=self._draining,
+            draft_starvation=self._starvation,
         )
 
     def _tell(self) -> None:
@@ -321,6 +358,8 @@ class Stepper:
 async def _result(step: asyncio.Future[list[int]]) -> list[int] | None:
     try:
         return await step
+    except PeerLost:
+        raise
     except Exception:
         log.exception("a step failed; its sessions are ended")
         return None

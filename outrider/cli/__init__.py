@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import typer
 
+from outrider.cli.follower import follower
 from outrider.cli.generate import generate
 from outrider.cli.roles import drafter, router, verifier
 from outrider.cli.serve import serve
+from outrider.cli.sizing import plan
 
 app = typer.Typer(
     name="outrider",
@@ -16,8 +18,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, generate, router, verifier, drafter):
+for command in (serve, generate, router, verifier, drafter, plan):
     app.command()(command)
+app.command(hidden=True)(follower)
 
 
 def main() -> None:

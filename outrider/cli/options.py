@@ -52,7 +52,33 @@ ServerSeed = Annotated[
 Target = Annotated[str, typer.Option("--target", help="Folder or Hugging Face id of the target model.")]
 Draft = Annotated[str, typer.Option("--draft", help="Folder or Hugging Face id of the draft model.")]
 RouterAddress = Annotated[
-    str, typer.Option("--router", metavar="HOST:PORT", help="gRPC address of the router.")
+    str | None,
+    typer.Option(
+        "--router",
+        metavar="HOST:PORT",
+        help="gRPC address of the router to register with.",
+        show_default="none: --store says where",
+    ),
+]
+WorkerStore = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="URL",
+        help="Store that the routers share, to register there instead: redis://HOST:PORT, rediss:// for TLS. "
+        "In $OUTRIDER_STORE its password is seen by nobody else.",
+        show_default="$OUTRIDER_STORE, or none: --router says where",
+    ),
+]
+RouterStore = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="URL",
+        help="Store shared with other routers: redis://HOST:PORT, rediss:// for TLS. "
+        "In $OUTRIDER_STORE its password is seen by nobody else.",
+        show_default="$OUTRIDER_STORE, or this router's own memory",
+    ),
 ]
 WorkerHost = Annotated[str, typer.Option("--host", help="Address to listen on.")]
 WorkerPort = Annotated[
@@ -85,8 +111,8 @@ Threads = Annotated[
     typer.Option(
         "--threads",
         min=1,
-        help="CPU threads for the model's arithmetic.",
-        show_default="all cores of this machine",
+        help="CPU threads for the model's arithmetic, in each of its processes.",
+        show_default="the cores of this machine divided among them",
     ),
 ]
 ThreadsEach = Annotated[
@@ -98,9 +124,33 @@ ThreadsEach = Annotated[
         show_default="the cores divided among the workers",
     ),
 ]
+TensorParallelSize = Annotated[
+    int,
+    typer.Option(
+        "--tensor-parallel-size",
+        min=1,
+        help="Processes (on GPUs: one each) that the model is divided among.",
+    ),
+]
+TargetParallelSize = Annotated[
+    int,
+    typer.Option(
+        "--tensor-parallel-size",
+        min=1,
+        help="Processes (on GPUs: one each) that each target worker's model is divided among.",
+    ),
+]
 MaxBatchTokens = Annotated[
     int,
     typer.Option("--max-batch-tokens", min=1, help="Most tokens in one step, over all sessions."),
+]
+DrainSeconds = Annotated[
+    float,
+    typer.Option(
+        "--drain-seconds",
+        min=0,
+        help="How long sessions may go on after SIGTERM; those left then move to another verifier.",
+    ),
 ]
 PrefillChunk = Annotated[
     int, typer.Option("--prefill-chunk", min=1, help="Most tokens of one prompt in one step.")

@@ -26,7 +26,8 @@ class Workers:
     device: str
     dtype: str | None  # None = the worker's own default
     kv_memory: str
-    threads: int  # each
+    threads: int  # of each process
+    tensor_parallel_size: int = 1  # processes of each verifier
 
 
 def router_child(
@@ -48,6 +49,8 @@ def worker_children(models: Models, workers: Workers, router: str) -> list[Child
         *(("--dtype", workers.dtype) if workers.dtype is not None else ()),
     ]
     verifier = ["--target", models.target, "--name", models.name, *common]
+    if workers.tensor_parallel_size > 1:
+        verifier += ["--tensor-parallel-size", str(workers.tensor_parallel_size)]
     specs = [
         ChildSpec("verifier", name, _outrider("verifier", verifier), restart=True)
         for name in _names("verifier", workers.verifiers)

@@ -12,6 +12,8 @@ import typer
 from outrider.cli import options
 from outrider.cli.reporting import reported
 
+STORE = "OUTRIDER_STORE"  # of the environment: what --store would say, where nobody is to see its password
+
 
 def router(
     host: options.HttpHost = "127.0.0.1",
@@ -22,6 +24,7 @@ def router(
         int, typer.Option("--max-sessions", min=1, help="Most requests at a time; more are refused with 429.")
     ] = 256,
     seed: options.ServerSeed = None,
+    store: options.RouterStore = None,
 ) -> None:
     """Run a router: it takes requests, gives them to workers, and streams the answers."""
     _log_to_stderr()
@@ -33,6 +36,7 @@ def router(
             host=host,
             port=port,
             grpc_port=grpc_port,
+            store=store or os.environ.get(STORE),
             num_speculative_tokens=num_speculative_tokens,
             max_sessions=max_sessions,
             seed=seed,
@@ -42,7 +46,8 @@ def router(
 
 def verifier(
     target: options.Target,
-    router: options.RouterAddress,
+    router: options.RouterAddress = None,
+    store: options.WorkerStore = None,
     host: options.WorkerHost = "127.0.0.1",
     port: options.WorkerPort = 0,
     advertise: options.Advertise = None,
@@ -54,10 +59,12 @@ def verifier(
     dtype: options.DtypeOption = None,
     kv_memory: options.KvMemory = "1GiB",
     threads: options.Threads = None,
+    tensor_parallel_size: options.TensorParallelSize = 1,
     max_batch_tokens: options.MaxBatchTokens = 512,
     prefill_chunk: options.PrefillChunk = 256,
+    drain_seconds: options.DrainSeconds = 20.0,
 ) -> None:
-    """Run a verifier: it runs the target model and registers with a router."""
+    """Run a verifier: it runs the target model and registers with a router, or in the routers' store."""
     _log_to_stderr()
     with reported("verifier"):
         from outrider.config import default_dtype, parse_memory
@@ -66,6 +73,7 @@ def verifier(
         config = VerifierConfig(
             target=target,
             router=router,
+            store=store or (os.environ.get(STORE) if router is None else None),
             host=host,
             port=port,
             advertise=advertise,
@@ -73,9 +81,11 @@ def verifier(
             device=device,
             dtype=dtype.value if dtype else default_dtype(device),
             kv_memory_bytes=parse_memory(kv_memory),
-            threads=_claim_threads(threads),
+            threads=_claim_threads(threads, tensor_parallel_size),
+            tensor_parallel_size=tensor_parallel_size,
             max_batch_tokens=max_batch_tokens,
             prefill_chunk=prefill_chunk,
+            drain_seconds=drain_seconds,
         )
         from verifier.service import serve
 
@@ -84,7 +94,8 @@ def verifier(
 
 def drafter(
     draft: options.Draft,
-    router: options.RouterAddress,
+    router: options.RouterAddress = None,
+    store: options.WorkerStore = None,
     host: options.WorkerHost = "127.0.0.1",
     port: options.WorkerPort = 0,
     advertise: options.Advertise = None,
@@ -92,10 +103,11 @@ def drafter(
     dtype: options.DtypeOption = None,
     kv_memory: options.KvMemory = "1GiB",
     threads: options.Threads = None,
+    tensor_parallel_size: options.TensorParallelSize = 1,
     max_batch_tokens: options.MaxBatchTokens = 512,
     prefill_chunk: options.PrefillChunk = 256,
 ) -> None:
-    """Run a drafter: it runs a draft model and registers with a router."""
+    """Run a drafter: it runs a draft model and registers with a router, or in the routers' store."""
     _log_to_stderr()
     with reported("drafter"):
         from drafter.config import DrafterConfig
@@ -104,13 +116,15 @@ def drafter(
         config = DrafterConfig(
             draft=draft,
             router=router,
+            store=store or (os.environ.get(STORE) if router is None else None),
             host=host,
             port=port,
             advertise=advertise,
             device=device,
             dtype=dtype.value if dtype else default_dtype(device),
             kv_memory_bytes=parse_memory(kv_memory),
-            threads=_claim_threads(threads),
+            threads=_claim_threads(threads, tensor_parallel_size),
+            tensor_parallel_size=tensor_parallel_size,
             max_batch_tokens=max_batch_tokens,
             prefill_chunk=prefill_chunk,
         )
@@ -123,8 +137,9 @@ def _log_to_stderr() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
-def _claim_threads(threads: int | None) -> int:
-    """The number of threads, made known to the libraries that read it when torch is imported."""
-    count = threads or len(os.sched_getaffinity(0))
+def _claim_threads(threads: int | None, processes: int = 1) -> int:
+    """The number of threads of each of so many processes, made known to the libraries that read it when torch
+    is imported."""
+    count = threads or max(1, len(os.sched_getaffinity(0)) // processes)
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(count)
     return count

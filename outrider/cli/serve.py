@@ -36,6 +36,7 @@ def serve(
     ] = None,
     drafters: Annotated[int, typer.Option(min=0, help="Number of draft workers; 0 = plain decoding.")] = 1,
     verifiers: Annotated[int, typer.Option(min=1, help="Number of target workers.")] = 1,
+    tensor_parallel_size: options.TargetParallelSize = 1,
     num_speculative_tokens: options.NumSpeculativeTokens = 8,
     host: options.HttpHost = "127.0.0.1",
     port: options.HttpPort = 8000,
@@ -50,11 +51,13 @@ def serve(
     models = choose_models(target, draft, drafters)
     workers = Workers(
         verifiers=verifiers,
+        tensor_parallel_size=tensor_parallel_size,
         drafters=drafters,
         device=device,
         dtype=dtype.value if dtype else None,
         kv_memory=kv_memory,
-        threads=threads or threads_each(len(os.sched_getaffinity(0)), verifiers + drafters),
+        threads=threads
+        or threads_each(len(os.sched_getaffinity(0)), verifiers * tensor_parallel_size + drafters),
     )
     router = router_child(host, port, grpc_port, num_speculative_tokens, seed)
 

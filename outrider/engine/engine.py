@@ -6,7 +6,8 @@ no transport. Who may hold which block is the BlockPool's business; callers keep
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from outrider.engine.attention import RUNNING, LayerAttention, RunningStep
 from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.kv_pools import KvPools
 from outrider.engine.step_inputs import StepInputs, Work, build_step
+from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Row, draw
 from outrider.wire.description import ModelInfo
 
@@ -33,6 +35,7 @@ class Engine:
         parameter = next(model.parameters())
         self._device, self._dtype = parameter.device, parameter.dtype
         self.layers: dict[int, LayerAttention] = {}  # that attended in the last step
+        self._stepping = threading.Lock()  # a probe may come while a step runs
 
     def prepare(self, works: Sequence[Work]) -> StepInputs:
         """Builds the step's index tensors; reads the works, changes nothing. At least one work."""
@@ -66,8 +69,25 @@ class Engine:
 
     def choose(self, inputs: StepInputs, rows: Sequence[Row], vocab_size: int | None = None) -> list[int]:
         """Runs the step and draws a token for each of its rows; only ids below `vocab_size`, where given."""
-        logits = self.forward(inputs)  # [rows, V]
-        return draw(logits, rows, vocab_size).tokens.tolist() if rows else []
+        with self._stepping:
+            logits = self.forward(inputs)  # [rows, V]
+            return draw(logits, rows, vocab_size).tokens.tolist() if rows else []
+
+    def probe(self) -> None:
+        """Runs one token, between two steps, in the block that nobody's tokens are in: shows that the engine
+        works. Raises what a step would. From any thread."""
+        inputs = self.prepare([Work([self.kv_pools.scratch_block], 0, [0], 1)])
+        self.choose(inputs, [Row(SamplingParams(temperature=0.0), 1, None, ())])
+
+    async def serve(self, steps: Coroutine[Any, Any, None]) -> None:
+        """Runs a loop of steps until it, or the engine, fails, and raises why; closes the engine then."""
+        try:
+            await steps
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Gives up what the engine has beside its memory; nothing may be run after it."""
 
     def step(self, works: Sequence[Work]) -> torch.Tensor:
         """`prepare` and `forward` in one."""

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.distributed import DistributedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from outrider.engine.checkpoint import config_text, fingerprint, locate, weight_files
 from outrider.engine.engine import Engine
 from outrider.engine.packed import pack
+from outrider.engine.ranks import Ranks
 from outrider.engine.self_check import PROBE_BLOCKS, check, reference
+from outrider.engine.sharded import LeadingEngine, ShardedEngine
+from outrider.engine.sharding import check_divisible, connect, localize
 from outrider.engine.tokenizer import load_tokenizer
 from outrider.errors import StartupError
 from outrider.wire.description import ModelInfo
@@ -35,6 +41,7 @@ def load_engine(
     kv_memory_bytes: int = 2**30,
     threads: int | None = None,
     progress: Callable[[str, float], None] | None = None,
+    ranks: Ranks | None = None,
 ) -> Engine:
     """Loads a causal LM from a local folder or by its hub id; checks the engine against the model's own code.
 
@@ -42,8 +49,11 @@ def load_engine(
     float16 (default: float32 on CPU, the checkpoint's own elsewhere); `threads` are torch's, for the whole
     process. `progress` hears what is being done and the share of the work before it, 0 to 1.
 
+    With `ranks`, each of which makes this call, the model is divided among them: the leader gets an engine to
+    use, the others one to `follow` with. `device` is this rank's own; the KV memory is that of all together.
+
     Raises StartupError, in one sentence, where the checkpoint is missing, damaged or incomplete or a flag is
-    wrong, and ModelRefused where the engine cannot run the model rightly."""
+    wrong, ModelRefused where the engine cannot run the model rightly, and PeerLost where a rank ends."""
     tell = progress or (lambda _stage, _share: None)
     _quiet()
     target = _device(device)
@@ -53,10 +63,13 @@ def load_engine(
     folder = locate(path_or_id)
     config = _config(folder)
     weight_files(folder)
-    digest = fingerprint(folder)
+    digest = fingerprint(folder) if ranks is None or ranks.leads else ""
     wanted = _dtype(dtype, target)
+    if ranks is not None:
+        check_divisible(config, Path(path_or_id).name, ranks.group.size)
+        _connect(ranks, target)
     tell("loading weights", 0.1)
-    model = _model(folder, config, wanted, target)
+    model = _model(folder, config, wanted, target, ranks)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     actual = next(model.parameters()).dtype
 
@@ -71,24 +84,39 @@ def load_engine(
         device=str(target),
         dtype=str(actual).removeprefix("torch."),
         bit_exact=False,
+        tensor_parallel_size=ranks.group.size if ranks is not None else 1,
     )
     tell("running the model's own code", 0.5)
     expected = reference(model, info)
+    joints = localize(model) if ranks is not None else []
     invariant = target.type == "cpu" and actual == torch.float32
     if invariant:
         tell("packing weights", 0.6)
         pack(model)
     tell("checking the engine against it", 0.8)
-    probe = Engine(model, info, PROBE_BLOCKS)
+    if ranks is not None:
+        connect(model, joints, ranks)
+    probe = (
+        Engine(model, info, PROBE_BLOCKS)
+        if ranks is None
+        else ShardedEngine(model, info, PROBE_BLOCKS, ranks)
+    )
     checked = check(probe, expected, bits=invariant)
-    num_blocks = kv_memory_bytes // probe.kv_pools.bytes_per_block
+    bytes_per_block = probe.kv_pools.bytes_per_block * info.tensor_parallel_size
+    num_blocks = kv_memory_bytes // bytes_per_block
     if num_blocks < 2:
         raise StartupError(
             f"the KV memory of {kv_memory_bytes} bytes holds {num_blocks} blocks of {info.name}; "
-            f"give at least {2 * probe.kv_pools.bytes_per_block}"
+            f"give at least {2 * bytes_per_block}"
         )
+    if ranks is None:
+        engine = Engine(model, checked, num_blocks)
+    else:
+        checked = replace(checked, bit_exact=ranks.agree(checked.bit_exact))
+        ranks.settle()
+        engine = (LeadingEngine if ranks.leads else ShardedEngine)(model, checked, num_blocks, ranks)
     tell("ready", 1.0)
-    return Engine(model, checked, num_blocks)
+    return engine
 
 
 def max_context(config: Any) -> int:
@@ -125,7 +153,21 @@ def _config(folder: Path) -> Any:
     return config
 
 
-def _model(folder: Path, config: Any, dtype: torch.dtype | None, device: torch.device) -> Any:
+def _connect(ranks: Ranks, device: torch.device) -> None:
+    """Joins the ranks, in the way that transformers expects to find them."""
+    if device.type == "cpu" and torch.cuda.is_available():
+        raise StartupError(
+            "--device cpu with --tensor-parallel-size above 1 needs a machine without GPUs; "
+            "hide them with CUDA_VISIBLE_DEVICES="
+        )
+    os.environ["LOCAL_RANK"] = str(device.index or 0)
+    ranks.connect(device)
+
+
+def _model(
+    folder: Path, config: Any, dtype: torch.dtype | None, device: torch.device, ranks: Ranks | None
+) -> Any:
+    divided = {} if ranks is None else {"distributed_config": DistributedConfig(tp_size=ranks.group.size)}
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -135,6 +177,7 @@ def _model(folder: Path, config: Any, dtype: torch.dtype | None, device: torch.d
             attn_implementation="eager",
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # so that they are reported, and refused below by name
+            **divided,
         )
     except Exception as error:  # values out of range, out of memory
         reason = str(error).strip().split("\n")[0]
@@ -149,7 +192,9 @@ def _model(folder: Path, config: Any, dtype: torch.dtype | None, device: torch.d
         raise StartupError(
             f"{key} in {folder} has the shape {list(found)} where config.json asks for {list(expected)}"
         )
-    return model.to(device).eval().requires_grad_(False)
+    if ranks is None:  # otherwise it is there, in DTensors
+        model = model.to(device)
+    return model.eval().requires_grad_(False)
 
 
 def _device(device: str) -> torch.device:

@@ -17,7 +17,7 @@ from outrider.engine.attention import NAME
 from outrider.engine.engine import Engine, Work
 from outrider.engine.invariance import attention_keeps_bits, linears_keep_bits
 from outrider.engine.kv_blocks import BlockTable
-from outrider.errors import ModelRefused
+from outrider.errors import ModelRefused, PeerLost
 from outrider.wire.description import ModelInfo
 
 LENGTH = 72  # tokens of the check
@@ -44,8 +44,11 @@ def reference(model: Any, info: ModelInfo) -> torch.Tensor:
         raise _refused(info, "it has attention code of its own, which cannot be replaced")
     device = next(model.parameters()).device
     ids = torch.tensor([_tokens(info)], device=device)
-    with torch.inference_mode(), _short_windows(model):
-        logits = model(input_ids=ids, use_cache=False).logits[0].float()
+    try:
+        with torch.inference_mode(), _short_windows(model):
+            logits = model(input_ids=ids, use_cache=False).logits[0].float()
+    except Exception as error:  # whatever a damaged configuration, or a part of the model, makes of it
+        raise _refused(info, f"its own code does not run ({type(error).__name__})") from error
     model.set_attn_implementation(NAME)
     return logits  # type: ignore[no-any-return]
 
@@ -60,6 +63,8 @@ def check(engine: Engine, expected: torch.Tensor, *, bits: bool) -> ModelInfo:
             logits = _run(engine, [LENGTH])
         except ModelRefused as refusal:
             raise _refused(info, refusal.message) from None
+        except PeerLost:
+            raise
         except Exception as error:  # a model may do anything with a call that it does not expect
             raise _refused(
                 info, f"it does not run with the paged attention ({type(error).__name__})"

@@ -79,6 +79,7 @@ class StepInputs:
     scratch_block: int
     mask_dtype: torch.dtype
     views: dict[int | None, tuple[KeyView, ...]]  # by window size; None = no window
+    plan: npt.NDArray[np.int32] | None = None  # the works as other ranks are told of them
 
     def key_views(self, window: int | None) -> tuple[KeyView, ...]:
         """The groups' keys for a layer with this window (positions that a token sees, itself included)."""

@@ -74,15 +74,24 @@ class DraftEnded(_message.Message):
     def __init__(self, session_id: _Optional[bytes] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class DraftLoad(_message.Message):
-    __slots__ = ("sessions", "token_seconds", "busy", "kv_usage", "round_trip_seconds")
+    __slots__ = ("sessions", "token_seconds", "busy", "kv_usage", "round_trip_seconds", "round_trips")
+    class RoundTripsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BUSY_FIELD_NUMBER: _ClassVar[int]
     KV_USAGE_FIELD_NUMBER: _ClassVar[int]
     ROUND_TRIP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIPS_FIELD_NUMBER: _ClassVar[int]
     sessions: int
     token_seconds: float
     busy: float
     kv_usage: float
     round_trip_seconds: float
-    def __init__(self, sessions: _Optional[int] = ..., token_seconds: _Optional[float] = ..., busy: _Optional[float] = ..., kv_usage: _Optional[float] = ..., round_trip_seconds: _Optional[float] = ...) -> None: ...
+    round_trips: _containers.ScalarMap[str, float]
+    def __init__(self, sessions: _Optional[int] = ..., token_seconds: _Optional[float] = ..., busy: _Optional[float] = ..., kv_usage: _Optional[float] = ..., round_trip_seconds: _Optional[float] = ..., round_trips: _Optional[_Mapping[str, float]] = ...) -> None: ...

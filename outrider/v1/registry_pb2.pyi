@@ -1,21 +1,54 @@
 from outrider.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Registration(_message.Message):
-    __slots__ = ("info", "address")
+    __slots__ = ("info", "address", "load")
     INFO_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
     info: _common_pb2.WorkerInfo
     address: str
-    def __init__(self, info: _Optional[_Union[_common_pb2.WorkerInfo, _Mapping]] = ..., address: _Optional[str] = ...) -> None: ...
+    load: WorkerLoad
+    def __init__(self, info: _Optional[_Union[_common_pb2.WorkerInfo, _Mapping]] = ..., address: _Optional[str] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ...) -> None: ...
 
-class RegistrationReply(_message.Message):
+class WorkerLoad(_message.Message):
+    __slots__ = ("sessions", "waiting", "kv_usage", "step_seconds", "draining", "draft_starvation")
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    KV_USAGE_FIELD_NUMBER: _ClassVar[int]
+    STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_STARVATION_FIELD_NUMBER: _ClassVar[int]
+    sessions: int
+    waiting: int
+    kv_usage: float
+    step_seconds: float
+    draining: bool
+    draft_starvation: float
+    def __init__(self, sessions: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., step_seconds: _Optional[float] = ..., draining: _Optional[bool] = ..., draft_starvation: _Optional[float] = ...) -> None: ...
+
+class BeatReply(_message.Message):
+    __slots__ = ("taken_in_by", "refusal", "trouble")
+    TAKEN_IN_BY_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    taken_in_by: _containers.RepeatedScalarFieldContainer[str]
+    refusal: str
+    trouble: str
+    def __init__(self, taken_in_by: _Optional[_Iterable[str]] = ..., refusal: _Optional[str] = ..., trouble: _Optional[str] = ...) -> None: ...
+
+class LeaveRequest(_message.Message):
     __slots__ = ("hello",)
     HELLO_FIELD_NUMBER: _ClassVar[int]
     hello: _common_pb2.Hello
     def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ...) -> None: ...
+
+class LeaveReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -34,20 +34,31 @@ class RegistryStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Register = channel.stream_stream(
-                '/outrider.v1.Registry/Register',
+        self.Beat = channel.unary_unary(
+                '/outrider.v1.Registry/Beat',
                 request_serializer=outrider_dot_v1_dot_registry__pb2.Registration.SerializeToString,
-                response_deserializer=outrider_dot_v1_dot_registry__pb2.RegistrationReply.FromString,
+                response_deserializer=outrider_dot_v1_dot_registry__pb2.BeatReply.FromString,
+                _registered_method=True)
+        self.Leave = channel.unary_unary(
+                '/outrider.v1.Registry/Leave',
+                request_serializer=outrider_dot_v1_dot_registry__pb2.LeaveRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_registry__pb2.LeaveReply.FromString,
                 _registered_method=True)
 
 
 class RegistryServicer:
     """Missing associated documentation comment in .proto file."""
 
-    def Register(self, request_iterator, context):
-        """A worker holds this stream open for as long as it serves: its end takes the worker out.
-        Refused with FAILED_PRECONDITION and a sentence where the worker does not fit the service
-        (protocol version, another model under the same name, a tokenizer that differs).
+    def Beat(self, request, context):
+        """"I am here." A worker says so every second; the router forgets one that has been silent for 5 seconds.
+        Refused with FAILED_PRECONDITION and a sentence where the protocol version differs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Leave(self, request, context):
+        """"I go." The worker is forgotten at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -56,10 +67,15 @@ class RegistryServicer:
 
 def add_RegistryServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Register': grpc.stream_stream_rpc_method_handler(
-                    servicer.Register,
+            'Beat': grpc.unary_unary_rpc_method_handler(
+                    servicer.Beat,
                     request_deserializer=outrider_dot_v1_dot_registry__pb2.Registration.FromString,
-                    response_serializer=outrider_dot_v1_dot_registry__pb2.RegistrationReply.SerializeToString,
+                    response_serializer=outrider_dot_v1_dot_registry__pb2.BeatReply.SerializeToString,
+            ),
+            'Leave': grpc.unary_unary_rpc_method_handler(
+                    servicer.Leave,
+                    request_deserializer=outrider_dot_v1_dot_registry__pb2.LeaveRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_registry__pb2.LeaveReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -73,7 +89,7 @@ class Registry:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def Register(request_iterator,
+    def Beat(request,
             target,
             options=(),
             channel_credentials=None,
@@ -83,12 +99,39 @@ class Registry:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
+        return grpc.experimental.unary_unary(
+            request,
             target,
-            '/outrider.v1.Registry/Register',
+            '/outrider.v1.Registry/Beat',
             outrider_dot_v1_dot_registry__pb2.Registration.SerializeToString,
-            outrider_dot_v1_dot_registry__pb2.RegistrationReply.FromString,
+            outrider_dot_v1_dot_registry__pb2.BeatReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Leave(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.Registry/Leave',
+            outrider_dot_v1_dot_registry__pb2.LeaveRequest.SerializeToString,
+            outrider_dot_v1_dot_registry__pb2.LeaveReply.FromString,
             options,
             channel_credentials,
             insecure,

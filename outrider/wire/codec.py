@@ -6,11 +6,13 @@ import secrets
 from collections.abc import Callable
 from typing import NewType
 
+from google.protobuf.message import DecodeError
+
 from outrider.errors import InvalidRequest
 from outrider.rpc import Identity, Role
 from outrider.sampling.params import SamplingParams
-from outrider.v1 import common_pb2
-from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
+from outrider.v1 import common_pb2, registry_pb2
+from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo, WorkerLoad, WorkerRecord
 
 SessionId = NewType("SessionId", bytes)
 SESSION_ID_BYTES = 16
@@ -123,3 +125,50 @@ def worker_info_from_wire(message: common_pb2.WorkerInfo) -> WorkerInfo:
         Role(hello.role), hello.worker_id, hello.incarnation, hello.model_fingerprint, hello.tokenizer_hash
     )
     return WorkerInfo(identity, model_info_from_wire(message.model), message.kv_blocks, message.kv_block_size)
+
+
+def record_to_wire(record: WorkerRecord) -> registry_pb2.Registration:
+    load = record.load
+    return registry_pb2.Registration(
+        info=worker_info_to_wire(record.info),
+        address=record.address,
+        load=registry_pb2.WorkerLoad(
+            sessions=load.sessions,
+            waiting=load.waiting,
+            kv_usage=load.kv_usage,
+            step_seconds=load.step_seconds,
+            draining=load.draining,
+            draft_starvation=load.draft_starvation,
+        ),
+    )
+
+
+def record_from_wire(message: registry_pb2.Registration) -> WorkerRecord:
+    """Raises InvalidRequest as worker_info_from_wire does."""
+    load = message.load
+    return WorkerRecord(
+        worker_info_from_wire(message.info),
+        message.address,
+        WorkerLoad(
+            load.sessions,
+            load.waiting,
+            load.kv_usage,
+            load.step_seconds,
+            load.draining,
+            load.draft_starvation,
+        ),
+    )
+
+
+def record_to_bytes(record: WorkerRecord) -> bytes:
+    """The same bytes for the same record."""
+    return record_to_wire(record).SerializeToString(deterministic=True)
+
+
+def record_from_bytes(raw: bytes) -> WorkerRecord:
+    """Raises InvalidRequest where the bytes are no worker's record."""
+    try:
+        message = registry_pb2.Registration.FromString(raw)
+    except DecodeError:
+        raise InvalidRequest("the bytes are no worker's record") from None
+    return record_from_wire(message)

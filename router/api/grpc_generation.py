@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -14,7 +14,9 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from outrider.errors import InvalidRequest, OutriderError
+from outrider.rpc import errors_as_status
 from outrider.v1 import generation_pb2, generation_pb2_grpc, verifier_pb2
+from outrider.wire.codec import SessionId, new_session_id, session_id_from_wire
 from router.api import schema
 from router.api.body import MAX_BODY_BYTES, too_large
 from router.api.generate import Result, generate
@@ -71,6 +73,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         self._metrics.request_refused(refusal.kind)
         await context.abort(refusal.grpc_code, refusal.message)
 
+    async def Cancel(
+        self, request: generation_pb2.CancelRequest, context: Any
+    ) -> generation_pb2.CancelResponse:
+        async with errors_as_status(context):
+            self._runner.cancel(_session_id(request.id))
+        return generation_pb2.CancelResponse()
+
     async def _responses(
         self, request: generation_pb2.GenerateRequest
     ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
@@ -79,9 +88,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         body = _body(request)
         model = self._runner.model(body.model)
         generation = await asyncio.to_thread(prepare, body, model, self._draw_below)
-        (session,) = generation.sessions
+        session_id = new_session_id()
+        session = replace(generation.sessions[0], session_id=session_id)
         started = generation_pb2.Started(
-            id=uuid.uuid4().hex, model=model.name, seed=generation.seed, prompt_tokens=len(session.prompt)
+            id=session_id.hex(), model=model.name, seed=generation.seed, prompt_tokens=len(session.prompt)
         )
         yield generation_pb2.GenerateResponse(started=started)
         async with aclosing(generate(self._runner, generation, session, self._metrics)) as items:
@@ -91,6 +101,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
                 else:
                     delta = generation_pb2.Delta(text=item.text, token_ids=item.token_ids)
                     yield generation_pb2.GenerateResponse(delta=delta)
+
+
+def _session_id(text: str) -> SessionId:
+    try:
+        return session_id_from_wire(bytes.fromhex(text))
+    except (ValueError, InvalidRequest):
+        raise InvalidRequest("id must be the one that Started told", field="id") from None
 
 
 def _body(request: generation_pb2.GenerateRequest) -> Body:

@@ -21,7 +21,7 @@ from outrider.errors import StartupError
 from router.config import RouterConfig
 from verifier.config import VerifierConfig
 
-COMMANDS = {"serve", "generate", "router", "verifier", "drafter"}
+COMMANDS = {"serve", "generate", "router", "verifier", "drafter", "plan"}
 SIZES = {"kv_memory": "kv_memory_bytes"}
 
 
@@ -144,6 +144,21 @@ def test_a_pair_that_is_none(arguments: list[str], sentence: str) -> None:
             ["verifier", "--target", "x", "--router", "h:1", "--device", "tpu"],
             1,
             "outrider verifier: --device must",
+        ),
+        (
+            ["verifier", "--target", "x"],
+            1,
+            "outrider verifier: say with --router or with --store where to register: one of them, not both",
+        ),
+        (
+            ["drafter", "--draft", "x", "--router", "h:1", "--store", "redis://h"],
+            1,
+            "outrider drafter: --router and --store both say where to register: leave one of them out",
+        ),
+        (
+            ["router", "--store", "http://h"],
+            1,
+            "outrider router: --store must begin with redis:// or rediss://",
         ),
         (["router", "--port", "70000"], 2, "Error: Invalid value for '--port'"),
         (["serve", "--verifiers", "0"], 2, "Error: Invalid value for '--verifiers'"),

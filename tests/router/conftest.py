@@ -1,4 +1,5 @@
-"""A real router core (registry, fleet, sessions) on loopback, and workers whose words the test writes."""
+"""A real router core (registry, store, recruiter, fleet, sessions) on loopback, and workers whose words the
+test writes."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from outrider.registration import register
+from outrider.registration import RouterRegistrar, register
 from outrider.rpc import Identity, Outbox, Role, bind, new_server
+from outrider.store.memory import MemoryStore
 from outrider.v1 import (
     drafter_pb2,
     drafter_pb2_grpc,
@@ -20,9 +22,11 @@ from outrider.v1 import (
     verifier_pb2_grpc,
 )
 from outrider.wire.codec import tokenizer_to_wire
-from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
+from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo, WorkerLoad, WorkerRecord
 from router.fleet import Fleet
 from router.metrics import Metrics
+from router.priors import Priors
+from router.recruiter import Recruiter
 from router.registry import Registry
 from router.sessions import Sessions
 
@@ -43,7 +47,8 @@ class Worker:
     commands: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
     events: Outbox[Any] = field(default_factory=Outbox)
     stream_over: asyncio.Event = field(default_factory=asyncio.Event)
-    states: asyncio.Queue[tuple[Identity | None, str]] = field(default_factory=asyncio.Queue)
+    states: asyncio.Queue[tuple[str | None, str]] = field(default_factory=asyncio.Queue)
+    load: WorkerLoad = field(default_factory=WorkerLoad)
     registration: asyncio.Task[Any] | None = None
 
     @property
@@ -59,13 +64,18 @@ class Worker:
         await self.server.start()
 
     def register(self, router_address: str) -> asyncio.Task[Any]:
-        def on_state(router: Identity | None, reason: str) -> None:
-            self.states.put_nowait((router, reason))
+        async def run() -> None:
+            registrar = RouterRegistrar(router_address)
+            try:
+                await register(registrar, self.record, on_state=lambda *state: self.states.put_nowait(state))
+            finally:
+                await registrar.close()
 
-        self.registration = asyncio.create_task(
-            register(router_address, self.info, self.address, on_state=on_state)
-        )
+        self.registration = asyncio.create_task(run())
         return self.registration
+
+    def record(self) -> WorkerRecord:
+        return WorkerRecord(self.info, self.address, self.load)
 
     async def stop(self) -> None:
         if self.registration is not None:
@@ -121,7 +131,12 @@ class Rig:
     fleet: Fleet
     sessions: Sessions
     metrics: Metrics
+    store: MemoryStore
     workers: list[Worker] = field(default_factory=list)
+
+    def identity(self, name: str) -> Identity:
+        """Of another router."""
+        return Identity(Role.ROUTER, name, 5)
 
     async def worker(
         self,
@@ -151,7 +166,7 @@ class Rig:
         worker = await self.worker(role, worker_id, **about)
         worker.register(self.address)
         router, reason = await worker.states.get()
-        assert router == ROUTER, reason
+        assert router == ROUTER.worker_id, reason
         return worker
 
     async def verifier(self, worker_id: str = "v", **about: Any) -> Worker:
@@ -170,21 +185,25 @@ def first_difference(target: TokenizerFiles, draft: TokenizerFiles) -> str | Non
     return None if target.json == draft.json else f"{target.json!r} is not {draft.json!r}"
 
 
-SILENCE_SECONDS = 2.0  # two missed heartbeats
+TTL_SECONDS = 2.0  # two missed beats
 
 
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
     metrics = Metrics()
     fleet = Fleet(metrics, clock=lambda: 1234.5)
-    sessions = Sessions(fleet, max_sessions=4, num_speculative_tokens=8)
+    store = MemoryStore(TTL_SECONDS)
+    sessions = Sessions(fleet, Priors(store), max_sessions=4, num_speculative_tokens=8)
     server = new_server()
-    registry = Registry(fleet, ROUTER, first_difference, SILENCE_SECONDS)
-    registry_pb2_grpc.add_RegistryServicer_to_server(registry, server)
+    registry_pb2_grpc.add_RegistryServicer_to_server(Registry(store), server)
     address = bind(server, "127.0.0.1", 0)
     await server.start()
-    made = Rig(address, fleet, sessions, metrics)
+    recruiting = asyncio.create_task(Recruiter(store, fleet, ROUTER, first_difference).run())
+    made = Rig(address, fleet, sessions, metrics, store)
     yield made
+    sessions.stop()
+    recruiting.cancel()
+    await asyncio.gather(recruiting, return_exceptions=True)
     for worker in made.workers:
         await worker.stop()
     await server.stop(None)

@@ -1,55 +1,198 @@
-"""Placement decides by load, and the same way every time."""
+"""Placement decides by what workers say and what was placed, and the same way every time."""
 
 import dataclasses
+import math
 import random
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.load import DrafterLoad, VerifierLoad
-from router.placement import DrafterCandidate, VerifierCandidate, choose_drafter, choose_verifier
+from router.placement import (
+    AFFINITY_TOKENS,
+    MAX_AFFINITY,
+    DrafterCandidate,
+    VerifierCandidate,
+    choose_drafter,
+    choose_verifier,
+    goodput,
+    round_trip,
+)
+
+HOST = "10.0.0.1:50"
 
 
-def verifier(worker_id: str, *, model: str = "m", placed: int = 0, **load: float) -> VerifierCandidate:
-    return VerifierCandidate(worker_id, model, dataclasses.replace(VerifierLoad(), **load), placed)
+def verifier(
+    worker_id: str, *, model: str = "m", placed: int = 0, room: int = 10_000, cached: int = 0, **load: float
+) -> VerifierCandidate:
+    loaded = dataclasses.replace(VerifierLoad(), **load)
+    return VerifierCandidate(worker_id, model, loaded, placed, room, cached)
 
 
-def drafter(worker_id: str, *, tokenizer: str = "t", sessions: int = 0, placed: int = 0) -> DrafterCandidate:
-    return DrafterCandidate(worker_id, 1, tokenizer, DrafterLoad(sessions=sessions), placed)
+def drafter(
+    worker_id: str,
+    *,
+    tokenizer: str = "t",
+    address: str = "10.0.0.1:1",
+    placed: int = 0,
+    acceptance: float = 0.7,
+    **load: Any,
+) -> DrafterCandidate:
+    loaded = dataclasses.replace(DrafterLoad(), **load)
+    return DrafterCandidate(worker_id, 1, tokenizer, address, loaded, placed, acceptance)
 
 
-def test_the_least_busy_verifier_is_chosen_waiting_before_running_before_kv() -> None:
-    assert choose_verifier([verifier("a", waiting=1), verifier("b", running=9)], "m") == "b"
-    assert choose_verifier([verifier("a", running=3), verifier("b", running=2, kv_usage=0.9)], "m") == "b"
-    assert choose_verifier([verifier("a", kv_usage=0.5), verifier("b", kv_usage=0.4)], "m") == "b"
+def chosen(*candidates: VerifierCandidate, prompt: int = 100) -> str | None:
+    return choose_verifier(candidates, "m", prompt)
+
+
+def drafting(*candidates: DrafterCandidate, excluded: frozenset[tuple[str, int]] = frozenset()) -> str | None:
+    return choose_drafter(candidates, "t", HOST, excluded)
+
+
+# Verifiers.
+
+
+def test_nobody_is_sent_where_sessions_wait_while_another_has_room() -> None:
+    assert chosen(verifier("a", waiting=1), verifier("b", running=9)) == "b"
+    assert chosen(verifier("a", waiting=1, cached=96), verifier("b", running=9, waiting=0)) == "b"
+    assert chosen(verifier("a", waiting=2), verifier("b", waiting=1, running=9)) == "b"
+
+
+def test_a_prompt_goes_where_it_fits_into_the_free_kv_blocks() -> None:
+    full, free = verifier("a", room=1000, kv_usage=0.95), verifier("b", room=1000, running=9, kv_usage=0.8)
+    assert chosen(full, free, prompt=100) == "b"
+    assert chosen(full, free, prompt=40) == "a"
+    # What is in its cache needs no room.
+    assert chosen(dataclasses.replace(full, cached_tokens=64), free, prompt=100) == "a"
+
+
+def test_then_the_fewest_sessions_then_the_emptier_pool_and_the_lower_price() -> None:
+    assert chosen(verifier("a", running=3), verifier("b", running=2, kv_usage=0.9)) == "b"
+    assert chosen(verifier("a", kv_usage=0.5), verifier("b", kv_usage=0.4)) == "b"
+    assert chosen(verifier("a", price=0.3), verifier("b", price=0.2)) == "b"
 
 
 def test_sessions_placed_since_the_last_report_count() -> None:
-    assert choose_verifier([verifier("a", placed=4, running=1), verifier("b", running=2)], "m") == "b"
-    assert choose_drafter([drafter("a", placed=3), drafter("b", sessions=2)], "t") == "b"
+    assert chosen(verifier("a", placed=4, running=1), verifier("b", running=2)) == "b"
 
 
-def test_only_verifiers_of_the_model_are_chosen() -> None:
-    candidates = [verifier("a", model="other"), verifier("b", running=50)]
-    assert choose_verifier(candidates, "m") == "b"
-    assert choose_verifier(candidates, "third") is None
+def test_only_verifiers_of_the_model_that_do_not_drain_are_chosen() -> None:
+    assert chosen(verifier("a", model="other"), verifier("b", running=50)) == "b"
+    assert chosen(verifier("a", draining=True), verifier("b", running=50)) == "b"
+    assert chosen(verifier("a", draining=True)) is None
+    assert chosen(verifier("a", model="other")) is None
+    assert chosen() is None
+
+
+def test_a_session_goes_where_its_prefix_is_cached() -> None:
+    assert chosen(verifier("a"), verifier("b", cached=32)) == "b"
+    assert chosen(verifier("a", cached=64), verifier("b", cached=2 * AFFINITY_TOKENS)) == "b"
+
+
+def test_a_cached_prefix_is_worth_some_sessions_but_no_more() -> None:
+    long = 100 * AFFINITY_TOKENS
+    few, many = int(MAX_AFFINITY) - 1, int(MAX_AFFINITY) + 1
+    assert chosen(verifier("a"), verifier("b", running=few, cached=long, room=10**6), prompt=long) == "b"
+    assert chosen(verifier("a", room=10**6), verifier("b", running=many, cached=long), prompt=long) == "a"
+
+
+def test_requests_that_all_begin_alike_do_not_pile_up_on_one_verifier() -> None:
+    sessions = {"a": 0, "b": 0, "c": 0}
+    cached = dict.fromkeys(sessions, 0)
+    for _ in range(30):
+        place = chosen(
+            *(verifier(name, placed=count, cached=cached[name]) for name, count in sessions.items()),
+            prompt=2000,
+        )
+        assert place is not None
+        sessions[place] += 1
+        cached[place] = 2000
+    assert max(sessions.values()) - min(sessions.values()) <= MAX_AFFINITY + 1
+
+
+# Drafters.
 
 
 def test_only_drafters_of_the_tokenizer_that_did_not_give_up_are_chosen() -> None:
     candidates = [drafter("a", tokenizer="other"), drafter("b", sessions=1), drafter("c", sessions=2)]
-    assert choose_drafter(candidates, "t") == "b"
-    assert choose_drafter(candidates, "t", frozenset({("b", 1)})) == "c"
-    assert choose_drafter(candidates, "t", frozenset({("b", 2)})) == "b"  # it was restarted since
-    assert choose_drafter(candidates, "t", frozenset({("b", 1), ("c", 1)})) is None
-    assert choose_drafter([], "t") is None
+    assert drafting(*candidates) == "b"
+    assert drafting(*candidates, excluded=frozenset({("b", 1)})) == "c"
+    assert drafting(*candidates, excluded=frozenset({("b", 2)})) == "b"  # it was restarted since
+    assert drafting(*candidates, excluded=frozenset({("b", 1), ("c", 1)})) is None
+    assert drafting() is None
 
 
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.randoms(use_true_random=False))
-def test_the_choice_does_not_depend_on_the_order(sessions: list[int], shuffler: random.Random) -> None:
-    verifiers = [verifier(f"w{index}", running=count) for index, count in enumerate(sessions)]
-    drafters = [drafter(f"w{index}", sessions=count) for index, count in enumerate(sessions)]
+def test_equal_drafters_share_the_sessions() -> None:
+    assert drafting(drafter("a", placed=3), drafter("b", sessions=2)) == "b"
+
+
+def test_the_better_accepted_the_faster_and_the_nearer_drafter_is_chosen() -> None:
+    assert drafting(drafter("a", acceptance=0.5), drafter("b", acceptance=0.8)) == "b"
+    slow, fast = drafter("a", token_seconds=0.02), drafter("b", token_seconds=0.01)
+    assert drafting(slow, fast) == "b"
+    far = drafter("a", round_trips={HOST: 0.02}, token_seconds=0.001)
+    near = drafter("b", round_trips={HOST: 0.001, "10.0.0.9:50": 0.5}, token_seconds=0.001)
+    assert drafting(far, near) == "b"
+
+
+def test_without_a_measurement_the_same_host_is_nearer() -> None:
+    remote = drafter("a", address="10.0.0.2:1", token_seconds=0.001)
+    local = drafter("b", address="10.0.0.1:2", token_seconds=0.001)
+    assert drafting(remote, local) == "b"
+    assert round_trip(local, HOST) < round_trip(remote, HOST)
+    measured = drafter("c", address="10.0.0.2:1", token_seconds=0.001, round_trips={HOST: 0.0})
+    assert drafting(remote, local, measured) == "c"
+
+
+def test_a_better_drafter_gets_more_sessions_but_not_all() -> None:
+    fast, slow = drafter("fast", token_seconds=0.001), drafter("slow", token_seconds=0.004)
+    placed = {"fast": 0, "slow": 0}
+    for _ in range(50):
+        place = drafting(*(dataclasses.replace(one, placed=placed[one.worker_id]) for one in (fast, slow)))
+        assert place is not None
+        placed[place] += 1
+    assert 2 * placed["slow"] < placed["fast"] < 50
+    assert placed["slow"] > 5
+
+
+def test_a_drafter_whose_pace_is_unknown_gets_its_chance() -> None:
+    assert drafting(drafter("a", token_seconds=0.01, sessions=1), drafter("b")) == "b"
+    assert drafting(drafter("a", token_seconds=0.01), drafter("b", sessions=1)) == "a"
+
+
+def test_goodput_as_computed_by_hand() -> None:
+    # a = .8: 4 accepted between two rejections, 5 drafted: 4 / (5 * .01 + .03)
+    assert goodput(0.8, 0.01, 0.03) == pytest.approx(50)
+    assert goodput(0.5, 0.01, 0.0) == pytest.approx(50)
+
+
+@given(st.floats(), st.floats(), st.floats())
+def test_goodput_is_positive_and_finite_whatever_is_reported(a: float, pace: float, trip: float) -> None:
+    assert 0 < goodput(a, pace, trip) < math.inf
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=6),
+    st.floats(),
+    st.floats(),
+    st.randoms(use_true_random=False),
+)
+def test_the_choice_does_not_depend_on_the_order_nor_on_nonsense_that_all_report(
+    sessions: list[int], nonsense: float, more: float, shuffler: random.Random
+) -> None:
+    verifiers = [
+        verifier(f"w{index}", running=count, price=nonsense, kv_usage=more)
+        for index, count in enumerate(sessions)
+    ]
+    drafters = [
+        drafter(f"w{index}", sessions=count, token_seconds=nonsense, round_trips={HOST: more})
+        for index, count in enumerate(sessions)
+    ]
     expected = f"w{sessions.index(min(sessions))}"
     shuffler.shuffle(verifiers)
     shuffler.shuffle(drafters)
-    assert choose_verifier(verifiers, "m") == expected
-    assert choose_drafter(drafters, "t") == expected
+    assert chosen(*verifiers) == expected
+    assert drafting(*drafters) == expected

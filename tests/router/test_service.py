@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+import os
 import re
 import signal
 import sys
@@ -18,11 +19,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tokenizers import decoders, models
 
 from outrider.errors import StartupError
-from outrider.registration import register
 from outrider.rpc import Role, channel
 from outrider.v1 import generation_pb2, generation_pb2_grpc, verifier_pb2
 from outrider.wire.description import TokenizerFiles
 from router.config import RouterConfig
+from tests.redis_server import RedisServer
 
 pytestmark = pytest.mark.process
 
@@ -99,16 +100,8 @@ async def test_a_request_over_either_api_runs_on_the_verifier_that_joined(
     _, port, grpc_port = router
     verifier = await rig.worker(Role.VERIFIER, "v")
     verifier.tokenizer = letters(verifier.tokenizer)
-    joined = asyncio.Event()
-    joining = asyncio.create_task(
-        register(
-            f"127.0.0.1:{grpc_port}",
-            verifier.info,
-            verifier.address,
-            on_state=lambda by, _: joined.set() if by else None,
-        )
-    )
-    await joined.wait()
+    verifier.register(f"127.0.0.1:{grpc_port}")
+    assert (await verifier.states.get())[0] is not None
     assert (await get(port, "/health"))[0] == 200
     assert await health(grpc_port) == "SERVING"
 
@@ -137,7 +130,6 @@ async def test_a_request_over_either_api_runs_on_the_verifier_that_joined(
         text = "".join([response.delta.text async for response in call])
         await answering
     assert text == "cd"
-    joining.cancel()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -188,6 +180,41 @@ async def test_a_port_in_use_is_named(router: tuple[Process, int, int], flag: st
     assert f"choose another with {flag} or --host".encode() in err
 
 
+async def test_a_store_that_refuses_ends_it_with_a_line_that_names_the_flag_and_no_password() -> None:
+    with RedisServer() as redis:
+        url = f"redis://:hunter2@127.0.0.1:{redis.port}"
+        arguments = ("-m", "outrider", "router", "--port", "0", "--grpc-port", "0", "--store", url)
+        process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=PIPE, stderr=PIPE)
+        out, err = await process.communicate()
+    assert (process.returncode, out) == (1, b"")
+    assert err.startswith(b"outrider router: --store: the Redis does not accept this user name and password")
+    assert b"hunter2" not in err and b"Traceback" not in err
+
+
+async def test_a_store_that_is_absent_is_waited_for(rig: Any) -> None:
+    redis = RedisServer()
+    arguments = ("-m", "outrider", "router", "--port", "0", "--grpc-port", "0")
+    environment = {**os.environ, "OUTRIDER_STORE": redis.url}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *arguments, stdout=PIPE, stderr=PIPE, env=environment
+    )
+    assert process.stdout is not None
+    ready = re.search(r"http://\S+:(\d+) \(gRPC (\S+)\)", (await process.stdout.readline()).decode())
+    assert ready is not None
+    verifier = await rig.worker(Role.VERIFIER, "v")
+    verifier.register(ready[2])  # the router passes on what its store says
+    assert (await verifier.states.get())[0] is None
+    assert (await get(int(ready[1]), "/health"))[0] == 503
+    with redis:
+        while (await verifier.states.get())[0] is None:
+            pass
+        assert (await get(int(ready[1]), "/health"))[0] == 200
+        process.send_signal(signal.SIGTERM)
+        _, err = await process.communicate()
+    assert process.returncode == 0
+    assert err.count(b"the store cannot be reached") == err.count(b"the store is back") == 1
+
+
 @pytest.mark.parametrize(
     ("field", "value", "flag"),
     [
@@ -196,6 +223,7 @@ async def test_a_port_in_use_is_named(router: tuple[Process, int, int], flag: st
         ("num_speculative_tokens", -1, "--num-speculative-tokens"),
         ("max_sessions", 0, "--max-sessions"),
         ("seed", 2**64, "--seed"),
+        ("store", "localhost", "--store"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused_by_its_flag(field: str, value: int, flag: str) -> None:

@@ -10,6 +10,7 @@ from outrider.rpc import Outbox
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import drafter_pb2, verifier_pb2
 from outrider.wire.codec import sampling_from_wire
+from router import session as session_module
 from router.requests import FinishReason, GenerationRequest, SessionEnded, TokensCommitted
 
 PROMPT = (5, 6, 7)
@@ -221,7 +222,10 @@ async def test_a_drafter_that_gives_a_session_up_does_not_get_it_again(rig: Any)
     second.task.cancel()
 
 
-async def test_a_lost_verifier_is_told_to_the_client_and_frees_the_drafter(rig: Any) -> None:
+async def test_a_lost_verifier_frees_the_drafter_and_is_told_to_the_client_where_no_other_comes(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "RESUME_SECONDS", 0.2)
     verifier, drafter = await rig.verifier(), await rig.drafter()
     running = Running(rig, request())
     sid = (await verifier.next_command("open")).session_id
@@ -229,9 +233,9 @@ async def test_a_lost_verifier_is_told_to_the_client_and_frees_the_drafter(rig: 
     verifier.say(**committed(sid, 3, 10))
     await rig.until(lambda: len(running.events) == 1)
     await verifier.stop()
+    assert (await drafter.next_command("close")).session_id == sid
     with pytest.raises(Unavailable, match="was lost"):
         await running.task
-    assert (await drafter.next_command("close")).session_id == sid
 
 
 async def test_a_verifiers_refusal_reaches_the_client_as_what_it_is(rig: Any) -> None:
@@ -380,10 +384,13 @@ async def test_the_stream_to_a_worker_that_leaves_is_closed_there(rig: Any) -> N
     await worker.stream_over.wait()
 
 
-async def test_a_worker_that_reads_no_commands_is_dropped(rig: Any) -> None:
-    await rig.verifier()
-    held = rig.fleet.verifiers["v"]
+async def test_a_worker_that_reads_no_commands_is_dropped_and_its_sessions_go_on_elsewhere(rig: Any) -> None:
+    await rig.verifier("v1")
+    other = await rig.verifier("v2")
+    held = rig.fleet.verifiers["v1"]
     full: Outbox[Any] = Outbox(limit=0)
     held._outbox = full
-    with pytest.raises(Unavailable, match="was lost"):
-        await Running(rig, request()).task
+    running = Running(rig, request())
+    opened = await other.next_command("open")
+    assert tuple(opened.prompt) == PROMPT
+    running.task.cancel()

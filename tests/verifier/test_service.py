@@ -255,3 +255,67 @@ async def test_the_round_trip_can_be_measured(verifier: Running) -> None:
     talk.say(open_session(b"s" * 16))
     batch = await drafting.hear()
     assert batch.echo_us == 77
+
+
+async def test_another_router_may_cancel_a_session_and_its_own_hears_of_it(verifier: Running) -> None:
+    owner, other = await router(verifier), await router(verifier)
+    owner.say(open_session(b"s" * 16, max_tokens=1000))
+    assert (await owner.hear()).committed
+    other.say(verifier_pb2.VerifierCommand(cancel=verifier_pb2.CloseSession(session_id=b"s" * 16)))
+    failed = await failure(owner)
+    assert (failed.session_id, failed.code) == (b"s" * 16, grpc.StatusCode.CANCELLED.value[0])
+    assert verifier.stepper.load.running == 0 and verifier.stepper.load.kv_usage == 0
+
+
+async def test_draining_finishes_what_is_there_and_takes_nothing_new(verifier: Running) -> None:
+    talk = await router(verifier)
+    talk.say(open_session(b"s" * 16, max_tokens=200))
+    assert (await talk.hear()).committed
+    verifier.service.drain()
+    talk.say(open_session(b"t" * 16))
+    refused = await failure(talk)
+    assert (refused.session_id, refused.code) == (b"t" * 16, grpc.StatusCode.UNAVAILABLE.value[0])
+    idle = asyncio.create_task(verifier.service.until_idle())
+    await output(talk, b"s" * 16)
+    await idle
+    assert verifier.service.load().draining
+
+
+async def test_what_is_given_back_can_go_on_elsewhere(verifier: Running) -> None:
+    talk = await router(verifier)
+    talk.say(open_session(b"s" * 16, max_tokens=1000))
+    assert (await talk.hear()).committed
+    verifier.service.drain()
+    verifier.service.give_back()
+    given = await failure(talk)
+    assert (given.session_id, given.code) == (b"s" * 16, grpc.StatusCode.UNAVAILABLE.value[0])
+    async with asyncio.timeout(20):
+        await verifier.service.until_idle()
+    assert verifier.stepper.load.kv_usage == 0
+
+
+async def test_a_session_that_comes_back_may_be_drafted_for_again(verifier: Running) -> None:
+    drafting, talk = await drafter(verifier), await router(verifier)
+    talk.say(open_session(b"s" * 16, max_tokens=3))
+    tokens = await output(talk, b"s" * 16)
+    talk.say(open_session(b"s" * 16, max_tokens=500, output=tokens))
+    assert (await talk.hear()).committed
+    drafting.say(attach(b"s" * 16))
+    batch = await drafting.hear()
+    assert batch.commits[0].base == 3 + len(tokens) and not batch.ended
+
+
+async def test_steps_without_a_draft_are_counted_as_starvation(verifier: Running) -> None:
+    talk = await router(verifier)
+    talk.say(open_session(b"s" * 16, max_tokens=30, num_speculative_tokens=0))
+    await output(talk, b"s" * 16)
+    assert verifier.service.stats()["draft_starvation"] == 0
+    talk.say(open_session(b"t" * 16, max_tokens=30))
+    await output(talk, b"t" * 16)
+    assert verifier.service.stats()["draft_starvation"] > 0.5
+
+
+async def failure(talk: Talk) -> verifier_pb2.Failed:
+    while not (events := await talk.hear()).failed:
+        pass
+    return events.failed[0]

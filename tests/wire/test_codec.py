@@ -11,7 +11,7 @@ from outrider.rpc import Identity, Role
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import common_pb2
 from outrider.wire import codec
-from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
+from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo, WorkerLoad, WorkerRecord
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 uint32 = st.integers(0, 2**32 - 1)
@@ -57,6 +57,15 @@ workers = st.builds(
     kv_blocks=uint32,
     kv_block_size=uint32,
 )
+loads = st.builds(
+    WorkerLoad,
+    sessions=st.integers(0, 2**32 - 1),
+    waiting=st.integers(0, 2**32 - 1),
+    kv_usage=st.floats(allow_nan=False),
+    step_seconds=st.floats(allow_nan=False),
+    draining=st.booleans(),
+)
+records = st.builds(WorkerRecord, info=workers, address=text, load=loads)
 tokenizers = st.builds(
     TokenizerFiles,
     hash=text,
@@ -76,6 +85,19 @@ def test_sampling_parameters_survive_the_wire(params: SamplingParams) -> None:
 def test_a_workers_description_survives_the_wire(info: WorkerInfo) -> None:
     raw = codec.worker_info_to_wire(info).SerializeToString()
     assert codec.worker_info_from_wire(common_pb2.WorkerInfo.FromString(raw)) == info
+
+
+@given(records)
+def test_a_workers_record_survives_the_wire_and_is_always_written_alike(record: WorkerRecord) -> None:
+    raw = codec.record_to_bytes(record)
+    assert codec.record_from_bytes(raw) == record
+    assert codec.record_to_bytes(codec.record_from_bytes(raw)) == raw
+
+
+@pytest.mark.parametrize("raw", [b"\xff\xff", b""])
+def test_bytes_that_are_no_record_are_refused(raw: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        codec.record_from_bytes(raw)
 
 
 @given(tokenizers)

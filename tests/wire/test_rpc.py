@@ -48,7 +48,7 @@ def test_a_stream_that_does_not_begin_with_a_hello_is_refused() -> None:
     with pytest.raises(PeerRefused, match="first message on a stream must be a hello"):
         check_hello(command, Role.ROUTER)
     with pytest.raises(PeerRefused, match="first message on a stream must be a hello"):
-        check_hello(registry_pb2.RegistrationReply(), Role.ROUTER)
+        check_hello(registry_pb2.LeaveRequest(), Role.ROUTER)
 
 
 async def test_a_port_in_use_is_a_sentence_that_names_the_flag() -> None:

@@ -18,6 +18,7 @@ from tokenizers import (
 )
 
 from outrider.errors import UnknownModel
+from outrider.wire.codec import SessionId
 from router.requests import (
     FinishReason,
     GenerationRequest,
@@ -132,6 +133,7 @@ class ScriptedRunner:
         self.is_ready = True
         self.requests: list[GenerationRequest] = []
         self.open = 0
+        self.cancelled: list[SessionId] = []
         self.waiting = asyncio.Event()  # a session has come to a None
 
     def model(self, name: str) -> ServedModel:
@@ -144,6 +146,9 @@ class ScriptedRunner:
 
     def ready(self) -> bool:
         return self.is_ready
+
+    def cancel(self, session_id: SessionId) -> None:
+        self.cancelled.append(session_id)
 
     async def run(self, request: GenerationRequest) -> AsyncGenerator[SessionEvent, None]:
         self.requests.append(request)

@@ -195,3 +195,24 @@ async def test_reflection_lists_the_services_and_describes_generate(connect: Con
     assert any(
         b"GenerateRequest" in file for file in described.file_descriptor_response.file_descriptor_proto
     )
+
+
+async def test_cancel_names_the_session_that_started_told(connect: Connect) -> None:
+    runner = ScriptedRunner(MODEL, lambda request: [*steps(IDS[:2])[:-1], None])
+    channel = await connect(runner)
+    stub = generation_pb2_grpc.GenerationStub(channel)
+    started = (await anext(aiter(stub.Generate(Request(text="the fox"))))).started
+    await runner.waiting.wait()
+    await stub.Cancel(generation_pb2.CancelRequest(id=started.id))
+    (session,) = runner.requests
+    assert runner.cancelled == [session.session_id] == [bytes.fromhex(started.id)]
+
+
+@pytest.mark.parametrize("id", ["", "cmpl-7", "00" * 15, "00" * 17])
+async def test_cancel_of_something_that_is_no_id_is_refused(connect: Connect, id: str) -> None:
+    runner = answering()
+    stub = generation_pb2_grpc.GenerationStub(await connect(runner))
+    with pytest.raises(grpc.aio.AioRpcError, match="id must be the one that Started told") as refusal:
+        await stub.Cancel(generation_pb2.CancelRequest(id=id))
+    assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert runner.cancelled == []

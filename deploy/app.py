@@ -1,0 +1,139 @@
+"""The Ray Serve application: routers, verifiers and drafters, each a deployment of its own.
+
+`serve run deploy.app:build KEY=VALUE ...`, or `import_path: deploy.app:build` in a config file, such as
+deploy/serve.yaml.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+# Ray reports its use to its makers unless told not to. Read when a cluster starts: in time for `serve run`.
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+from ray import serve
+from ray.serve import Application
+
+from deploy.args import AppArgs, PoolArgs, parse
+from deploy.autoscaling import DrafterPolicy, VerifierPolicy
+from deploy.ingress import NO_LIMIT, Ingress, RouterOptions
+from deploy.registry import Registry
+from deploy.workers import DrafterReplica, VerifierReplica
+from outrider.cli.serve import DEMO_MODELS, DEMO_NAME
+
+Options = dict[str, Any]  # of a deployment
+
+HEALTH_SECONDS = 2.0  # between two health checks of a worker
+LEAVE_SECONDS = 10.0  # that a replica may take to leave beyond its draining
+REGISTRY_OPTIONS: Options = {"max_ongoing_requests": NO_LIMIT, "ray_actor_options": {"num_cpus": 0.1}}
+STORE_VARIABLE = "OUTRIDER_STORE"  # of the environment: as the argument store, for addresses with a password
+
+
+def build(args: Mapping[str, Any]) -> Application:
+    """The application. Raises StartupError with a sentence that names the argument to change."""
+    told = parse(args)
+    target, draft, name = models(told)
+    shared = told.store or os.environ.get(STORE_VARIABLE)
+    source = shared or serve.deployment(name="Registry", **REGISTRY_OPTIONS)(Registry).bind()
+    verifiers = serve.deployment(name="Verifier", **verifier_options(told))(VerifierReplica)
+    workers = [verifiers.bind(target, name, told.verifier, source)]
+    if draft is not None:
+        drafters = serve.deployment(name="Drafter", **drafter_options(told))(DrafterReplica)
+        workers.append(drafters.bind(draft, told.drafter, source))
+    options = RouterOptions(
+        num_speculative_tokens=told.num_speculative_tokens,
+        max_sessions=told.router.max_sessions,
+        seed=told.seed,
+    )
+    routers = serve.deployment(name="Router", **router_options(told))(Ingress)
+    return routers.bind(options, source, *workers)
+
+
+def models(args: AppArgs) -> tuple[str, str | None, str | None]:
+    """Target, draft and the name to serve under."""
+    if args.target is None:
+        return str(DEMO_MODELS / "target"), str(DEMO_MODELS / "draft"), args.name or DEMO_NAME
+    return _absolute(args.target), args.draft and _absolute(args.draft), args.name
+
+
+def _absolute(model: str) -> str:
+    """A folder as every replica finds it, wherever it runs; a hub id as it is."""
+    return str(Path(model).resolve()) if Path(model).is_dir() else model
+
+
+def router_options(args: AppArgs) -> Options:
+    router = args.router
+    return {
+        "num_replicas": router.replicas,
+        "max_ongoing_requests": NO_LIMIT,
+        "graceful_shutdown_timeout_s": router.drain_seconds + LEAVE_SECONDS,
+        "ray_actor_options": _actor(router.cpus, 0, {}, router.labels),
+    }
+
+
+def verifier_options(args: AppArgs) -> Options:
+    policy = {
+        "policy_function": VerifierPolicy,
+        "policy_kwargs": {"max_step_seconds": args.autoscaling.max_step_seconds},
+    }
+    leave = args.verifier.drain_seconds + LEAVE_SECONDS
+    return _pool(args, args.verifier, policy) | {"graceful_shutdown_timeout_s": leave}
+
+
+def drafter_options(args: AppArgs) -> Options:
+    policy = {"policy_function": DrafterPolicy}
+    return _pool(args, args.drafter, policy) | {"graceful_shutdown_timeout_s": LEAVE_SECONDS}
+
+
+def _pool(args: AppArgs, pool: PoolArgs, policy: Options) -> Options:
+    return {
+        **_size(args, pool, policy),
+        **_placement(pool),
+        "health_check_period_s": HEALTH_SECONDS,
+        "health_check_timeout_s": pool.probe_seconds + HEALTH_SECONDS,
+        "graceful_shutdown_wait_loop_s": 0.1,  # no request of Serve's is ever in progress here
+    }
+
+
+def _size(args: AppArgs, pool: PoolArgs, policy: Options) -> Options:
+    if pool.min_replicas == pool.max_replicas:
+        return {"num_replicas": pool.max_replicas}
+    scaling = args.autoscaling
+    return {
+        "autoscaling_config": {
+            "min_replicas": pool.min_replicas,
+            "max_replicas": pool.max_replicas,
+            "upscale_delay_s": scaling.upscale_seconds,
+            "downscale_delay_s": scaling.downscale_seconds,
+            "look_back_period_s": scaling.look_back_seconds,
+            "policy": policy,
+        }
+    }
+
+
+def _placement(pool: PoolArgs) -> Options:
+    """One process, or a group on one node: the replica in the first bundle, a follower in each other."""
+    actor = _actor(pool.cpus, pool.gpus_each, pool.resources, pool.labels)
+    size = pool.tensor_parallel_size
+    if size == 1:
+        return {"ray_actor_options": actor}
+    selector = actor.pop("label_selector", None)
+    bundle = {"CPU": pool.cpus, "GPU": pool.gpus_each, **pool.resources}
+    group: Options = {
+        "ray_actor_options": actor,
+        "placement_group_bundles": [{kind: amount for kind, amount in bundle.items() if amount}] * size,
+        "placement_group_strategy": "STRICT_PACK",
+    }
+    return group | ({"placement_group_bundle_label_selector": [selector] * size} if selector else {})
+
+
+def _actor(cpus: float, gpus: float, resources: dict[str, float], labels: dict[str, str]) -> Options:
+    options: Options = {"num_cpus": cpus, "num_gpus": gpus}
+    if resources:
+        options["resources"] = resources
+    if labels:
+        options["label_selector"] = labels
+    return options

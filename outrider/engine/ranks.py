@@ -1,0 +1,238 @@
+"""The processes that one model is divided among, and what they say to one another.
+
+One torch.distributed world of N ranks: rank 0 leads, the others follow. Rank 0 keeps the meeting point at
+which the others find one another. Every wait has an end: the death of a process is noticed at once, and one
+that does not answer within PATIENCE.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed.distributed_c10d import _set_pg_timeout
+
+from outrider.errors import OutriderError, PeerLost, StartupError
+
+PATIENCE = timedelta(seconds=10)  # with a rank that does not answer, once all serve
+LOADING_PATIENCE = timedelta(minutes=30)  # while weights are fetched and read, longer by one than by another
+JOINING_PATIENCE = timedelta(seconds=60)  # with the leader's meeting point, which is there first
+POLL_SECONDS = 0.05
+LAST_WORDS_SECONDS = 2.0  # that a lost follower's own word, or its exit code, may take to get here
+PLAN_WORDS = 1024  # int32 words of a message
+REFUSAL = "refusal"  # key of the sentence of the first follower that could not start
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A place in a group: all that a process needs to take part in it."""
+
+    rank: int  # 0 leads
+    size: int
+    host: str  # address of the leader, as the others reach it
+    port: int
+
+
+class Followers(Protocol):
+    """Whatever runs the other ranks, as seen by the leader."""
+
+    def check(self) -> None:
+        """Raises PeerLost, with the reason, where one has ended."""
+        ...
+
+    def stop(self) -> None:
+        """Ends them; returns when they are gone."""
+        ...
+
+
+class Ranks:
+    """One process's membership. A process has one at a time: torch.distributed knows one world."""
+
+    def __init__(self, group: Group, store: Store) -> None:
+        """See `host` and `join`."""
+        self.group = group
+        self.followers: Followers | None = None  # set by the leader once they are started
+        self._store = store
+
+    @classmethod
+    def host(cls, size: int, host: str = "127.0.0.1") -> Ranks:
+        """The leader's; the others may join from now on, at this address of its machine."""
+        listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        port = listener.getsockname()[1]
+        store = TCPStore(
+            host,
+            port,
+            size,
+            True,
+            LOADING_PATIENCE,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+        return cls(Group(0, size, host, port), store)
+
+    @classmethod
+    def join(cls, group: Group) -> Ranks:
+        """A follower's. Raises PeerLost where no leader is there."""
+        try:
+            return cls(group, TCPStore(group.host, group.port, group.size, False, JOINING_PATIENCE))
+        except RuntimeError as error:
+            raise PeerLost("the leader of the tensor-parallel group is not there any more") from error
+
+    @property
+    def leads(self) -> bool:
+        return self.group.rank == 0
+
+    def connect(self, device: torch.device) -> None:
+        """Makes the connections, when all are there. Raises PeerLost, or StartupError with the sentence of a
+        follower that could not start."""
+        if sys.platform == "linux" and _is_loopback(self.group.host):
+            os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # no listener that other machines reach
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        with self.talking():
+            self._meet()
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+                store=PrefixStore("world", self._store),
+                rank=self.group.rank,
+                world_size=self.group.size,
+                timeout=LOADING_PATIENCE,
+            )
+
+    def _meet(self) -> None:
+        """Waits for the others."""
+        self._store.set(f"here/{self.group.rank}", "")
+        everybody = [f"here/{rank}" for rank in range(self.group.size)]
+        until = time.monotonic() + LOADING_PATIENCE.total_seconds()
+        while not self._store.check(everybody):
+            self.check()
+            if time.monotonic() > until:
+                raise PeerLost(f"not all {self.group.size} processes started within {LOADING_PATIENCE}")
+            time.sleep(POLL_SECONDS)
+
+    def check(self) -> None:
+        """Raises, at the leader, what is known of a follower that has ended: StartupError with its own
+        sentence, or PeerLost."""
+        if self.leads and self._store.check([REFUSAL]):
+            raise StartupError(self._store.get(REFUSAL).decode())
+        if self.followers is not None:
+            self.followers.check()
+
+    def refuse(self, sentence: str) -> None:
+        """A follower that cannot start says why, before it ends."""
+        with suppress(RuntimeError):  # the leader is gone already
+            self._store.set(REFUSAL, sentence)
+
+    def agree(self, flag: bool) -> bool:
+        """Whether it is true of every rank."""
+        return all(bool(other) for other in self.gather(torch.tensor([float(flag)])))
+
+    def settle(self) -> None:
+        """Everything is loaded: from now on PATIENCE is enough."""
+        self.gather(torch.zeros(1))  # the slowest has come this far
+        _set_pg_timeout(PATIENCE)
+
+    def close(self) -> None:
+        """Leaves the group: who still waits for this rank hears of it. The leader ends the others."""
+        if dist.is_initialized():
+            with suppress(RuntimeError):  # of connections that are broken
+                dist.destroy_process_group()
+        if self.followers is not None:
+            self.followers.stop()
+
+    # -- collectives: every rank calls the same, in the same order --
+
+    def sum(self, part: torch.Tensor) -> torch.Tensor:
+        """The sum of all ranks' parts. On a CPU always in the order of ranks, so that a row's bits do not
+        depend on the rows beside it; on a GPU as NCCL does it."""
+        if part.device.type != "cpu":
+            part = part.contiguous()
+            with self.talking():
+                dist.all_reduce(part)
+            return part
+        first, second, *others = self.gather(part)
+        total = first + second
+        for other in others:
+            total += other
+        return total
+
+    def gather(self, part: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """All ranks' parts, which have the same shape, in the order of ranks."""
+        parts = part.new_empty(self.group.size, *part.shape).unbind()
+        with self.talking():
+            dist.all_gather(list(parts), part.contiguous())
+        return parts
+
+    def concat(self, part: torch.Tensor, width: int) -> torch.Tensor:
+        """[..., width] from the slices of the last dimension, which are as in `slice_of`."""
+        most = -(-width // self.group.size)
+        if part.shape[-1] < most:
+            part = torch.nn.functional.pad(part, (0, most - part.shape[-1]))
+        return torch.cat(self.gather(part), dim=-1)[..., :width]
+
+    def slice_of(self, width: int) -> slice:
+        """This rank's part of so many columns: as even as can be, the last ranks' shorter."""
+        most = -(-width // self.group.size)
+        return slice(min(self.group.rank * most, width), min((self.group.rank + 1) * most, width))
+
+    def send(self, plan: torch.Tensor) -> None:
+        """The leader's plan, 1-d int32, to all others: in one message up to PLAN_WORDS."""
+        count = plan.numel() + 1
+        message = torch.zeros(max(count, PLAN_WORDS), dtype=torch.int32)
+        message[0] = plan.numel()
+        message[1:count] = plan
+        with self.talking():
+            dist.broadcast(message[:PLAN_WORDS], 0)
+            if count > PLAN_WORDS:
+                dist.broadcast(message[PLAN_WORDS:], 0)
+
+    def receive(self) -> torch.Tensor:
+        """What `send` sent."""
+        first = torch.empty(PLAN_WORDS, dtype=torch.int32)
+        with self.talking():
+            dist.broadcast(first, 0)
+            count = int(first[0]) + 1
+            if count <= PLAN_WORDS:
+                return first[1:count]
+            rest = torch.empty(count - PLAN_WORDS, dtype=torch.int32)
+            dist.broadcast(rest, 0)
+        return torch.cat([first[1:], rest])
+
+    @contextmanager
+    def talking(self) -> Iterator[None]:
+        """Raises PeerLost for whatever torch.distributed raises in here."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise PeerLost(
+                f"one of the {self.group.size} processes of the tensor-parallel group ended or did not answer"
+            ) from error
+
+    def explain(self, error: PeerLost) -> OutriderError:
+        """The best account of why the group broke: a lost follower's own, where it comes in time."""
+        until = time.monotonic() + LAST_WORDS_SECONDS
+        while self.leads and time.monotonic() < until:
+            try:
+                self.check()
+            except (PeerLost, StartupError) as account:
+                return account
+            time.sleep(POLL_SECONDS)
+        return error
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return False

@@ -1,0 +1,97 @@
+"""The store of one process: what `outrider serve` and a router without --store have."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+
+from outrider.rpc import Identity
+from outrider.store.store import TTL_SECONDS, Answer, Change, Word, WorkerRecord, answer_of, changed
+
+
+@dataclass(slots=True)
+class _Entry:
+    record: WorkerRecord
+    expires: float
+    words: dict[str, Word] = field(default_factory=dict)  # by router id
+
+
+class MemoryStore:
+    """Implements Store. Belongs to one event loop."""
+
+    def __init__(self, ttl_seconds: float = TTL_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` gives seconds; waits are the event loop's."""
+        self._ttl_seconds = ttl_seconds
+        self._clock = clock
+        self._entries: dict[str, _Entry] = {}
+        self._values: dict[str, bytes] = {}
+        self._news = asyncio.Event()  # set once something changed, and then replaced
+
+    async def beat(self, record: WorkerRecord) -> Answer:
+        identity = record.info.identity
+        former = self._live(identity)
+        words = {} if former is None else former.words
+        self._entries[identity.worker_id] = _Entry(record, self._clock() + self._ttl_seconds, words)
+        self._tell()
+        return answer_of(words)
+
+    async def leave(self, identity: Identity) -> None:
+        if self._live(identity) is not None:
+            del self._entries[identity.worker_id]
+            self._tell()
+
+    async def close(self) -> None:
+        """Nothing to let go of."""
+
+    async def workers(self) -> AsyncIterator[Mapping[str, WorkerRecord]]:
+        said: Mapping[str, WorkerRecord] | None = None
+        while True:
+            self._expire()
+            news, records = self._news, self._records()
+            if said is None or changed(said, records):
+                said = records
+                yield records
+                continue  # time has passed
+            expiry = min((entry.expires for entry in self._entries.values()), default=None)
+            try:
+                async with asyncio.timeout(None if expiry is None else max(expiry - self._clock(), 0)):
+                    await news.wait()
+            except TimeoutError:
+                pass
+
+    async def answer(
+        self, identity: Identity, router_id: str, refusal: str | None, trouble: str | None = None
+    ) -> None:
+        entry = self._live(identity)
+        if entry is not None:
+            entry.words[router_id] = (refusal, trouble)
+
+    async def read(self, key: str) -> bytes | None:
+        return self._values.get(key)
+
+    async def update(self, key: str, change: Change) -> bytes:
+        value = self._values[key] = change(self._values.get(key))
+        return value
+
+    def _records(self) -> dict[str, WorkerRecord]:
+        return {worker_id: entry.record for worker_id, entry in self._entries.items()}
+
+    def _live(self, identity: Identity) -> _Entry | None:
+        """That incarnation's."""
+        self._expire()
+        entry = self._entries.get(identity.worker_id)
+        if entry is None or entry.record.info.identity.incarnation != identity.incarnation:
+            return None
+        return entry
+
+    def _expire(self) -> None:
+        now = self._clock()
+        for worker_id in [key for key, entry in self._entries.items() if entry.expires <= now]:
+            del self._entries[worker_id]
+
+    def _tell(self) -> None:
+        """Makes those who watch look again; of an expiry they know by themselves."""
+        self._news.set()
+        self._news = asyncio.Event()

@@ -1,0 +1,265 @@
+"""The store that several routers share: a Redis (6.2 or newer, alone or with replicas; no Redis Cluster).
+
+| key | type | content |
+|---|---|---|
+| `outrider:worker:ID` | hash, expires | `record` (outrider.v1.Registration), `description` (the same without its load), `incarnation`, and a `word:ROUTER` for each router: JSON [refusal, trouble] |
+| `outrider:workers` | set | the IDs of the above; those that have expired are taken out when somebody reads it |
+| `outrider:value:KEY` | string | what `update` wrote |
+| `outrider:epoch` | string | random; another one than before means that the Redis has lost its memory |
+| `outrider:changes` | channel | the ID of a worker that came, changed or left |
+
+Who watches asks again every POLL_SECONDS too: an expiry is announced to nobody, and a message may be lost.
+"""  # noqa: E501 (a table)
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import ssl
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from redis.asyncio import Redis
+from redis.asyncio.connection import ConnectionPool, SSLConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError, RedisError
+
+from outrider.errors import InvalidRequest, StartupError, Unavailable
+from outrider.rpc import Identity
+from outrider.store.store import TTL_SECONDS, Answer, Change, Word, WorkerRecord, answer_of, changed
+from outrider.store.url import StoreUrl
+from outrider.wire.codec import record_from_bytes, record_to_bytes
+from outrider.wire.description import WorkerLoad
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.5
+REDIS_ANSWER_SECONDS = 2.0  # a Redis that has not answered by then is away
+AWAY_SECONDS = 0.25  # between attempts to reach one that is away
+WORKER, INDEX, VALUE, EPOCH, CHANGES = (
+    f"outrider:{name}" for name in ("worker:", "workers", "value:", "epoch", "changes")
+)
+WORD = b"word:"
+
+BEAT = """
+local known = redis.call('HMGET', KEYS[1], 'incarnation', 'description')
+if known[1] ~= ARGV[2] then redis.call('DEL', KEYS[1]) end
+redis.call('HSET', KEYS[1], 'incarnation', ARGV[2], 'description', ARGV[3], 'record', ARGV[4])
+redis.call('PEXPIRE', KEYS[1], ARGV[5])
+redis.call('SADD', KEYS[2], ARGV[1])
+if known[1] ~= ARGV[2] or known[2] ~= ARGV[3] then redis.call('PUBLISH', KEYS[3], ARGV[1]) end
+return redis.call('HGETALL', KEYS[1])
+"""
+LEAVE = """
+if redis.call('HGET', KEYS[1], 'incarnation') == ARGV[2] then
+  redis.call('DEL', KEYS[1])
+  redis.call('SREM', KEYS[2], ARGV[1])
+  redis.call('PUBLISH', KEYS[3], ARGV[1])
+end
+"""
+ANSWER = """
+if redis.call('HGET', KEYS[1], 'incarnation') == ARGV[1] then
+  redis.call('HSET', KEYS[1], ARGV[2], ARGV[3])
+end
+"""
+LIST = """
+redis.call('SETNX', KEYS[2], ARGV[1])
+local found = {redis.call('GET', KEYS[2])}
+for _, id in ipairs(redis.call('SMEMBERS', KEYS[1])) do
+  local record = redis.call('HGET', ARGV[2] .. id, 'record')
+  if record then table.insert(found, record) else redis.call('SREM', KEYS[1], id) end
+end
+return found
+"""
+REPLACE = """
+local value = redis.call('GET', KEYS[1])
+if value ~= (ARGV[1] == '1' and ARGV[2]) then return 0 end
+redis.call('SET', KEYS[1], ARGV[3])
+return 1
+"""
+
+T = TypeVar("T")
+Records = Mapping[str, WorkerRecord]
+
+
+class RedisStore:
+    """Implements Store. Until it has reached the Redis once, it raises StartupError where the Redis is there
+    but refuses; all else that goes wrong is Unavailable."""
+
+    def __init__(
+        self,
+        url: StoreUrl,
+        ttl_seconds: float = TTL_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Connects when it is used. `clock` gives seconds."""
+        self._redis: Redis = Redis(connection_pool=_pool(url))
+        self._ttl_seconds = ttl_seconds
+        self._clock = clock
+        self._reached = False
+        self._beat, self._leave, self._answer, self._list, self._replace = (
+            self._redis.register_script(script) for script in (BEAT, LEAVE, ANSWER, LIST, REPLACE)
+        )
+
+    async def beat(self, record: WorkerRecord) -> Answer:
+        identity = record.info.identity
+        description = record_to_bytes(replace(record, load=WorkerLoad()))
+        fields = await self._asked(
+            self._beat(
+                keys=[WORKER + identity.worker_id, INDEX, CHANGES],
+                args=[
+                    *(identity.worker_id, str(identity.incarnation), description, record_to_bytes(record)),
+                    round(self._ttl_seconds * 1000),
+                ],
+            )
+        )
+        return answer_of(_words(fields))
+
+    async def leave(self, identity: Identity) -> None:
+        await self._asked(
+            self._leave(
+                keys=[WORKER + identity.worker_id, INDEX, CHANGES],
+                args=[identity.worker_id, str(identity.incarnation)],
+            )
+        )
+
+    async def close(self) -> None:
+        await self._redis.aclose(close_connection_pool=True)
+
+    async def workers(self) -> AsyncIterator[Records]:
+        said: Records | None = None
+        epoch: bytes | None = None
+        away = False
+        trusted_from = self._clock()  # before it, a record that is missing may only not be renewed yet
+        while True:
+            try:
+                async with aclosing(self._listings()) as listings:
+                    async for found_epoch, records in listings:
+                        if away or epoch not in (None, found_epoch):
+                            trusted_from = self._clock() + self._ttl_seconds
+                        if away:
+                            log.warning("the store is back")
+                        away, epoch = False, found_epoch
+                        if said is not None and self._clock() < trusted_from:
+                            records = {**said, **records}
+                        if said is None or changed(said, records):
+                            said = records
+                            yield records
+            except Unavailable as error:
+                if not away:
+                    log.warning("%s; going on with the workers that are known", error.message)
+                away = True
+            await asyncio.sleep(AWAY_SECONDS)
+
+    async def _listings(self) -> AsyncGenerator[tuple[bytes, Records], None]:
+        """(epoch, live records): at once, at every message, and every POLL_SECONDS. Raises Unavailable."""
+        async with self._redis.pubsub() as messages:
+            await self._asked(messages.subscribe(CHANGES))
+            while True:
+                yield await self._listing()
+                await self._asked(messages.get_message(timeout=POLL_SECONDS))
+                while await self._asked(messages.get_message(timeout=0)) is not None:
+                    pass  # one listing answers them all
+
+    async def _listing(self) -> tuple[bytes, Records]:
+        epoch, *raw = await self._asked(self._list(keys=[INDEX, EPOCH], args=[secrets.token_hex(8), WORKER]))
+        records = {}
+        for one in raw:
+            try:
+                record = record_from_bytes(one)
+            except InvalidRequest as error:
+                log.debug("a record in the store is not understood: %s", error.message)
+                continue
+            records[record.info.identity.worker_id] = record
+        return epoch, records
+
+    async def answer(
+        self, identity: Identity, router_id: str, refusal: str | None, trouble: str | None = None
+    ) -> None:
+        word = json.dumps([refusal, trouble])
+        await self._asked(
+            self._answer(
+                keys=[WORKER + identity.worker_id],
+                args=[str(identity.incarnation), WORD + router_id.encode(), word],
+            )
+        )
+
+    async def read(self, key: str) -> bytes | None:
+        value = await self._asked(self._redis.get(VALUE + key))
+        assert value is None or isinstance(value, bytes), "nothing is decoded on the way"
+        return value
+
+    async def update(self, key: str, change: Change) -> bytes:
+        while True:
+            former = await self.read(key)
+            value = change(former)
+            known = b"0" if former is None else b"1"
+            if await self._asked(self._replace(keys=[VALUE + key], args=[known, former or b"", value])):
+                return value
+
+    async def _asked(self, asked: Awaitable[T]) -> T:
+        try:
+            answer = await asked
+        except (RedisError, OSError) as error:
+            sentence = None if self._reached else _refusal(error)
+            if sentence is not None:
+                raise StartupError(sentence) from None
+            raise Unavailable(f"the store cannot be reached at the moment ({_kind(error)})") from None
+        self._reached = True
+        return answer
+
+
+def _pool(url: StoreUrl) -> ConnectionPool:
+    options: dict[str, Any] = {
+        "host": url.host,
+        "port": url.port,
+        "db": url.database,
+        "username": url.username,
+        "password": url.password,
+        "protocol": 2,
+        "socket_timeout": REDIS_ANSWER_SECONDS,
+        "socket_connect_timeout": REDIS_ANSWER_SECONDS,
+        "retry": Retry(NoBackoff(), 0),  # whoever asks knows better what a lost connection means
+    }
+    if url.tls:
+        options |= {"connection_class": SSLConnection, "ssl_ca_certs": url.ca_certs}
+    return ConnectionPool(**options)
+
+
+def _words(fields: list[bytes]) -> dict[str, Word]:
+    """Of a worker's hash, as [name, value, name, value, ...]."""
+    words = {}
+    for name, value in zip(fields[::2], fields[1::2], strict=True):
+        if name.startswith(WORD):
+            refusal, trouble = json.loads(value)
+            words[name[len(WORD) :].decode()] = (refusal, trouble)
+    return words
+
+
+def _refusal(error: BaseException) -> str | None:
+    """What to change about --store, where waiting does not help."""
+    if isinstance(error, AuthenticationError | AuthorizationError | NoPermissionError):
+        return (
+            "--store: the Redis does not accept this user name and password (or needs them): change the url"
+        )
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"--store: the Redis's certificate is not trusted ({error.verify_message}): "
+            "name the file of its authority with ?ssl_ca_certs=FILE"
+        )
+    if isinstance(error, ssl.SSLError):
+        return "--store: the Redis does not speak TLS on this port: write redis:// or take its TLS port"
+    cause = error.__cause__ or error.__context__
+    return None if cause is None else _refusal(cause)
+
+
+def _kind(error: BaseException) -> str:
+    """Its class and, where the Redis itself said it, the first word: never an address or a password."""
+    said = str(error).partition(" ")[0]
+    return f"{type(error).__name__} {said}" if said.isupper() and said.isalpha() else type(error).__name__

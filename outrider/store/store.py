@@ -1,0 +1,104 @@
+"""What routers and workers share: who is there, and what is remembered between routers.
+
+Two protocols, because a worker needs less than a router. Implementations: `memory.MemoryStore` in one
+process, `redis.RedisStore` for several routers, and `registration.RouterRegistrar`, which is a router's store
+as its workers reach it.
+
+All methods raise Unavailable where the store cannot be reached at the moment; the caller goes on with what it
+knows and tries again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from outrider.rpc import Identity
+from outrider.wire.description import WorkerLoad as WorkerLoad
+from outrider.wire.description import WorkerRecord as WorkerRecord
+
+TTL_SECONDS = 4.0  # a record outlives the last beat by this much; with the time to notice it stays under 5 s
+
+Change = Callable[[bytes | None], bytes]
+"""From a value (None: there is none) to the next. Pure: it may be called more than once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What routers have said to a worker since it registered."""
+
+    taken_in_by: tuple[str, ...] = ()  # ids of routers, sorted
+    refusal: str | None = None  # a router's sentence: the worker does not fit and should end
+    trouble: str | None = None  # a router's sentence: it tries again to take the worker in
+
+
+class Registrar(Protocol):
+    """All that a worker needs."""
+
+    async def beat(self, record: WorkerRecord) -> Answer:
+        """Renews the worker's record for TTL_SECONDS.
+
+        A record with another incarnation takes the place of the former, and forgets the answers to it.
+        """
+        ...
+
+    async def leave(self, identity: Identity) -> None:
+        """Takes the record out at once, unless it is another incarnation's."""
+        ...
+
+    async def close(self) -> None:
+        """Lets go of connections; records stay until they expire."""
+        ...
+
+
+class Store(Registrar, Protocol):
+    """What a router needs."""
+
+    def workers(self) -> AsyncIterator[Mapping[str, WorkerRecord]]:
+        """All live records by worker id: now, and whenever one came, went or changed.
+
+        A load alone is no change. Changes that come faster than they are taken are joined. While the store
+        cannot be reached nothing is said, and what was said last stays good; each record then has TTL_SECONDS
+        from the store's return in which to be renewed. Raises nothing: it waits for the store.
+        """
+        ...
+
+    async def answer(
+        self, identity: Identity, router_id: str, refusal: str | None, trouble: str | None = None
+    ) -> None:
+        """A router's word to a worker, in place of its former one: neither sentence = taken in.
+
+        Ignored where that incarnation has no live record.
+        """
+        ...
+
+    async def read(self, key: str) -> bytes | None:
+        """The value last written by `update`."""
+        ...
+
+    async def update(self, key: str, change: Change) -> bytes:
+        """Puts change(value) in the value's place and returns it; nobody writes in between."""
+        ...
+
+
+Word = tuple[str | None, str | None]
+"""A router's word to a worker: (refusal, trouble)."""
+
+
+def answer_of(words: Mapping[str, Word]) -> Answer:
+    """What a worker is told, from each router's last word; of several complaints the first by id."""
+    by_id = sorted(words.items())
+    return Answer(
+        taken_in_by=tuple(router_id for router_id, word in by_id if word == (None, None)),
+        refusal=next((refusal for _, (refusal, _) in by_id if refusal), None),
+        trouble=next((trouble for _, (_, trouble) in by_id if trouble), None),
+    )
+
+
+def changed(before: Mapping[str, WorkerRecord], after: Mapping[str, WorkerRecord]) -> bool:
+    """Whether there is anything to tell beyond loads."""
+    return before.keys() != after.keys() or any(
+        (one.info, one.address) != (after[worker_id].info, after[worker_id].address)
+        for worker_id, one in before.items()
+    )

@@ -1,0 +1,101 @@
+"""A router without sockets or signals: what stands behind its servers, in a process of its own or in Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import socket
+import time
+from contextlib import suppress
+from typing import Any
+
+from fastapi import FastAPI
+
+from outrider.errors import Unavailable
+from outrider.rpc import STOP_GRACE_SECONDS, Identity, Role
+from outrider.store.memory import MemoryStore
+from outrider.store.redis import RedisStore
+from outrider.store.store import Store
+from outrider.store.url import parse_store_url
+from router.api.http import create_app
+from router.api.validation import DrawBelow
+from router.fleet import Fleet
+from router.metrics import Metrics
+from router.priors import Priors
+from router.recruiter import Recruiter
+from router.sessions import Sessions
+from router.tokenizer import first_difference
+
+
+class Router:
+    """Everything is made here and wired up; `start` and `stop` run it. Belongs to one event loop."""
+
+    def __init__(
+        self, store: Store, *, num_speculative_tokens: int, max_sessions: int, seed: int | None = None
+    ) -> None:
+        """The options are RouterConfig's. The store is closed with the router."""
+        self.store = store
+        self.identity = _identity()
+        self.metrics = Metrics()
+        self.fleet = Fleet(self.metrics, clock=time.time)
+        self.priors = Priors(store)
+        self.sessions = Sessions(
+            self.fleet,
+            self.priors,
+            max_sessions=max_sessions,
+            num_speculative_tokens=num_speculative_tokens,
+        )
+        self.draw_below = _draw_below(seed)
+        self.app: FastAPI = create_app(self.sessions, self.metrics, draw_below=self.draw_below)
+        for joined in (self.fleet.on_verifier_joined, self.fleet.on_drafter_joined):
+            joined.append(self._meet)
+        self._recruiter = Recruiter(store, self.fleet, self.identity, first_difference)
+        self._tasks: list[asyncio.Task[Any]] = []
+
+    async def start(self) -> None:
+        """Begins to look for workers. Raises StartupError where the store is there but refuses."""
+        with suppress(Unavailable):
+            await self.store.read("anything")  # an absent one is waited for
+        self._tasks = [asyncio.create_task(self._recruiter.run()), asyncio.create_task(self.priors.run())]
+
+    def _meet(self) -> None:
+        """Pairs that may work together: what is known of them is asked for before a session needs it."""
+        for verifier in self.fleet.verifiers.values():
+            for drafter in self.fleet.drafters.values():
+                if drafter.identity.tokenizer_hash == verifier.identity.tokenizer_hash:
+                    self.priors.pool(verifier.identity.model_fingerprint, drafter.identity.model_fingerprint)
+
+    async def wait(self) -> None:
+        """Until it cannot go on; raises why."""
+        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+    async def stop(self, grace_seconds: float = STOP_GRACE_SECONDS) -> None:
+        """Gives the sessions in progress a moment, ends them, and lets go of workers and store."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_seconds):
+                await self.sessions.until_idle()
+        self.sessions.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        with suppress(Unavailable):
+            await self.priors.share()
+        await self.store.close()
+
+
+def store_at(url: str | None) -> Store:
+    """The store with that url, or one in this process. Connects to nothing yet. Raises StartupError."""
+    return MemoryStore() if url is None else RedisStore(parse_store_url(url))
+
+
+def _identity() -> Identity:
+    incarnation = secrets.randbits(64)
+    return Identity(Role.ROUTER, f"router-{socket.gethostname()}-{incarnation:016x}", incarnation)
+
+
+def _draw_below(seed: int | None) -> DrawBelow:
+    """Draws seeds for requests that bring none."""
+    return secrets.randbelow if seed is None else random.Random(seed).randrange

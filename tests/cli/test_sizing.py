@@ -1,0 +1,61 @@
+"""`outrider plan` as it is typed and read."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from outrider.cli import app
+from outrider.cli.sizing import ratio
+from outrider.speedup import Pair, expect
+
+NEEDED = {"--target-step-ms": "13", "--draft-token-ms": "1.5", "--acceptance": ".8", "--rtt-ms": "1"}
+
+
+def plan(**more: str) -> tuple[int, str, str]:
+    options = NEEDED | {"--" + name.replace("_", "-"): value for name, value in more.items()}
+    run = CliRunner().invoke(app, ["plan", *(word for option in options.items() for word in option)])
+    return run.exit_code, run.stdout, run.stderr
+
+
+def test_it_says_speedup_and_pools() -> None:
+    code, out, _ = plan(sessions="32", draft_batch="16")
+    found = expect(Pair(13, 1.5, 0.8, 1, sessions=32, draft_batch=16), 8)
+    assert code == 0
+    assert f"With k = 8: {found.speedup:.2f} times plain decoding" in out
+    assert f"Pools: {ratio(found.drafters)}." in out
+
+
+def test_the_table_marks_the_chosen_k() -> None:
+    _, out, _ = plan(k="5")
+    marked = [line for line in out.splitlines() if line.startswith(">")]
+    assert [line.split()[1] for line in marked] == ["5"]
+    table, _, _ = out.partition("\n\n")
+    assert len(table.splitlines()) == 1 + 8 + 1, "a head, the usual values of k, and the chosen one"
+
+
+def test_it_says_when_drafts_do_not_pay() -> None:
+    _, out, _ = plan(acceptance="0.1", target_token_ms="5", sessions="2")
+    assert "Drafts cost more than they gain here" in out
+    assert "Drafts cost more" not in plan()[1]
+
+
+def test_a_wrong_value_is_a_sentence() -> None:
+    code, out, err = plan(acceptance="1.5")
+    assert (code, out) == (1, "")
+    assert err == "outrider plan: --acceptance must be from 0 to 0.999, not 1.5\n"
+
+
+@pytest.mark.parametrize(
+    ("drafters", "sentence"),
+    [
+        (0, "no drafters"),
+        (0.3, "1 drafter for every 3 verifiers"),
+        (0.51, "1 drafter for each verifier"),
+        (1.0, "1 drafter for each verifier"),
+        (1.01, "2 drafters for each verifier"),
+        (6, "6 drafters for each verifier"),
+    ],
+)
+def test_pools_are_counted_in_whole_workers(drafters: float, sentence: str) -> None:
+    assert ratio(drafters) == sentence

@@ -1,0 +1,332 @@
+"""Mistakes planted into the manifests are found, each by a sentence that names the place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.validate import validate
+from deploy.validation.finding import Manifest
+
+Rendered = Callable[[str], list[Manifest]]
+Plant = Callable[[Any], object]
+GROUPS = "spec.rayClusterConfig.workerGroupSpecs"
+HEAD = "spec.rayClusterConfig.headGroupSpec"
+
+
+def spec(manifest: Manifest) -> Any:
+    return manifest["spec"]
+
+
+def cluster(manifest: Manifest) -> Any:
+    return manifest["spec"]["rayClusterConfig"]
+
+
+def group(manifest: Manifest, i: int) -> Any:
+    return cluster(manifest)["workerGroupSpecs"][i]
+
+
+def container(manifest: Manifest, i: int) -> Any:
+    return group(manifest, i)["template"]["spec"]["containers"][0]
+
+
+def head(manifest: Manifest) -> Any:
+    return cluster(manifest)["headGroupSpec"]["template"]["spec"]["containers"][0]
+
+
+def serve(old: str, new: str) -> Plant:
+    def plant(manifest: Manifest) -> None:
+        text = manifest["spec"]["serveConfigV2"]
+        assert old in text
+        manifest["spec"]["serveConfigV2"] = text.replace(old, new)
+
+    return plant
+
+
+# name: (what is done to the RayService of the gpu overlay, the place that is named, words of the sentence)
+BY_SCHEMA: dict[str, tuple[Plant, str, str]] = {
+    "an unknown field": (lambda m: spec(m).update(servConfig=1), "spec", "servConfig"),
+    "a value that is none of the list": (
+        lambda m: cluster(m)["autoscalerOptions"].update(version="v3"),
+        "spec.rayClusterConfig.autoscalerOptions.version",
+        "'v3' is not one of",
+    ),
+    "a group without a template": (
+        lambda m: group(m, 1).pop("template"),
+        f"{GROUPS}[1]",
+        "'template' is a req",
+    ),
+    "a breach of a CEL rule": (lambda m: spec(m).update(managedBy="me"), "spec.managedBy", "managedBy"),
+    "a number in text": (lambda m: group(m, 1).update(maxReplicas="8"), f"{GROUPS}[1].maxReplicas", "'8'"),
+}
+RAYSERVICE: dict[str, tuple[Plant, str, str]] = {
+    "a typing error in a container": (
+        lambda m: container(m, 2).update(imagePullPolcy="Always"),
+        f"{GROUPS}[2].template.spec.containers[0]",
+        "imagePullPolcy",
+    ),
+    "a name that is too long": (
+        lambda m: m["metadata"].update(name="o" * 48),
+        "metadata.name",
+        "at most 47",
+    ),
+    "labels among the start parameters": (
+        lambda m: group(m, 1)["rayStartParams"].update(labels="pool=draft"),
+        f"{GROUPS}[1].rayStartParams.labels",
+        "own field labels",
+    ),
+    "the Redis address in the environment": (
+        lambda m: head(m)["env"].append({"name": "RAY_REDIS_ADDRESS", "value": "redis:6379"}),
+        f"{HEAD}.template.spec.containers[0].env",
+        "use redisAddress",
+    ),
+    "a restart policy with autoscaler v2": (
+        lambda m: group(m, 0)["template"]["spec"].update(restartPolicy="Always"),
+        f"{GROUPS}[0].template.spec.restartPolicy",
+        "autoscaler v2",
+    ),
+    "network policies of the operator": (
+        lambda m: cluster(m).update(networkPolicy={"mode": "DenyAll"}),
+        "spec.rayClusterConfig.networkPolicy",
+        "RayClusterNetworkPolicy=true",
+    ),
+    "TLS of the operator": (
+        lambda m: cluster(m).update(tlsOptions={"enabled": True}),
+        "spec.rayClusterConfig.tlsOptions",
+        "RayClusterMTLS=true",
+    ),
+    "an embedded store": (
+        lambda m: cluster(m)["gcsFaultToleranceOptions"].update(backend="rocksdb"),
+        "spec.rayClusterConfig.gcsFaultToleranceOptions.backend",
+        "GCSFaultToleranceEmbeddedStorage=true",
+    ),
+    "a Ray too old for tokens": (
+        lambda m: cluster(m).update(rayVersion="2.51.1"),
+        "spec.rayClusterConfig.rayVersion",
+        "2.52.0 or later",
+    ),
+    "more at least than at most": (
+        lambda m: group(m, 1).update(minReplicas=9),
+        f"{GROUPS}[1].minReplicas",
+        "above maxReplicas",
+    ),
+    "resources in two places": (
+        lambda m: cluster(m)["headGroupSpec"]["rayStartParams"].update({"num-cpus": "0"}),
+        f"{HEAD}.resources",
+        "keep one",
+    ),
+    "an incremental upgrade by halves": (
+        lambda m: spec(m).update(upgradeStrategy={"type": "NewClusterWithIncrementalUpgrade"}),
+        "spec.upgradeStrategy.clusterUpgradeOptions.gatewayClassName",
+        "is needed",
+    ),
+    "a key that Serve ignores": (
+        serve("route_prefix:", "max_qued_requests: 5\n  route_prefix:"),
+        "spec.serveConfigV2: applications[0].max_qued_requests",
+        "would ignore it",
+    ),
+    "a value that Serve refuses": (
+        serve("port: 9000", "port: lots"),
+        "spec.serveConfigV2: grpc_options.port",
+        "integer",
+    ),
+    "a servicer that does not exist": (
+        serve("add_GenerationServicer_to_server", "add_GeneratorServicer_to_server"),
+        "spec.serveConfigV2: grpc_options.grpc_servicer_functions[0]",
+        "to import",
+    ),
+    "an application that does not exist": (
+        serve("deploy.app:build", "deploy.apps:build"),
+        "spec.serveConfigV2: applications[0].import_path",
+        "to import",
+    ),
+    "an argument that the application does not have": (
+        serve("max_replicas: 8", "most_replicas: 8"),
+        "spec.serveConfigV2: applications[0].args",
+        "most_replicas",
+    ),
+    "a value that the application refuses": (
+        serve("kv_memory: 12GiB", "kv_memory: plenty"),
+        "spec.serveConfigV2: applications[0].args",
+        "drafter.kv_memory",
+    ),
+    "a pool that no group has": (
+        serve("{pool: router}", "{pool: ingress}"),
+        "spec.serveConfigV2: router",
+        "pool=ingress",
+    ),
+    "a verifier larger than its pods": (
+        serve("tensor_parallel_size: 4", "tensor_parallel_size: 8"),
+        "spec.serveConfigV2: verifier",
+        "8 GPUs on one node",
+    ),
+    "more replicas than pods": (
+        serve("max_replicas: 8", "max_replicas: 9"),
+        "spec.serveConfigV2: drafter",
+        "room for 8",
+    ),
+    "a password in the configuration": (
+        serve("target: /models/target", "target: /models/target\n    store: redis://:hunter2@redis:6379"),
+        "spec.serveConfigV2",
+        "no password",
+    ),
+    "a password in the environment": (
+        lambda m: container(m, 0)["env"].append({"name": "OUTRIDER_STORE", "value": "redis://:x@redis:6379"}),
+        f"{GROUPS}[0].template.spec.containers[0].env.OUTRIDER_STORE",
+        "from a Secret",
+    ),
+    "a container that may become root": (
+        lambda m: container(m, 1)["securityContext"].pop("allowPrivilegeEscalation"),
+        f"{GROUPS}[1].template.spec.containers[0].securityContext",
+        "allowPrivilegeEscalation: false",
+    ),
+    "a pod of root": (
+        lambda m: group(m, 1)["template"]["spec"]["securityContext"].update(runAsUser=0),
+        f"{GROUPS}[1].template.spec.securityContext",
+        "no user 0",
+    ),
+    "an image without a version": (
+        lambda m: container(m, 1).update(image="outrider:latest"),
+        f"{GROUPS}[1].template.spec.containers[0].image",
+        "outrider:latest",
+    ),
+    "memory without a bound": (
+        lambda m: container(m, 1)["resources"].pop("limits"),
+        f"{GROUPS}[1].template.spec.containers[0].resources.limits",
+        "how much memory",
+    ),
+    "an amount that is none": (
+        lambda m: container(m, 1)["resources"]["requests"].update(cpu="six"),
+        f"{GROUPS}[1].template.spec.containers[0].resources.requests.cpu",
+        "not six",
+    ),
+    "a probe by a proxy that reaches nobody": (
+        lambda m: container(m, 1).pop("readinessProbe"),
+        f"{GROUPS}[1].template.spec.containers[0].readinessProbe",
+        "without a port serve",
+    ),
+    "no gRPC in the Service": (
+        lambda m: head(m)["ports"].pop(),
+        f"{HEAD}.template.spec.containers[0].ports",
+        "serve-grpc",
+    ),
+    "clients at the head": (
+        lambda m: spec(m).update(excludeHeadPodFromServeSvc=False),
+        "spec.excludeHeadPodFromServeSvc",
+        "must be true",
+    ),
+}
+# name: (kind, name, what is done to it, the place that is named, words of the sentence)
+OTHERS: dict[str, tuple[str, str, Plant, str, str]] = {
+    "a budget that Kubernetes cannot count": (
+        "PodDisruptionBudget",
+        "outrider-target",
+        lambda m: m["spec"].update(minAvailable="50%"),
+        "spec",
+        "integer minAvailable",
+    ),
+    "a budget of no pods": (
+        "PodDisruptionBudget",
+        "outrider-target",
+        lambda m: m["spec"]["selector"].update(matchLabels={"pool": "verify"}),
+        "spec.selector",
+        "pool=verify",
+    ),
+    "a policy that lets nobody in": (
+        "NetworkPolicy",
+        "outrider-target",
+        lambda m: m["spec"]["ingress"][0]["from"][0]["podSelector"]["matchExpressions"][0]["values"].append(
+            "d"
+        ),
+        "spec.ingress[0].from[0].podSelector",
+        "pool=d,",
+    ),
+    "a port that is no port": (
+        "NetworkPolicy",
+        "outrider-router",
+        lambda m: m["spec"]["ingress"][0]["ports"][0].update(port=[8000]),
+        "spec.ingress[0].ports[0].port",
+        "[8000]",
+    ),
+    "a service of no pods": (
+        "Service",
+        "outrider-redis",
+        lambda m: m["spec"].update(selector={"pool": "cache"}),
+        "spec.selector",
+        "pool=cache",
+    ),
+    "a monitor of no pods": (
+        "PodMonitor",
+        "outrider",
+        lambda m: m["spec"].update(selector={"matchLabels": {"pool": "drafts"}}),
+        "spec.selector",
+        "pool=drafts",
+    ),
+    "a kind in the wrong group": (
+        "StatefulSet",
+        "outrider-redis",
+        lambda m: m.update(apiVersion="batch/v1"),
+        "kind",
+        "no such kind",
+    ),
+}
+
+
+def found_at(manifests: list[Manifest], crd: Path | None, kind: str, name: str) -> list[tuple[str, str]]:
+    """(place, sentence) of the findings in one manifest."""
+    prefix = f"{kind}/{name}"
+    return [
+        (finding.place.removeprefix(prefix).removeprefix(": "), finding.sentence)
+        for finding in validate(manifests, crd).findings
+        if finding.place.startswith(prefix)
+    ]
+
+
+def plant(manifests: list[Manifest], kind: str, name: str, change: Plant) -> Manifest:
+    (found,) = [e for e in manifests if e["kind"] == kind and e["metadata"]["name"] == name]
+    change(found)
+    return found
+
+
+@pytest.mark.parametrize("mistake", RAYSERVICE)
+def test_a_mistake_in_the_rayservice_is_found(mistake: str, rendered: Rendered) -> None:
+    change, place, words = RAYSERVICE[mistake]
+    manifests = rendered("gpu")
+    name = plant(manifests, "RayService", "outrider", change)["metadata"]["name"]
+    found = found_at(manifests, None, "RayService", name)
+    assert any(at == place and words in sentence for at, sentence in found), found
+
+
+@pytest.mark.parametrize("mistake", BY_SCHEMA)
+def test_a_mistake_against_the_schema_is_found(mistake: str, rendered: Rendered, crd: Path) -> None:
+    change, place, words = BY_SCHEMA[mistake]
+    manifests = rendered("gpu")
+    plant(manifests, "RayService", "outrider", change)
+    found = found_at(manifests, crd, "RayService", "outrider")
+    assert any(at == place and words in sentence for at, sentence in found), found
+
+
+@pytest.mark.parametrize("mistake", OTHERS)
+def test_a_mistake_elsewhere_is_found(mistake: str, rendered: Rendered) -> None:
+    kind, name, change, place, words = OTHERS[mistake]
+    manifests = rendered("gpu")
+    plant(manifests, kind, name, change)
+    found = found_at(manifests, None, kind, name)
+    assert any(at == place and words in f"{sentence}," for at, sentence in found), found
+
+
+def test_without_the_schema_a_wrong_structure_is_a_sentence(rendered: Rendered) -> None:
+    manifests = rendered("gpu")
+    plant(manifests, "RayService", "outrider", lambda m: group(m, 1).update(maxReplicas="8"))
+    assert any("--crd" in sentence for _, sentence in found_at(manifests, None, "RayService", "outrider"))
+
+
+def test_a_manifest_that_is_there_twice_is_found(rendered: Rendered) -> None:
+    manifests = rendered("cpu-demo")
+    found = found_at(
+        [*manifests, manifests[-1]], None, manifests[-1]["kind"], manifests[-1]["metadata"]["name"]
+    )
+    assert ("", "is there twice; keep one") in found

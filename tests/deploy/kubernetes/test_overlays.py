@@ -1,0 +1,154 @@
+"""The overlays pass every check, and hold what they should."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.app import build
+from deploy.validate import CRD_VARIABLE, find_crd, main, validate
+from deploy.validation.finding import Manifest, groups
+from deploy.validation.render import kubectl, render
+from deploy.validation.serve import check_text
+from outrider import __version__
+from outrider.errors import StartupError
+
+Rendered = Callable[[str], list[Manifest]]
+KUBERAY = Path(__file__).parents[3] / "deploy" / "kuberay"
+OVERLAYS = ("cpu-demo", "gpu")
+
+
+def one(manifests: list[Manifest], kind: str, name: str = "outrider") -> Any:
+    (found,) = [e for e in manifests if e["kind"] == kind and e["metadata"]["name"] == name]
+    return found
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_an_overlay_has_no_mistakes(overlay: str, rendered: Rendered, crd: Path) -> None:
+    assert [str(finding) for finding in validate(rendered(overlay), crd).findings] == []
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_without_the_crd_the_rest_is_checked(overlay: str, rendered: Rendered) -> None:
+    report = validate(rendered(overlay), None)
+    assert report.findings == []
+    assert any("--crd" in sentence for sentence in report.skipped)
+
+
+def test_the_demo_brings_its_secrets_and_the_other_names_those_it_needs(rendered: Rendered) -> None:
+    assert validate(rendered("cpu-demo"), None).notes == []
+    needed = validate(rendered("gpu"), None).notes
+    assert [sentence.split()[2] for sentence in needed] == ["outrider-ray-token", "outrider-redis"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_images_are_of_this_version(overlay: str, rendered: Rendered) -> None:
+    images = [group.containers[0]["image"] for group in groups(one(rendered(overlay), "RayService"))]
+    assert len(images) == 4
+    assert {image.partition(":")[2].rpartition("-")[0] for image in images} == {__version__}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_drafters_reach_verifiers_redis_and_the_head_only(overlay: str, rendered: Rendered) -> None:
+    manifests = rendered(overlay)
+    reached = set()
+    for policy in (entry for entry in manifests if entry["kind"] == "NetworkPolicy"):
+        selector = policy["spec"]["podSelector"]
+        if selector in ({}, {"matchLabels": {"pool": "draft"}}):
+            for rule in policy["spec"].get("egress", []):
+                for peer in rule["to"]:
+                    pods = peer.get("podSelector", {})
+                    reached |= {*pods.get("matchLabels", {}).values()} or {"dns"} - {
+                        name for e in pods.get("matchExpressions", []) for name in e["values"]
+                    }
+                    reached |= {name for e in pods.get("matchExpressions", []) for name in e["values"]}
+    assert reached - {"dns"} == {"head", "target", "redis"}
+    everything = one(manifests, "NetworkPolicy", "outrider-deny")["spec"]
+    assert everything == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+
+
+def test_clients_enter_by_routers_only(rendered: Rendered) -> None:
+    """The operator's Service selects all workers: a target port by name leaves out those without it."""
+    rayservice = one(rendered("gpu"), "RayService")
+    ports = rayservice["spec"]["serveService"]["spec"]["ports"]
+    assert {port["name"]: port["targetPort"] for port in ports} == {
+        "serve": "serve",
+        "serve-grpc": "serve-grpc",
+    }
+    named = {
+        group.name: {port["name"] for port in group.containers[0].get("ports", [])}
+        for group in groups(rayservice)
+    }
+    assert {"serve", "serve-grpc"} <= named["router"]
+    assert named["draft"] == named["target"] == set()
+
+
+def test_the_application_takes_its_store_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that no password stands in the configuration of a RayService."""
+    address = "redis://:secret@outrider-redis:6379/0"
+    monkeypatch.setenv("OUTRIDER_STORE", address)
+    _, store, *workers = build({})._bound_deployment.init_args
+    assert store == address
+    assert [worker._bound_deployment.init_args[-1] for worker in workers] == [address] * 2
+    monkeypatch.delenv("OUTRIDER_STORE")
+    _, store, *_ = build({})._bound_deployment.init_args
+    assert store._bound_deployment.name == "Registry"
+
+
+def test_the_configuration_for_a_laptop_has_no_mistakes() -> None:
+    assert list(check_text((KUBERAY.parent / "serve.yaml").read_text())) == []
+
+
+def test_no_secret_is_written_outside_of_the_demo() -> None:
+    written = [path for path in KUBERAY.rglob("*.yaml") if "password=" in path.read_text()]
+    assert [path.parent.name for path in written] == ["cpu-demo"]
+
+
+def test_the_command_says_what_is_wrong(
+    tmp_path: Path, rendered: Rendered, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifests = rendered("cpu-demo")
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    good.write_text(yaml.safe_dump_all(manifests))
+    one(manifests, "RayService")["metadata"]["name"] = "Outrider"
+    bad.write_text(yaml.safe_dump_all(manifests))
+    assert main([str(good)]) == 0
+    assert capsys.readouterr().out.endswith("no mistakes\n")
+    assert main([str(good), str(bad)]) == 1
+    out = capsys.readouterr().out
+    assert f"{bad}: RayService/Outrider: metadata.name: must be small letters" in out
+    assert out.endswith("1 mistakes\n")
+
+
+def test_what_is_missing_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path / "nothing.yaml")]) == 2
+    assert "there is no" in capsys.readouterr().err
+    with pytest.raises(StartupError, match="kubectl is not installed"):
+        render(KUBERAY / "overlays" / "gpu", None)
+    monkeypatch.setenv(CRD_VARIABLE, str(tmp_path / "crd.yaml"))
+    with pytest.raises(StartupError, match="there is no CRD file"):
+        find_crd()
+
+
+def test_a_folder_that_kustomize_cannot_read_is_a_sentence(tmp_path: Path) -> None:
+    program = kubectl()
+    if program is None:
+        pytest.skip("kubectl is not installed")
+    with pytest.raises(StartupError, match="kustomize cannot render") as refused:
+        render(tmp_path, program)
+    assert "\n" not in refused.value.message
+
+
+def test_the_store_of_the_workers_is_the_redis_of_the_cluster(rendered: Rendered) -> None:
+    """The variable is made of another one, which must come before it; the address is that of the Service."""
+    for group in groups(one(rendered("gpu"), "RayService")):
+        names = [entry["name"] for entry in group.containers[0]["env"]]
+        assert names.index("OUTRIDER_REDIS_PASSWORD") < names.index("OUTRIDER_STORE")
+        (store,) = [e["value"] for e in group.containers[0]["env"] if e["name"] == "OUTRIDER_STORE"]
+        assert store == "redis://:$(OUTRIDER_REDIS_PASSWORD)@outrider-redis:6379/0"

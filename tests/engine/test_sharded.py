@@ -1,0 +1,271 @@
+"""A model divided among real processes: its numbers, its steps, and what happens when one of them is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from outrider.engine import ranks as ranks_module
+from outrider.engine.engine import Engine, Work
+from outrider.engine.kv_blocks import BlockTable
+from outrider.engine.loading import load_engine
+from outrider.engine.ranks import Ranks
+from outrider.engine.sharded import LeadingEngine
+from outrider.errors import ModelRefused, PeerLost, StartupError
+from outrider.followers import FollowerProcesses, FollowerSpec, device_of
+from outrider.model import load
+from outrider.rpc import Role
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.sampler import Row
+from tests.follower_pool import KV_BYTES, Pool, divided
+
+VOCAB = 199
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    running = Pool()
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leader's; the followers keep the usual one."""
+    monkeypatch.setattr(ranks_module, "PATIENCE", timedelta(seconds=2))
+
+
+def logits_of(engine: Engine, tokens: list[int], chunks: list[int]) -> torch.Tensor:
+    """[len(tokens), V], read in such chunks beside another session."""
+    table, other, found = BlockTable(), BlockTable(), []
+    for chunk in chunks:
+        at = table.length
+        engine.pool.extend(table, chunk)
+        engine.pool.extend(other, 3)
+        works = [
+            Work(other.blocks, other.length - 3, [5, 6, 7], 2),
+            Work(table.blocks, at, tokens[at : at + chunk], chunk),
+        ]
+        found.append(engine.step(works)[2:].clone())
+    engine.pool.close(table)
+    engine.pool.close(other)
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize(("arch", "size"), [("llama", 2), ("gemma2", 2), ("olmo2", 2), ("qwen2", 4)])
+def test_logits_are_the_whole_models_and_keep_their_bits(
+    arch: str, size: int, pool: Pool, checkpoint: Callable[..., Path], engine: Callable[..., Engine]
+) -> None:
+    heads = {"num_key_value_heads": 4} if size == 4 else {}
+    tokens = [random.Random(1).randrange(VOCAB) for _ in range(90)]
+    expected = logits_of(engine(arch, **heads), tokens, [90])
+    with divided(checkpoint(arch, **heads), size, pool.start) as parts:
+        whole = logits_of(parts, tokens, [90])
+        assert float((whole - expected).abs().max()) < 1e-4 * float(expected.abs().max())
+        for chunks in ([1] * 12 + [78], [5] * 6 + [60], [9, 1, 64, 1, 1, 14]):
+            assert torch.equal(logits_of(parts, tokens, chunks), whole), chunks
+
+
+def test_the_kv_memory_is_that_of_all_together(
+    pool: Pool, checkpoint: Callable[..., Path], engine: Callable[..., Engine]
+) -> None:
+    with divided(checkpoint("llama"), 2, pool.start) as parts:
+        assert parts.pool.num_blocks == engine("llama").pool.num_blocks
+
+
+def test_a_step_may_bring_no_rows_or_be_longer_than_a_message(
+    pool: Pool, checkpoint: Callable[..., Path], engine: Callable[..., Engine]
+) -> None:
+    tokens = [random.Random(2).randrange(VOCAB) for _ in range(1000)]
+    greedy = SamplingParams(temperature=0.0)
+    found = []
+    with divided(checkpoint("llama"), 2, pool.start) as parts:
+        for running in (engine("llama"), parts):
+            table = BlockTable()
+            running.pool.extend(table, 999)
+            assert running.choose(running.prepare([Work(table.blocks, 0, tokens[:999], 0)]), []) == []
+            running.pool.extend(table, 1)
+            work = Work(table.blocks, 999, tokens[999:], 1)
+            found.append(
+                running.choose(running.prepare([work]), [Row(greedy, 1000, None, ())], vocab_size=50)
+            )
+    assert found[0] == found[1] and found[0][0] < 50
+
+
+def test_probes_come_between_steps(pool: Pool, checkpoint: Callable[..., Path]) -> None:
+    with divided(checkpoint("llama"), 2, pool.start) as parts:
+        tokens = [random.Random(3).randrange(VOCAB) for _ in range(30)]
+        expected = logits_of(parts, tokens, [1] * 30)
+        probes = threading.Thread(target=lambda: [parts.probe() for _ in range(30)])
+        probes.start()
+        assert torch.equal(logits_of(parts, tokens, [1] * 30), expected)
+        probes.join()
+        assert parts.pool.usage == 0
+
+
+def pids_of(engine: Engine) -> dict[int, int]:
+    """The followers', by rank."""
+    assert isinstance(engine, LeadingEngine)
+    followers = engine.ranks.followers
+    assert isinstance(followers, FollowerProcesses)
+    return followers.pids
+
+
+def lost_within(engine: Engine, seconds: float) -> str:
+    """The sentence with which an idle engine ends what it serves."""
+
+    async def idle() -> None:
+        await asyncio.Event().wait()
+
+    async def serve() -> None:
+        async with asyncio.timeout(seconds):
+            await engine.serve(idle())
+
+    with pytest.raises(PeerLost) as lost:
+        asyncio.run(serve())
+    return lost.value.message
+
+
+def test_a_killed_follower_is_noticed_while_nothing_runs(checkpoint: Callable[..., Path]) -> None:
+    heads = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3}
+    with divided(checkpoint("llama", **heads), 3, FollowerProcesses) as parts:
+        pids = pids_of(parts)
+        os.kill(pids[2], signal.SIGKILL)
+        sentence = lost_within(parts, 8)
+        assert sentence == "follower 2 of the tensor-parallel group was killed by signal 9 (Killed)"
+        for use in (parts.probe, lambda: parts.step([Work([0], 0, [1], 1)])):
+            with pytest.raises(PeerLost, match="killed by signal 9"):
+                use()
+        assert not psutil.pid_exists(pids[1])
+
+
+def test_a_follower_that_hangs_is_noticed(short_patience: None, checkpoint: Callable[..., Path]) -> None:
+    with divided(checkpoint("llama"), 2, FollowerProcesses) as parts:
+        (pid,) = pids_of(parts).values()
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(PeerLost, match=r"one of the 2 processes .* ended or did not answer"):
+            for _ in range(10**6):
+                parts.probe()
+    assert not psutil.pid_exists(pid)
+
+
+def test_a_step_that_fails_at_the_leader_is_the_groups_end(
+    pool: Pool, checkpoint: Callable[..., Path]
+) -> None:
+    with divided(checkpoint("llama"), 2, pool.start) as parts:
+        assert isinstance(parts, LeadingEngine)
+        model, parts.model = parts.model, None
+        with pytest.raises(PeerLost, match=r"a step failed at the leader \(TypeError\)"):
+            parts.probe()
+        parts.model = model
+        with pytest.raises(PeerLost, match=r"a step failed at the leader \(TypeError\)"):
+            parts.probe()
+    assert pool.last == ["one of the 2 processes of the tensor-parallel group ended or did not answer"]
+
+
+LEADER = """
+import sys
+from dataclasses import replace
+from outrider.engine.loading import load_engine
+from outrider.engine.ranks import Ranks
+from outrider.followers import FollowerProcesses, FollowerSpec
+ranks = Ranks.host(2)
+ranks.followers = FollowerProcesses(
+    [FollowerSpec(replace(ranks.group, rank=1), sys.argv[1], "cpu", "float32", 2**24, 1)]
+)
+engine = load_engine(sys.argv[1], kv_memory_bytes=2**24, threads=1, ranks=ranks)
+print(ranks.followers.pids[1], flush=True)
+for line in sys.stdin:
+    engine.probe()
+    print("probed", flush=True)
+"""
+
+
+def test_followers_end_with_their_leader(checkpoint: Callable[..., Path]) -> None:
+    command = [sys.executable, "-c", LEADER, str(checkpoint("llama"))]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT) as leader:
+        assert leader.stdin is not None and leader.stdout is not None
+        follower = psutil.Process(int(leader.stdout.readline()))
+        follower.send_signal(signal.SIGTERM)  # which it leaves to its leader
+        for _ in range(5):
+            print("probe", file=leader.stdin, flush=True)
+            assert leader.stdout.readline() == "probed\n"
+        leader.kill()
+        follower.wait(20)
+
+
+def test_a_refusal_ends_all_ranks(pool: Pool, checkpoint: Callable[..., Path]) -> None:
+    refused = pytest.raises(ModelRefused, match=r"GPT2LMHeadModel .* cannot be divided among 3 processes")
+    with refused, divided(checkpoint("gpt2"), 3, pool.start):
+        pass
+    assert len(pool.last) == 2 and all("cannot be divided among 3" in said for said in pool.last)
+
+
+def test_a_damaged_configuration_is_a_sentence(
+    pool: Pool, checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(checkpoint("llama"), tmp_path / "damaged")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_act": "nonsense"}))
+    refused = pytest.raises(StartupError, match=r"the config\.json of damaged makes no model")
+    with refused, divided(folder, 2, pool.start):
+        pass
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 4}))
+    refused = pytest.raises(StartupError, match=r"lack model.layers.3.* \(9 missing in all\)")
+    with refused, divided(folder, 2, pool.start):
+        pass
+    assert "9 missing in all" in pool.last[0]
+
+
+def test_what_a_follower_cannot_do_is_said_by_the_leader(pool: Pool, checkpoint: Callable[..., Path]) -> None:
+    refused = pytest.raises(StartupError, match="--device cuda:77: there are")
+    with refused, divided(checkpoint("llama"), 2, pool.start, device="cuda:77"):
+        pass
+
+
+def test_a_follower_that_does_not_start_is_noticed(checkpoint: Callable[..., Path]) -> None:
+    ranks = Ranks.host(2)
+    gone = FollowerSpec(replace(ranks.group, rank=1, port=1), "", "cpu", "float32", KV_BYTES, 1)
+    ranks.followers = FollowerProcesses([gone])
+    for process in psutil.Process().children():
+        if process.pid in ranks.followers.pids.values():
+            process.kill()
+    with pytest.raises(PeerLost, match="follower 1 of the tensor-parallel group was killed by signal 9"):
+        load_engine(str(checkpoint("llama")), threads=1, ranks=ranks)
+    ranks.close()
+
+
+async def test_a_worker_says_why_its_model_is_not_divided(checkpoint: Callable[..., Path]) -> None:
+    folder = str(checkpoint("gpt2"))
+    with pytest.raises(ModelRefused, match="transformers has no tensor-parallel plan for its layers"):
+        await load(Role.VERIFIER, folder, "tiny", "cpu", "float32", KV_BYTES, 1, 2)
+    assert not [child for child in psutil.Process().children() if "follower" in child.cmdline()]
+
+
+def test_a_ranks_device_follows_its_leaders() -> None:
+    assert [device_of("cpu", rank) for rank in (0, 3)] == ["cpu", "cpu"]
+    assert [device_of("cuda", rank) for rank in (0, 3)] == ["cuda:0", "cuda:3"]
+    assert [device_of("cuda:2", rank) for rank in (0, 1)] == ["cuda:2", "cuda:3"]
+
+
+def test_what_a_follower_is_told_survives_the_command_line() -> None:
+    group = ranks_module.Group(1, 2, "::1", 5)
+    spec = FollowerSpec(group, 'a "model" ü', "cuda:1", "bfloat16", 2**40, 3)
+    assert FollowerSpec.from_json(spec.to_json()) == spec

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from outrider.engine.step_inputs import Work
+from outrider.engine.step_plan import Kind, StepPlan, decode, encode, encode_works
+from outrider.sampling.sliced import How, SlicedRow
+
+
+def random_plan(rng: random.Random, sessions: int, context: int, drafts: int) -> StepPlan:
+    """Sessions of so many tokens that decode with so many drafts each."""
+    works, rows = [], []
+    for _ in range(sessions):
+        blocks = [rng.randrange(10**5) for _ in range(-(-(context + drafts + 1) // 16))]
+        tokens = [rng.randrange(2**18) for _ in range(drafts + 1)]
+        works.append(Work(blocks, context, tokens, drafts + 1))
+        rows += [
+            SlicedRow(rng.choice(list(How)), rng.getrandbits(64), rng.choice([1.0, 1e-30, 0.1, 100.0]))
+            for _ in tokens
+        ]
+    return StepPlan(Kind.CHOOSE, tuple(works), tuple(rows), 2**18)
+
+
+def words_of(plan: StepPlan) -> np.ndarray:
+    return encode(plan.kind, encode_works(plan.works), plan.rows, plan.vocab_size)
+
+
+def test_what_arrives_is_what_was_sent() -> None:
+    rng = random.Random(1)
+    for _ in range(50):
+        plan = random_plan(rng, rng.randrange(1, 9), rng.randrange(3000), rng.randrange(9))
+        assert decode(words_of(plan)) == plan
+    edge = (SlicedRow(How.NOISY, 2**64 - 1, 5e-324), SlicedRow(How.GREEDY), SlicedRow(How.WHOLE, 0, 1 / 3))
+    plan = StepPlan(Kind.CHOOSE, (Work([7], 0, [1, 2], 0),), edge, 5)
+    assert decode(words_of(plan)) == plan
+    for kind in (Kind.STOP, Kind.ANSWER):
+        assert decode(encode(kind)) == StepPlan(kind)
+    logits = StepPlan(Kind.LOGITS, (Work([3, 1], 4, [9], 1),))
+    assert decode(encode(Kind.LOGITS, encode_works(logits.works))) == logits
+
+
+def test_a_step_of_eight_sessions_is_a_few_kilobytes() -> None:
+    """Eight chats of a thousand tokens, eight drafts each."""
+    plan = random_plan(random.Random(2), 8, 1000, 8)
+    assert words_of(plan).nbytes < 4096
+    plain = random_plan(random.Random(3), 8, 1000, 0)
+    assert words_of(plain).nbytes < 2600

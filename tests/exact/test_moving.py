@@ -1,0 +1,167 @@
+"""A session that loses its verifier goes on at another with the same tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.errors import Cancelled, Unavailable
+from outrider.sampling.params import SamplingParams
+from router import session as session_module
+from router.requests import GenerationRequest, TokensCommitted
+from router.session import MAX_MOVES
+from tests.in_process import Cluster, Worker
+from tests.tiny_models import build
+
+VARIANTS = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.9, seed=5),
+    SamplingParams(temperature=0.8, top_p=0.9, frequency_penalty=0.5, repetition_penalty=1.1, seed=6),
+)
+PROMPTS = ([5, 6, 7, 8], [11] * 20, list(range(30, 70)))
+MAX_TOKENS = 120
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("llama", tmp_path_factory.mktemp("moving") / "target")
+
+
+@pytest.fixture(scope="module")
+def expected(target: Path) -> list[list[int]]:
+    async def undisturbed() -> list[list[int]]:
+        async with Cluster(target) as cluster:
+            return [answer.tokens for answer in await ask_all(cluster)]
+
+    return asyncio.run(undisturbed())
+
+
+async def ask_all(cluster: Cluster, on_tokens: Any = None) -> list[Any]:
+    return await asyncio.gather(
+        *(
+            cluster.ask(prompt, variant, MAX_TOKENS, on_tokens=on_tokens)
+            for prompt, variant in zip(PROMPTS, VARIANTS, strict=True)
+        )
+    )
+
+
+class Once:
+    """Runs `action` when an answer has come half way, once."""
+
+    def __init__(self, action: Any) -> None:
+        self._action = action
+        self.done = False
+
+    async def __call__(self, tokens: list[int]) -> None:
+        if len(tokens) >= MAX_TOKENS // 2 and not self.done:
+            self.done = True
+            await self._action()
+
+
+async def test_a_killed_verifiers_sessions_go_on_at_another(target: Path, expected: list[list[int]]) -> None:
+    async with Cluster(target) as cluster:
+        other = await cluster.add_verifier()
+        await cluster.add_drafter(target)
+        kill = Once(cluster.verifier.kill)
+        answers = await ask_all(cluster, kill)
+        assert kill.done and other.stepper.load.running == 0
+    assert [answer.tokens for answer in answers] == expected
+
+
+async def test_the_drafter_follows_a_session_that_moves(target: Path) -> None:
+    async with Cluster(target) as cluster:
+        await cluster.add_drafter(target)
+        kill = Once(cluster.verifier.kill)
+        request = GenerationRequest("", tuple(PROMPTS[0]), VARIANTS[0], 800, ignore_eos=True)
+        tokens, accepted_after = 0, 0
+        async for event in cluster.sessions.run(request):
+            if isinstance(event, TokensCommitted):
+                tokens += len(event.tokens)
+                accepted_after += event.accepted * kill.done
+                if tokens >= 60 and not kill.done:
+                    await cluster.add_verifier()
+                    await kill([0] * MAX_TOKENS)
+    assert tokens == 800
+    assert accepted_after > 100
+
+
+async def test_a_session_may_move_often_while_it_gains_tokens(
+    target: Path, expected: list[list[int]]
+) -> None:
+    """Back to the same verifier each time, which has its prefix still; what counts is the first visit."""
+    async with Cluster(target) as cluster:
+        await cluster.add_drafter(target)
+        moves: list[int] = []
+
+        async def send_away(tokens: list[int]) -> None:
+            if len(tokens) >= 15 * (len(moves) + 1):
+                moves.append(len(tokens))
+                cluster.verifier.service.give_back()
+
+        answer = await cluster.ask(PROMPTS[2], VARIANTS[2], MAX_TOKENS, on_tokens=send_away)
+    assert len(moves) > MAX_MOVES
+    assert answer.tokens == expected[2]
+    assert answer.cached_prompt_tokens == 0
+
+
+async def test_where_there_is_no_other_they_wait_for_one(target: Path, expected: list[list[int]]) -> None:
+    async with Cluster(target) as cluster:
+        newcomers: list[Worker] = []
+
+        async def replace() -> None:
+            await cluster.verifier.kill()
+            newcomers.append(await cluster.add_verifier())
+
+        answers = await ask_all(cluster, Once(replace))
+    assert newcomers
+    assert [answer.tokens for answer in answers] == expected
+
+
+async def test_a_verifier_that_drains_hands_over_what_it_still_has(
+    target: Path, expected: list[list[int]]
+) -> None:
+    async with Cluster(target) as cluster:
+        draining = cluster.verifier
+        await cluster.add_verifier()
+        await cluster.add_drafter(target)
+
+        async def leave() -> None:
+            draining.service.drain()
+            draining.service.give_back()
+
+        leaving = Once(leave)
+        answers = await ask_all(cluster, leaving)
+        assert leaving.done and not draining.service.load().sessions
+        after = await cluster.ask(PROMPTS[0], VARIANTS[0], MAX_TOKENS)
+        assert draining.service.load().draining
+    assert [answer.tokens for answer in answers] == expected
+    assert after.tokens == expected[0]
+
+
+async def test_where_none_comes_the_client_is_told(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "RESUME_SECONDS", 0.2)
+    async with Cluster(target) as cluster:
+        with pytest.raises(Unavailable, match="none came in its place"):
+            await cluster.ask(PROMPTS[0], VARIANTS[0], MAX_TOKENS, on_tokens=Once(cluster.verifier.kill))
+
+
+async def test_a_request_that_every_verifier_gives_back_ends(target: Path) -> None:
+    async with Cluster(target) as cluster:
+        cluster.verifier.stepper.drain()  # without a word to the router
+        with pytest.raises(Unavailable, match="4 target workers in a row"):
+            await cluster.ask(PROMPTS[0], VARIANTS[0], MAX_TOKENS)
+
+
+async def test_a_session_can_be_cancelled_by_its_id(target: Path) -> None:
+    async with Cluster(target) as cluster:
+
+        async def cancel() -> None:
+            (session_id,) = cluster.sessions._open
+            cluster.sessions.cancel(session_id)
+
+        with pytest.raises(Cancelled):
+            await cluster.ask(PROMPTS[0], VARIANTS[0], MAX_TOKENS, on_tokens=Once(cancel))
+        cluster.sessions.cancel(b"x" * 16)  # nobody's

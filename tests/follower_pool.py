@@ -1,0 +1,107 @@
+"""Real follower processes that serve one group after another, so that a test does not pay for their start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from outrider.engine.engine import Engine
+from outrider.engine.loading import load_engine
+from outrider.engine.ranks import Followers, Ranks
+from outrider.errors import PeerLost
+from outrider.followers import FollowerSpec, StartFollowers
+
+KV_BYTES = 2**24
+ROOT = Path(__file__).resolve().parents[1]
+PROGRAM = """
+import sys
+from outrider.errors import OutriderError
+from outrider.followers import FollowerSpec, follow
+for line in sys.stdin:
+    try:
+        follow(FollowerSpec.from_json(line))
+    except OutriderError as error:
+        print(error.message, flush=True)
+    else:
+        print("stopped", flush=True)
+"""
+
+
+class Pool:
+    """Processes that each run one follower after another; `last` is what each said at its last end."""
+
+    def __init__(self) -> None:
+        self.last: list[str] = []
+        self._idle: list[subprocess.Popen[str]] = []
+
+    def start(self, specs: Sequence[FollowerSpec]) -> Followers:
+        while len(self._idle) < len(specs):
+            self._idle.append(
+                subprocess.Popen(
+                    [sys.executable, "-c", PROGRAM],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    cwd=ROOT,
+                    env={**os.environ, "OMP_NUM_THREADS": "1"},
+                )
+            )
+        taken, self._idle = self._idle[: len(specs)], self._idle[len(specs) :]
+        for process, spec in zip(taken, specs, strict=True):
+            assert process.stdin is not None
+            print(spec.to_json(), file=process.stdin, flush=True)
+        return _Taken(self, taken)
+
+    def give_back(self, processes: list[subprocess.Popen[str]]) -> None:
+        self.last = []
+        for process in processes:
+            assert process.stdout is not None
+            self.last.append(process.stdout.readline().strip())
+        self._idle += processes
+
+    def close(self) -> None:
+        for process in self._idle:
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait(20)
+
+
+class _Taken:
+    """The followers of one group."""
+
+    def __init__(self, pool: Pool, processes: list[subprocess.Popen[str]]) -> None:
+        self._pool = pool
+        self._processes = processes
+
+    def check(self) -> None:
+        if any(process.poll() is not None for process in self._processes):
+            raise PeerLost("a pooled follower ended")
+
+    def stop(self) -> None:
+        processes, self._processes = self._processes, []
+        self._pool.give_back(processes)
+
+
+@contextmanager
+def divided(folder: Path, size: int, start: StartFollowers, **changed: str) -> Iterator[Engine]:
+    """A leader's engine on a tiny model; the followers' specs may differ in what is `changed`."""
+    ranks = Ranks.host(size)
+    specs = [
+        FollowerSpec(replace(ranks.group, rank=rank), str(folder), "cpu", "float32", KV_BYTES, 1)
+        for rank in range(1, size)
+    ]
+    ranks.followers = start([replace(spec, **changed) for spec in specs])
+    try:
+        engine = load_engine(str(folder), kv_memory_bytes=KV_BYTES, threads=1, ranks=ranks)
+    except BaseException:
+        ranks.close()
+        raise
+    try:
+        yield engine
+    finally:
+        engine.close()

@@ -1,0 +1,64 @@
+"""Placement as it comes about: from what was placed here before, and from what workers report."""
+
+import asyncio
+from contextlib import aclosing
+from typing import Any
+
+from outrider.sampling.params import SamplingParams
+from outrider.v1 import drafter_pb2
+from router.requests import GenerationRequest
+
+ONE, TWO = tuple(range(10, 30)), tuple(range(50, 70))  # more than a block each
+
+
+def ask(rig: Any, prompt: tuple[int, ...]) -> Any:
+    return rig.sessions.run(GenerationRequest("m", prompt, SamplingParams(seed=1), 20))
+
+
+async def test_a_prompt_goes_where_its_like_went_before(rig: Any) -> None:
+    first, second = await rig.verifier("v1"), await rig.verifier("v2")
+    for prompts in ((ONE, TWO), (TWO, ONE)):
+        async with aclosing(ask(rig, prompts[0])) as one, aclosing(ask(rig, prompts[1])) as two:
+            asking = asyncio.ensure_future(anext(one))
+            await rig.until(lambda: len(rig.sessions._open) == 1)
+            other = asyncio.ensure_future(anext(two))
+            assert tuple((await first.next_command("open")).prompt) == ONE
+            assert tuple((await second.next_command("open")).prompt) == TWO
+            for task in (asking, other):
+                task.cancel()
+            await asyncio.gather(asking, other, return_exceptions=True)
+        for worker in (first, second):
+            await worker.next_command("close")
+
+
+async def test_the_drafter_that_is_nearer_to_the_sessions_verifier_drafts(rig: Any) -> None:
+    verifier = await rig.verifier()
+    far, near = await rig.drafter("d1"), await rig.drafter("d2")
+    for drafter, seconds in ((far, 0.05), (near, 0.001)):
+        trips = {verifier.address: seconds, "elsewhere:1": 0.01}
+        drafter.say(load=drafter_pb2.DraftLoad(token_seconds=0.001, round_trips=trips))
+        await rig.until(
+            lambda name=drafter.worker_id: rig.fleet.drafters[name].load.token_seconds > 0  # type: ignore[misc]
+        )
+    async with aclosing(ask(rig, ONE)) as session:
+        asking = asyncio.ensure_future(anext(session))
+        opened = await near.next_command("open")
+        assert opened.verifier_address == verifier.address
+        assert far.commands.empty()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+
+async def test_the_drafter_whose_model_this_target_accepts_more_often_drafts(rig: Any) -> None:
+    await rig.verifier(fingerprint="target")
+    disliked, liked = await rig.drafter("d1", fingerprint="a"), await rig.drafter("d2", fingerprint="b")
+    pools = rig.sessions._priors
+    for accepted, draft in ((10, "a"), (90, "b")):
+        pools.pool("target", draft).absorb(accepted, 100)
+        pools.pool("another target", draft).absorb(100 - accepted, 100)
+    async with aclosing(ask(rig, ONE)) as session:
+        asking = asyncio.ensure_future(anext(session))
+        await liked.next_command("open")
+        assert disliked.commands.empty()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)

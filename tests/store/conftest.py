@@ -1,0 +1,31 @@
+"""Records of workers, and a Redis for all tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from outrider.rpc import Identity, Role
+from outrider.wire.description import ModelInfo, WorkerInfo, WorkerLoad, WorkerRecord
+from tests.redis_server import RedisServer
+
+
+@pytest.fixture(scope="session")
+def redis_of_all() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def record() -> Callable[..., WorkerRecord]:
+    """A worker's, by its id."""
+
+    def make(
+        worker_id: str = "v", incarnation: int = 2**64 - 1, address: str = "h:1", **load: float
+    ) -> WorkerRecord:
+        identity = Identity(Role.VERIFIER, worker_id, incarnation, "weights", "tokens")
+        model = ModelInfo("m", "weights", "Arch", 1, 2, 3, (4, 5), "cpu", "float32", True, 2)
+        return WorkerRecord(WorkerInfo(identity, model, 6, 7), address, WorkerLoad(**load))
+
+    return make

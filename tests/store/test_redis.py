@@ -1,0 +1,240 @@
+"""What only a Redis can do: go away, come back without its memory, refuse, be reached by TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.errors import StartupError, Unavailable
+from outrider.registration import register
+from outrider.store.redis import RedisStore
+from outrider.store.store import Answer
+from outrider.store.url import parse_store_url
+from outrider.wire.description import WorkerRecord
+from tests.redis_server import PASSWORD, QUOTED_PASSWORD, RedisServer, TlsTerminator
+
+Record = Callable[..., WorkerRecord]
+TTL_SECONDS = 1.0
+
+
+@pytest.fixture
+def redis() -> Iterator[RedisServer]:
+    """One of the test's own, to be maltreated."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def store(redis: RedisServer) -> AsyncIterator[RedisStore]:
+    made = RedisStore(parse_store_url(redis.url), TTL_SECONDS)
+    yield made
+    await made.close()
+
+
+async def until_away(store: RedisStore) -> None:
+    while True:
+        try:
+            await store.read("anything")
+        except Unavailable:
+            return
+
+
+async def until_back(store: RedisStore) -> None:
+    while True:
+        try:
+            await store.read("anything")
+            return
+        except Unavailable:
+            await asyncio.sleep(0.01)
+
+
+async def kill(redis: RedisServer, store: RedisStore) -> None:
+    """Dies, and comes back with no memory."""
+    redis.kill()
+    await until_away(store)
+    redis.start()
+
+
+async def hang(redis: RedisServer, store: RedisStore) -> None:
+    """Hangs until every record has expired."""
+    redis.signal(signal.SIGSTOP)
+    await until_away(store)
+    redis.signal(signal.SIGCONT)
+
+
+async def forget(redis: RedisServer, store: RedisStore) -> None:
+    """Dies and comes back so quickly that nobody's call fails."""
+    await store._redis.flushall()
+
+
+@pytest.mark.parametrize("go_away", [kill, hang, forget])
+async def test_nobody_is_dropped_because_the_redis_was_away(
+    redis: RedisServer, store: RedisStore, record: Record, go_away: Any
+) -> None:
+    watcher = RedisStore(parse_store_url(redis.url), TTL_SECONDS)
+    said = watcher.workers()
+    await store.beat(record("stays"))
+    await store.beat(record("goes"))
+    while (await anext(said)).keys() != {"stays", "goes"}:
+        pass
+    heard = asyncio.ensure_future(anext(said))
+    await go_away(redis, store)
+    await until_back(store)
+    await store.beat(record("new"))
+    assert (await heard).keys() == {"stays", "goes", "new"}
+    gone = asyncio.ensure_future(anext(said))
+    while not gone.done():
+        await store.beat(record("stays"))
+        await store.beat(record("new"))
+        await asyncio.wait((gone,), timeout=TTL_SECONDS / 10)
+    assert gone.result().keys() == {"stays", "new"}  # the other has not come back with the Redis
+    await said.aclose()
+    await watcher.close()
+
+
+async def test_its_absence_and_return_are_logged_once(
+    redis: RedisServer, store: RedisStore, record: Record, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="outrider")
+    redis.kill()
+    said = store.workers()
+    first = asyncio.ensure_future(anext(said))
+    other = RedisStore(parse_store_url(redis.url))
+    for _ in range(5):
+        await until_away(other)
+        await asyncio.sleep(0.1)
+    assert not first.done()
+    redis.start()
+    assert await first == {}
+    away, back = [message for message in caplog.messages if "store" in message]
+    assert away.startswith("the store cannot be reached at the moment (ConnectionError); going on with")
+    assert back == "the store is back"
+    await said.aclose()
+    await other.close()
+
+
+async def test_a_worker_registers_when_the_redis_comes_and_says_once_why_not(
+    redis: RedisServer, store: RedisStore, record: Record
+) -> None:
+    redis.kill()
+    states: asyncio.Queue[tuple[str | None, str]] = asyncio.Queue()
+    registering = asyncio.create_task(
+        register(store, record, on_state=lambda *state: states.put_nowait(state))
+    )
+    router = RedisStore(parse_store_url(redis.url))
+    for name in ("r1", "r2"):  # the second after the Redis was away again
+        assert await states.get() == (None, "the store cannot be reached at the moment (ConnectionError)")
+        redis.start()
+        await until_back(router)
+        while "v" not in await anext(router.workers()):
+            pass
+        await router.answer(record().info.identity, name, None)
+        assert await states.get() == (name, "registered")
+        redis.kill()
+    registering.cancel()
+    await asyncio.gather(registering, return_exceptions=True)
+    assert states.empty() or await states.get() == (
+        None,
+        "the store cannot be reached at the moment (ConnectionError)",
+    )
+    await router.close()
+
+
+async def test_a_worker_that_stops_leaves(redis: RedisServer, record: Record) -> None:
+    store = RedisStore(parse_store_url(redis.url), ttl_seconds=1000)
+    registering = asyncio.create_task(register(store, record))
+    said = store.workers()
+    while "v" not in await anext(said):
+        pass
+    registering.cancel()
+    assert await anext(said) == {}
+    await said.aclose()
+    await store.close()
+
+
+async def test_what_is_not_understood_is_passed_over(store: RedisStore, record: Record) -> None:
+    await store.beat(record())
+    await store._redis.sadd("outrider:workers", "nonsense", "router")
+    await store._redis.hset("outrider:worker:nonsense", "record", b"\xff\xff")
+    await store._redis.hset("outrider:worker:router", "record", b"")
+    assert (await anext(store.workers())).keys() == {"v"}
+
+
+async def test_expired_ids_do_not_pile_up(store: RedisStore, record: Record) -> None:
+    said = store.workers()
+    await store.beat(record())
+    while (await anext(said)) != {}:
+        pass
+    assert await store._redis.smembers("outrider:workers") == set()
+    await said.aclose()
+
+
+@pytest.mark.parametrize("password", ["", ":wrong@", "nobody:wrong@"])
+async def test_a_wrong_password_is_named_and_not_told(
+    redis: RedisServer, record: Record, password: str
+) -> None:
+    store = RedisStore(parse_store_url(f"redis://{password}127.0.0.1:{redis.port}"))
+    with pytest.raises(
+        StartupError, match=r"^--store: the Redis does not accept this user name and password"
+    ):
+        await register(store, record)
+    with pytest.raises(StartupError) as refused:
+        await anext(store.workers())
+    assert "wrong" not in str(refused.value) and str(redis.port) not in str(refused.value)
+    await store.close()
+
+
+async def test_a_password_where_none_is_needed_is_refused_too(redis: RedisServer, store: RedisStore) -> None:
+    await store._redis.config_set("requirepass", "")
+    with pytest.raises(StartupError, match=r"^--store: the Redis does not accept"):
+        await RedisStore(parse_store_url(redis.url)).read("anything")
+
+
+async def test_a_password_that_changes_while_it_runs_ends_nobody(
+    redis: RedisServer, store: RedisStore
+) -> None:
+    await store.read("anything")
+    await store._redis.config_set("requirepass", "another")
+    await store._redis.connection_pool.disconnect()
+    with pytest.raises(Unavailable, match="AuthenticationError"):
+        await store.read("anything")
+    admin = RedisStore(parse_store_url(f"redis://:another@127.0.0.1:{redis.port}"))
+    await admin._redis.config_set("requirepass", PASSWORD)
+    await store.read("anything")
+    await admin.close()
+
+
+async def test_by_tls_with_a_certificate_of_ones_own(
+    redis_of_all: RedisServer, record: Record, tmp_path: Path
+) -> None:
+    async with TlsTerminator(redis_of_all.port, tmp_path) as tls:
+        url = f"rediss://:{QUOTED_PASSWORD}@127.0.0.1:{tls.port}/1"
+        trusting = RedisStore(parse_store_url(f"{url}?ssl_ca_certs={tls.ca_certs}"))
+        assert await trusting.beat(record()) == Answer()
+        assert (await anext(trusting.workers())).keys() == {"v"}
+        await trusting.close()
+        wary = RedisStore(parse_store_url(url))
+        with pytest.raises(StartupError, match=r"^--store: the Redis's certificate is not trusted"):
+            await wary.beat(record())
+        await wary.close()
+
+
+async def test_tls_where_none_is_spoken() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"-ERR unknown command\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as plain:
+        port = plain.sockets[0].getsockname()[1]
+        store = RedisStore(parse_store_url(f"rediss://127.0.0.1:{port}"))
+        with pytest.raises(StartupError, match=r"^--store: the Redis does not speak TLS"):
+            await store.read("anything")
+        await store.close()

@@ -1,0 +1,191 @@
+"""What every store does: one suite for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from outrider.store.memory import MemoryStore
+from outrider.store.redis import RedisStore
+from outrider.store.store import Answer, Store
+from outrider.store.url import parse_store_url
+from outrider.wire.description import WorkerRecord
+from tests.redis_server import RedisServer
+
+TTL_SECONDS = 1.0
+Record = Callable[..., WorkerRecord]
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def stores(
+    request: pytest.FixtureRequest, redis_of_all: RedisServer
+) -> AsyncIterator[tuple[Store, Store]]:
+    """A store as two processes reach it; the one in memory is reached by one alone."""
+    if request.param == "memory":
+        store = MemoryStore(TTL_SECONDS)
+        yield store, store
+        return
+    url = parse_store_url(redis_of_all.url)
+    one, other = RedisStore(url, TTL_SECONDS), RedisStore(url, TTL_SECONDS)
+    await one._redis.flushall()
+    yield one, other
+    await one.close()
+    await other.close()
+
+
+class Watch:
+    """What a store's `workers` says, one by one."""
+
+    def __init__(self, store: Store) -> None:
+        self._said = store.workers()
+
+    async def next(self) -> dict[str, Any]:
+        return dict(await anext(self._said))
+
+    async def __aenter__(self) -> Watch:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._said.aclose()  # type: ignore[attr-defined]
+
+
+async def test_a_record_comes_as_it_was_given(stores: tuple[Store, Store], record: Record) -> None:
+    store, other = stores
+    given = record("v", sessions=3, waiting=1, kv_usage=0.25, step_seconds=0.125, draining=True)
+    async with Watch(other) as watch:
+        assert await watch.next() == {}
+        await store.beat(given)
+        assert await watch.next() == {"v": given}
+    async with Watch(store) as late:
+        assert await late.next() == {"v": given}
+
+
+async def test_what_changes_is_said_but_not_a_beat_or_a_load(
+    stores: tuple[Store, Store], record: Record
+) -> None:
+    store, other = stores
+    async with Watch(other) as watch:
+        await store.beat(record("a"))
+        assert await watch.next() == {"a": record("a")}
+        await store.beat(record("a"))
+        await store.beat(record("a", sessions=9))
+        await store.beat(record("b"))
+        assert await watch.next() == {"a": record("a", sessions=9), "b": record("b")}
+        await store.beat(record("a", address="h:2"))
+        assert await watch.next() == {"a": record("a", address="h:2"), "b": record("b")}
+        await store.leave(record("b").info.identity)
+        assert await watch.next() == {"a": record("a", address="h:2")}
+
+
+async def test_a_worker_that_stops_beating_is_gone_and_one_that_beats_is_not(
+    stores: tuple[Store, Store], record: Record
+) -> None:
+    store, other = stores
+
+    async def beat() -> None:
+        while True:
+            await store.beat(record("lively"))
+            await asyncio.sleep(TTL_SECONDS / 5)
+
+    beating = asyncio.create_task(beat())
+    async with Watch(other) as watch:
+        while "lively" not in await watch.next():
+            pass
+        for _ in range(2):  # a ttl each
+            await store.beat(record("silent"))
+            assert (await watch.next()).keys() == {"lively", "silent"}
+            assert (await watch.next()).keys() == {"lively"}
+    beating.cancel()
+
+
+async def test_a_new_incarnation_takes_the_place_of_the_former_and_of_what_it_was_told(
+    stores: tuple[Store, Store], record: Record
+) -> None:
+    store, other = stores
+    first, second = record("v", incarnation=1), record("v", incarnation=2)
+    async with Watch(other) as watch:
+        await store.beat(first)
+        assert await watch.next() == {"v": first}
+        await other.answer(first.info.identity, "router", None)
+        assert await store.beat(first) == Answer(("router",))
+        assert await store.beat(second) == Answer()
+        assert await watch.next() == {"v": second}
+        await other.answer(first.info.identity, "router", "too late")
+        assert await store.beat(second) == Answer()
+        await store.leave(first.info.identity)
+        async with Watch(other) as late:
+            assert await late.next() == {"v": second}
+        await store.leave(second.info.identity)
+        assert await watch.next() == {}
+
+
+async def test_a_worker_hears_what_each_router_said_last(stores: tuple[Store, Store], record: Record) -> None:
+    store, other = stores
+    worker = record()
+    identity = worker.info.identity
+    await other.answer(identity, "r1", "nobody is there")
+    assert await store.beat(worker) == Answer()
+    await other.answer(identity, "r2", None, "cannot reach it")
+    await store.answer(identity, "r1", None)
+    assert await store.beat(worker) == Answer(("r1",), None, "cannot reach it")
+    await other.answer(identity, "r2", None)
+    assert await store.beat(worker) == Answer(("r1", "r2"))
+    await store.answer(identity, "r1", "it is “green”\n")
+    assert await other.beat(worker) == Answer(("r2",), "it is “green”\n")
+
+
+async def test_a_record_that_expired_has_forgotten_what_it_was_told(
+    stores: tuple[Store, Store], record: Record
+) -> None:
+    store, other = stores
+    async with Watch(other) as watch:
+        await store.beat(record())
+        assert (await watch.next()).keys() == {"v"}
+        await other.answer(record().info.identity, "router", None)
+        assert await watch.next() == {}
+    await other.answer(record().info.identity, "router", None)
+    assert await store.beat(record()) == Answer()
+
+
+async def test_all_who_watch_hear_it(stores: tuple[Store, Store], record: Record) -> None:
+    store, other = stores
+    async with Watch(store) as one, Watch(store) as two, Watch(other) as three:
+        for watch in (one, two, three):
+            assert await watch.next() == {}
+        await store.beat(record())
+        for watch in (one, two, three):
+            assert (await watch.next()).keys() == {"v"}
+
+
+async def test_values_are_kept(stores: tuple[Store, Store]) -> None:
+    store, other = stores
+    assert await store.read("key") is None
+    seen = []
+
+    def change(value: bytes | None) -> bytes:
+        seen.append(value)
+        return (value or b"") + b"\x00\xff"
+
+    assert await store.update("key", change) == b"\x00\xff"
+    assert await other.update("key", change) == b"\x00\xff\x00\xff"
+    assert await store.read("key") == b"\x00\xff\x00\xff"
+    assert await store.read("another") is None
+    assert seen == [None, b"\x00\xff"]
+
+
+async def test_an_empty_value_is_a_value(stores: tuple[Store, Store]) -> None:
+    store, other = stores
+    await store.update("key", lambda value: b"")
+    assert await other.read("key") == b""
+    assert await other.update("key", lambda value: b"none" if value is None else b"some") == b"some"
+
+
+async def test_nothing_is_lost_when_many_update_at_once(stores: tuple[Store, Store]) -> None:
+    def count(value: bytes | None) -> bytes:
+        return str(int(value or b"0") + 1).encode()
+
+    await asyncio.gather(*(store.update("count", count) for store in stores * 20))
+    assert await stores[0].read("count") == b"40"
