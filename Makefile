@@ -8,10 +8,11 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet 
 PROTOS := $(wildcard proto/outrider/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint format types proto clean
+.PHONY: help serve cluster test lint format types proto clean
 
 help:
 	@echo "make serve    install, and serve the demo models on this machine"
+	@echo "make cluster  the same on Ray: install it too, and serve the demo models by Ray Serve"
 	@echo "make test     install what the tests need, and run them all"
 	@echo "make lint     look for mistakes and unformatted code"
 	@echo "make format   format the code"
@@ -21,6 +22,9 @@ help:
 
 serve: $(VENV)/serve.stamp
 	@exec $(BIN)/outrider serve $(ARGS)
+
+cluster: $(VENV)/cluster.stamp
+	@exec $(BIN)/python -m deploy.local $(ARGS)
 
 test: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest $(ARGS)
@@ -53,7 +57,12 @@ $(VENV)/serve.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	@$(PIP_INSTALL) --editable . openai
 	@touch $@
 
+$(VENV)/cluster.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing into $(VENV) with Ray (the first time takes a few minutes) ..."
+	@$(PIP_INSTALL) --editable '.[ray]' openai
+	@touch $@ $(VENV)/serve.stamp
+
 $(VENV)/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing into $(VENV) with what the tests need (the first time takes a few minutes) ..."
 	@$(PIP_INSTALL) --editable '.[dev]'
-	@touch $@ $(VENV)/serve.stamp
+	@touch $@ $(VENV)/serve.stamp $(VENV)/cluster.stamp

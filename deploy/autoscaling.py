@@ -1,0 +1,96 @@
+"""How large each pool should be: pure decisions on what the workers measure.
+
+A worker's pressure is its load as a share of what it should carry: 1 = just full. A pool should have as many
+workers as its pressures add up to. Drafters have a second measure, since one that is always busy may still be
+one that is enough: a step drafts for all of its sessions at once. Ray Serve averages the measurements, waits
+until a wish has lasted, and keeps to the pool's bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ray.serve.config import AutoscalingContext
+
+from outrider.store.store import WorkerRecord
+
+Stats = Mapping[str, float]  # what a worker measures, by name
+
+KV_FULL = 0.8  # share of the KV pool in use
+SLACK = 0.75  # a pool shrinks only where the smaller one would be at most this full
+STARVED = 0.3  # share of sessions without a draft in a step, above which drafts are wanting
+BUSY = 0.5  # mean share of time in draft steps, below which more drafters would bring no more drafts
+IDLING = 0.25  # time of one drafter, as a share, that the others take over without being noticed
+
+
+def verifier_pressure(stats: Stats, max_step_seconds: float | None) -> float:
+    """Of one verifier: by its queue, its KV pool and, with `max_step_seconds`, by how slow its steps are."""
+    running, waiting = stats["running"], stats["waiting"]
+    pressures = [stats["kv_usage"] / KV_FULL]
+    if waiting > 0:
+        pressures.append((running + waiting) / max(running, 1.0))
+    if running > 0 and max_step_seconds is not None:
+        pressures.append(stats["typical_step_seconds"] / max_step_seconds)
+    return max(pressures)
+
+
+def pool_size(workers: int, pressures: Sequence[float]) -> int:
+    """How many workers should carry what `workers` carry now. 0 where there is no load at all."""
+    load = sum(pressures)
+    wanted = math.ceil(load)
+    return wanted if wanted >= workers else min(workers, math.ceil(load / SLACK))
+
+
+def drafters_wanted(workers: int, stats: Sequence[Stats]) -> int:
+    """How many drafters there should be where there are `workers`, which have measured `stats`, at least one.
+
+    Drafts that are wanting while drafters are busy call for one more. Time alone never does, but keeps those
+    that there are."""
+    by_kv = pool_size(workers, [one["kv_usage"] / KV_FULL for one in stats])
+    busy = sum(one["busy"] for one in stats)
+    if max(one["draft_starvation"] for one in stats) > STARVED and busy >= BUSY * len(stats):
+        return max(by_kv, workers + 1)
+    return max(by_kv, min(workers, math.ceil(busy - IDLING)))
+
+
+def starvation(records: Iterable[WorkerRecord]) -> float:
+    """Of all sessions of these verifiers: the share of their steps that had no draft."""
+    loads = [record.load for record in records]
+    sessions = sum(load.sessions for load in loads)
+    return sum(load.sessions * load.draft_starvation for load in loads) / sessions if sessions else 0.0
+
+
+def by_replica(metrics: Mapping[str, Mapping[Any, float]] | None) -> list[dict[str, float]]:
+    """{name: {replica: value}} -> each replica's {name: value}, of replicas that have said everything."""
+    metrics = metrics or {}
+    replicas: dict[Any, dict[str, float]] = {}
+    for name, values in metrics.items():
+        for replica, value in values.items():
+            replicas.setdefault(replica, {})[name] = value
+    return [stats for stats in replicas.values() if len(stats) == len(metrics)]
+
+
+class VerifierPolicy:
+    """For Ray Serve's autoscaler; made once in its controller."""
+
+    def __init__(self, max_step_seconds: float | None = None) -> None:
+        self._max_step_seconds = max_step_seconds
+
+    def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+        known = by_replica(context.aggregated_metrics)
+        if not known:  # nobody has said anything yet
+            return context.target_num_replicas, {}
+        pressures = [verifier_pressure(stats, self._max_step_seconds) for stats in known]
+        return pool_size(context.target_num_replicas, pressures), {}
+
+
+class DrafterPolicy:
+    """For Ray Serve's autoscaler; made once in its controller."""
+
+    def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+        known = by_replica(context.aggregated_metrics)
+        if not known:
+            return context.target_num_replicas, {}
+        return drafters_wanted(context.target_num_replicas, known), {}

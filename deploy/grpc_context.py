@@ -1,0 +1,67 @@
+"""Our gRPC services behind Ray Serve's: its context is a copy that can carry a status, and nothing else."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+from ray.serve.grpc_util import RayServegRPCContext
+
+from outrider.errors import OutriderError
+from router.api.stream import internal_error
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Method = Callable[[Any, Any], T]  # of a servicer: request, context
+
+
+class Ended(Exception):
+    """A call that ends with the status that its context has: Serve sends that one and logs this."""
+
+
+class ServeContext:
+    """As much of grpc.aio.ServicerContext as our servicers use: `abort`."""
+
+    def __init__(self, context: RayServegRPCContext) -> None:
+        self._context = context
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
+        self._context.set_code(code)
+        self._context.set_details(details)
+        raise Ended(f"{code.name}: {details}")
+
+    @asynccontextmanager
+    async def errors_as_status(self) -> AsyncIterator[None]:
+        """outrider.rpc's of that name, here: no trace of any error reaches the client."""
+        try:
+            yield
+        except (Ended, GeneratorExit):
+            raise
+        except OutriderError as error:
+            await self.abort(error.grpc_code, error.message)
+        except Exception:
+            log.exception("a gRPC call failed")
+            failure = internal_error()
+            await self.abort(failure.grpc_code, failure.message)
+
+
+async def call(method: Method[Awaitable[T]], request: Any, context: RayServegRPCContext) -> T:
+    """A servicer's method with one answer."""
+    ours = ServeContext(context)
+    async with ours.errors_as_status():
+        return await method(request, ours)
+    raise AssertionError("errors_as_status swallows nothing")
+
+
+async def stream(
+    method: Method[AsyncGenerator[T, None]], request: Any, context: RayServegRPCContext
+) -> AsyncGenerator[T, None]:
+    """A servicer's method with a stream of answers. Closing it closes the method's generator."""
+    ours = ServeContext(context)
+    async with ours.errors_as_status(), aclosing(method(request, ours)) as responses:
+        async for response in responses:
+            yield response

@@ -1,0 +1,83 @@
+"""The Router deployment: our HTTP application and our gRPC services, both from one replica."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any, TypedDict
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.grpc_util import RayServegRPCContext
+from ray.serve.handle import DeploymentHandle
+
+from deploy.grpc_context import call, stream
+from deploy.registry import StoreSource, open_store
+from outrider.errors import Unhealthy
+from outrider.v1 import generation_pb2
+from router.api.grpc_generation import SERVICE, GenerationServicer
+from router.api.grpc_health import HealthServicer
+from router.router import Router
+
+SERVICER_FUNCTIONS = [
+    "outrider.v1.generation_pb2_grpc.add_GenerationServicer_to_server",
+    "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
+]
+# Ours decides how much is too much, with an answer that says so: Serve's limit must never come before it.
+NO_LIMIT = 1_000_000
+
+
+class RouterOptions(TypedDict):
+    """As router.router.Router takes them."""
+
+    num_speculative_tokens: int
+    max_sessions: int
+    seed: int | None
+
+
+@serve.ingress()
+class Ingress:
+    """Methods are named for the gRPC methods that they answer."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, options: RouterOptions, source: StoreSource, *workers: DeploymentHandle[Any]
+    ) -> None:
+        """`workers` are named only so that Serve deploys them: they are found in the store."""
+        self._router = Router(open_store(source), **options)
+        await self._router.start()
+        self._end = asyncio.create_task(self._router.wait())
+        self._generation = GenerationServicer(
+            self._router.sessions, self._router.metrics, self._router.draw_below
+        )
+        self._health = HealthServicer(self._router.sessions.ready, [SERVICE])
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return self._router.app
+
+    async def Generate(
+        self, request: generation_pb2.GenerateRequest, grpc_context: RayServegRPCContext
+    ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
+        async for response in stream(self._generation.Generate, request, grpc_context):
+            yield response
+
+    async def Cancel(
+        self, request: generation_pb2.CancelRequest, grpc_context: RayServegRPCContext
+    ) -> generation_pb2.CancelResponse:
+        return await call(self._generation.Cancel, request, grpc_context)
+
+    async def Check(self, request: Any, grpc_context: RayServegRPCContext) -> Any:
+        return await call(self._health.Check, request, grpc_context)
+
+    async def Watch(self, request: Any, grpc_context: RayServegRPCContext) -> AsyncGenerator[Any, None]:
+        async for response in stream(self._health.Watch, request, grpc_context):
+            yield response
+
+    async def check_health(self) -> None:
+        """Raises where the router does not look for workers any more."""
+        if self._end.done():
+            self._end.result()
+            raise Unhealthy("the router has ended")
+
+    async def __del__(self) -> None:
+        self._end.cancel()
+        await self._router.stop()

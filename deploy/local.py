@@ -1,0 +1,185 @@
+"""`make cluster`: Ray on this machine with the application on it, until a signal; nothing is left behind.
+
+python -m deploy.local [--host HOST] [--port PORT] [--grpc-port PORT] [KEY=VALUE ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+from outrider.cli.banner import banner
+from outrider.config import checkpoint_name
+from outrider.errors import StartupError
+
+OnSignal = Callable[[int, FrameType | None], None]
+
+APP = "outrider"
+CPUS = 8  # at least; Ray only counts them
+OBJECT_STORE_BYTES = 128 * 2**20  # nothing large is ever put there
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """What every process of Ray's reads when it starts, this one when it imports ray.
+
+    Files go to the folder. Its path must be short: sockets may have about 100 characters in all.
+    """
+    return {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",  # docs/ray.md says why
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg",
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/a.sock",
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": f"{folder}",
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{folder}/state",
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{folder}/m.sock",
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(_free_port()),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port()),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",  # nobody else needs to hear that it stops
+        "RAY_SERVE_LOG_TO_STDERR": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),  # of this cluster alone
+    }
+
+
+def main(command_line: Sequence[str]) -> int:
+    options = _parser().parse_args(command_line)
+    folder = Path(tempfile.mkdtemp(prefix="outrider-", dir="/tmp"))
+    for name, value in environment(folder).items():
+        os.environ.setdefault(name, value)
+    stop = threading.Event()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():  # it has been heard: the cluster is being taken down
+            return
+        stop.set()
+        raise KeyboardInterrupt
+
+    try:
+        arguments = dict(_pair(argument) for argument in options.arguments)
+        with _cluster(folder, options.host, options.port, options.grpc_port, arguments, on_signal) as text:
+            print(text, flush=True)
+            stop.wait()
+    except StartupError as error:
+        print(f"outrider cluster: {error.message}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        pass
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+@contextmanager
+def _cluster(
+    folder: Path, host: str, port: int, grpc_port: int, arguments: Mapping[str, str], on_signal: OnSignal
+) -> Iterator[str]:
+    """Starts everything; gives what to tell people. Raises StartupError."""
+    import ray
+    from ray import serve
+    from ray.serve.config import gRPCOptions
+
+    from deploy.app import build, models
+    from deploy.args import parse
+    from deploy.ingress import SERVICER_FUNCTIONS
+
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    target, _, name = models(parse(arguments))
+    application = build(arguments)
+    _check_free(host, port, "--port")
+    _check_free(host, grpc_port, "--grpc-port")
+    try:
+        _heed_signals(on_signal)
+        _say("starting Ray")
+        ray.init(
+            _node_ip_address=host,
+            _temp_dir=str(folder),
+            num_cpus=max(CPUS, os.cpu_count() or 1),
+            object_store_memory=OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+        _heed_signals(on_signal)  # again: Ray has handlers of its own
+        serve.start(
+            http_options={"host": host, "port": port},
+            grpc_options=gRPCOptions(port=grpc_port, grpc_servicer_functions=SERVICER_FUNCTIONS),
+        )
+        _say("starting the application")
+        serve.run(application, name=APP, route_prefix="/")
+        yield banner(f"http://{host}:{port}", f"{host}:{grpc_port}", name or checkpoint_name(target))
+    except RuntimeError as error:
+        raise StartupError(f"the application does not start: {_last_line(error)}") from None
+    finally:
+        _say("stopping")
+        with suppress(Exception):
+            if ray.is_initialized():
+                serve.shutdown()  # type: ignore[no-untyped-call]
+        ray.shutdown()
+
+
+def _heed_signals(on_signal: OnSignal) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, on_signal)
+
+
+def _check_free(host: str, port: int, flag: str) -> None:
+    """Ray would go on trying. Raises StartupError."""
+    try:
+        socket.create_server((host, port)).close()
+    except OSError:
+        raise StartupError(f"cannot listen on {host}:{port}: choose another with {flag} or --host") from None
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _last_line(error: Exception) -> str:
+    """Ray's errors carry a trace; what went wrong is in its last line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
+
+
+def _say(what: str) -> None:
+    print(f"outrider cluster: {what}", flush=True)
+
+
+def _pair(argument: str) -> tuple[str, str]:
+    key, equals, value = argument.partition("=")
+    if not key or not equals:
+        raise StartupError(f"arguments are KEY=VALUE, such as drafter.max_replicas=2, not {argument!r}")
+    return key, value
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 1 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"{port} is no port: name one from 1 to 65535")
+    return port
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m deploy.local", description=__doc__.split(";")[0])
+    parser.add_argument("--host", default="127.0.0.1", help="address of this machine to use")
+    parser.add_argument("--port", type=_port, default=8000, help="of the HTTP API")
+    parser.add_argument("--grpc-port", type=_port, default=50051, help="of the gRPC API")
+    parser.add_argument("arguments", nargs="*", metavar="KEY=VALUE", help="arguments: see deploy/args.py")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,158 @@
+"""The Verifier and Drafter deployments: a worker in a replica.
+
+Requests never pass through these replicas. Each starts its worker's own gRPC server on its node's address and
+registers it; Ray Serve places it, watches its health, replaces it and decides how many there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import RayActorError
+
+from deploy.args import PoolArgs, VerifierArgs
+from deploy.autoscaling import starvation
+from deploy.followers import FollowerActors, claim_threads
+from deploy.registry import StoreSource, open_store, present
+from outrider.config import default_dtype, parse_memory
+from outrider.errors import OutriderError, PeerLost, Unhealthy
+from outrider.rpc import Role
+
+if TYPE_CHECKING:
+    from drafter.config import DrafterConfig
+    from outrider.worker import Worker
+    from verifier.config import VerifierConfig
+
+# Imported where a worker starts, so that only its replica loads torch: verifier.service, drafter.service.
+
+log = logging.getLogger(__name__)
+
+
+class Replica:
+    """What both deployments do around their worker."""
+
+    _worker: Worker
+    _probe_seconds: float
+
+    async def _start(self, worker: Worker, probe_seconds: float) -> None:
+        self._worker = worker
+        self._probe_seconds = probe_seconds
+        await worker.start()
+        self._end = asyncio.create_task(worker.wait())
+
+    async def check_health(self) -> None:
+        """Raises where the worker does not work.
+
+        A worker that has ended (a process of its tensor-parallel group is gone, a router refuses it) is told
+        as the death of an actor: such a replica is replaced at once, where others have three tries.
+        """
+        if self._end.done():
+            reason = _reason(self._end)
+            log.error("the worker has ended: %s", reason)
+            raise RayActorError(error_msg=f"the worker has ended: {reason}")
+        try:
+            await self._worker.check(self._probe_seconds)
+        except Unhealthy as error:
+            if isinstance(error.__cause__, PeerLost):
+                raise RayActorError(error_msg=error.message) from None
+            raise
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        return self._worker.stats()
+
+
+class VerifierReplica(Replica):
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, target: str, name: str | None, args: VerifierArgs, source: StoreSource
+    ) -> None:
+        claim_threads(args.threads)
+        from verifier.service import start
+
+        self._drain_seconds = args.drain_seconds
+        config = verifier_config(target, name, args, _node_address())
+        followers = partial(FollowerActors, args=args)
+        await self._start(await start(config, open_store(source), followers), args.probe_seconds)
+
+    async def __del__(self) -> None:
+        """Before the replica goes: no new sessions; those that are there end, or go on elsewhere."""
+        await self._worker.drain(self._drain_seconds)
+        await self._worker.stop()
+
+
+class DrafterReplica(Replica):
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, draft: str, args: PoolArgs, source: StoreSource
+    ) -> None:
+        claim_threads(args.threads)
+        from drafter.service import start
+
+        self._store = open_store(source)
+        config = drafter_config(draft, args, _node_address())
+        followers = partial(FollowerActors, args=args)
+        await self._start(await start(config, self._store, followers), args.probe_seconds)
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """With what verifiers say of drafts: a drafter does not see sessions that have none."""
+        records = (await present(self._store)).values()
+        verifiers = [record for record in records if record.info.identity.role is Role.VERIFIER]
+        return {**self._worker.stats(), "draft_starvation": starvation(verifiers)}
+
+    async def __del__(self) -> None:
+        await self._worker.stop()
+
+
+def verifier_config(target: str, name: str | None, args: VerifierArgs, host: str) -> VerifierConfig:
+    """Raises StartupError."""
+    from verifier.config import VerifierConfig
+
+    return VerifierConfig(
+        target=target,
+        name=name,
+        host=host,
+        drain_seconds=args.drain_seconds,
+        device=args.device,
+        dtype=args.dtype or default_dtype(args.device),
+        kv_memory_bytes=parse_memory(args.kv_memory),
+        threads=args.threads,
+        tensor_parallel_size=args.tensor_parallel_size,
+        max_batch_tokens=args.max_batch_tokens,
+        prefill_chunk=args.prefill_chunk,
+    )
+
+
+def drafter_config(draft: str, args: PoolArgs, host: str) -> DrafterConfig:
+    """Raises StartupError."""
+    from drafter.config import DrafterConfig
+
+    return DrafterConfig(
+        draft=draft,
+        host=host,
+        device=args.device,
+        dtype=args.dtype or default_dtype(args.device),
+        kv_memory_bytes=parse_memory(args.kv_memory),
+        threads=args.threads,
+        tensor_parallel_size=args.tensor_parallel_size,
+        max_batch_tokens=args.max_batch_tokens,
+        prefill_chunk=args.prefill_chunk,
+    )
+
+
+def _nodes() -> list[dict[str, Any]]:
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return nodes
+
+
+def _node_address() -> str:
+    """By which other nodes reach this one, as the cluster knows it."""
+    here = ray.get_runtime_context().get_node_id()
+    return next(str(node["NodeManagerAddress"]) for node in _nodes() if node["NodeID"] == here)
+
+
+def _reason(end: asyncio.Task[None]) -> str:
+    if end.cancelled() or (error := end.exception()) is None:
+        return "it was stopped"
+    return error.message if isinstance(error, OutriderError) else type(error).__name__

@@ -1,0 +1,219 @@
+"""The application on a real Ray, in HAProxy mode, with the target divided between two processes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import httpx
+import psutil
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from outrider.rpc import Role
+from outrider.v1 import generation_pb2, generation_pb2_grpc
+from tests.deploy.ray.conftest import DEMO, LEAKS, Cluster, wait_until
+
+pytestmark = [pytest.mark.ray, pytest.mark.process, pytest.mark.timeout(600)]
+
+MAX_SESSIONS = 6
+PROMPT = "def fibonacci(n):\n"
+
+
+@pytest.fixture(scope="module")
+def application(cluster: Cluster) -> Cluster:
+    cluster.serve(
+        {
+            **DEMO,
+            "seed": 7,
+            "router.max_sessions": MAX_SESSIONS,
+            "verifier": {"tensor_parallel_size": 2, "labels": {"pool": "any"}, "drain_seconds": 1},
+            "drafter": {"labels": {"pool": "any"}, "cpus": 0.25},
+        }
+    )
+    return cluster
+
+
+@pytest.fixture
+def stub(application: Cluster) -> Iterator[generation_pb2_grpc.GenerationStub]:
+    with grpc.insecure_channel(application.grpc_address) as channel:
+        yield generation_pb2_grpc.GenerationStub(channel)
+
+
+def test_a_divided_target_gives_its_own_text(application: Cluster, expected: Callable[..., str]) -> None:
+    greedy = application.complete(PROMPT, 48, temperature=0)
+    assert greedy["choices"][0]["text"] == expected(PROMPT, 48, temperature=0.0)
+    drawn = application.complete("import os\n", 48, temperature=0.8, seed=11)
+    assert drawn["choices"][0]["text"] == expected("import os\n", 48, temperature=0.8, seed=11)
+
+
+def test_drafts_take_part(application: Cluster) -> None:
+    accepted = []
+
+    def drafted() -> bool:
+        answer = application.complete(PROMPT, 64, temperature=0)
+        accepted.append(answer["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"])
+        return accepted[-1] > 0
+
+    wait_until(drafted, "a draft is accepted")
+
+
+def test_grpc_is_served_by_the_same_application(
+    stub: generation_pb2_grpc.GenerationStub, application: Cluster, expected: Callable[..., str]
+) -> None:
+    request = generation_pb2.GenerateRequest(text=PROMPT, max_tokens=24, temperature=0, ignore_eos=True)
+    events = list(stub.Generate(request))
+    assert [events[0].WhichOneof("event"), events[-1].WhichOneof("event")] == ["started", "completed"]
+    assert "".join(event.delta.text for event in events) == expected(PROMPT, 24, temperature=0.0)
+    with grpc.insecure_channel(application.grpc_address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        assert health.Check(health_pb2.HealthCheckRequest()).status == 1  # SERVING
+
+
+def test_there_is_one_deployment_for_each_pool(application: Cluster) -> None:
+    from ray import serve
+
+    found = serve.status().applications["outrider"].deployments
+    assert set(found) == {"Router", "Verifier", "Drafter", "Registry"}
+
+
+def in_progress(application: Cluster) -> list[httpx.Response]:
+    """As many streams as the router takes; each has begun."""
+    body = {"prompt": PROMPT, "max_tokens": 900, "ignore_eos": True, "stream": True}
+    opened = []
+    for _ in range(MAX_SESSIONS):
+        request = application.http.build_request("POST", "/v1/completions", json=body)
+        response = application.http.send(request, stream=True)
+        assert response.status_code == 200
+        opened.append(response)
+    return opened
+
+
+def http(application: Cluster, **body: Any) -> httpx.Response:
+    return application.http.post("/v1/completions", json={"prompt": PROMPT, **body})
+
+
+def test_refusals_are_our_own_and_say_nothing_of_our_insides(
+    application: Cluster, stub: generation_pb2_grpc.GenerationStub
+) -> None:
+    def status(**fields: Any) -> tuple[grpc.StatusCode, str]:
+        with pytest.raises(grpc.RpcError) as raised:
+            list(stub.Generate(generation_pb2.GenerateRequest(text=PROMPT, **fields)))
+        return raised.value.code(), raised.value.details()
+
+    streams = in_progress(application)
+    overload, overload_status = http(application, max_tokens=4), status(max_tokens=4)
+    for stream in streams:
+        stream.close()
+    wait_until(lambda: http(application, max_tokens=1).status_code == 200, "room for more")
+
+    bad, unknown = http(application, temperature=-1), http(application, model="other")
+    assert (overload.status_code, bad.status_code, unknown.status_code) == (429, 400, 404)
+    assert int(overload.headers["retry-after"]) >= 1
+    told = [response.json()["error"]["message"] for response in (overload, bad, unknown)]
+    statuses = [overload_status, status(temperature=-1), status(model="other")]
+    assert [code.name for code, _ in statuses] == ["RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "NOT_FOUND"]
+    assert [message for message, other in zip(told, statuses, strict=True) if message != other[1]] == []
+    headers = [str(response.headers) for response in (overload, bad, unknown)]
+    assert [words for words in told + headers if LEAKS.search(words)] == []
+
+
+def test_a_client_that_leaves_ends_its_generation(application: Cluster) -> None:
+    def running() -> float:
+        metrics = application.http.get("/metrics").text
+        return sum(
+            float(value) for value in re.findall(r"^vllm:num_requests_running\S* (\S+)", metrics, re.M)
+        )
+
+    streams = in_progress(application)
+    wait_until(lambda: running() == MAX_SESSIONS, "all run")
+    for stream in streams:
+        stream.close()
+    wait_until(lambda: running() == 0, "none runs")
+
+
+def test_a_generation_can_be_cancelled_by_its_id(
+    application: Cluster, stub: generation_pb2_grpc.GenerationStub
+) -> None:
+    request = generation_pb2.GenerateRequest(text=PROMPT, max_tokens=900, ignore_eos=True)
+    events = stub.Generate(request)
+    started = next(events).started
+    next(events)
+    stub.Cancel(generation_pb2.CancelRequest(id=started.id))
+    with pytest.raises(grpc.RpcError) as raised:
+        list(events)
+    assert raised.value.code() is grpc.StatusCode.CANCELLED
+    with pytest.raises(grpc.RpcError) as raised:
+        stub.Cancel(generation_pb2.CancelRequest(id="none of ours"))
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def verifiers(application: Cluster) -> set[str]:
+    """The ids of those that are registered."""
+    records = application.records().values()
+    return {one.info.identity.worker_id for one in records if one.info.identity.role is Role.VERIFIER}
+
+
+def followers() -> set[psutil.Process]:
+    return {process for process in psutil.process_iter() if process.name().startswith("ray::Follower")}
+
+
+def test_a_verifier_that_loses_a_follower_is_replaced_and_serves_again(
+    application: Cluster, expected: Callable[..., str]
+) -> None:
+    (follower,) = followers()
+    (former,) = verifiers(application)
+    follower.kill()
+    wait_until(lambda: len(verifiers(application) - {former}) == 1, "another verifier is registered")
+    wait_until(lambda: former not in verifiers(application), "the former one is not any more")
+    wait_until(lambda: http(application, max_tokens=1).status_code == 200, "a router has taken it in")
+    answer = application.complete(PROMPT, 48, temperature=0)
+    assert answer["choices"][0]["text"] == expected(PROMPT, 48, temperature=0.0)
+    assert len(followers()) == 1 and follower not in followers()
+
+
+def test_many_at_once_each_get_their_own_text(application: Cluster, expected: Callable[..., str]) -> None:
+    with ThreadPoolExecutor(MAX_SESSIONS) as pool:
+        prompts = [f"def f{index}(" for index in range(MAX_SESSIONS)]
+        answers = list(pool.map(lambda prompt: application.complete(prompt, 24, temperature=0), prompts))
+    texts = [answer["choices"][0]["text"] for answer in answers]
+    assert texts == [expected(prompt, 24, temperature=0.0) for prompt in prompts]
+
+
+def test_a_streamed_answer_comes_in_pieces_that_make_the_text(
+    application: Cluster, expected: Callable[..., str]
+) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0, "ignore_eos": True, "stream": True}
+    with application.http.stream("POST", "/v1/completions", json=body) as response:
+        events = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert events[-1] == "[DONE]"
+    pieces = [json.loads(event)["choices"][0]["text"] for event in events[:-1]]
+    assert len(pieces) > 1
+    assert "".join(pieces) == expected(PROMPT, 40, temperature=0.0)
+
+
+def test_a_verifier_that_is_scaled_in_hands_over_what_it_works_on(
+    application: Cluster, expected: Callable[..., str]
+) -> None:
+    application.resize("Verifier", 2)
+    wait_until(lambda: application.workers("verifier") == 2, "both verifiers are taken in")
+    (first, second) = verifiers(application)
+    with ThreadPoolExecutor(MAX_SESSIONS) as pool:
+        prompts = [f"class Shape{index}:\n" for index in range(MAX_SESSIONS)]
+        answers = pool.map(lambda prompt: application.complete(prompt, 400, temperature=0), prompts)
+        wait_until(lambda: {first, second} <= at_work(application), "both are at work")
+        application.resize("Verifier", 1)
+        wait_until(lambda: len(verifiers(application)) == 1, "one has left")
+        texts = [answer["choices"][0]["text"] for answer in answers]
+    assert texts == [expected(prompt, 400, temperature=0.0) for prompt in prompts]
+    assert verifiers(application) < {first, second}, "the one that stays was not restarted"
+
+
+def at_work(application: Cluster) -> set[str]:
+    """The ids of verifiers that have sessions, as far as the router has heard."""
+    metrics = application.http.get("/metrics").text
+    return set(re.findall(r'^vllm:num_requests_running{engine="([^"]+)".*} [1-9]', metrics, re.MULTILINE))

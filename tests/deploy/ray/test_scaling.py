@@ -1,0 +1,96 @@
+"""Both pools follow the load, on a real Ray with a real Redis, and no stream notices."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+
+from tests.deploy.ray.conftest import DEMO, Cluster, wait_until
+from tests.redis_server import RedisServer
+
+pytestmark = [pytest.mark.ray, pytest.mark.process, pytest.mark.timeout(600)]
+
+TOKENS = 100  # of an answer
+PROMPTS = [f"import os\n\nPATHS = {[index] * 20}\n\ndef step_{index}(self" for index in range(4)]
+MANY, ONE = 10, 1  # requests at a time
+
+
+@pytest.fixture(scope="module")
+def application(cluster: Cluster) -> Iterator[Cluster]:
+    with RedisServer() as redis:
+        cluster.serve_run(
+            *(f"{key}={value}" for key, value in DEMO.items()),
+            f"store={redis.url}",
+            "verifier.max_replicas=2",
+            "verifier.kv_memory=4MiB",  # four requests fit in
+            "drafter.max_replicas=2",
+            "drafter.kv_memory=1MiB",  # four as well
+            "autoscaling.upscale_seconds=1",
+            "autoscaling.downscale_seconds=2",
+            "autoscaling.look_back_seconds=2",
+        )
+        yield cluster
+        cluster.stop()
+
+
+class Clients:
+    """Ask again and again, each for a text that is known."""
+
+    def __init__(self, application: Cluster, expected: Callable[..., str]) -> None:
+        self._application = application
+        self._texts = {prompt: expected(prompt, TOKENS, temperature=0.0) for prompt in PROMPTS}
+        self._prompts = itertools.cycle(PROMPTS)
+        self._threads: list[tuple[threading.Thread, threading.Event]] = []
+        self.wrong: list[str] = []
+        self.right = 0
+
+    def be(self, count: int) -> None:
+        """Returns when so many ask from now on."""
+        while len(self._threads) < count:
+            stop = threading.Event()
+            thread = threading.Thread(target=self._ask, args=(next(self._prompts), stop))
+            self._threads.append((thread, stop))
+            thread.start()
+        leaving, self._threads = self._threads[count:], self._threads[:count]
+        for _, stop in leaving:
+            stop.set()
+        for thread, _ in leaving:
+            thread.join()
+
+    def _ask(self, prompt: str, stop: threading.Event) -> None:
+        while not stop.is_set():
+            try:
+                answer = self._application.complete(prompt, TOKENS, temperature=0)
+            except (AssertionError, httpx.HTTPError) as error:
+                self.wrong.append(repr(error))
+                return
+            if answer["choices"][0]["text"] == self._texts[prompt]:
+                self.right += 1
+            else:
+                self.wrong.append(answer["choices"][0]["text"])
+
+
+def test_both_pools_grow_and_shrink_with_the_load_and_no_stream_breaks(
+    application: Cluster, expected: Callable[..., str]
+) -> None:
+    def workers() -> tuple[int, int]:
+        return application.workers("verifier"), application.workers("drafter")
+
+    assert workers() == (1, 1)
+    clients = Clients(application, expected)
+    try:
+        clients.be(MANY)
+        wait_until(lambda: clients.wrong != [] or workers() == (2, 2), "both pools have grown")
+        clients.be(ONE)
+        wait_until(lambda: clients.wrong != [] or workers() == (1, 1), "both pools have shrunk")
+        answered = clients.right
+        wait_until(
+            lambda: clients.wrong != [] or clients.right > answered + 1, "the last client is served on"
+        )
+    finally:
+        clients.be(0)
+    assert clients.wrong == []
