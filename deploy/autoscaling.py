@@ -19,6 +19,9 @@ from outrider.store.store import WorkerRecord
 Stats = Mapping[str, float]  # what a worker measures, by name
 
 KV_FULL = 0.8  # share of the KV pool in use
+PRICE_FULL = (
+    0.8  # committed tokens that one more token in a step costs: at 1 a new session only takes from others
+)
 SLACK = 0.75  # a pool shrinks only where the smaller one would be at most this full
 STARVED = 0.3  # share of sessions without a draft in a step, above which drafts are wanting
 BUSY = 0.5  # mean share of time in draft steps, below which more drafters would bring no more drafts
@@ -26,13 +29,15 @@ IDLING = 0.25  # time of one drafter, as a share, that the others take over with
 
 
 def verifier_pressure(stats: Stats, max_step_seconds: float | None) -> float:
-    """Of one verifier: by its queue, its KV pool and, with `max_step_seconds`, by how slow its steps are."""
+    """Of one verifier: by its queue, its KV pool, its price and, with `max_step_seconds`, how slow it is."""
     running, waiting = stats["running"], stats["waiting"]
     pressures = [stats["kv_usage"] / KV_FULL]
     if waiting > 0:
         pressures.append((running + waiting) / max(running, 1.0))
-    if running > 0 and max_step_seconds is not None:
-        pressures.append(stats["typical_step_seconds"] / max_step_seconds)
+    if running > 0:  # what steps showed before it fell idle says nothing of now
+        pressures.append(stats["price"] / PRICE_FULL)
+        if max_step_seconds is not None:
+            pressures.append(stats["typical_step_seconds"] / max_step_seconds)
     return max(pressures)
 
 

@@ -121,6 +121,7 @@ def _load(load: Load) -> verifier_pb2.Load:
         kv_usage=load.kv_usage,
         step_seconds=load.step_seconds,
         step_tokens=load.step_tokens,
+        price=load.price,
         typical_step_seconds=load.typical_step_seconds,
         preemptions=load.preemptions,
         draining=load.draining,

@@ -29,6 +29,7 @@ from outrider.wire.description import TokenizerFiles, WorkerInfo
 from outrider.worker import Worker, serve_until_stopped
 from verifier.config import VerifierConfig
 from verifier.peers import DrafterPeer, RouterPeer
+from verifier.profile import profile
 from verifier.session import DraftFate, SessionSpec
 from verifier.stepper import Running, Stepper, StepReport
 
@@ -94,6 +95,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServicer):
             "running": load.running,
             "waiting": load.waiting,
             "kv_usage": load.kv_usage,
+            "price": load.price,
             "typical_step_seconds": load.typical_step_seconds,
             "draft_starvation": load.draft_starvation,
         }
@@ -303,6 +305,10 @@ class VerifierService(verifier_pb2_grpc.VerifierServicer):
             router.report(report.load)
 
 
+def _profiled(share: float) -> None:
+    print(f"outrider verifier: timing steps {share:.0%}", flush=True)
+
+
 async def start(
     config: VerifierConfig, registrar: Registrar, start_followers: StartFollowers = FollowerProcesses
 ) -> Worker:
@@ -323,7 +329,8 @@ async def start(
     )
     service = VerifierService(info, tokenizer)
     limits = Limits(config.max_batch_tokens, config.prefill_chunk)
-    stepper = Stepper(engine, limits, service.on_step, time.monotonic)
+    step_time = await asyncio.to_thread(profile, engine, time.perf_counter, _profiled)
+    stepper = Stepper(engine, limits, service.on_step, time.monotonic, step_time=step_time)
     service.use(stepper)
     verifier_pb2_grpc.add_VerifierServicer_to_server(service, server)
     port = int(address.rpartition(":")[2])

@@ -19,12 +19,12 @@ from outrider.engine.kv_blocks import BlockTable
 from outrider.engine.scheduler import Candidate, Grant, Limits, plan
 from outrider.errors import InvalidRequest, PeerLost, Unavailable
 from outrider.sampling.sampler import Row, TokenCounts
+from verifier.meter import Meter
 from verifier.pace import Arrivals, Awaited, Pace, acceptance_after, start_at
+from verifier.price import StepTime
 from verifier.session import DraftFate, Finish, Outcome, Session, SessionSpec
 
 log = logging.getLogger(__name__)
-
-STEP_SMOOTHING = 0.1
 
 FIRST_ACCEPTANCE = 0.5  # of a session whose drafts have not been verified yet
 
@@ -73,6 +73,7 @@ class Load:
     kv_usage: float = 0.0
     step_seconds: float = 0.0
     step_tokens: int = 0
+    price: float = 0.0
     typical_step_seconds: float = 0.0
     preemptions: int = 0
     draining: bool = False
@@ -96,8 +97,10 @@ class Stepper:
         on_step: Callable[[StepReport], None],
         clock: Callable[[], float],
         start_at: StartAt = start_at,
+        step_time: StepTime | None = None,
     ) -> None:
-        """`start_at` decides when a step starts: verifier.pace.start_at, or another function of its kind."""
+        """`start_at` decides when a step starts: verifier.pace.start_at, or another function of its kind.
+        `step_time`: the engine's profile, from which the price of a token follows; None = no price."""
         self._engine = engine
         self._limits = replace(limits, block_size=engine.pool.block_size)
         self._on_step = on_step
@@ -107,10 +110,7 @@ class Stepper:
         self._changed = asyncio.Event()  # a session or a draft has come, or a session gone
         self._empty = asyncio.Event()
         self._empty.set()
-        # Moving averages over steps in which nobody's prompt was read in:
-        self._typical_step_seconds = 0.0
-        self._typical_tokens = 0.0  # committed, all sessions together
-        self._starvation = 0.0  # share of sessions with k > 0 that had no draft
+        self._meter = Meter(step_time)
         self._preemptions = 0
         self._draining = False
         self._report: StepReport | None = None  # of the last step, not told yet
@@ -241,9 +241,7 @@ class Stepper:
 
     def _start_at(self, now: float, free_since: float, empty: Iterable[Running]) -> float:
         awaited = [_awaited(running) for running in empty if running.session.num_speculative_tokens > 0]
-        seconds = self._typical_step_seconds
-        goodput = self._typical_tokens / seconds if seconds else 0.0
-        return self._decide(now, free_since, seconds, goodput, awaited)
+        return self._decide(now, free_since, self._meter.step_seconds, self._meter.goodput, awaited)
 
     async def _until_due(self) -> None:
         """Waits while there is no session, then while it pays to wait for drafts."""
@@ -324,15 +322,12 @@ class Stepper:
         return StepReport(tuple(outcomes), (), self._measure(seconds, parts, committed))
 
     def _measure(self, seconds: float, parts: Sequence[Part], committed: int) -> Load:
+        tokens = sum(part.tokens + len(part.path) for part in parts)
         if all(part.tokens == 1 for part in parts):
             wanting = [part for part in parts if part.running.session.num_speculative_tokens > 0]
-            if wanting:
-                starved = sum(not part.path for part in wanting) / len(wanting)
-                self._starvation += STEP_SMOOTHING * (starved - self._starvation)
-            weight = STEP_SMOOTHING if self._typical_step_seconds else 1.0
-            self._typical_step_seconds += weight * (seconds - self._typical_step_seconds)
-            self._typical_tokens += weight * (committed - self._typical_tokens)
-        return self._measured(seconds, sum(part.tokens + len(part.path) for part in parts))
+            starved = sum(not part.path for part in wanting) / len(wanting) if wanting else None
+            self._meter.observe(seconds, tokens, committed, starved)
+        return self._measured(seconds, tokens)
 
     def _measured(self, step_seconds: float, step_tokens: int) -> Load:
         waiting = sum(not running.table.blocks for running in self._sessions.values())
@@ -342,10 +337,11 @@ class Stepper:
             kv_usage=self._engine.pool.usage,
             step_seconds=step_seconds,
             step_tokens=step_tokens,
-            typical_step_seconds=self._typical_step_seconds,
+            price=self._meter.price,
+            typical_step_seconds=self._meter.step_seconds,
             preemptions=self._preemptions,
             draining=self._draining,
-            draft_starvation=self._starvation,
+            draft_starvation=self._meter.starvation,
         )
 
     def _tell(self) -> None:

@@ -18,7 +18,14 @@ from deploy.autoscaling import (
     verifier_pressure,
 )
 
-IDLE = {"running": 0.0, "waiting": 0.0, "kv_usage": 0.0, "typical_step_seconds": 0.0, "draft_starvation": 0.0}
+IDLE = {
+    "running": 0.0,
+    "waiting": 0.0,
+    "kv_usage": 0.0,
+    "price": 0.0,
+    "typical_step_seconds": 0.0,
+    "draft_starvation": 0.0,
+}
 
 
 def verifier(**measured: float) -> dict[str, float]:
@@ -39,6 +46,9 @@ def test_a_verifier_is_pressed_by_its_queue_its_kv_pool_and_its_steps() -> None:
     assert verifier_pressure(IDLE, 0.1) == 0
     assert verifier_pressure(verifier(running=4, waiting=4), None) == 2
     assert verifier_pressure(verifier(running=4, kv_usage=0.8), None) == 1
+    dear = verifier(running=4, price=0.8)
+    assert verifier_pressure(dear, None) == 1
+    assert verifier_pressure(dear | {"running": 0.0}, None) == 0
     slow = verifier(running=4, typical_step_seconds=0.3)
     assert verifier_pressure(slow, 0.1) == pytest.approx(3)
     assert verifier_pressure(slow, None) == 0
@@ -137,6 +147,6 @@ def stats_of(service: type[Any]) -> dict[str, float]:
 
 
 def idle_load(service: type[Any]) -> Any:
-    names = ("running", "waiting", "kv_usage", "typical_step_seconds", "draft_starvation")
+    names = ("running", "waiting", "kv_usage", "price", "typical_step_seconds", "draft_starvation")
     names += ("sessions", "busy_seconds", "token_seconds")
     return SimpleNamespace(**dict.fromkeys(names, 0.0))
