@@ -27,11 +27,18 @@ class KvPools:
         pools = [pool for layer in self._layers.values() for pool in layer]
         return sum(pool.numel() * pool.element_size() for pool in pools) // (self.num_blocks + 1)
 
+    def resized(self, num_blocks: int) -> KvPools:
+        """Empty pools of the same layers with so many blocks, whose memory is taken at once."""
+        pools = KvPools(num_blocks, self.block_size)
+        for layer, (keys, values) in self._layers.items():
+            pools._layers[layer] = (pools._new(keys, keys.shape[3]), pools._new(values, values.shape[3]))
+        return pools
+
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
         """Stores key [H, T, D] and value [H, T, Dv] of the step's tokens at `slots` [T]."""
         pools = self._layers.get(layer)
         if pools is None:
-            pools = self._layers[layer] = (self._new(key), self._new(value))
+            pools = self._layers[layer] = (self._new(key, _width(key)), self._new(value, _width(value)))
         for pool, new in zip(pools, (key, value), strict=True):
             all_slots = pool.view(pool.shape[0], -1, pool.shape[3])  # [H, slots, W]
             all_slots[:, :, : new.shape[2]].index_copy_(1, slots, new)
@@ -53,9 +60,8 @@ class KvPools:
         torch.index_select(pool.view(heads, -1, size * width), 1, blocks, out=out)
         return out.view(heads, sessions, -1, width).transpose(0, 1)
 
-    def _new(self, like: torch.Tensor) -> torch.Tensor:
+    def _new(self, like: torch.Tensor, width: int) -> torch.Tensor:
         """Zeros, since unused slots are multiplied by a weight of zero."""
-        width = kernel_width(like.shape[2]) if _exact(like) else like.shape[2]
         shape = (like.shape[0], self.num_blocks + 1, self.block_size, width)
         if like.device.type != "cpu":
             return torch.zeros(shape, dtype=like.dtype, device=like.device)
@@ -71,6 +77,11 @@ def kernel_width(width: int) -> int:
     the products that it calls round by how their operands lie in memory. So the pieces must be whole cache
     lines."""
     return width + (14 - width) % 16
+
+
+def _width(key: torch.Tensor) -> int:
+    """Of the pool that holds it."""
+    return kernel_width(key.shape[2]) if _exact(key) else key.shape[2]
 
 
 def _exact(tensor: torch.Tensor) -> bool:

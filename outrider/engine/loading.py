@@ -18,13 +18,14 @@ from transformers.utils import logging as transformers_logging
 
 from outrider.engine.checkpoint import config_text, fingerprint, locate, weight_files
 from outrider.engine.engine import Engine
+from outrider.engine.kv_pools import KvPools
 from outrider.engine.packed import pack
-from outrider.engine.ranks import Ranks
+from outrider.engine.ranks import Ranks, of_the_group
 from outrider.engine.self_check import PROBE_BLOCKS, check, reference
 from outrider.engine.sharded import LeadingEngine, ShardedEngine
 from outrider.engine.sharding import check_divisible, connect, localize
 from outrider.engine.tokenizer import load_tokenizer
-from outrider.errors import StartupError
+from outrider.errors import PeerLost, StartupError
 from outrider.wire.description import ModelInfo
 
 __all__ = ["load_engine", "load_tokenizer"]
@@ -109,14 +110,27 @@ def load_engine(
             f"the KV memory of {kv_memory_bytes} bytes holds {num_blocks} blocks of {info.name}; "
             f"give at least {2 * bytes_per_block}"
         )
+    kv_pools = _all_of(probe.kv_pools, num_blocks, kv_memory_bytes)
     if ranks is None:
         engine = Engine(model, checked, num_blocks)
     else:
         checked = replace(checked, bit_exact=ranks.agree(checked.bit_exact))
         ranks.settle()
         engine = (LeadingEngine if ranks.leads else ShardedEngine)(model, checked, num_blocks, ranks)
+    engine.kv_pools = kv_pools
     tell("ready", 1.0)
     return engine
+
+
+def _all_of(few: KvPools, num_blocks: int, kv_memory_bytes: int) -> KvPools:
+    """Pools with the layers of `few`, taken now: a worker that has too little memory is not to become
+    ready."""
+    try:
+        return few.resized(num_blocks)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise StartupError(
+            f"there is no room for --kv-memory of {kv_memory_bytes} bytes beside the model; give less"
+        ) from None
 
 
 def max_context(config: Any) -> int:
@@ -180,6 +194,8 @@ def _model(
             **divided,
         )
     except Exception as error:  # values out of range, out of memory
+        if of_the_group(error):
+            raise PeerLost("a process of the tensor-parallel group ended") from error
         reason = str(error).strip().split("\n")[0]
         raise StartupError(f"the weights in {folder} do not load ({reason})") from None
     missing = sorted(report["missing_keys"])

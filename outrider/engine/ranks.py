@@ -99,7 +99,7 @@ class Ranks:
         if sys.platform == "linux" and _is_loopback(self.group.host):
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # no listener that other machines reach
         if device.type == "cuda":
-            torch.cuda.set_device(device)
+            torch.cuda.set_device(device.index or 0)
         with self.talking():
             self._meet()
             dist.init_process_group(
@@ -229,6 +229,11 @@ class Ranks:
                 return account
             time.sleep(POLL_SECONDS)
         return error
+
+
+def of_the_group(error: Exception) -> bool:
+    """Whether torch.distributed raised it, in the middle of something else. gloo has no type of its own."""
+    return isinstance(error, dist.DistError) or "gloo/" in str(error)
 
 
 def _is_loopback(host: str) -> bool:

@@ -17,6 +17,7 @@ from outrider.engine.attention import NAME
 from outrider.engine.engine import Engine, Work
 from outrider.engine.invariance import attention_keeps_bits, linears_keep_bits
 from outrider.engine.kv_blocks import BlockTable
+from outrider.engine.ranks import of_the_group
 from outrider.errors import ModelRefused, PeerLost
 from outrider.wire.description import ModelInfo
 
@@ -48,6 +49,8 @@ def reference(model: Any, info: ModelInfo) -> torch.Tensor:
         with torch.inference_mode(), _short_windows(model):
             logits = model(input_ids=ids, use_cache=False).logits[0].float()
     except Exception as error:  # whatever a damaged configuration, or a part of the model, makes of it
+        if of_the_group(error):
+            raise PeerLost("a process of the tensor-parallel group ended") from error
         raise _refused(info, f"its own code does not run ({type(error).__name__})") from error
     model.set_attn_implementation(NAME)
     return logits  # type: ignore[no-any-return]

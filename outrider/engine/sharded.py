@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Coroutine, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -126,9 +126,7 @@ class LeadingEngine(ShardedEngine):
     def close(self) -> None:
         self._closed.set()
         self._beating.join()
-        with suppress(OutriderError), self._step(encode(Kind.STOP)):
-            pass
-        if not self._lost.done():
+        with suppress(OutriderError), self._step(encode(Kind.STOP)):  # a probe may come after it
             self._lost.set_exception(PeerLost("the tensor-parallel group has been left"))
         self.ranks.close()
 
@@ -149,7 +147,7 @@ class LeadingEngine(ShardedEngine):
 
     def _fail(self, error: OutriderError) -> None:
         """Makes the failure known, and raises it."""
-        if not self._lost.done():
+        with suppress(InvalidStateError):  # another thread has said it first
             self._lost.set_exception(error)
         raise error
 

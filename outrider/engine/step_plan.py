@@ -89,7 +89,9 @@ def _row_words(rows: Sequence[SlicedRow]) -> Words:
     words = np.empty((len(rows), PER_ROW), dtype=np.int32)
     words[:, 0] = [row.how for row in rows]
     words[:, 1:3] = np.array([row.key for row in rows], dtype=np.uint64).view(np.int32).reshape(-1, 2)
-    words[:, 3:5] = np.array([row.temperature for row in rows]).view(np.int32).reshape(-1, 2)
+    words[:, 3:5] = (
+        np.array([row.temperature for row in rows], dtype=np.float64).view(np.int32).reshape(-1, 2)
+    )
     return words.reshape(-1)
 
 

@@ -101,6 +101,7 @@ def test_flags_are_refused_by_name(checkpoint: Checkpoint) -> None:
     if not torch.cuda.is_available():
         assert "0 CUDA devices" in refusal(folder, device="cuda")
     assert "KV memory of 1000 bytes" in refusal(folder, kv_memory_bytes=1000)
+    assert "no room for --kv-memory of" in refusal(folder, kv_memory_bytes=2**55)
 
 
 def test_missing_folder_or_file(copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,15 +11,17 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
 
+from outrider.engine import loading
 from outrider.engine import ranks as ranks_module
 from outrider.engine.engine import Engine, Work
 from outrider.engine.kv_blocks import BlockTable
@@ -163,6 +165,59 @@ def test_a_follower_that_hangs_is_noticed(short_patience: None, checkpoint: Call
             for _ in range(10**6):
                 parts.probe()
     assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize("moment", ["_model", "reference", "check"])
+async def test_a_follower_that_is_killed_while_it_loads_is_no_fault_of_the_models(
+    moment: str, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[FollowerProcesses] = []
+    at_that_moment = getattr(loading, moment)
+
+    def start(specs: Sequence[FollowerSpec]) -> FollowerProcesses:
+        started.append(FollowerProcesses(specs))
+        return started[0]
+
+    def killing(*args: Any, **options: Any) -> Any:
+        follower = psutil.Process(started[0].pids[1])
+        follower.kill()
+        return at_that_moment(*args, **options)
+
+    monkeypatch.setattr(loading, moment, killing)
+    with pytest.raises(StartupError, match="follower 1 .* was killed by signal 9") as refusal:
+        await load(Role.VERIFIER, str(checkpoint("llama")), "tiny", "cpu", "float32", KV_BYTES, 1, 2, start)
+    assert not isinstance(refusal.value, ModelRefused)
+
+
+def test_a_probe_that_comes_after_the_last_step_is_refused_at_once(
+    pool: Pool, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[PeerLost] = []
+    with divided(checkpoint("llama"), 2, pool.start) as parts:
+        assert isinstance(parts, LeadingEngine)
+        send, leave = parts.ranks.send, parts.ranks.close
+
+        def probe() -> None:
+            with pytest.raises(PeerLost, match="has been left") as refusal:
+                parts.probe()
+            refused.append(refusal.value)
+
+        probing = threading.Thread(target=probe)
+
+        def last_word(plan: torch.Tensor) -> None:
+            send(plan)
+            monkeypatch.setattr(parts.ranks, "send", send)
+            probing.start()  # waits until the leader's last step is over
+
+        def leaving() -> None:
+            probing.join()
+            leave()
+
+        monkeypatch.setattr(parts.ranks, "close", leaving)
+        parts._closed.set()  # no more signs of life
+        parts._beating.join()
+        monkeypatch.setattr(parts.ranks, "send", last_word)
+    assert refused and pool.last == ["stopped"]
 
 
 def test_a_step_that_fails_at_the_leader_is_the_groups_end(

@@ -35,6 +35,8 @@ def test_what_arrives_is_what_was_sent() -> None:
     edge = (SlicedRow(How.NOISY, 2**64 - 1, 5e-324), SlicedRow(How.GREEDY), SlicedRow(How.WHOLE, 0, 1 / 3))
     plan = StepPlan(Kind.CHOOSE, (Work([7], 0, [1, 2], 0),), edge, 5)
     assert decode(words_of(plan)) == plan
+    whole_number = StepPlan(Kind.CHOOSE, rows=(SlicedRow(How.NOISY, 1, 2),))
+    assert decode(encode(Kind.CHOOSE, rows=whole_number.rows)) == whole_number
     for kind in (Kind.STOP, Kind.ANSWER):
         assert decode(encode(kind)) == StepPlan(kind)
     logits = StepPlan(Kind.LOGITS, (Work([3, 1], 4, [9], 1),))
