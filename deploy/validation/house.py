@@ -175,8 +175,9 @@ def _secret_names(value: Any) -> Iterator[str]:
         reference = value.get("secretKeyRef") or value.get("secretRef")
         if isinstance(reference, dict) and not reference.get("optional"):
             yield str(reference.get("name"))
-        if "authOptions" in value and (value["authOptions"] or {}).get("secretName"):
-            yield str(value["authOptions"]["secretName"])
+        options = value.get("authOptions")
+        if isinstance(options, dict) and options.get("secretName"):
+            yield str(options["secretName"])
         for inner in value.values():
             yield from _secret_names(inner)
 

@@ -36,11 +36,31 @@ def render(path: Path, program: str | None) -> list[Manifest]:
 
 def parse(text: str, name: str) -> list[Manifest]:
     try:
-        documents = [entry for entry in yaml.safe_load_all(text) if entry is not None]
+        documents = [entry for entry in yaml.load_all(text, _Loader) if entry is not None]
     except yaml.YAMLError as error:
         raise StartupError(f"{name} is no YAML: {' '.join(str(error).split())}") from None
     if not documents:
         raise StartupError(f"{name} holds no manifest")
-    if not all(isinstance(entry, dict) and entry.get("kind") for entry in documents):
-        raise StartupError(f"{name} holds something that is no manifest: each document needs a kind")
+    if not all(_is_manifest(entry) for entry in documents):
+        raise StartupError(
+            f"{name} holds something that is no manifest: each document needs apiVersion, kind and "
+            "metadata.name"
+        )
     return documents
+
+
+def _is_manifest(entry: object) -> bool:
+    if not isinstance(entry, dict) or not isinstance(entry.get("metadata"), dict):
+        return False
+    named = (entry.get("apiVersion"), entry.get("kind"), entry["metadata"].get("name"))
+    return all(isinstance(word, str) and word for word in named)
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads dates as the strings that they are to Kubernetes."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}

@@ -184,7 +184,7 @@ async def test_a_follower_that_is_killed_while_it_loads_is_no_fault_of_the_model
         return at_that_moment(*args, **options)
 
     monkeypatch.setattr(loading, moment, killing)
-    with pytest.raises(StartupError, match="follower 1 .* was killed by signal 9") as refusal:
+    with pytest.raises(StartupError, match=r"follower 1 .* was killed by signal 9") as refusal:
         await load(Role.VERIFIER, str(checkpoint("llama")), "tiny", "cpu", "float32", KV_BYTES, 1, 2, start)
     assert not isinstance(refusal.value, ModelRefused)
 

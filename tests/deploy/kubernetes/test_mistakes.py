@@ -324,6 +324,29 @@ def test_without_the_schema_a_wrong_structure_is_a_sentence(rendered: Rendered) 
     assert any("--crd" in sentence for _, sentence in found_at(manifests, None, "RayService", "outrider"))
 
 
+@pytest.mark.parametrize(
+    ("kind", "plant"),
+    [
+        ("NetworkPolicy", lambda m: spec(m).update(ingress=[None])),
+        ("NetworkPolicy", lambda m: spec(m)["podSelector"].update(matchExpressions=[None])),
+        ("RayService", lambda m: cluster(m).update(authOptions=-1)),
+        ("RayService", lambda m: group(m, 2).update(template="x")),
+        (
+            "RayService",
+            lambda m: container(m, 2)["resources"].update(requests={"cpu": "1k", "memory": "1Gi"}),
+        ),
+        ("RayService", serve("grpc_options:", "grpc_options: 5\nlogging_config:")),
+    ],
+)
+@pytest.mark.parametrize("with_schema", [True, False])
+def test_whatever_a_manifest_holds_the_answer_is_a_sentence(
+    kind: str, plant: Plant, with_schema: bool, rendered: Rendered, crd: Path
+) -> None:
+    manifests = rendered("gpu")
+    plant(next(entry for entry in manifests if entry["kind"] == kind and spec(entry).get("ingress", True)))
+    assert validate(manifests, crd if with_schema else None).findings
+
+
 def test_a_manifest_that_is_there_twice_is_found(rendered: Rendered) -> None:
     manifests = rendered("cpu-demo")
     found = found_at(

@@ -12,7 +12,7 @@ import yaml
 from deploy.app import build
 from deploy.validate import CRD_VARIABLE, find_crd, main, validate
 from deploy.validation.finding import Manifest, groups
-from deploy.validation.render import kubectl, render
+from deploy.validation.render import kubectl, parse, render
 from deploy.validation.serve import check_text
 from outrider import __version__
 from outrider.errors import StartupError
@@ -152,3 +152,17 @@ def test_the_store_of_the_workers_is_the_redis_of_the_cluster(rendered: Rendered
         assert names.index("OUTRIDER_REDIS_PASSWORD") < names.index("OUTRIDER_STORE")
         (store,) = [e["value"] for e in group.containers[0]["env"] if e["name"] == "OUTRIDER_STORE"]
         assert store == "redis://:$(OUTRIDER_REDIS_PASSWORD)@outrider-redis:6379/0"
+
+
+def test_a_date_is_the_string_that_it_is_to_kubernetes() -> None:
+    text = "{apiVersion: v1, kind: ConfigMap, metadata: {name: a}, data: {since: 2026-01-01}}"
+    assert parse(text, "it")[0]["data"]["since"] == "2026-01-01"
+
+
+@pytest.mark.parametrize(
+    "document",
+    ["[]", "{kind: 5, apiVersion: v1, metadata: {name: a}}", "{kind: A, apiVersion: v1, metadata: x}"],
+)
+def test_what_is_no_manifest_is_a_sentence(document: str) -> None:
+    with pytest.raises(StartupError, match=r"each document needs apiVersion, kind and metadata\.name"):
+        parse(document, "it")
