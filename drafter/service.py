@@ -199,6 +199,8 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
     def _unfit(self, spec: DraftSpec) -> str | None:
         """Why this drafter cannot draft for the session, in a sentence."""
         model = self._info.model
+        if not spec.target_vocab_size:
+            return "target_vocab_size must be at least 1"  # else it would end the whole batch
         total = len(spec.prompt) + spec.max_tokens
         if total > model.max_context:
             return f"prompt and max_tokens need {total} tokens; the draft's context has {model.max_context}"

@@ -28,7 +28,10 @@ def render(path: Path, program: str | None) -> list[Manifest]:
             raise StartupError(f"kustomize cannot render {path}: {' '.join(run.stderr.split())}")
         text = run.stdout
     elif path.is_file():
-        text = path.read_text()
+        try:
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError):
+            raise StartupError(f"{path} cannot be read as text") from None
     else:
         raise StartupError(f"there is no {path}")
     return parse(text, str(path))

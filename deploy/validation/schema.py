@@ -11,17 +11,23 @@ import jsonschema
 import yaml
 
 from deploy.validation.finding import Finding, Manifest, as_path, place
+from outrider.errors import StartupError
 
 LONGEST = 200  # characters of a validator's message: it may quote the whole object
 
 
 @cache
 def load(path: Path, version: str = "v1") -> Manifest:
-    """The JSON schema of one version in a CRD file (1 MB: read once)."""
+    """The JSON schema of one version in a CRD file (1 MB: read once).
+
+    Raises StartupError where there is none."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    crd = yaml.load(path.read_text(), Loader=loader)
-    found = next(entry for entry in crd["spec"]["versions"] if entry["name"] == version)
-    schema: Manifest = strict(found["schema"]["openAPIV3Schema"])
+    try:
+        crd = yaml.load(path.read_text(), Loader=loader)
+        (found,) = [entry for entry in crd["spec"]["versions"] if entry["name"] == version]
+        schema: Manifest = strict(found["schema"]["openAPIV3Schema"])
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError):
+        raise StartupError(f"{path} is no CRD with a version {version}; name the rayservices CRD") from None
     schema["properties"]["metadata"] = {"type": "object"}  # the API server knows it, the CRD does not say it
     return schema
 

@@ -166,3 +166,14 @@ def test_a_date_is_the_string_that_it_is_to_kubernetes() -> None:
 def test_what_is_no_manifest_is_a_sentence(document: str) -> None:
     with pytest.raises(StartupError, match=r"each document needs apiVersion, kind and metadata\.name"):
         parse(document, "it")
+
+
+def test_files_of_another_kind_are_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    binary, manifest = tmp_path / "binary", tmp_path / "manifest.yaml"
+    binary.write_bytes(b"\xd0\x00")
+    manifest.write_text("{apiVersion: v1, kind: ConfigMap, metadata: {name: a}}")
+    assert main([str(binary)]) == 2
+    assert "cannot be read as text" in capsys.readouterr().err
+    for crd in (binary, manifest, KUBERAY / "base" / "redis.yaml"):
+        assert main(["--crd", str(crd), str(manifest)]) == 2
+        assert f"{crd} is no CRD with a version v1" in capsys.readouterr().err
