@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.app import build
+from deploy.app import LEAVE_SECONDS, build
 from deploy.validate import CRD_VARIABLE, find_crd, main, validate
 from deploy.validation.finding import Manifest, groups
 from deploy.validation.render import kubectl, parse, render
-from deploy.validation.serve import check_text
+from deploy.validation.serve import arguments, check_text
 from outrider import __version__
 from outrider.errors import StartupError
 
@@ -177,3 +177,18 @@ def test_files_of_another_kind_are_a_sentence(tmp_path: Path, capsys: pytest.Cap
     for crd in (binary, manifest, KUBERAY / "base" / "redis.yaml"):
         assert main(["--crd", str(crd), str(manifest)]) == 2
         assert f"{crd} is no CRD with a version v1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_replicas_have_the_time_that_they_may_take_to_leave(overlay: str, rendered: Rendered) -> None:
+    """Kubernetes' time for a pod holds Ray's for a node, which holds ours for a worker."""
+    service = one(rendered(overlay), "RayService")
+    args = arguments(service)
+    assert args is not None
+    ours = {"router": args.router.drain_seconds, "target": args.verifier.drain_seconds, "draft": 0.0}
+    for group in groups(service):
+        if group.name == "head":
+            continue
+        env = {entry["name"]: entry.get("value") for entry in group.containers[0]["env"]}
+        drain = float(env["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
+        assert ours[group.name] + LEAVE_SECONDS < drain < group.pod["terminationGracePeriodSeconds"]
