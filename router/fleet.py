@@ -77,8 +77,8 @@ class Fleet:
     def models(self) -> list[ServedModel]:
         return sorted(self._served.values(), key=lambda model: model.name)
 
-    def verifier_for(self, model: str, tokens: Sequence[int]) -> Verifier | None:
-        """The verifier for a session of the model whose log is `tokens`."""
+    def verifier_for(self, model: str, tokens: Sequence[int], most_tokens: int) -> Verifier | None:
+        """The verifier for a session of the model whose log is `tokens` and may grow to `most_tokens`."""
         chosen = choose_verifier(
             (
                 VerifierCandidate(
@@ -93,6 +93,7 @@ class Fleet:
             ),
             model,
             len(tokens),
+            most_tokens,
         )
         return None if chosen is None else self.verifiers[chosen]
 

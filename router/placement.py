@@ -40,18 +40,23 @@ class DrafterCandidate:
     acceptance: float  # share of its model's draft tokens that this target accepts, 0..1
 
 
-def choose_verifier(candidates: Iterable[VerifierCandidate], model: str, prompt_tokens: int) -> str | None:
-    """The verifier of `model` for a prompt of that length.
+def choose_verifier(
+    candidates: Iterable[VerifierCandidate], model: str, prompt_tokens: int, most_tokens: int
+) -> str | None:
+    """The verifier of `model` for a prompt of that length, which with its output may come to `most_tokens`.
 
-    First where nothing has to wait for KV blocks: fewest sessions waiting, the new one included where it
-    does not fit into what is free. Among these the cheapest, counted in sessions: those running, one each
-    for a full KV pool and for a price of 1, less what the prompt's cached beginning is worth. Draining ones
-    are left out; ties go to the smallest worker_id. None where no verifier serves the model.
+    First where the KV pool can hold them all: others refuse. Then where nothing has to wait for KV blocks:
+    fewest sessions waiting, the new one included where it does not fit into what is free. Among these the
+    cheapest, counted in sessions: those running, one each for a full KV pool and for a price of 1, less what
+    the prompt's cached beginning is worth. Draining ones are left out; ties go to the smallest worker_id.
+    None where no verifier serves the model.
     """
     fitting = [one for one in candidates if one.model == model and not one.load.draining]
     if not fitting:
         return None
-    return min(fitting, key=lambda one: _verifier_order(one, prompt_tokens)).worker_id
+    return min(
+        fitting, key=lambda one: (one.kv_tokens < most_tokens, *_verifier_order(one, prompt_tokens))
+    ).worker_id
 
 
 def _verifier_order(one: VerifierCandidate, prompt_tokens: int) -> tuple[int, float, str]:

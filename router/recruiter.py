@@ -115,22 +115,35 @@ class Recruiter:
 
     def _admit(self, worker: Verifier | Drafter) -> None:
         """Checks and adds in one go: nothing can join in between."""
+        if isinstance(worker, Drafter):
+            self._judge(worker)
+            if worker.verdict.done() and (sentence := worker.verdict.result()) is not None:
+                raise PeerRefused(sentence)
+            self._fleet.add_drafter(worker)
+            return
         served = [one.registration for one in self._fleet.verifiers.values()]
         sentence = misfit(worker.registration, served, self._first_difference)
         if sentence is not None:
             raise PeerRefused(sentence)
-        if isinstance(worker, Drafter):
-            if served:
-                worker.verdict.set_result(None)
-            self._fleet.add_drafter(worker)
-            return
         worker.verdict.set_result(None)
         self._fleet.add_verifier(worker)
         for drafter in self._fleet.drafters.values():
-            if not drafter.verdict.done():  # it came before there was a target to compare it with
-                drafter.verdict.set_result(
-                    misfit(drafter.registration, [worker.registration], self._first_difference)
-                )
+            self._judge(drafter)
+
+    def _judge(self, drafter: Drafter) -> None:
+        """Sets its verdict, once it can be known: there is a target to compare it with, and none that it fits
+        is in the store but not in the fleet yet."""
+        served = [one.registration for one in self._fleet.verifiers.values()]
+        if drafter.verdict.done() or not served:
+            return
+        sentence = misfit(drafter.registration, served, self._first_difference)
+        if sentence is None or not self._awaited(drafter.identity.tokenizer_hash):
+            drafter.verdict.set_result(sentence)
+
+    def _awaited(self, tokenizer_hash: str) -> bool:
+        """Whether the store has a verifier with that tokenizer."""
+        identities = (record.info.identity for record in self._records.values())
+        return any(one.role is Role.VERIFIER and one.tokenizer_hash == tokenizer_hash for one in identities)
 
     async def _until_gone(self, worker: Verifier | Drafter) -> None:
         """Returns when the stream ends; raises PeerRefused where it turns out not to fit."""

@@ -24,6 +24,11 @@ class GenerationRequest:
     num_speculative_tokens: int | None = None  # None = adaptive, 0 = off, k = at most k
     session_id: SessionId | None = None  # where the client is told it; None = drawn later
 
+    @property
+    def most_tokens(self) -> int:
+        """Of prompt and output together."""
+        return len(self.prompt) + self.max_tokens
+
 
 class FinishReason(Enum):
     STOP = "stop"

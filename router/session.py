@@ -79,7 +79,7 @@ class Session:
         """Gives the session a verifier, and with it a drafter, where it has none and one runs its model."""
         if self._over or self._verifier is not None:
             return
-        verifier = self._fleet.verifier_for(self._model.name, self._log)
+        verifier = self._fleet.verifier_for(self._model.name, self._log, self._request.most_tokens)
         if verifier is None or verifier.identity.model_fingerprint != self._model.fingerprint:
             return
         self._verifier = verifier

@@ -77,7 +77,7 @@ class Sessions:
             raise Overloaded(
                 f"{self._max_sessions} requests are in progress, the most here; try again shortly"
             )
-        if self._fleet.verifier_for(model.name, request.prompt) is None:
+        if self._fleet.verifier_for(model.name, request.prompt, request.most_tokens) is None:
             raise Unavailable(f"no target worker for {model.name!r} is free to take requests at the moment")
         session = Session(
             request.session_id or new_session_id(self._random_bytes),

@@ -70,8 +70,11 @@ class Worker(Generic[Listener]):
         """Sessions that this router has open there."""
         return len(self._listeners)
 
-    async def greet(self, hello: object) -> None:
-        """Exchanges hellos. Raises PeerRefused where the worker at the address is not the registered one."""
+    async def greet(self, hello: object) -> Any:
+        """Exchanges hellos and returns the worker's.
+
+        Raises PeerRefused or Unavailable where the worker at the address is not the registered one.
+        """
         self._send(hello)
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
@@ -85,6 +88,7 @@ class Worker(Generic[Listener]):
         answered = check_hello(first, self.identity.role)
         if answered != self.identity:
             raise Unavailable("another process answered at the worker's registered address")
+        return first
 
     async def listen(self) -> None:
         """Passes events on until the stream ends, however it ends."""
@@ -116,7 +120,7 @@ class Verifier(Worker[VerifierListener]):
     """A verifier and the sessions that this router has open there."""
 
     def __init__(self, registration: Registration, channel: grpc.aio.Channel, load: WorkerLoad) -> None:
-        """`load`: what the worker said before the router knew it."""
+        """`load`: what the worker said before the router knew it; good until it answers the hello."""
         outbox: Outbox[verifier_pb2.VerifierCommand] = Outbox(MAX_UNSENT_COMMANDS)
         super().__init__(registration, verifier_pb2_grpc.VerifierStub(channel).Sessions(outbox), outbox)
         self.load = VerifierLoad(
@@ -130,7 +134,7 @@ class Verifier(Worker[VerifierListener]):
         self.on_load: Callable[[Verifier, VerifierLoad], None] | None = None
 
     async def connect(self, router: Identity) -> None:
-        await self.greet(verifier_pb2.VerifierCommand(hello=router.hello()))
+        self._dispatch(await self.greet(verifier_pb2.VerifierCommand(hello=router.hello())))
 
     def open(
         self,

@@ -49,6 +49,7 @@ class Worker:
     stream_over: asyncio.Event = field(default_factory=asyncio.Event)
     states: asyncio.Queue[tuple[str | None, str]] = field(default_factory=asyncio.Queue)
     load: WorkerLoad = field(default_factory=WorkerLoad)
+    greeting_load: verifier_pb2.Load | None = None
     registration: asyncio.Task[Any] | None = None
 
     @property
@@ -114,7 +115,8 @@ class Worker:
         recording = asyncio.create_task(record())
         verifies = self.info.identity.role is Role.VERIFIER
         message = verifier_pb2.VerifierEvents if verifies else drafter_pb2.DrafterEvents
-        await context.write(message(hello=self.answers_as.hello()))
+        greeting = {} if self.greeting_load is None else {"load": self.greeting_load}
+        await context.write(message(hello=self.answers_as.hello(), **greeting))
         try:
             async for event in self.events:
                 await context.write(event)

@@ -44,8 +44,8 @@ def drafter(
     return DrafterCandidate(worker_id, 1, tokenizer, address, loaded, placed, acceptance)
 
 
-def chosen(*candidates: VerifierCandidate, prompt: int = 100) -> str | None:
-    return choose_verifier(candidates, "m", prompt)
+def chosen(*candidates: VerifierCandidate, prompt: int = 100, most: int = 0) -> str | None:
+    return choose_verifier(candidates, "m", prompt, most)
 
 
 def drafting(*candidates: DrafterCandidate, excluded: frozenset[tuple[str, int]] = frozenset()) -> str | None:
@@ -67,6 +67,13 @@ def test_a_prompt_goes_where_it_fits_into_the_free_kv_blocks() -> None:
     assert chosen(full, free, prompt=40) == "a"
     # What is in its cache needs no room.
     assert chosen(dataclasses.replace(full, cached_tokens=64), free, prompt=100) == "a"
+
+
+def test_a_session_goes_where_all_that_it_may_become_can_be_held() -> None:
+    small, large = verifier("a", room=1000), verifier("b", room=2000, waiting=3)
+    assert chosen(small, large, most=1000) == "a"
+    assert chosen(small, large, most=1001) == "b"
+    assert chosen(small, most=1001) == "a"  # which refuses it, with a sentence
 
 
 def test_then_the_fewest_sessions_then_the_emptier_pool_and_the_lower_price() -> None:

@@ -8,6 +8,7 @@ import pytest
 from outrider.errors import PeerRefused
 from outrider.rpc import Identity, Outbox, Role
 from outrider.store.memory import MemoryStore
+from outrider.v1 import verifier_pb2
 from outrider.wire.description import TokenizerFiles, WorkerLoad
 from router.fleet import Fleet
 from router.metrics import Metrics
@@ -63,6 +64,27 @@ async def test_a_drafter_that_comes_early_hears_when_there_is_a_target_to_compar
     assert list(rig.fleet.drafters) == ["r"]
 
 
+async def test_a_drafter_whose_target_is_known_but_not_taken_in_yet_is_not_judged_by_another(
+    rig: Any,
+) -> None:
+    """A router that has just started meets the workers of all models in any order."""
+    unreachable = await rig.worker(Role.VERIFIER, "its target", model="b", tokenizer="other")
+    listening, unreachable.address = unreachable.address, "127.0.0.1:1"
+    unreachable.register(rig.address)
+    assert (await unreachable.states.get())[0] is None
+    early, late = [await rig.worker(Role.DRAFTER, name, tokenizer="other") for name in ("early", "late")]
+    early.register(rig.address)
+    await rig.until(lambda: "early" in rig.fleet.drafters)
+    await rig.verifier("v", model="a")
+    late.register(rig.address)
+    await rig.until(lambda: "late" in rig.fleet.drafters)
+    assert early.states.empty() and late.states.empty()
+    unreachable.address = listening
+    for drafter in (early, late):
+        router, _ = await drafter.states.get()
+        assert router is not None
+
+
 async def test_another_model_under_the_same_name_is_refused(rig: Any) -> None:
     await rig.verifier("v1")
     other = await rig.worker(Role.VERIFIER, "v2", fingerprint="other")
@@ -97,7 +119,17 @@ async def test_what_a_worker_said_of_its_load_counts_until_it_says_more(rig: Any
     await rig.until(lambda: bool(rig.fleet.verifiers))
     load = rig.fleet.verifiers["v"].load
     assert (load.running, load.waiting, load.kv_usage, load.typical_step_seconds) == (3, 2, 0.5, 0.1)
-    assert rig.fleet.verifier_for("m", [1, 2]) is None  # it drains
+    assert rig.fleet.verifier_for("m", [1, 2], 3) is None  # it drains
+
+
+async def test_what_a_verifier_says_of_its_load_with_its_hello_counts_from_the_first_session_on(
+    rig: Any,
+) -> None:
+    worker = await rig.worker(Role.VERIFIER, "v")
+    worker.greeting_load = verifier_pb2.Load(running=3, draining=True)
+    await rig.store.beat(worker.record())  # its load is unknown there
+    await rig.until(lambda: bool(rig.fleet.verifiers))
+    assert (rig.fleet.verifiers["v"].load.running, rig.fleet.verifiers["v"].load.draining) == (3, True)
 
 
 async def test_a_worker_that_cannot_be_reached_is_told_and_tried_again(rig: Any) -> None:
