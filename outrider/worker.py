@@ -148,16 +148,21 @@ async def serve_until_stopped(worker: Worker, drain_seconds: float = 0.0) -> Non
         for task in done:
             task.result()
         if not stop.is_set():
-            await _first_of(worker.drain(drain_seconds), stop.wait())
+            await _first_of(worker.drain(drain_seconds), stop.wait(), worker.wait())
     finally:
         await _cancel(waits)
         await worker.stop()
 
 
 async def _first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
+    """Runs them side by side until the first ends, and raises what that one raised."""
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    await _cancel(tasks)
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        await _cancel(tasks)
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
