@@ -20,8 +20,9 @@ FINISH_REASONS = {
 class RouterPeer:
     """The events for one router."""
 
-    def __init__(self) -> None:
-        self._load = Load()
+    def __init__(self, load: Load) -> None:
+        """`load`: as of now."""
+        self._load = load
         self._events = verifier_pb2.VerifierEvents()
         self._ready = asyncio.Event()
         self._over = False
@@ -61,7 +62,7 @@ class RouterPeer:
                 return
             self._ready.clear()
             events, self._events = self._events, verifier_pb2.VerifierEvents()
-            events.load.CopyFrom(_load(self._load))
+            events.load.CopyFrom(load_to_wire(self._load))
             yield events
 
 
@@ -114,7 +115,7 @@ class DrafterPeer:
             yield batch
 
 
-def _load(load: Load) -> verifier_pb2.Load:
+def load_to_wire(load: Load) -> verifier_pb2.Load:
     return verifier_pb2.Load(
         running=load.running,
         waiting=load.waiting,

@@ -28,7 +28,7 @@ from outrider.wire.codec import (
 from outrider.wire.description import TokenizerFiles, WorkerInfo
 from outrider.worker import Worker, serve_until_stopped
 from verifier.config import VerifierConfig
-from verifier.peers import DrafterPeer, RouterPeer
+from verifier.peers import DrafterPeer, RouterPeer, load_to_wire
 from verifier.profile import profile
 from verifier.session import DraftFate, SessionSpec
 from verifier.stepper import Running, Stepper, StepReport
@@ -36,7 +36,10 @@ from verifier.stepper import Running, Stepper, StepReport
 log = logging.getLogger(__name__)
 
 MAX_KEY_BYTES = 64
-REMEMBERED = 4096  # attachments that wait for their session, and sessions that ended: a bound each
+REMEMBERED = (
+    4096  # attachments that wait for their session, sessions that ended or are not to begin: a bound each
+)
+LAST_WORDS_SECONDS = 0.5
 
 
 class VerifierService(verifier_pb2_grpc.VerifierServicer):
@@ -53,6 +56,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServicer):
             OrderedDict()
         )  # came before their session
         self._ended: OrderedDict[bytes, None] = OrderedDict()
+        self._cancelled: OrderedDict[bytes, None] = OrderedDict()  # before they came here
         self.dropped: Counter[str] = Counter()  # drafts, by reason
 
     def use(self, stepper: Stepper) -> None:
@@ -110,10 +114,13 @@ class VerifierService(verifier_pb2_grpc.VerifierServicer):
 
     async def until_idle(self) -> None:
         await self.stepper.until_empty()
+        # The last ends are still on their way, and a router hangs up as soon as it hears that we leave.
+        await asyncio.sleep(LAST_WORDS_SECONDS)
 
     def give_back(self) -> None:
-        for session_id in self.stepper.sessions:
-            self._fail(session_id, Unavailable("this target worker leaves"))
+        for session_id, router in list(self._routers.items()):
+            self._close(session_id, over=False)
+            router.failed(session_id, Unavailable("this target worker leaves"))
 
     async def close(self) -> None:
         return
@@ -124,11 +131,12 @@ class VerifierService(verifier_pb2_grpc.VerifierServicer):
         self, request_iterator: AsyncIterator[verifier_pb2.VerifierCommand], context: Any
     ) -> AsyncIterator[verifier_pb2.VerifierEvents]:
         _, commands = await read_hello(request_iterator, Role.ROUTER)
-        peer = RouterPeer()
+        load = self.stepper.load
+        peer = RouterPeer(load)
         self._peers.add(peer)
         reader = asyncio.create_task(self._obey(peer, commands))
         try:
-            yield verifier_pb2.VerifierEvents(hello=self._info.identity.hello())
+            yield verifier_pb2.VerifierEvents(hello=self._info.identity.hello(), load=load_to_wire(load))
             async for events in peer.events():
                 yield events
             await reader  # raises what ended it
@@ -136,7 +144,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServicer):
             reader.cancel()
             self._peers.discard(peer)
             for session_id in [key for key, owner in self._routers.items() if owner is peer]:
-                self._close(session_id)
+                self._close(session_id, over=False)
 
     async def _obey(self, peer: RouterPeer, commands: AsyncIterator[verifier_pb2.VerifierCommand]) -> None:
         try:
@@ -154,7 +162,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServicer):
                         self._close(command.close.session_id)
                         peer.report(self.stepper.load)
                     case "cancel":
-                        self._fail(command.cancel.session_id, Cancelled("the request was cancelled"))
+                        self._cancel(command.cancel.session_id)
         finally:
             peer.end()
 
@@ -170,6 +178,11 @@ class VerifierService(verifier_pb2_grpc.VerifierServicer):
                 vocab_size=self._info.model.vocab_size,
                 draft_key=message.draft_key,
             )
+            if spec.session_id in self._cancelled:
+                raise _cancelled()
+            if self._routers.get(spec.session_id, peer) is not peer:
+                # Its router is back before the end of its former stream has been noticed here.
+                self._close(spec.session_id, over=False)
             running = self.stepper.open(spec, message.num_speculative_tokens)
         except OutriderError as error:
             peer.failed(message.session_id, error)
@@ -180,27 +193,29 @@ class VerifierService(verifier_pb2_grpc.VerifierServicer):
         if claim is not None:
             self._attach(running, *claim)
 
-    def _fail(self, session_id: bytes, error: OutriderError) -> None:
-        """Ends a session by the verifier's own will; its router is told."""
+    def _cancel(self, session_id: bytes) -> None:
+        """Ends a session, whoever opened it: now, or when it comes, as it may be moving here."""
         router = self._routers.get(session_id)
         if router is not None:
             self._close(session_id)
-            router.failed(session_id, error)
+            router.failed(session_id, _cancelled())
+        elif len(session_id) == SESSION_ID_BYTES:
+            _remember(self._cancelled, session_id)
 
-    def _close(self, session_id: bytes) -> None:
-        self._forget(session_id)
+    def _close(self, session_id: bytes, over: bool = True) -> None:
+        self._forget(session_id, over)
         self.stepper.close(session_id)
 
-    def _forget(self, session_id: bytes) -> None:
-        """Lets go of a session that is over; its drafter is told."""
+    def _forget(self, session_id: bytes, over: bool = True) -> None:
+        """Lets go of a session. Its drafter is told where it is over; of one that goes on elsewhere, or may
+        come back, it hears from the router alone: our word would end what the router has begun anew."""
         self._routers.pop(session_id, None)
         self._claims.pop(session_id, None)
         drafter = self._drafters.pop(session_id, None)
-        if drafter is not None:
-            drafter.ended(session_id)
-        self._ended[session_id] = None
-        if len(self._ended) > REMEMBERED:
-            self._ended.popitem(last=False)
+        if over:
+            if drafter is not None:
+                drafter.ended(session_id)
+            _remember(self._ended, session_id)
 
     # -- drafters --
 
@@ -307,6 +322,16 @@ class VerifierService(verifier_pb2_grpc.VerifierServicer):
 
 def _profiled(share: float) -> None:
     print(f"outrider verifier: timing steps {share:.0%}", flush=True)
+
+
+def _cancelled() -> Cancelled:
+    return Cancelled("the request was cancelled")
+
+
+def _remember(ids: OrderedDict[bytes, None], session_id: bytes) -> None:
+    ids[session_id] = None
+    if len(ids) > REMEMBERED:
+        ids.popitem(last=False)
 
 
 async def start(

@@ -123,10 +123,6 @@ class Stepper:
     def get(self, session_id: bytes) -> Running | None:
         return self._sessions.get(session_id)
 
-    @property
-    def sessions(self) -> list[bytes]:
-        return list(self._sessions)
-
     def probe(self) -> None:
         """A one-token forward, from any thread."""
         self._engine.probe()

@@ -141,6 +141,27 @@ async def test_a_verifier_that_drains_hands_over_what_it_still_has(
     assert after.tokens == expected[0]
 
 
+async def test_the_drafter_is_still_the_sessions_own_after_a_hand_over(target: Path) -> None:
+    """It hears of the move from two sides, in any order."""
+    async with Cluster(target) as cluster:
+        await cluster.add_drafter(target)
+        draining = cluster.verifier
+        other = await cluster.add_verifier()
+        held: list[int] = []
+
+        async def on_tokens(tokens: list[int]) -> None:
+            if len(tokens) >= 60 and not held:
+                for verifier in (draining, other):
+                    if verifier.service.load().sessions:
+                        verifier.service.drain()
+                        verifier.service.give_back()
+            if len(tokens) >= 60:
+                held.extend(drafter.placed for drafter in cluster.fleet.drafters.values())
+
+        await cluster.ask(PROMPTS[0], VARIANTS[0], 400, on_tokens=on_tokens)
+    assert len(held) > 20 and set(held[:20]) == {1}
+
+
 async def test_where_none_comes_the_client_is_told(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_module, "RESUME_SECONDS", 0.2)
     async with Cluster(target) as cluster:

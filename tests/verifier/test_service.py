@@ -277,6 +277,7 @@ async def test_draining_finishes_what_is_there_and_takes_nothing_new(verifier: R
     assert (refused.session_id, refused.code) == (b"t" * 16, grpc.StatusCode.UNAVAILABLE.value[0])
     idle = asyncio.create_task(verifier.service.until_idle())
     await output(talk, b"s" * 16)
+    assert not idle.done()  # who hears that the verifier leaves hangs up: the end has to be there before
     await idle
     assert verifier.service.load().draining
 
@@ -303,6 +304,67 @@ async def test_a_session_that_comes_back_may_be_drafted_for_again(verifier: Runn
     drafting.say(attach(b"s" * 16))
     batch = await drafting.hear()
     assert batch.commits[0].base == 3 + len(tokens) and not batch.ended
+
+
+async def test_of_a_session_that_goes_on_elsewhere_the_drafter_hears_from_its_router_alone(
+    verifier: Running,
+) -> None:
+    """It may have been told to draft for it at another verifier already, and would give that up."""
+    drafting, talk = await drafter(verifier), await router(verifier)
+    talk.say(open_session(b"s" * 16, max_tokens=1000))
+    assert (await talk.hear()).committed
+    drafting.say(attach(b"s" * 16))
+    assert (await drafting.hear()).commits
+    verifier.service.give_back()
+    await failure(talk)
+    drafting.say(
+        verifier_pb2.DraftBatch(
+            attach=attach(b"s" * 16).attach,  # again, before the router has opened it again
+            drafts=[verifier_pb2.Draft(session_id=b"s" * 16, base=4, tokens=[1])],
+        )
+    )
+    talk.say(open_session(b"t" * 16))
+    await output(talk, b"t" * 16)  # that has been read by now
+    talk.say(open_session(b"s" * 16, max_tokens=900))
+    assert (await talk.hear()).committed
+    running = verifier.stepper.get(b"s" * 16)
+    assert running is not None and running.pace is not None  # its claim stands
+    for _ in range(3):
+        assert not (await drafting.hear()).ended
+
+
+async def test_a_router_may_be_back_before_the_end_of_its_former_stream_is_seen(verifier: Running) -> None:
+    former, talk = await router(verifier), await router(verifier)
+    former.say(open_session(b"s" * 16, max_tokens=1000))
+    assert (await former.hear()).committed
+    talk.say(open_session(b"s" * 16, max_tokens=500))
+    while not (events := await talk.hear()).committed:
+        assert not events.failed
+    former.call.cancel()
+    first = events.committed[0]
+    assert first.base == 3
+    assert len(await output(talk, b"s" * 16)) == 500 - len(first.tokens)
+    assert verifier.stepper.load.running == 0
+
+
+async def test_a_session_that_was_cancelled_on_its_way_here_does_not_begin(verifier: Running) -> None:
+    talk, other = await router(verifier), await router(verifier)
+    other.say(verifier_pb2.VerifierCommand(cancel=verifier_pb2.CloseSession(session_id=b"s" * 16)))
+    other.say(open_session(b"t" * 16))
+    await output(other, b"t" * 16)  # the cancel has been read by now
+    talk.say(open_session(b"s" * 16, max_tokens=1000))
+    failed = await failure(talk)
+    assert (failed.session_id, failed.code) == (b"s" * 16, grpc.StatusCode.CANCELLED.value[0])
+    assert verifier.stepper.load.running == 0
+
+
+async def test_a_router_that_comes_hears_at_once_that_the_verifier_drains(verifier: Running) -> None:
+    verifier.service.drain()
+    talk = Talk.start(verifier.stub.Sessions)
+    talk.say(verifier_pb2.VerifierCommand(hello=hello(Role.ROUTER)))
+    assert (await talk.hear()).load.draining
+    talk.say(open_session(b"s" * 16))
+    assert (await talk.hear()).load.draining
 
 
 async def test_steps_without_a_draft_are_counted_as_starvation(verifier: Running) -> None:
