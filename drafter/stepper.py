@@ -171,8 +171,9 @@ class DraftStepper:
             self._on_change([drafting for drafting in changed if drafting.id in self._sessions])
 
     def _fail(self, drafting: Drafting, reason: str) -> None:
-        self.close(drafting.id)
-        self._on_failed(drafting, reason)
+        if self._sessions.get(drafting.id) is drafting:  # not closed since, nor opened anew
+            self.close(drafting.id)
+            self._on_failed(drafting, reason)
 
     def _next_step(self) -> list[Part]:
         pool = self._engine.pool

@@ -81,7 +81,8 @@ class Worker:
         Unhealthy."""
         for task in self._tasks:
             if task.done():
-                raise Unhealthy(f"the worker has ended: {task.exception()}")
+                why = "it was stopped" if task.cancelled() else task.exception()
+                raise Unhealthy(f"the worker has ended: {why}")
         try:
             async with asyncio.timeout(seconds):
                 await asyncio.to_thread(self._service.probe)

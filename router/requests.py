@@ -23,6 +23,7 @@ class GenerationRequest:
     ignore_eos: bool = False
     num_speculative_tokens: int | None = None  # None = adaptive, 0 = off, k = at most k
     session_id: SessionId | None = None  # where the client is told it; None = drawn later
+    fingerprint: str | None = None  # of the model that it was validated against; None = any of that name
 
     @property
     def most_tokens(self) -> int:

@@ -73,6 +73,8 @@ class Sessions:
 
     def _admit(self, request: GenerationRequest) -> Session:
         model = self.model(request.model)
+        if request.fingerprint not in (None, model.fingerprint):
+            raise Unavailable(f"another checkpoint of {model.name!r} is served since; send the request again")
         if len(self._open) >= self._max_sessions:
             raise Overloaded(
                 f"{self._max_sessions} requests are in progress, the most here; try again shortly"

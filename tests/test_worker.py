@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from outrider.errors import PeerLost
+from outrider.errors import PeerLost, Unhealthy
 from outrider.rpc import Identity, Role, bind, new_server
 from outrider.store.memory import MemoryStore
 from outrider.store.store import WorkerLoad
@@ -58,12 +58,15 @@ async def role() -> Busy:
     return Busy()
 
 
-def serving(role: Busy, drain_seconds: float) -> asyncio.Task[None]:
+def worker_of(role: Busy) -> Worker:
     model = ModelInfo("m", "print", "Arch", 1, 10, 64, (), "cpu", "float32", True)
     info = WorkerInfo(Identity(Role.VERIFIER, "v", 1, "print", "tokens"), model, 8, 16)
     server = new_server()
-    worker = Worker(info, bind(server, "127.0.0.1", 0), role, server, MemoryStore())
-    return asyncio.create_task(serve_until_stopped(worker, drain_seconds))
+    return Worker(info, bind(server, "127.0.0.1", 0), role, server, MemoryStore())
+
+
+def serving(role: Busy, drain_seconds: float) -> asyncio.Task[None]:
+    return asyncio.create_task(serve_until_stopped(worker_of(role), drain_seconds))
 
 
 async def terminate(role: Busy) -> None:
@@ -93,6 +96,15 @@ async def test_what_does_not_end_in_time_is_given_back(
     await terminate(role)
     await task
     assert role.closed and role.gave_back
+
+
+async def test_a_worker_that_was_stopped_is_unhealthy(role: Busy) -> None:
+    worker = worker_of(role)
+    await worker.start()
+    await worker.check(LONG)
+    await worker.stop()
+    with pytest.raises(Unhealthy, match="it was stopped"):
+        await worker.check(LONG)
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])

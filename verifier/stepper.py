@@ -291,7 +291,11 @@ class Stepper:
         """Commits what the step chose and gives back the slots of rejected drafts."""
         seconds = self._clock() - began
         if chosen is None:
-            failed = tuple(part.running for part in parts if self.close(part.running.id))
+            failed = tuple(
+                part.running for part in parts if self._sessions.get(part.running.id) is part.running
+            )
+            for running in failed:
+                self.close(running.id)
             return StepReport((), failed, self._measure(seconds, parts, 0))
         outcomes = []
         offset = 0

@@ -51,6 +51,7 @@ def prepare(body: Body, model: ServedModel, draw_below: DrawBelow) -> Generation
                 max_tokens=_max_tokens(body, room=model.max_context - len(prompt), context=model.max_context),
                 ignore_eos=body.ignore_eos,
                 num_speculative_tokens=body.num_speculative_tokens,
+                fingerprint=model.fingerprint,
             )
         )
     return Generation(model=model, tokenizer=built, sessions=tuple(sessions), stop=body.stop)
