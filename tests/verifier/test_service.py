@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -345,6 +346,30 @@ async def test_a_router_may_be_back_before_the_end_of_its_former_stream_is_seen(
     assert first.base == 3
     assert len(await output(talk, b"s" * 16)) == 500 - len(first.tokens)
     assert verifier.stepper.load.running == 0
+
+
+async def test_a_step_that_fails_ends_what_it_ran_and_not_what_was_opened_anew_meanwhile(
+    verifier: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    former, talk = await router(verifier), await router(verifier)
+    engine = verifier.stepper._engine
+    choose, running, go_on = engine.choose, threading.Event(), threading.Event()
+
+    def fail_once(*work: Any) -> list[int]:
+        monkeypatch.setattr(engine, "choose", choose)
+        running.set()
+        go_on.wait()
+        raise RuntimeError("a mistake")
+
+    monkeypatch.setattr(engine, "choose", fail_once)
+    former.say(open_session(b"s" * 16))
+    await asyncio.to_thread(running.wait)
+    before = verifier.stepper.get(b"s" * 16)
+    talk.say(open_session(b"s" * 16))
+    while verifier.stepper.get(b"s" * 16) is before:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    go_on.set()
+    assert len(await output(talk, b"s" * 16)) == 4
 
 
 async def test_a_session_that_was_cancelled_on_its_way_here_does_not_begin(verifier: Running) -> None:
