@@ -8,34 +8,50 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 
 from outrider.rpc import Identity
-from outrider.store.store import TTL_SECONDS, Answer, Change, Word, WorkerRecord, answer_of, changed
+from outrider.store.store import (
+    TTL_SECONDS,
+    WORD_SECONDS,
+    Answer,
+    Change,
+    Word,
+    WorkerRecord,
+    answer_of,
+    changed,
+)
 
 
 @dataclass(slots=True)
 class _Entry:
     record: WorkerRecord
     expires: float
-    words: dict[str, Word] = field(default_factory=dict)  # by router id
+    words: dict[str, tuple[float, Word]] = field(default_factory=dict)  # by router id: (good until, word)
 
 
 class MemoryStore:
     """Implements Store. Belongs to one event loop."""
 
-    def __init__(self, ttl_seconds: float = TTL_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        ttl_seconds: float = TTL_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+        word_seconds: float = WORD_SECONDS,
+    ) -> None:
         """`clock` gives seconds; waits are the event loop's."""
         self._ttl_seconds = ttl_seconds
         self._clock = clock
+        self._word_seconds = word_seconds
         self._entries: dict[str, _Entry] = {}
         self._values: dict[str, bytes] = {}
         self._news = asyncio.Event()  # set once something changed, and then replaced
 
     async def beat(self, record: WorkerRecord) -> Answer:
         identity = record.info.identity
-        former = self._live(identity)
-        words = {} if former is None else former.words
-        self._entries[identity.worker_id] = _Entry(record, self._clock() + self._ttl_seconds, words)
+        former, now = self._live(identity), self._clock()
+        said = {} if former is None else former.words
+        words = {router_id: word for router_id, word in said.items() if word[0] > now}
+        self._entries[identity.worker_id] = _Entry(record, now + self._ttl_seconds, words)
         self._tell()
-        return answer_of(words)
+        return answer_of({router_id: word for router_id, (_, word) in words.items()})
 
     async def leave(self, identity: Identity) -> None:
         if self._live(identity) is not None:
@@ -66,7 +82,7 @@ class MemoryStore:
     ) -> None:
         entry = self._live(identity)
         if entry is not None:
-            entry.words[router_id] = (refusal, trouble)
+            entry.words[router_id] = self._clock() + self._word_seconds, (refusal, trouble)
 
     async def read(self, key: str) -> bytes | None:
         return self._values.get(key)

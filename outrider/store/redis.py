@@ -2,7 +2,7 @@
 
 | key | type | content |
 |---|---|---|
-| `outrider:worker:ID` | hash, expires | `record` (outrider.v1.Registration), `description` (the same without its load), `incarnation`, and a `word:ROUTER` for each router: JSON [refusal, trouble] |
+| `outrider:worker:ID` | hash, expires | `record` (outrider.v1.Registration), `description` (the same without its load), `incarnation`, and a `word:ROUTER` for each router: when it was said (unix seconds), a blank, JSON [refusal, trouble] |
 | `outrider:workers` | set | the IDs of the above; those that have expired are taken out when somebody reads it |
 | `outrider:value:KEY` | string | what `update` wrote |
 | `outrider:epoch` | string | random; another one than before means that the Redis has lost its memory |
@@ -32,7 +32,16 @@ from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissi
 
 from outrider.errors import InvalidRequest, StartupError, Unavailable
 from outrider.rpc import Identity
-from outrider.store.store import TTL_SECONDS, Answer, Change, Word, WorkerRecord, answer_of, changed
+from outrider.store.store import (
+    TTL_SECONDS,
+    WORD_SECONDS,
+    Answer,
+    Change,
+    Word,
+    WorkerRecord,
+    answer_of,
+    changed,
+)
 from outrider.store.url import StoreUrl
 from outrider.wire.codec import record_from_bytes, record_to_bytes
 from outrider.wire.description import WorkerLoad
@@ -54,7 +63,19 @@ redis.call('HSET', KEYS[1], 'incarnation', ARGV[2], 'description', ARGV[3], 'rec
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
 redis.call('SADD', KEYS[2], ARGV[1])
 if known[1] ~= ARGV[2] or known[2] ~= ARGV[3] then redis.call('PUBLISH', KEYS[3], ARGV[1]) end
-return redis.call('HGETALL', KEYS[1])
+local fields, time, words = redis.call('HGETALL', KEYS[1]), redis.call('TIME'), {}
+for i = 1, #fields, 2 do
+  if string.sub(fields[i], 1, 5) == 'word:' then
+    local said, word = string.match(fields[i + 1], '^(%S+) (.*)$')
+    if time[1] + time[2] / 1e6 - said > tonumber(ARGV[6]) then
+      redis.call('HDEL', KEYS[1], fields[i])
+    else
+      table.insert(words, fields[i])
+      table.insert(words, word)
+    end
+  end
+end
+return words
 """
 LEAVE = """
 if redis.call('HGET', KEYS[1], 'incarnation') == ARGV[2] then
@@ -65,7 +86,8 @@ end
 """
 ANSWER = """
 if redis.call('HGET', KEYS[1], 'incarnation') == ARGV[1] then
-  redis.call('HSET', KEYS[1], ARGV[2], ARGV[3])
+  local time = redis.call('TIME')
+  redis.call('HSET', KEYS[1], ARGV[2], string.format('%.3f %s', time[1] + time[2] / 1e6, ARGV[3]))
 end
 """
 LIST = """
@@ -97,11 +119,13 @@ class RedisStore:
         url: StoreUrl,
         ttl_seconds: float = TTL_SECONDS,
         clock: Callable[[], float] = time.monotonic,
+        word_seconds: float = WORD_SECONDS,
     ) -> None:
         """Connects when it is used. `clock` gives seconds."""
         self._redis: Redis = Redis(connection_pool=_pool(url))
         self._ttl_seconds = ttl_seconds
         self._clock = clock
+        self._word_seconds = word_seconds
         self._reached = False
         self._beat, self._leave, self._answer, self._list, self._replace = (
             self._redis.register_script(script) for script in (BEAT, LEAVE, ANSWER, LIST, REPLACE)
@@ -110,16 +134,16 @@ class RedisStore:
     async def beat(self, record: WorkerRecord) -> Answer:
         identity = record.info.identity
         description = record_to_bytes(replace(record, load=WorkerLoad()))
-        fields = await self._asked(
+        words = await self._asked(
             self._beat(
                 keys=[WORKER + identity.worker_id, INDEX, CHANGES],
                 args=[
                     *(identity.worker_id, str(identity.incarnation), description, record_to_bytes(record)),
-                    round(self._ttl_seconds * 1000),
+                    *(round(self._ttl_seconds * 1000), self._word_seconds),
                 ],
             )
         )
-        return answer_of(_words(fields))
+        return answer_of(_words(words))
 
     async def leave(self, identity: Identity) -> None:
         await self._asked(
@@ -233,12 +257,11 @@ def _pool(url: StoreUrl) -> ConnectionPool:
 
 
 def _words(fields: list[bytes]) -> dict[str, Word]:
-    """Of a worker's hash, as [name, value, name, value, ...]."""
+    """By router id, of [name, value, name, value, ...]."""
     words = {}
     for name, value in zip(fields[::2], fields[1::2], strict=True):
-        if name.startswith(WORD):
-            refusal, trouble = json.loads(value)
-            words[name[len(WORD) :].decode()] = (refusal, trouble)
+        refusal, trouble = json.loads(value)
+        words[name[len(WORD) :].decode()] = (refusal, trouble)
     return words
 
 

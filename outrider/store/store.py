@@ -19,6 +19,7 @@ from outrider.wire.description import WorkerLoad as WorkerLoad
 from outrider.wire.description import WorkerRecord as WorkerRecord
 
 TTL_SECONDS = 4.0  # a record outlives the last beat by this much; with the time to notice it stays under 5 s
+WORD_SECONDS = 30.0  # a router's word to a worker is forgotten when it has not been said again for so long
 
 Change = Callable[[bytes | None], bytes]
 """From a value (None: there is none) to the next. Pure: it may be called more than once."""
@@ -69,7 +70,8 @@ class Store(Registrar, Protocol):
     ) -> None:
         """A router's word to a worker, in place of its former one: neither sentence = taken in.
 
-        Ignored where that incarnation has no live record.
+        Forgotten after WORD_SECONDS: the router may be gone. Ignored where that incarnation has no live
+        record.
         """
         ...
 

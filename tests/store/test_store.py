@@ -16,6 +16,7 @@ from outrider.wire.description import WorkerRecord
 from tests.redis_server import RedisServer
 
 TTL_SECONDS = 1.0
+WORD_SECONDS = 3.0
 Record = Callable[..., WorkerRecord]
 
 
@@ -25,11 +26,11 @@ async def stores(
 ) -> AsyncIterator[tuple[Store, Store]]:
     """A store as two processes reach it; the one in memory is reached by one alone."""
     if request.param == "memory":
-        store = MemoryStore(TTL_SECONDS)
+        store = MemoryStore(TTL_SECONDS, word_seconds=WORD_SECONDS)
         yield store, store
         return
     url = parse_store_url(redis_of_all.url)
-    one, other = RedisStore(url, TTL_SECONDS), RedisStore(url, TTL_SECONDS)
+    one, other = (RedisStore(url, TTL_SECONDS, word_seconds=WORD_SECONDS) for _ in range(2))
     await one._redis.flushall()
     yield one, other
     await one.close()
@@ -135,6 +136,22 @@ async def test_a_worker_hears_what_each_router_said_last(stores: tuple[Store, St
     assert await store.beat(worker) == Answer(("r1", "r2"))
     await store.answer(identity, "r1", "it is “green”\n")
     assert await other.beat(worker) == Answer(("r2",), "it is “green”\n")
+
+
+async def test_the_word_of_a_router_that_is_gone_is_forgotten(
+    stores: tuple[Store, Store], record: Record
+) -> None:
+    """Routers come and go under new names while a worker stays."""
+    store, other = stores
+    worker = record()
+    await store.beat(worker)
+    for router in ("gone", "lively"):
+        await other.answer(worker.info.identity, router, None)
+    assert (await store.beat(worker)).taken_in_by == ("gone", "lively")
+    while (answer := await store.beat(worker)).taken_in_by != ("lively",):
+        assert "lively" in answer.taken_in_by
+        await other.answer(worker.info.identity, "lively", None)
+        await asyncio.sleep(0.1)
 
 
 async def test_a_record_that_expired_has_forgotten_what_it_was_told(
