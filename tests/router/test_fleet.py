@@ -4,6 +4,9 @@ import asyncio
 from contextlib import aclosing
 from typing import Any
 
+import pytest
+
+from outrider.errors import Unavailable
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import drafter_pb2
 from router.requests import GenerationRequest
@@ -11,8 +14,9 @@ from router.requests import GenerationRequest
 ONE, TWO = tuple(range(10, 30)), tuple(range(50, 70))  # more than a block each
 
 
-def ask(rig: Any, prompt: tuple[int, ...]) -> Any:
-    return rig.sessions.run(GenerationRequest("m", prompt, SamplingParams(seed=1), 20))
+def ask(rig: Any, prompt: tuple[int, ...], fingerprint: str | None = None) -> Any:
+    request = GenerationRequest("m", prompt, SamplingParams(seed=1), 20, fingerprint=fingerprint)
+    return rig.sessions.run(request)
 
 
 async def test_a_prompt_goes_where_its_like_went_before(rig: Any) -> None:
@@ -62,3 +66,37 @@ async def test_the_drafter_whose_model_this_target_accepts_more_often_drafts(rig
         assert disliked.commands.empty()
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
+
+
+async def another_checkpoint(rig: Any, former: Any) -> Any:
+    """A verifier that serves another model under the name of `former`, which goes."""
+    former.registration.cancel()
+    await rig.until(lambda: not rig.fleet.verifiers)
+    return await rig.verifier("v2", fingerprint="two")
+
+
+async def test_a_request_is_not_run_by_another_checkpoint_than_it_was_read_for(rig: Any) -> None:
+    """Its tokens may mean something else there."""
+    first = await rig.verifier("v1", fingerprint="one")
+    served = rig.sessions.model("m")
+    other = await another_checkpoint(rig, first)
+    with pytest.raises(Unavailable, match="another checkpoint of 'm' is served since"):
+        await anext(ask(rig, ONE, served.fingerprint))
+    async with aclosing(ask(rig, ONE, "two")) as session:
+        asking = asyncio.ensure_future(anext(session))
+        await other.next_command("open")
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+
+async def test_a_session_that_lost_its_verifier_does_not_go_on_at_another_checkpoint(rig: Any) -> None:
+    first = await rig.verifier("v1", fingerprint="one")
+    lost = asyncio.ensure_future(anext(ask(rig, ONE)))
+    await first.next_command("open")
+    other = await another_checkpoint(rig, first)
+    new = asyncio.ensure_future(anext(ask(rig, TWO)))
+    assert tuple((await other.next_command("open")).prompt) == TWO
+    assert other.commands.empty() and not lost.done()
+    for asking in (lost, new):
+        asking.cancel()
+    await asyncio.gather(lost, new, return_exceptions=True)

@@ -378,34 +378,6 @@ async def test_models_are_found_by_name(rig: Any) -> None:
         await Running(rig, request(model="c")).task
 
 
-async def test_a_request_is_not_run_by_another_checkpoint_than_it_was_read_for(rig: Any) -> None:
-    """Its tokens may mean something else there."""
-    first = await rig.verifier("v1", fingerprint="one")
-    served = rig.sessions.model("m")
-    first.registration.cancel()
-    await rig.until(lambda: not rig.fleet.verifiers)
-    verifier = await rig.verifier("v2", fingerprint="two")
-    with pytest.raises(Unavailable, match="another checkpoint of 'm' is served since"):
-        await Running(rig, request(fingerprint=served.fingerprint)).task
-    running = Running(rig, request(fingerprint="two"))
-    await verifier.next_command("open")
-    running.task.cancel()
-
-
-async def test_a_session_that_lost_its_verifier_does_not_go_on_at_another_checkpoint(rig: Any) -> None:
-    first = await rig.verifier("v1", fingerprint="one")
-    running = Running(rig, request())
-    sid = (await first.next_command("open")).session_id
-    first.registration.cancel()
-    await rig.until(lambda: not rig.fleet.verifiers)
-    other = await rig.verifier("v2", fingerprint="two")
-    second = Running(rig, request())
-    assert (await other.next_command("open")).session_id != sid
-    assert other.commands.empty() and not running.task.done()
-    for one in (running, second):
-        one.task.cancel()
-
-
 async def test_the_stream_to_a_worker_that_leaves_is_closed_there(rig: Any) -> None:
     worker = await rig.verifier()
     worker.registration.cancel()

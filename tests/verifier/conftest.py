@@ -1,0 +1,39 @@
+"""A verifier with a model, serving on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from outrider.engine.loading import load_engine, load_tokenizer
+from outrider.engine.scheduler import Limits
+from outrider.rpc import Identity, Role, bind, channel, new_server
+from outrider.v1 import verifier_pb2_grpc
+from outrider.wire.description import WorkerInfo
+from tests.tiny_models import build
+from tests.verifier.talk import Running
+from verifier.service import VerifierService
+from verifier.stepper import Stepper
+
+
+@pytest.fixture
+async def verifier(tmp_path: Path) -> AsyncIterator[Running]:
+    folder = str(build("llama", tmp_path / "target"))
+    engine, tokenizer = load_engine(folder, threads=1, kv_memory_bytes=2**24), load_tokenizer(folder)
+    identity = Identity(Role.VERIFIER, "v", 1, engine.info.fingerprint, tokenizer.hash)
+    service = VerifierService(WorkerInfo(identity, engine.info, engine.pool.num_blocks, 16), tokenizer)
+    stepper = Stepper(engine, Limits(), service.on_step, time.monotonic)
+    service.use(stepper)
+    server = new_server()
+    verifier_pb2_grpc.add_VerifierServicer_to_server(service, server)
+    address = bind(server, "127.0.0.1", 0)
+    await server.start()
+    steps = asyncio.create_task(stepper.run())
+    async with channel(address) as connection:
+        yield Running(service, stepper, verifier_pb2_grpc.VerifierStub(connection), identity)
+    steps.cancel()
+    await server.stop(0)

@@ -1,0 +1,113 @@
+"""A verifier, and its streams spoken to by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc.aio
+
+from outrider.rpc import Identity, Role
+from outrider.sampling.params import SamplingParams
+from outrider.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
+from outrider.wire.codec import sampling_to_wire
+from verifier.service import VerifierService
+from verifier.stepper import Stepper
+
+KEY = b"k" * 16
+GREEDY = sampling_to_wire(SamplingParams(temperature=0.0))
+
+
+@dataclass
+class Running:
+    service: VerifierService
+    stepper: Stepper
+    stub: verifier_pb2_grpc.VerifierStub
+    identity: Identity
+
+
+@dataclass
+class Talk:
+    """A bidirectional call, one side written by hand."""
+
+    call: Any
+    outgoing: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
+
+    @classmethod
+    def start(cls, method: Any) -> Talk:
+        outgoing: asyncio.Queue[Any] = asyncio.Queue()
+
+        async def messages() -> AsyncIterator[Any]:
+            while (message := await outgoing.get()) is not None:
+                yield message
+
+        return cls(method(messages()), outgoing)
+
+    def say(self, message: Any) -> None:
+        self.outgoing.put_nowait(message)
+
+    async def hear(self) -> Any:
+        async with asyncio.timeout(20):
+            message = await self.call.read()
+        assert message is not grpc.aio.EOF, "the stream ended"
+        return message
+
+
+def hello(role: Role, tokenizer_hash: str = "", version: int = 1) -> common_pb2.Hello:
+    message = Identity(role, "peer", 2, "", tokenizer_hash).hello()
+    message.protocol_version = version
+    return message
+
+
+async def router(verifier: Running) -> Talk:
+    talk = Talk.start(verifier.stub.Sessions)
+    talk.say(verifier_pb2.VerifierCommand(hello=hello(Role.ROUTER)))
+    assert (await talk.hear()).hello.worker_id == "v"
+    return talk
+
+
+async def drafter(verifier: Running) -> Talk:
+    talk = Talk.start(verifier.stub.Speculate)
+    talk.say(verifier_pb2.DraftBatch(hello=hello(Role.DRAFTER, verifier.identity.tokenizer_hash)))
+    assert (await talk.hear()).hello.worker_id == "v"
+    return talk
+
+
+def open_session(session_id: bytes, max_tokens: int = 4, **changed: Any) -> verifier_pb2.VerifierCommand:
+    fields = {
+        "prompt": [5, 6, 7],
+        "sampling": GREEDY,
+        "num_speculative_tokens": 4,
+        "draft_key": KEY,
+        **changed,
+    }
+    return verifier_pb2.VerifierCommand(
+        open=verifier_pb2.OpenSession(session_id=session_id, max_tokens=max_tokens, **fields)
+    )
+
+
+def attach(session_id: bytes, key: bytes = KEY) -> verifier_pb2.DraftBatch:
+    return verifier_pb2.DraftBatch(attach=[verifier_pb2.Attach(session_id=session_id, draft_key=key)])
+
+
+async def output(talk: Talk, session_id: bytes) -> list[int]:
+    """The tokens of a session from now to its end."""
+    tokens: list[int] = []
+    base = None
+    while True:
+        events = await talk.hear()
+        for step in events.committed:
+            if step.session_id == session_id:
+                base = step.base if base is None else base
+                assert step.base == base + len(tokens)
+                tokens += step.tokens
+        if any(end.session_id == session_id for end in events.finished):
+            return tokens
+
+
+async def failure(talk: Talk) -> verifier_pb2.Failed:
+    while not (events := await talk.hear()).failed:
+        pass
+    return events.failed[0]

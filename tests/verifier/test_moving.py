@@ -1,0 +1,158 @@
+"""Sessions that end early, leave a verifier, or come to it, as its streams tell."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from outrider.rpc import Role
+from outrider.v1 import verifier_pb2
+from tests.verifier.talk import (
+    Running,
+    Talk,
+    attach,
+    drafter,
+    failure,
+    hello,
+    open_session,
+    output,
+    router,
+)
+
+
+async def test_another_router_may_cancel_a_session_and_its_own_hears_of_it(verifier: Running) -> None:
+    owner, other = await router(verifier), await router(verifier)
+    owner.say(open_session(b"s" * 16, max_tokens=1000))
+    assert (await owner.hear()).committed
+    other.say(verifier_pb2.VerifierCommand(cancel=verifier_pb2.CloseSession(session_id=b"s" * 16)))
+    failed = await failure(owner)
+    assert (failed.session_id, failed.code) == (b"s" * 16, grpc.StatusCode.CANCELLED.value[0])
+    assert verifier.stepper.load.running == 0 and verifier.stepper.load.kv_usage == 0
+
+
+async def test_draining_finishes_what_is_there_and_takes_nothing_new(verifier: Running) -> None:
+    talk = await router(verifier)
+    talk.say(open_session(b"s" * 16, max_tokens=200))
+    assert (await talk.hear()).committed
+    verifier.service.drain()
+    talk.say(open_session(b"t" * 16))
+    refused = await failure(talk)
+    assert (refused.session_id, refused.code) == (b"t" * 16, grpc.StatusCode.UNAVAILABLE.value[0])
+    idle = asyncio.create_task(verifier.service.until_idle())
+    await output(talk, b"s" * 16)
+    assert not idle.done()  # who hears that the verifier leaves hangs up: the end has to be there before
+    await idle
+    assert verifier.service.load().draining
+
+
+async def test_what_is_given_back_can_go_on_elsewhere(verifier: Running) -> None:
+    talk = await router(verifier)
+    talk.say(open_session(b"s" * 16, max_tokens=1000))
+    assert (await talk.hear()).committed
+    verifier.service.drain()
+    verifier.service.give_back()
+    given = await failure(talk)
+    assert (given.session_id, given.code) == (b"s" * 16, grpc.StatusCode.UNAVAILABLE.value[0])
+    async with asyncio.timeout(20):
+        await verifier.service.until_idle()
+    assert verifier.stepper.load.kv_usage == 0
+
+
+async def test_a_session_that_comes_back_may_be_drafted_for_again(verifier: Running) -> None:
+    drafting, talk = await drafter(verifier), await router(verifier)
+    talk.say(open_session(b"s" * 16, max_tokens=3))
+    tokens = await output(talk, b"s" * 16)
+    talk.say(open_session(b"s" * 16, max_tokens=500, output=tokens))
+    assert (await talk.hear()).committed
+    drafting.say(attach(b"s" * 16))
+    batch = await drafting.hear()
+    assert batch.commits[0].base == 3 + len(tokens) and not batch.ended
+
+
+async def test_of_a_session_that_goes_on_elsewhere_the_drafter_hears_from_its_router_alone(
+    verifier: Running,
+) -> None:
+    """It may have been told to draft for it at another verifier already, and would give that up."""
+    drafting, talk = await drafter(verifier), await router(verifier)
+    talk.say(open_session(b"s" * 16, max_tokens=1000))
+    assert (await talk.hear()).committed
+    drafting.say(attach(b"s" * 16))
+    assert (await drafting.hear()).commits
+    verifier.service.give_back()
+    await failure(talk)
+    drafting.say(
+        verifier_pb2.DraftBatch(
+            attach=attach(b"s" * 16).attach,  # again, before the router has opened it again
+            drafts=[verifier_pb2.Draft(session_id=b"s" * 16, base=4, tokens=[1])],
+        )
+    )
+    talk.say(open_session(b"t" * 16))
+    await output(talk, b"t" * 16)  # that has been read by now
+    talk.say(open_session(b"s" * 16, max_tokens=900))
+    assert (await talk.hear()).committed
+    running = verifier.stepper.get(b"s" * 16)
+    assert running is not None and running.pace is not None  # its claim stands
+    for _ in range(3):
+        assert not (await drafting.hear()).ended
+
+
+async def test_a_router_may_be_back_before_the_end_of_its_former_stream_is_seen(verifier: Running) -> None:
+    former, talk = await router(verifier), await router(verifier)
+    former.say(open_session(b"s" * 16, max_tokens=1000))
+    assert (await former.hear()).committed
+    talk.say(open_session(b"s" * 16, max_tokens=500))
+    while not (events := await talk.hear()).committed:
+        assert not events.failed
+    former.call.cancel()
+    first = events.committed[0]
+    assert first.base == 3
+    assert len(await output(talk, b"s" * 16)) == 500 - len(first.tokens)
+    assert verifier.stepper.load.running == 0
+
+
+async def test_a_step_that_fails_ends_what_it_ran_and_not_what_was_opened_anew_meanwhile(
+    verifier: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    former, talk = await router(verifier), await router(verifier)
+    engine = verifier.stepper._engine
+    choose, running, go_on = engine.choose, threading.Event(), threading.Event()
+
+    def fail_once(*work: Any) -> list[int]:
+        monkeypatch.setattr(engine, "choose", choose)
+        running.set()
+        go_on.wait()
+        raise RuntimeError("a mistake")
+
+    monkeypatch.setattr(engine, "choose", fail_once)
+    former.say(open_session(b"s" * 16))
+    await asyncio.to_thread(running.wait)
+    before = verifier.stepper.get(b"s" * 16)
+    talk.say(open_session(b"s" * 16))
+    while verifier.stepper.get(b"s" * 16) is before:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    go_on.set()
+    assert len(await output(talk, b"s" * 16)) == 4
+
+
+async def test_a_session_that_was_cancelled_on_its_way_here_does_not_begin(verifier: Running) -> None:
+    talk, other = await router(verifier), await router(verifier)
+    other.say(verifier_pb2.VerifierCommand(cancel=verifier_pb2.CloseSession(session_id=b"s" * 16)))
+    other.say(open_session(b"t" * 16))
+    await output(other, b"t" * 16)  # the cancel has been read by now
+    talk.say(open_session(b"s" * 16, max_tokens=1000))
+    failed = await failure(talk)
+    assert (failed.session_id, failed.code) == (b"s" * 16, grpc.StatusCode.CANCELLED.value[0])
+    assert verifier.stepper.load.running == 0
+
+
+async def test_a_router_that_comes_hears_at_once_that_the_verifier_drains(verifier: Running) -> None:
+    verifier.service.drain()
+    talk = Talk.start(verifier.stub.Sessions)
+    talk.say(verifier_pb2.VerifierCommand(hello=hello(Role.ROUTER)))
+    assert (await talk.hear()).load.draining
+    talk.say(open_session(b"s" * 16))
+    assert (await talk.hear()).load.draining
