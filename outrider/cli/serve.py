@@ -19,6 +19,7 @@ from outrider.cli.banner import banner
 from outrider.cli.display import PersistentConsole, ServeDisplay
 from outrider.cli.plan import Models, Workers, router_child, threads_each, worker_children
 from outrider.cli.reporting import WRONG_USAGE, fail
+from outrider.cli.roles import STORE
 from outrider.supervisor import ChildDied, ChildSpec, Supervisor
 
 DEMO_NAME = "outrider-demo"
@@ -48,6 +49,7 @@ def serve(
     threads: options.ThreadsEach = None,
 ) -> None:
     """Serve a model on this machine: a router, verifiers and drafters, each a process of its own."""
+    os.environ.pop(STORE, None)  # of routers that share one: these processes keep to themselves
     models = choose_models(target, draft, drafters)
     workers = Workers(
         verifiers=verifiers,

@@ -58,7 +58,9 @@ class Serve:
 
 def start(*arguments: str) -> Serve:
     command = [sys.executable, "-m", "outrider", "serve", "--port", "0", "--grpc-port", "0", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "400"}
+    # A store of other routers is not for a service that keeps to itself.
+    store = {"OUTRIDER_STORE": "redis://127.0.0.1:1"}
+    environment = {**os.environ, **store, "OMP_NUM_THREADS": "1", "COLUMNS": "400"}
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=environment
     )
