@@ -28,7 +28,7 @@ Options = dict[str, Any]  # of a deployment
 
 HEALTH_SECONDS = 2.0  # between two health checks of a worker
 LEAVE_SECONDS = 10.0  # that a replica may take to leave beyond its draining
-REGISTRY_OPTIONS: Options = {"max_ongoing_requests": NO_LIMIT, "ray_actor_options": {"num_cpus": 0.1}}
+REGISTRY_CPUS = 0.1
 STORE_VARIABLE = "OUTRIDER_STORE"  # of the environment: as the argument store, for addresses with a password
 
 
@@ -37,7 +37,7 @@ def build(args: Mapping[str, Any]) -> Application:
     told = parse(args)
     target, draft, name = models(told)
     shared = told.store or os.environ.get(STORE_VARIABLE)
-    source = shared or serve.deployment(name="Registry", **REGISTRY_OPTIONS)(Registry).bind()
+    source = shared or serve.deployment(name="Registry", **registry_options(told))(Registry).bind()
     verifiers = serve.deployment(name="Verifier", **verifier_options(told))(VerifierReplica)
     workers = [verifiers.bind(target, name, told.verifier, source)]
     if draft is not None:
@@ -72,6 +72,12 @@ def router_options(args: AppArgs) -> Options:
         "graceful_shutdown_timeout_s": router.drain_seconds + LEAVE_SECONDS,
         "ray_actor_options": _actor(router.cpus, 0, {}, router.labels),
     }
+
+
+def registry_options(args: AppArgs) -> Options:
+    """It runs where routers do: nodes of the worker pools come and go."""
+    actor = _actor(REGISTRY_CPUS, 0, {}, args.router.labels)
+    return {"max_ongoing_requests": NO_LIMIT, "ray_actor_options": actor}
 
 
 def verifier_options(args: AppArgs) -> Options:

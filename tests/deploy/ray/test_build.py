@@ -13,7 +13,7 @@ import yaml
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig
 
-from deploy.app import build, drafter_options, models, router_options, verifier_options
+from deploy.app import build, drafter_options, models, registry_options, router_options, verifier_options
 from deploy.args import parse
 from deploy.autoscaling import DrafterPolicy, VerifierPolicy
 from deploy.ingress import SERVICER_FUNCTIONS
@@ -62,6 +62,12 @@ def test_a_folder_is_named_as_every_node_finds_it(tmp_path: Path, monkeypatch: p
     assert Path(target, "config.json").is_file()
     assert draft is not None and Path(draft, "config.json").is_file()
     assert name == "mine"
+
+
+def test_the_registry_runs_where_the_routers_do() -> None:
+    told = parse({"router.labels": {"pool": "router"}})
+    for options in (registry_options(told), router_options(told)):
+        assert options["ray_actor_options"]["label_selector"] == {"pool": "router"}
 
 
 def test_a_worker_of_one_process_is_an_actor_where_the_labels_say() -> None:
