@@ -182,6 +182,14 @@ def expected(alone: Alone, wanted: list[Case]) -> list[str]:
     return [tokenizer.decode(alone.tokens(case.prompt, case.sampling, MAX_TOKENS)) for case in wanted]
 
 
+def test_what_one_router_learns_of_the_pair_is_shared(complete: Service, eventually: Eventually) -> None:
+    """The first test: no session of another is still on its way to the store."""
+    (case,) = cases(1)
+    for url in complete.urls:
+        ask(url, case)
+    eventually(lambda: complete.sessions_learnt_from() == 2, "both sessions are in the store")
+
+
 def test_both_routers_give_the_targets_own_text_with_all_workers_at_work(
     complete: Service, alone: Alone
 ) -> None:
@@ -193,14 +201,6 @@ def test_both_routers_give_the_targets_own_text_with_all_workers_at_work(
         for answer in answers
     ]
     assert sum(accepted[0::2]) > 0 and sum(accepted[1::2]) > 0
-
-
-def test_what_one_router_learns_of_the_pair_is_shared(complete: Service, eventually: Eventually) -> None:
-    before = complete.sessions_learnt_from()
-    (case,) = cases(1)
-    for url in complete.urls:
-        ask(url, case)
-    eventually(lambda: complete.sessions_learnt_from() == before + 2, "both sessions are in the store")
 
 
 def test_a_killed_verifier_is_gone_from_both_and_comes_back_as_another_incarnation(
