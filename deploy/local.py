@@ -86,9 +86,12 @@ def _cluster(
     folder: Path, host: str, port: int, grpc_port: int, arguments: Mapping[str, str], on_signal: OnSignal
 ) -> Iterator[str]:
     """Starts everything; gives what to tell people. Raises StartupError."""
-    import ray
-    from ray import serve
-    from ray.serve.config import gRPCOptions
+    try:
+        import ray
+        from ray import serve
+        from ray.serve.config import gRPCOptions
+    except ModuleNotFoundError:
+        raise StartupError("Ray is not installed: install outrider[ray], or use make cluster") from None
 
     from deploy.app import build, models
     from deploy.args import parse

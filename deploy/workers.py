@@ -112,15 +112,8 @@ def verifier_config(target: str, name: str | None, args: VerifierArgs, host: str
     return VerifierConfig(
         target=target,
         name=name,
-        host=host,
         drain_seconds=args.drain_seconds,
-        device=args.device,
-        dtype=args.dtype or default_dtype(args.device),
-        kv_memory_bytes=parse_memory(args.kv_memory),
-        threads=args.threads,
-        tensor_parallel_size=args.tensor_parallel_size,
-        max_batch_tokens=args.max_batch_tokens,
-        prefill_chunk=args.prefill_chunk,
+        **_settings(args, host),
     )
 
 
@@ -128,17 +121,21 @@ def drafter_config(draft: str, args: PoolArgs, host: str) -> DrafterConfig:
     """Raises StartupError."""
     from drafter.config import DrafterConfig
 
-    return DrafterConfig(
-        draft=draft,
-        host=host,
-        device=args.device,
-        dtype=args.dtype or default_dtype(args.device),
-        kv_memory_bytes=parse_memory(args.kv_memory),
-        threads=args.threads,
-        tensor_parallel_size=args.tensor_parallel_size,
-        max_batch_tokens=args.max_batch_tokens,
-        prefill_chunk=args.prefill_chunk,
-    )
+    return DrafterConfig(draft=draft, **_settings(args, host))
+
+
+def _settings(args: PoolArgs, host: str) -> dict[str, Any]:
+    """What both kinds of worker are told, as outrider.config.WorkerSettings names it."""
+    return {
+        "host": host,
+        "device": args.device,
+        "dtype": args.dtype or default_dtype(args.device),
+        "kv_memory_bytes": parse_memory(args.kv_memory),
+        "threads": args.threads,
+        "tensor_parallel_size": args.tensor_parallel_size,
+        "max_batch_tokens": args.max_batch_tokens,
+        "prefill_chunk": args.prefill_chunk,
+    }
 
 
 def _nodes() -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from typing import Any, Protocol
 
 import grpc.aio
@@ -13,6 +13,7 @@ from outrider.errors import OutriderError, Unhealthy
 from outrider.registration import OnState, register
 from outrider.rpc import STOP_GRACE_SECONDS
 from outrider.store.store import Registrar, WorkerLoad, WorkerRecord
+from outrider.tasks import cancel, first_of
 from outrider.wire.description import WorkerInfo
 
 
@@ -105,9 +106,9 @@ class Worker:
 
     async def stop(self) -> None:
         """Leaves: the registry first, then the streams."""
-        await _cancel(self._tasks[1:])
+        await cancel(self._tasks[1:])
         await self._server.stop(STOP_GRACE_SECONDS)
-        await _cancel(self._tasks[:1])
+        await cancel(self._tasks[:1])
         await self._service.close()
         await self._registrar.close()
 
@@ -149,27 +150,10 @@ async def serve_until_stopped(worker: Worker, drain_seconds: float = 0.0) -> Non
         for task in done:
             task.result()
         if not stop.is_set():
-            await _first_of(worker.drain(drain_seconds), stop.wait(), worker.wait())
+            await first_of(worker.drain(drain_seconds), stop.wait(), worker.wait())
     finally:
-        await _cancel(waits)
+        await cancel(waits)
         await worker.stop()
-
-
-async def _first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
-    """Runs them side by side until the first ends, and raises what that one raised."""
-    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        await _cancel(tasks)
-
-
-async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def say(line: str) -> None:

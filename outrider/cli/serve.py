@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +20,7 @@ from outrider.cli.plan import Models, Workers, router_child, threads_each, worke
 from outrider.cli.reporting import WRONG_USAGE, fail
 from outrider.cli.roles import STORE
 from outrider.supervisor import ChildDied, ChildSpec, Supervisor
+from outrider.tasks import first_of
 
 DEMO_NAME = "outrider-demo"
 DEMO_MODELS = Path(outrider.__file__).resolve().parent.parent / "demo" / "models"
@@ -108,7 +108,7 @@ async def run(router: ChildSpec, others: Callable[[str], list[ChildSpec]], model
     failure = None
     try:
         serving = _serve(supervisor, display, router, others, model)
-        await _first_of(serving, supervisor.failed(), stopped.wait())
+        await first_of(serving, supervisor.failed(), stopped.wait())
         display.note("stopping")
     except ChildDied as death:
         failure = str(death)
@@ -147,17 +147,3 @@ def reachable(address: str) -> str:
     for everywhere, here in (("0.0.0.0", "127.0.0.1"), ("[::]", "[::1]")):
         address = re.sub(rf"^(http://)?{re.escape(everywhere)}(?=:\d)", rf"\g<1>{here}", address)
     return address
-
-
-async def _first_of(*coroutines: Coroutine[object, object, object]) -> None:
-    """Runs them side by side until the first ends, and raises what that one raised."""
-    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(*tasks, return_exceptions=True)
