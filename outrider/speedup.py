@@ -25,7 +25,7 @@ from itertools import pairwise
 
 from outrider.errors import StartupError
 
-LONGEST_WAIT = 0.1  # of a step: how long a verifier waits for drafts at most
+LONGEST_WAIT = 0.5  # of a step: how long a verifier waits for drafts at most
 NEGLIGIBLE = 1e-12  # probability below which the sum ends
 MOST_ACCEPTED = 0.999  # the sum has some 28 / (1 - acceptance) terms at most
 MOST_TOKENS = 256  # of one session in a step
@@ -108,10 +108,8 @@ def _stretch(pair: Pair, k: int, goodput: float, waits: bool) -> list[_Step]:
     committed, now = 0, 0.0
     while not steps or pair.acceptance**committed > NEGLIGIBLE:
         ready = min(k, max(0, _arrived(pair, now) - committed))
-        start = now
-        if waits and ready == 0:
-            start = _wait(pair, k, committed, now, goodput)
-            ready = min(k, max(0, _arrived(pair, start) - committed))
+        start = _wait(pair, k, committed, ready, now, goodput) if waits else now
+        ready = min(k, max(0, _arrived(pair, start) - committed))
         end = start + pair.target_step_ms + ready * pair.sessions * pair.target_token_ms
         steps.append(_Step(committed, end, end - now))
         committed, now = committed + 1 + ready, end
@@ -123,25 +121,18 @@ def _arrived(pair: Pair, now: float) -> int:
     return max(0, math.floor((now - pair.rtt_ms) / pair.draft_token_ms + 1e-9))
 
 
-def _wait(pair: Pair, k: int, committed: int, now: float, goodput: float) -> float:
-    """When the verifier starts a step for which it has no draft: see verifier/pace.py, whose rule this is.
-
-    It begins to wait if two or more tokens (k, where that is less) are due within a tenth of a step and gain
-    more than the wait costs; it goes on from token to token while the next one does.
-    """
-    limit = now + LONGEST_WAIT * pair.target_step_ms
-    due = [pair.rtt_ms + (committed + n) * pair.draft_token_ms for n in range(1, k + 1)]
-    due = [max(now, time) for time in due if time <= limit]
-    gains = [sum(pair.acceptance**j for j in range(1, n + 1)) for n in range(1, len(due) + 1)]
-    worth = [gain > goodput * (time - now) for gain, time in zip(gains, due, strict=True)]
-    if not any(worth[min(2, k) - 1 :]):
-        return now
-    until = due[0]
-    for n, (before, after) in enumerate(pairwise(due), 2):
-        if pair.acceptance**n <= goodput * (after - before):
+def _wait(pair: Pair, k: int, committed: int, ready: int, now: float, goodput: float) -> float:
+    """When the verifier starts a step for which it has `ready` drafts: see verifier/pace.py, whose rule this
+    is. It waits for those that gain most beyond what the wait and they cost, for half a step at most."""
+    start, best, gain = now, 0.0, 0.0
+    for n in range(ready + 1, k + 1):
+        due = pair.rtt_ms + (committed + n) * pair.draft_token_ms
+        if due > now + LONGEST_WAIT * pair.target_step_ms:
             break
-        until = after
-    return until
+        gain += pair.acceptance**n - goodput * pair.target_token_ms
+        if gain - goodput * (due - now) > best:
+            start, best = due, gain - goodput * (due - now)
+    return start
 
 
 def _rate(pair: Pair, steps: list[_Step]) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import random
 import re
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -47,6 +46,7 @@ class Simulation:
         self.planned = [0] * n
         self.waiting: Awaited | None = None  # the one session, where the verifier waits for its drafts
         self.free_since = 0.0
+        self.last_at = 0.0  # of the newest draft, where there is one session
 
     def run(self) -> tuple[float, float]:
         """Tokens a millisecond of one session, and the busy share of its drafter."""
@@ -71,15 +71,21 @@ class Simulation:
     def _on_ready(self, now: float) -> None:
         """The verifier has nothing to do: it starts a step, or waits for drafts."""
         self.free_since = now
-        no_draft = self.arrived[0] <= self.log[0]
-        if self.pair.sessions == 1 and no_draft:
+        if self.pair.sessions == 1:
             lead = self.pair.rtt_ms + self.pair.draft_token_ms
-            self.waiting = Awaited(now, None, 0, self.k, self.pair.acceptance, lead, self.pair.draft_token_ms)
+            ahead = max(0, self.arrived[0] - self.log[0])
+            self.waiting = self._awaited(now, self.last_at if ahead else None, ahead, lead)
         self._ask(now)
+
+    def _awaited(self, committed_at: float, last_at: float | None, ahead: int, lead: float) -> Awaited:
+        token, acceptance = self.pair.draft_token_ms, self.pair.acceptance
+        survival = acceptance**ahead
+        return Awaited(committed_at, last_at, ahead, self.k, acceptance, lead, token, survival)
 
     def _ask(self, now: float) -> None:
         step, goodput = self.pair.target_step_ms, self.log[0] / now if now else 0.0
-        start = start_at(now, self.free_since, step, goodput, [self.waiting]) if self.waiting else now
+        price = goodput * self.pair.target_token_ms
+        start = start_at(now, self.free_since, step, goodput, [self.waiting], price) if self.waiting else now
         if start > now:
             self._at(start, "waited")
         else:
@@ -138,8 +144,11 @@ class Simulation:
     def _on_draft(self, now: float, session: int, upto: int, restart: int) -> None:
         if restart == self.path[session]:
             self.arrived[session] = upto
-            if self.waiting is not None:
-                self.waiting = replace(self.waiting, last_at=now, tokens=upto - self.log[0])
+            self.last_at = now
+            if self.waiting is not None and upto > self.log[0]:
+                committed_at, lead = self.free_since, self.waiting.lead
+                assert lead is not None
+                self.waiting = self._awaited(committed_at, now, upto - self.log[0], lead)
                 self._ask(now)
 
 
@@ -180,7 +189,7 @@ def test_one_session_waits_where_it_pays() -> None:
     alone, several = (expect(Pair(82, 1.5, 0.8, 1, sessions=n), 8) for n in (1, 2))
     assert alone.speedup > 1.2 * several.speedup
     far = [expect(Pair(13, 1.5, 0.8, 20, sessions=n), 8).speedup for n in (1, 2)]
-    assert far[0] == far[1], "nothing is due within a tenth of a step"
+    assert far[0] == pytest.approx(far[1], rel=0.03), "waiting gains little where drafts come from afar"
 
 
 def test_what_must_hold_for_any_pair() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from outrider.config import check_worker, checkpoint_name, join_address
 from outrider.errors import StartupError
@@ -27,6 +28,8 @@ class VerifierConfig:
     max_batch_tokens: int = 512  # most tokens in a step
     prefill_chunk: int = 256  # most tokens of one prompt in a step
     drain_seconds: float = 20.0  # that its sessions get to end when it is told to leave; the rest moves
+    cache: Path | None = None  # folder in which step times are remembered; None = nowhere
+    lock_step: bool = False  # for comparison: a step waits until every session has its k drafts
 
     def __post_init__(self) -> None:
         if not self.target:

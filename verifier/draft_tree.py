@@ -3,6 +3,8 @@
 The root is the end of the committed log. A Commit walks down the tree: the subtree below the committed path
 stays, the rest goes. Late, repeated and partly overtaken drafts need no special case: they are paths that
 match the log, or do not.
+
+Most drafts repeat what is known and add a token or two at its end, so the likeliest path is kept at hand.
 """
 
 from __future__ import annotations
@@ -15,16 +17,25 @@ MAX_NODES = 256  # of one session's tree: bounds what a drafter can make us keep
 
 @dataclass(slots=True)
 class Node:
-    survival: int = 255  # P(this and all before it are accepted) * 255, as its drafter says
+    chance: float = 1.0  # P(accepted | all before it are), as its drafter says
     arrival: int = 0  # of two equal guesses the later wins
     children: dict[int, Node] = field(default_factory=dict)  # by token id
 
 
 class DraftTree:
     def __init__(self) -> None:
+        self.path: list[int] = []  # the likeliest one, from the root to a leaf
+        self.chances: list[float] = []  # of each of its tokens: P(accepted | all before it are)
+        self._nodes: list[Node] = []  # of that path
+        self._forked = False  # whether there is any other path
         self._root = Node()
         self._arrivals = 0
-        self.size = 0  # nodes below the root
+        self._held = 0  # nodes below the root, at most: commits do not count them anew
+
+    @property
+    def size(self) -> int:
+        """Nodes below the root."""
+        return _count(self._root)
 
     def add(
         self, overtaken: Sequence[int], tokens: Sequence[int], parents: Sequence[int], survival: bytes
@@ -33,9 +44,43 @@ class DraftTree:
 
         `overtaken`: what was committed since the position that the draft starts from. Branches that differ
         from it are dropped, and what lies beyond it is kept. `parents` are indices into `tokens` (-1 = the
-        draft's root), in topological order; empty = a chain.
+        draft's root), in topological order; empty = a chain. `survival[i]` / 255 is the probability that
+        token i and all before it are accepted; empty = 1 of each.
         """
         self._arrivals += 1
+        if self._held + len(tokens) > MAX_NODES:
+            self._held = self.size
+        if not parents and not self._forked:
+            depth, known = len(overtaken), self.path
+            if tokens[:depth] == overtaken and tokens[depth : depth + len(known)] == known:
+                return self._append(tokens, depth, survival)
+        return self._merge(overtaken, tokens, parents, survival)
+
+    def _append(self, tokens: Sequence[int], depth: int, survival: bytes) -> int:
+        """A chain that repeats the only path that there is, and perhaps goes on."""
+        known = len(self.path)
+        news = tokens[depth + known :][: MAX_NODES - self._held]
+        chances = [1.0] * (known + len(news))
+        if survival:
+            before = survival[depth - 1] if depth else 255
+            for index, here in enumerate(survival[depth : depth + len(chances)]):
+                chances[index] = (here + 0.5) / (before + 0.5) if here < before else 1.0
+                before = here
+            for node, chance in zip(self._nodes, chances, strict=False):
+                node.chance = chance
+        end = self._nodes[-1] if known else self._root
+        for token, chance in zip(news, chances[known:], strict=True):
+            node = end.children[token] = Node(chance, self._arrivals)
+            self._nodes.append(node)
+            end = node
+        self.path += news
+        self.chances = chances
+        self._held += len(news)
+        return len(news)
+
+    def _merge(
+        self, overtaken: Sequence[int], tokens: Sequence[int], parents: Sequence[int], survival: bytes
+    ) -> int:
         added = 0
         depth = len(overtaken)
         # Each token's place: the node it became, or its depth on the overtaken path, or None where it died.
@@ -50,16 +95,17 @@ class DraftTree:
             elif place is not None:
                 child = place.children.get(token)
                 if child is None:
-                    if self.size >= MAX_NODES:
+                    if self._held >= MAX_NODES:
                         places.append(None)
                         continue
                     child = place.children[token] = Node()
-                    self.size += 1
                     added += 1
-                child.survival = survival[index] if survival else 255
+                    self._held += 1
+                child.chance = _chance(survival, index, parent) if survival else 1.0
                 child.arrival = self._arrivals
                 place = child
             places.append(place)
+        self._find_path()
         return added
 
     def advance(self, committed: Sequence[int]) -> None:
@@ -67,23 +113,38 @@ class DraftTree:
         for token in committed:
             child = self._root.children.get(token)
             if child is None:
-                self._root, self.size = Node(), 0
+                self._root, self._held, self._forked = Node(), 0, False
+                self.path, self.chances, self._nodes = [], [], []
                 return
             self._root = child
-        self.size = _count(self._root)
+        steps = len(committed)
+        if self._nodes[steps - 1] is self._root:
+            del self.path[:steps], self.chances[:steps], self._nodes[:steps]
+        else:
+            self._find_path()
 
-    def best_path(self, limit: int) -> list[int]:
-        """The likeliest path from the root, at most `limit` tokens."""
-        path: list[int] = []
+    def _find_path(self) -> None:
+        self.path, self._nodes, self._forked = [], [], False
         node = self._root
-        while node.children and len(path) < limit:
-            token, node = max(node.children.items(), key=lambda item: (item[1].survival, item[1].arrival))
-            path.append(token)
-        return path
+        while node.children:
+            if len(node.children) == 1:
+                ((token, node),) = node.children.items()
+            else:
+                self._forked = True
+                token, node = max(node.children.items(), key=lambda item: (item[1].chance, item[1].arrival))
+            self.path.append(token)
+            self._nodes.append(node)
+        self.chances = [node.chance for node in self._nodes]
 
 
-def _count(node: Node) -> int:
-    total, stack = 0, list(node.children.values())
+def _chance(survival: bytes, index: int, parent: int) -> float:
+    """P(token `index` accepted | its parent is), from the survival of the two: rounded, and not trusted."""
+    before = survival[parent] if parent >= 0 else 255
+    return min(1.0, (survival[index] + 0.5) / (before + 0.5))
+
+
+def _count(root: Node) -> int:
+    total, stack = 0, list(root.children.values())
     while stack:
         total += 1
         stack.extend(stack.pop().children.values())

@@ -1,41 +1,72 @@
-"""What the steps showed: moving averages over steps in which nobody's prompt was read in."""
+"""What the steps showed: moving averages, and what follows from them for the next step."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from verifier.price import StepTime
 
 SMOOTHING = 0.1
+LONGEST_STEP = 2.0  # of a step in which others decode while a prompt is read, in steps without one
+LEAST_READING = 8  # prompt tokens that are read beside those who decode, whatever they take
+
+
+def no_profile() -> StepTime:
+    """Every step takes the same, so that tokens have no price."""
+    return StepTime.measured({1: 1.0})
 
 
 @dataclass(slots=True)
 class Meter:
-    """Fed with every such step. The zeros stand for "not measured yet"."""
+    """Fed with every step. The zeros stand for "not measured yet"."""
 
-    step_time: StepTime | None = None  # None = no profile was made: no price
-    step_seconds: float = 0.0
+    step_time: StepTime = field(default_factory=no_profile)
+    step_seconds: float = 0.0  # of steps in which nobody's prompt was read in, as all that follows
     step_tokens: float = 0.0
     committed: float = 0.0  # tokens a step, all sessions together
+    waited_seconds: float = 0.0  # before a step
     starvation: float = 0.0  # share of sessions with k > 0 that had no draft
+    prompt_token_seconds: float = 0.0  # that one more prompt token adds to a step
 
-    def observe(self, seconds: float, tokens: int, committed: int, starved: float | None) -> None:
-        """A step of `tokens` tokens; `starved`: None where no session wanted drafts."""
+    def __post_init__(self) -> None:
+        self.prompt_token_seconds = self.step_time.slope(float(self.step_time.tokens[-1]))
+
+    def observe(
+        self, seconds: float, tokens: int, committed: int, starved: float | None, waited: float = 0.0
+    ) -> None:
+        """A step of `tokens` tokens, `waited` seconds after the engine was free for it. `seconds` counts from
+        there to its end, so that what goes on around the forward pass is part of it. `starved`: None where
+        no session wanted drafts."""
         weight = SMOOTHING if self.step_seconds else 1.0
         self.step_seconds += weight * (seconds - self.step_seconds)
         self.step_tokens += weight * (tokens - self.step_tokens)
         self.committed += weight * (committed - self.committed)
+        self.waited_seconds += weight * (waited - self.waited_seconds)
         if starved is not None:
             self.starvation += SMOOTHING * (starved - self.starvation)
-        if self.step_time is not None:
-            self.step_time.observe(tokens, seconds)
+        self.step_time.observe(tokens, seconds)
+
+    def observe_reading(self, seconds: float, decoding: int, prompt_tokens: int) -> None:
+        """A step that read so many prompt tokens beside `decoding` tokens."""
+        each = max(0.0, seconds - self.step_time.at(decoding)) / prompt_tokens
+        if self.prompt_token_seconds:  # one slow step is not believed at once
+            each = min(each, 2 * self.prompt_token_seconds)
+        self.prompt_token_seconds += SMOOTHING * (each - self.prompt_token_seconds)
+
+    def reading(self, decoding: int) -> int:
+        """Most prompt tokens to read beside `decoding` tokens, so that those who decode hardly notice: the
+        step takes at most LONGEST_STEP times what it would take without."""
+        if self.prompt_token_seconds <= 0:
+            return 2**31
+        spare = (LONGEST_STEP - 1) * self.step_time.at(decoding)
+        return max(LEAST_READING, round(spare / self.prompt_token_seconds))
 
     @property
     def goodput(self) -> float:
-        """Tokens committed a second while the engine is not waiting."""
-        return self.committed / self.step_seconds if self.step_seconds else 0.0
+        """Tokens committed a second, waits included."""
+        return self.committed / (self.step_seconds + self.waited_seconds) if self.step_seconds else 0.0
 
     @property
     def price(self) -> float:
         """Committed tokens that one more token in a step costs."""
-        return self.step_time.price(self.goodput, self.step_tokens) if self.step_time is not None else 0.0
+        return self.step_time.price(self.goodput, self.step_tokens)

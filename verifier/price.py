@@ -8,48 +8,70 @@ survives with at least that probability. DESIGN section 4.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-SMOOTHING = 0.1  # weight of one more step in the correction
+import numpy as np
+import numpy.typing as npt
+
+NEAR = 0.1  # weight of one more step in the correction of the points that it lies between
+FAR = 0.05  # and of all others: what makes steps longer mostly touches all of them
+MOST_SURPRISE = 1.5  # factor by which one step is believed to differ from what was expected
 AHEAD = 8  # tokens over which dT/dn is taken: few enough to be local, enough to outweigh jitter
 
+Floats = npt.NDArray[np.float64]
 
-@dataclass(slots=True)
+
 class StepTime:
-    """T(n), from a profile at start; corrected by what steps take."""
+    """T(n) from a profile at start, corrected by what steps take, each size on its own.
 
-    profile: tuple[tuple[int, float], ...]  # (tokens, seconds), both rising; at least one
-    correction: float = 1.0  # what steps take, over what the profile says
+    T(n) is what a step of n tokens adds to the clock: the forward pass and what goes on around it. Longer
+    contexts make all sizes slower; the correction carries that, as it follows the steps that run now.
+    """
+
+    def __init__(self, tokens: Floats, seconds: Floats) -> None:
+        """Points of the profile: both [P], rising; at least one."""
+        self.tokens = tokens
+        self.profile = seconds
+        self.correction: Floats = np.ones(len(tokens))  # [P] what steps take, over what the profile says
+        self._now = seconds  # [P] the two together
 
     @classmethod
     def measured(cls, seconds: Mapping[int, float]) -> StepTime:
         """From seconds by number of tokens; a time that falls with more tokens is jitter."""
-        rising, longest = [], 0.0
-        for tokens in sorted(seconds):
-            longest = max(longest, seconds[tokens])
-            rising.append((tokens, longest))
-        return cls(tuple(rising))
+        tokens = sorted(seconds)
+        times = np.array([seconds[count] for count in tokens], np.float64)
+        return cls(np.array(tokens, np.float64), np.maximum.accumulate(times))
 
     def at(self, tokens: float) -> float:
-        """Seconds: on the line between two points of the profile, beyond the last one on the last line."""
-        before = self.profile[0]
-        if tokens <= before[0]:
-            return before[1] * self.correction
-        slope = 0.0
-        for point in self.profile[1:]:
-            slope = (point[1] - before[1]) / (point[0] - before[0])
-            if tokens <= point[0]:
-                break
-            before = point
-        return (before[1] + slope * (tokens - before[0])) * self.correction
+        """Seconds of a step of so many tokens."""
+        return float(self.times(np.array([tokens], np.float64))[0])
 
-    def observe(self, tokens: int, seconds: float) -> None:
-        """A step took that long."""
+    def times(self, tokens: Floats | npt.NDArray[np.int64]) -> Floats:
+        """Seconds of each: on the line between two points, beyond the last one on the last line."""
+        between: Floats = np.interp(tokens, self.tokens, self._now)
+        if len(self.tokens) == 1:
+            return between
+        slope = (self._now[-1] - self._now[-2]) / (self.tokens[-1] - self.tokens[-2])
+        beyond: Floats = np.maximum(tokens - self.tokens[-1], 0.0)
+        between += slope * beyond
+        return between
+
+    def observe(self, tokens: float, seconds: float) -> None:
+        """A step took that long. One that was far from what was expected is believed only in part."""
         expected = self.at(tokens)
-        if expected > 0:
-            self.correction *= 1 + SMOOTHING * (seconds / expected - 1)
+        if expected <= 0:
+            return
+        surprise = min(max(seconds / expected, 1 / MOST_SURPRISE), MOST_SURPRISE)
+        weight = np.full(len(self.tokens), FAR)
+        above = int(np.searchsorted(self.tokens, tokens))
+        weight[max(above - 1, 0) : above + 1] = NEAR
+        self.correction *= 1 + weight * (surprise - 1)
+        self._now = np.maximum.accumulate(self.profile * self.correction)
+
+    def slope(self, tokens: float) -> float:
+        """Seconds that one more token adds to a step that has `tokens`."""
+        here, ahead = self.times(np.array([tokens, tokens + AHEAD], np.float64))
+        return float(ahead - here) / AHEAD
 
     def price(self, goodput: float, tokens: float) -> float:
         """Committed tokens that one more token costs in a step that has `tokens`: G * dT/dn, at most 1."""
-        slope = (self.at(tokens + AHEAD) - self.at(tokens)) / AHEAD
-        return min(goodput * slope, 1.0)
+        return min(goodput * self.slope(tokens), 1.0)

@@ -28,8 +28,9 @@ from outrider.wire.codec import (
 from outrider.wire.description import TokenizerFiles, WorkerInfo
 from outrider.worker import Worker, serve_until_stopped
 from verifier.config import VerifierConfig
+from verifier.pace import lock_step, start_at
 from verifier.peers import DrafterPeer, RouterPeer, load_to_wire
-from verifier.profile import profile
+from verifier.profile import profile, remembered
 from verifier.session import DraftFate, SessionSpec
 from verifier.stepper import Running, Stepper, StepReport
 
@@ -271,19 +272,21 @@ class VerifierService(verifier_pb2_grpc.VerifierServicer):
         if before is not None and before is not peer:
             before.ended(spec.session_id)
         self._drafters[spec.session_id] = peer
-        running.pace = peer.pace
+        running.drafted_by(peer.pace)
         running.session.acknowledged = len(spec.prompt) + len(spec.output)  # what the router told it
         peer.committed(running.session)
 
     def _offer(self, peer: DrafterPeer, draft: verifier_pb2.Draft) -> None:
-        running = self.stepper.get(draft.session_id)
-        if running is None or self._drafters.get(draft.session_id) is not peer:
+        session_id = draft.session_id
+        running = self.stepper.get(session_id)
+        if running is None or self._drafters.get(session_id) is not peer:
             self.dropped["not_attached"] += 1
-            if draft.session_id in self._ended:
-                peer.ended(draft.session_id)
+            if session_id in self._ended:
+                peer.ended(session_id)
             return
-        fate = self.stepper.offer(running, draft.base, draft.tokens, draft.parents, draft.survival)
-        if fate is not DraftFate.TAKEN and draft.tokens:
+        tokens = list(draft.tokens)
+        fate = self.stepper.offer(running, draft.base, tokens, draft.parents, draft.survival)
+        if fate is not DraftFate.TAKEN and tokens:
             self.dropped[fate.value] += 1
 
     def _detach(self, peer: DrafterPeer) -> None:
@@ -292,7 +295,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServicer):
             del self._drafters[session_id]
             running = self.stepper.get(session_id)
             if running is not None:
-                running.pace = None
+                running.drafted_by(None)
         for session_id in [key for key, (claimer, _) in self._claims.items() if claimer is peer]:
             del self._claims[session_id]
 
@@ -354,8 +357,22 @@ async def start(
     )
     service = VerifierService(info, tokenizer)
     limits = Limits(config.max_batch_tokens, config.prefill_chunk)
-    step_time = await asyncio.to_thread(profile, engine, time.perf_counter, _profiled)
-    stepper = Stepper(engine, limits, service.on_step, time.monotonic, step_time=step_time)
+    measured = {
+        "model": info.identity.model_fingerprint,
+        "device": config.device,
+        "dtype": config.dtype,
+        "threads": config.threads,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "max_batch_tokens": config.max_batch_tokens,
+    }
+    step_time = await asyncio.to_thread(
+        remembered,
+        config.cache,
+        measured,
+        lambda: profile(engine, time.perf_counter, _profiled, config.max_batch_tokens),
+    )
+    start_steps = lock_step if config.lock_step else start_at
+    stepper = Stepper(engine, limits, service.on_step, time.monotonic, start_steps, step_time)
     service.use(stepper)
     verifier_pb2_grpc.add_VerifierServicer_to_server(service, server)
     port = int(address.rpartition(":")[2])

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from outrider.sampling.params import SamplingParams
 from verifier.draft_tree import MAX_NODES, DraftTree
@@ -30,8 +31,7 @@ class DraftFate(Enum):
     BAD_TREE = "bad_tree"  # parents or survival that do not fit the tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What one step fixed for a session."""
 
     base: int  # position of tokens[0]
@@ -64,6 +64,7 @@ class Session:
             None  # log length that its drafter is known to have; None = no drafter yet
         )
         self.tree = DraftTree()
+        self._full = len(spec.prompt) + spec.max_tokens  # length of the log at which it is over
 
     @property
     def output_length(self) -> int:
@@ -72,31 +73,39 @@ class Session:
     @property
     def room(self) -> int:
         """Output tokens that may still come."""
-        return self.spec.max_tokens - self.output_length
+        return self._full - len(self.log)
 
-    def offer(self, base: int, tokens: Sequence[int], parents: Sequence[int], survival: bytes) -> DraftFate:
+    def offer(self, base: int, tokens: list[int], parents: Sequence[int], survival: bytes) -> DraftFate:
         """Takes a Draft message in, from a peer that is not trusted."""
-        if base > len(self.log):
+        behind = len(self.log) - base
+        if behind < 0:
             return DraftFate.AHEAD
         if base < len(self.spec.prompt):
             return DraftFate.BEFORE_OUTPUT
         self.acknowledged = base
-        if len(tokens) > MAX_NODES + len(self.log) - base:
+        count = len(tokens)
+        if count > MAX_NODES + behind:
             return DraftFate.TOO_LONG
-        if (parents and len(parents) != len(tokens)) or (survival and len(survival) != len(tokens)):
+        if (parents and len(parents) != count) or (survival and len(survival) != count):
             return DraftFate.BAD_TREE
-        if any(not -1 <= parent < index for index, parent in enumerate(parents)):
+        if parents and any(not -1 <= parent < index for index, parent in enumerate(parents)):
             return DraftFate.BAD_TREE
-        if any(token >= self.spec.vocab_size for token in tokens):
+        if tokens and max(tokens) >= self.spec.vocab_size:
             return DraftFate.BAD_TOKEN
-        if len(self.log) - base >= len(tokens):
+        if behind >= count:
             return DraftFate.STALE
         added = self.tree.add(self.log[base:], tokens, parents, survival)
         return DraftFate.TAKEN if added else DraftFate.STALE
 
-    def path(self) -> list[int]:
-        """The draft tokens worth verifying now: the last output token is always the target's own."""
-        return self.tree.best_path(min(self.num_speculative_tokens, self.room - 1))
+    @property
+    def wanted(self) -> int:
+        """Most draft tokens to verify now: the last output token is always the target's own."""
+        return min(self.num_speculative_tokens, self.room - 1)
+
+    def path(self) -> tuple[list[int], list[float]]:
+        """The draft tokens that may be verified now, and of each P(accepted | all before it are)."""
+        limit = self.wanted
+        return self.tree.path[:limit], self.tree.chances[:limit]
 
     def resolve(self, path: Sequence[int], chosen: Sequence[int]) -> Outcome:
         """Appends what the target chose: `chosen[j]` follows the log and path[:j]; len(chosen) = len(path)
@@ -109,10 +118,9 @@ class Session:
             agreed += 1
         tokens = list(chosen[: min(agreed + 1, self.room)])
         finish = Finish.LENGTH if len(tokens) == self.room else None
-        for index, token in enumerate(tokens):
-            if token in self.spec.stop_token_ids:
-                tokens, finish = tokens[: index + 1], Finish.STOP
-                break
+        if not self.spec.stop_token_ids.isdisjoint(tokens):
+            stop = next(index for index, token in enumerate(tokens) if token in self.spec.stop_token_ids)
+            tokens, finish = tokens[: stop + 1], Finish.STOP
         base = len(self.log)
         self.log.extend(tokens)
         self.tree.advance(tokens)

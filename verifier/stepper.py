@@ -10,60 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from outrider.engine.engine import Engine, Work
-from outrider.engine.kv_blocks import BlockTable
+from outrider.engine.engine import Engine
 from outrider.engine.scheduler import Candidate, Grant, Limits, plan
 from outrider.errors import InvalidRequest, PeerLost, Unavailable
-from outrider.sampling.sampler import Row, TokenCounts
+from outrider.sampling.sampler import TokenCounts
+from verifier.admission import admit
 from verifier.meter import Meter
-from verifier.pace import Arrivals, Awaited, Pace, acceptance_after, start_at
+from verifier.pace import StartAt, start_at
 from verifier.price import StepTime
+from verifier.running import Part, Path, Running
 from verifier.session import DraftFate, Finish, Outcome, Session, SessionSpec
 
 log = logging.getLogger(__name__)
-
-FIRST_ACCEPTANCE = 0.5  # of a session whose drafts have not been verified yet
-
-StartAt = Callable[[float, float, float, float, Iterable[Awaited]], float]
-
-
-@dataclass(slots=True, eq=False)
-class Running:
-    """A session with what the steps need beside its log."""
-
-    session: Session
-    counts: TokenCounts | None  # kept only where the request has penalties
-    arrivals: Arrivals = field(default_factory=Arrivals)
-    table: BlockTable = field(default_factory=BlockTable)
-    pace: Pace | None = None  # of its drafter; None = nobody drafts
-    acceptance: float = FIRST_ACCEPTANCE
-    cached_prompt_tokens: int | None = None  # at its first start
-
-    @property
-    def id(self) -> bytes:
-        return self.session.spec.session_id
-
-    @property
-    def pending(self) -> int:
-        return len(self.session.log) - self.table.length
-
-    def path(self) -> list[int]:
-        return self.session.path() if self.pace else []
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A session's share of a step."""
-
-    running: Running
-    start: int  # tokens in the cache before
-    tokens: int  # committed tokens that run
-    path: tuple[int, ...]  # draft tokens that follow them
-    final: bool  # whether the log's last token is among them, so that a token is drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +72,7 @@ class Stepper:
         self._changed = asyncio.Event()  # a session or a draft has come, or a session gone
         self._empty = asyncio.Event()
         self._empty.set()
-        self._meter = Meter(step_time)
+        self._meter = Meter(step_time) if step_time is not None else Meter()
         self._preemptions = 0
         self._draining = False
         self._report: StepReport | None = None  # of the last step, not told yet
@@ -155,15 +117,17 @@ class Stepper:
         return running
 
     def offer(
-        self, running: Running, base: int, tokens: Sequence[int], parents: Sequence[int], survival: bytes
+        self, running: Running, base: int, tokens: list[int], parents: Sequence[int], survival: bytes
     ) -> DraftFate:
         """Folds a draft into its session's tree."""
         session = running.session
-        before = session.tree.size
+        before = len(session.tree.path)
         fate = session.offer(base, tokens, parents, survival)
         if fate is DraftFate.TAKEN and running.pace is not None:
-            running.arrivals.arrived(self._clock(), session.tree.size - before, running.pace)
-            self._changed.set()
+            grown = len(session.tree.path) - before
+            if grown > 0:
+                running.arrivals.arrived(self._clock(), grown, running.pace)
+                self._changed.set()
         return fate
 
     async def until_empty(self) -> None:
@@ -176,23 +140,24 @@ class Stepper:
 
     async def _steps(self) -> None:
         with ThreadPoolExecutor(1, thread_name_prefix="engine") as engine_thread:
+            free_since = self._clock()
             while True:
-                if self._must_wait():
-                    self._tell()
-                    await self._until_due()
+                free_since, began = await self._until_due(free_since)
                 parts = self._next_step()
                 if not parts:
                     self._tell()
                     await self._change()
+                    free_since = self._clock()
                     continue
-                inputs = self._engine.prepare([_work(part) for part in parts])
-                rows = [row for part in parts for row in _rows(part)]
-                began = self._clock()
+                inputs = self._engine.prepare([part.work() for part in parts])
+                rows = [row for part in parts for row in part.rows()]
                 step = asyncio.get_running_loop().run_in_executor(
                     engine_thread, self._engine.choose, inputs, rows
                 )
                 self._tell()  # while the device runs
-                self._report = self._finish(parts, await _result(step), began)
+                chosen = await _result(step)
+                waited, free_since = began - free_since, self._clock()
+                self._report = self._finish(parts, chosen, free_since - began, waited)
 
     def _check(self, spec: SessionSpec) -> None:
         info = self._engine.info
@@ -221,36 +186,31 @@ class Stepper:
             )
         spec.sampling.validate(info.vocab_size)
 
-    def _without_draft(self) -> list[Running]:
-        return [
-            running
-            for running in self._sessions.values()
-            if running.pace is not None
-            and running.pending == 1
-            and not running.arrivals.silent
-            and not running.path()
-        ]
-
-    def _must_wait(self) -> bool:
-        now = self._clock()
-        return not self._sessions or self._start_at(now, now, self._without_draft()) > now
-
-    def _start_at(self, now: float, free_since: float, empty: Iterable[Running]) -> float:
-        awaited = [_awaited(running) for running in empty if running.session.num_speculative_tokens > 0]
-        return self._decide(now, free_since, self._meter.step_seconds, self._meter.goodput, awaited)
-
-    async def _until_due(self) -> None:
-        """Waits while there is no session, then while it pays to wait for drafts."""
-        while not self._sessions:
-            await self._change()
-        free_since = self._clock()
-        empty = self._without_draft()
-        while (seconds := self._start_at(now := self._clock(), free_since, empty) - now) > 0:
+    async def _until_due(self, free_since: float) -> tuple[float, float]:
+        """Waits while there is no session, then while it pays to wait for drafts. Since when the engine has
+        been free for a step, and when that begins."""
+        while True:
+            while not self._sessions:
+                self._tell()
+                await self._change()
+                free_since = self._clock()
+            now = self._clock()
+            start = self._start_at(now, free_since)
+            if start <= now:
+                return free_since, now
+            self._tell()
             try:
-                async with asyncio.timeout(seconds):
+                async with asyncio.timeout(start - now):
                     await self._change()
             except TimeoutError:
-                return
+                pass
+
+    def _start_at(self, now: float, free_since: float) -> float:
+        awaited = [found for each in self._sessions.values() if (found := each.awaited()) is not None]
+        if not awaited:
+            return now
+        meter = self._meter
+        return self._decide(now, free_since, meter.step_seconds, meter.goodput, awaited, meter.price)
 
     async def _change(self) -> None:
         """Waits until a session or a draft comes, or a session goes."""
@@ -262,12 +222,15 @@ class Stepper:
         pool = self._engine.pool
         while True:
             everyone = list(self._sessions.values())
-            paths = [running.path() if running.pending == 1 else [] for running in everyone]
+            paths = [running.path() for running in everyone]
+            decoding = sum(running.decoding for running in everyone)
+            drafts = self._admit(everyone, paths, decoding)
             candidates = [
-                Candidate(running.pending, len(path), running.table.length, len(running.table.blocks))
-                for running, path in zip(everyone, paths, strict=True)
+                Candidate(running.pending, count, running.table.length, len(running.table.blocks))
+                for running, count in zip(everyone, drafts, strict=True)
             ]
-            chosen = plan(candidates, pool.available, self._limits)
+            reading = self._meter.reading(decoding + sum(drafts))
+            chosen = plan(candidates, pool.available, self._limits, reading)
             if chosen.preempt is None:
                 return [
                     self._start(everyone[grant.index], grant, paths[grant.index]) for grant in chosen.grants
@@ -275,7 +238,16 @@ class Stepper:
             pool.close(everyone[chosen.preempt].table)
             self._preemptions += 1
 
-    def _start(self, running: Running, grant: Grant, path: list[int]) -> Part:
+    def _admit(self, everyone: Sequence[Running], paths: Sequence[Path], decoding: int) -> list[int]:
+        """How many draft tokens of each session take part, by what they bring and what they cost. A prompt
+        that is read beside them is left out of the sum: it is paid for by what it brings itself."""
+        if not any(tokens for tokens, _ in paths):
+            return [0] * len(paths)
+        survival = [running.survival(chances) for running, (_, chances) in zip(everyone, paths, strict=True)]
+        budget = self._limits.max_tokens - decoding
+        return admit(survival, decoding, decoding, self._meter.step_time, budget).counts
+
+    def _start(self, running: Running, grant: Grant, path: Path) -> Part:
         pool = self._engine.pool
         if not running.table.blocks:
             running.table = pool.open(running.session.log)
@@ -285,48 +257,55 @@ class Stepper:
         tokens = min(grant.tokens, len(running.session.log) - start)
         pool.extend(running.table, tokens + grant.drafts)
         final = start + tokens == len(running.session.log)
-        return Part(running, start, tokens, tuple(path[: grant.drafts]), final)
+        return Part(running, start, tokens, path[0][: grant.drafts], path[1][: grant.drafts], final)
 
-    def _finish(self, parts: Sequence[Part], chosen: list[int] | None, began: float) -> StepReport:
+    def _finish(
+        self, parts: Sequence[Part], chosen: list[int] | None, seconds: float, waited: float
+    ) -> StepReport:
         """Commits what the step chose and gives back the slots of rejected drafts."""
-        seconds = self._clock() - began
+        now = self._clock()
         if chosen is None:
             failed = tuple(
                 part.running for part in parts if self._sessions.get(part.running.id) is part.running
             )
             for running in failed:
                 self.close(running.id)
-            return StepReport((), failed, self._measure(seconds, parts, 0))
+            return StepReport((), failed, self._measure(seconds, waited, parts, 0))
         outcomes = []
-        offset = 0
+        offset = committed = 0
+        pool = self._engine.pool
         for part in parts:
             rows = len(part.path) + 1 if part.final else 0
             picked, offset = chosen[offset : offset + rows], offset + rows
             running = part.running
             if self._sessions.get(running.id) is not running:
                 continue  # closed while the step ran
-            if part.final:
-                outcome = running.session.resolve(part.path, picked)
-                outcomes.append((running, outcome))
-                self._engine.pool.truncate(
-                    running.table, outcome.base + min(outcome.accepted, len(outcome.tokens) - 1)
-                )
-                running.arrivals = running.arrivals.committed(self._clock(), outcome.verified)
-                running.acceptance = acceptance_after(running.acceptance, outcome.accepted, outcome.verified)
-                if running.counts is not None:
-                    running.counts.extend(outcome.tokens)
-            self._engine.pool.seal(running.table, running.session.log)
-            if part.final and outcome.finish is not None:
+            if not part.final:
+                pool.seal(running.table, running.session.log)
+                continue
+            outcome = running.settle(part, picked, now)
+            outcomes.append((running, outcome))
+            committed += len(outcome.tokens)
+            pool.truncate(running.table, outcome.base + min(outcome.accepted, len(outcome.tokens) - 1))
+            pool.seal(running.table, running.session.log)
+            if outcome.finish is not None:
                 self.close(running.id)
-        committed = sum(len(outcome.tokens) for _, outcome in outcomes)
-        return StepReport(tuple(outcomes), (), self._measure(seconds, parts, committed))
+        return StepReport(tuple(outcomes), (), self._measure(seconds, waited, parts, committed))
 
-    def _measure(self, seconds: float, parts: Sequence[Part], committed: int) -> Load:
-        tokens = sum(part.tokens + len(part.path) for part in parts)
-        if all(part.tokens == 1 for part in parts):
-            wanting = [part for part in parts if part.running.session.num_speculative_tokens > 0]
-            starved = sum(not part.path for part in wanting) / len(wanting) if wanting else None
-            self._meter.observe(seconds, tokens, committed, starved)
+    def _measure(self, seconds: float, waited: float, parts: Sequence[Part], committed: int) -> Load:
+        tokens = decoding = wanting = starved = 0
+        for part in parts:
+            drafts = len(part.path)
+            tokens += part.tokens + drafts
+            decoding += 1 + drafts if part.tokens == 1 else 0
+            if part.running.session.num_speculative_tokens > 0:
+                wanting += 1
+                starved += not drafts
+        if decoding == tokens:
+            starvation = starved / wanting if wanting else None
+            self._meter.observe(seconds, tokens, committed, starvation, waited)
+        else:
+            self._meter.observe_reading(seconds, decoding, tokens - decoding)
         return self._measured(seconds, tokens)
 
     def _measured(self, step_seconds: float, step_tokens: int) -> Load:
@@ -359,35 +338,6 @@ async def _result(step: asyncio.Future[list[int]]) -> list[int] | None:
     except Exception:
         log.exception("a step failed; its sessions are ended")
         return None
-
-
-def _work(part: Part) -> Work:
-    log = part.running.session.log
-    tokens = [*log[part.start : part.start + part.tokens], *part.path]
-    return Work(part.running.table.blocks, part.start, tokens, len(part.path) + 1 if part.final else 0)
-
-
-def _rows(part: Part) -> list[Row]:
-    if not part.final:
-        return []
-    running = part.running
-    params, position = running.session.spec.sampling, len(running.session.log)
-    return [Row(params, position + j, running.counts, part.path[:j]) for j in range(len(part.path) + 1)]
-
-
-def _awaited(running: Running) -> Awaited:
-    pace, arrivals = running.pace, running.arrivals
-    assert pace is not None
-    wanted = min(running.session.num_speculative_tokens, running.session.room - 1)
-    return Awaited(
-        committed_at=arrivals.committed_at,
-        last_at=arrivals.last_at,
-        tokens=len(running.path()),
-        wanted=wanted,
-        acceptance=running.acceptance,
-        lead=pace.lead,
-        token=pace.token,
-    )
 
 
 __all__ = ["Finish", "Load", "Running", "StepReport", "Stepper"]

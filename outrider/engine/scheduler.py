@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A session that could run, as counts."""
 
     pending: int  # committed tokens not in the cache, >= 1
@@ -24,7 +24,7 @@ class Candidate:
         return self.pending == 1 and self.blocks > 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Grant:
     index: int  # of the candidate
     tokens: int  # of its pending tokens, the first so many
@@ -44,8 +44,9 @@ class Plan:
     preempt: int | None = None  # release this candidate's blocks, then plan again
 
 
-def plan(candidates: Sequence[Candidate], available: int, limits: Limits) -> Plan:
-    """Plans one step. `candidates` stand in order of arrival; `available` blocks can be taken.
+def plan(candidates: Sequence[Candidate], available: int, limits: Limits, reading: int | None = None) -> Plan:
+    """Plans one step. `candidates` stand in order of arrival; `available` blocks can be taken. Where others
+    decode, at most `reading` tokens of prompts take part; None = as the limits say.
 
     Every decoding session gets its token first, then prompts are read in by chunks, as they would be without
     any drafts; drafts get what is left of tokens and blocks. Where blocks run out, the youngest holder gives
@@ -62,7 +63,8 @@ def plan(candidates: Sequence[Candidate], available: int, limits: Limits) -> Pla
 
     decoding = list(granted)
     reserve = len(decoding)  # a block of growth for each session that decodes
-    reading = min(budget, limits.prefill_chunk) if decoding else budget
+    chunk = limits.prefill_chunk if reading is None else min(reading, limits.prefill_chunk)
+    reading = min(budget, chunk) if decoding else budget
     for index, candidate in enumerate(candidates):
         if candidate.decoding or reading <= 0:
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,18 +11,26 @@ from verifier.draft_tree import MAX_NODES, DraftTree
 tokens = st.integers(0, 3)
 
 
+def best(tree: DraftTree) -> list[int]:
+    return tree.path
+
+
+def chances(tree: DraftTree) -> list[float]:
+    return tree.chances
+
+
 def test_a_chain_is_verified_in_order() -> None:
     tree = DraftTree()
     assert tree.add([], [1, 2, 3], [], b"") == 3
-    assert tree.best_path(2) == [1, 2]
+    assert best(tree) == [1, 2, 3]
 
 
 def test_the_overtaken_part_of_a_draft_must_match_and_its_rest_counts() -> None:
     tree = DraftTree()
     assert tree.add([1, 2], [1, 2, 3], [], b"") == 1
-    assert tree.best_path(9) == [3]
+    assert best(tree) == [3]
     assert tree.add([1, 2], [1, 9, 4], [], b"") == 0
-    assert tree.best_path(9) == [3]
+    assert best(tree) == [3]
 
 
 def test_a_repeated_draft_adds_nothing() -> None:
@@ -35,20 +44,20 @@ def test_of_two_guesses_the_likelier_is_verified_and_of_equals_the_later() -> No
     tree = DraftTree()
     tree.add([], [1], [], b"")
     tree.add([], [2], [], b"")
-    assert tree.best_path(1) == [2]
+    assert best(tree) == [2]
     tree.add([], [3, 4], [-1, -1], bytes([10, 200]))
     tree.add([], [1, 2], [-1, -1], bytes([20, 30]))
-    assert tree.best_path(1) == [4]
+    assert best(tree) == [4]
 
 
 def test_a_commit_keeps_the_subtree_below_it() -> None:
     tree = DraftTree()
     tree.add([], [1, 2, 3, 7], [-1, 0, 0, 2], b"")  # 1 -> 2, 1 -> 3 -> 7
     tree.advance([1, 3])
-    assert tree.best_path(9) == [7]
+    assert best(tree) == [7]
     assert tree.size == 1
     tree.advance([8])
-    assert tree.best_path(9) == []
+    assert best(tree) == []
     assert tree.size == 0
 
 
@@ -56,6 +65,52 @@ def test_the_tree_is_bounded() -> None:
     tree = DraftTree()
     tree.add([], list(range(2 * MAX_NODES)), [-1] * 2 * MAX_NODES, b"")
     assert tree.size == MAX_NODES
+
+
+def test_a_fork_is_decided_again_as_soon_as_a_draft_thinks_otherwise() -> None:
+    tree = DraftTree()
+    tree.add([], [1, 2, 3], [], bytes([200, 190, 180]))
+    tree.add([], [4], [], bytes([50]))
+    assert best(tree) == [1, 2, 3]
+    tree.add([], [1, 2, 3], [], bytes([40, 30, 20]))
+    assert best(tree) == [4]
+
+
+def test_what_survives_does_so_from_the_log_s_end_on() -> None:
+    """A drafter gives the chance that a token and all before it are right; some of those are known by now."""
+    tree = DraftTree()
+    tree.add([], [1, 2, 3], [], bytes([204, 102, 51]))
+    assert chances(tree) == pytest.approx([0.8, 0.5, 0.5], abs=0.01)
+    tree.advance([1])
+    assert chances(tree) == pytest.approx([0.5, 0.5], abs=0.01)
+    tree.add([], [2, 3, 4], [], bytes([255, 128, 128]))  # the drafter has heard of the 1
+    assert best(tree) == [2, 3, 4] and chances(tree) == pytest.approx([1.0, 0.5, 1.0], abs=0.01)
+
+
+def test_survival_that_rises_is_no_more_than_certain() -> None:
+    tree = DraftTree()
+    tree.add([], [1, 2, 3], [], bytes([0, 255, 0]))
+    assert all(0 < chance <= 1 for chance in chances(tree)) and chances(tree)[1] == 1
+    assert chances(tree)[0] < 0.01
+
+
+def test_a_branch_that_the_target_takes_is_the_path_from_then_on() -> None:
+    tree = DraftTree()
+    tree.add([], [1, 2, 7, 8], [-1, 0, 0, 2], bytes([230, 200, 20, 18]))
+    assert best(tree) == [1, 2]
+    tree.advance([1, 7])
+    assert best(tree) == [8] and chances(tree) == pytest.approx([0.9], abs=0.01)
+
+
+def test_repeating_a_path_and_going_on_finds_the_nodes_that_are_there() -> None:
+    tree = DraftTree()
+    for end in range(1, 20):
+        assert tree.add([], list(range(end)), [], b"") == 1
+    assert tree.size == len(tree.path) == 19
+    tree.advance(list(range(9)))
+    assert tree.add([], list(range(9, 20)), [], b"") == 1
+    assert tree.add([8], list(range(8, 22)), [], b"") == 2
+    assert best(tree) == list(range(9, 22)) and tree.size == 13
 
 
 @st.composite
@@ -82,5 +137,23 @@ def test_exactly_the_paths_that_match_what_was_overtaken_survive(
             paths.add(tuple(path[len(overtaken) :]))
     tree = DraftTree()
     assert tree.add(overtaken, chosen, parents, b"") == tree.size == len(paths)
-    best = tuple(tree.best_path(99))
-    assert not paths or best in paths
+    assert not paths or tuple(best(tree)) in paths
+
+
+@given(st.lists(st.tuples(drafts(), st.lists(tokens, max_size=2)), max_size=12))
+def test_the_path_at_hand_is_the_one_that_the_tree_gives(
+    told: list[tuple[tuple[list[int], list[int], list[int]], list[int]]],
+) -> None:
+    """However drafts and commits follow one another."""
+    tree, log = DraftTree(), list[int]()
+    for number, ((_, chosen, parents), committed) in enumerate(told):
+        if number % 2:  # a chain, often one that goes on where the tree ends
+            chain = [*best(tree), *chosen]
+            tree.add([], chain, [], bytes(255 - depth for depth in range(len(chain))))
+        else:
+            tree.add(log[-1:], [*log[-1:], *chosen], [], b"") if log else tree.add([], chosen, parents, b"")
+        tree.advance(committed)
+        log += committed
+        kept = tree.path, tree.chances
+        tree._find_path()
+        assert kept == (tree.path, tree.chances) and len(tree.path) <= tree.size <= MAX_NODES

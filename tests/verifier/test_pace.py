@@ -1,8 +1,8 @@
-"""When a step waits for drafts. The step takes 1 s here, and the longest wait is a tenth of it."""
+"""When a step waits for drafts. The step takes .2 s here, and the longest wait is half of it."""
 
 from __future__ import annotations
 
-from verifier.pace import Arrivals, Awaited, Pace, acceptance_after, start_at
+from verifier.pace import Arrivals, Awaited, Pace, acceptance_after, lock_step, start_at
 
 
 def awaited(
@@ -12,12 +12,14 @@ def awaited(
     tokens: int = 0,
     wanted: int = 5,
     acceptance: float = 0.8,
+    survival: float | None = None,
 ) -> Awaited:
-    return Awaited(10.0, last_at, tokens, wanted, acceptance, lead, token)
+    survival = acceptance**tokens if survival is None else survival
+    return Awaited(10.0, last_at, tokens, wanted, acceptance, lead, token, survival)
 
 
-def start(now: float, *sessions: Awaited, goodput: float = 2.0) -> float:
-    return start_at(now, 10.0, 1.0, goodput, sessions)
+def start(now: float, *sessions: Awaited, goodput: float = 2.0, price: float = 0.0) -> float:
+    return start_at(now, 10.0, 0.2, goodput, sessions, price)
 
 
 def test_nobody_awaited_starts_at_once() -> None:
@@ -43,19 +45,37 @@ def test_an_unmeasured_drafter_is_not_waited_for() -> None:
     assert start(10.0, awaited(token=None)) == 10.0
 
 
-def test_a_slow_drafter_is_not_waited_for() -> None:
-    assert start(10.0, awaited(lead=0.095), goodput=0.1) == 10.0  # the second token would come after a tenth
-    assert start(10.0, awaited(lead=0.085), goodput=0.1) > 10.0
-    assert start(10.0, awaited(lead=0.095, wanted=1), goodput=0.1) > 10.0  # there is no second one
+def test_a_token_that_costs_more_than_it_brings_is_not_waited_for() -> None:
+    assert start(10.0, awaited(), price=0.7) > 10.0
+    assert start(10.0, awaited(), price=0.9) == 10.0
+    assert start(10.0, awaited(), goodput=35.0) > 10.0
+    assert start(10.0, awaited(), goodput=35.0, price=0.2) == 10.0
+
+
+def test_what_would_come_after_half_a_step_is_not_waited_for() -> None:
+    assert start(10.0, awaited(lead=0.11), goodput=0.1) == 10.0
+    assert start(10.0, awaited(lead=0.09), goodput=0.1) > 10.0
+
+
+def test_what_many_sessions_gain_by_the_same_wait_counts_together() -> None:
+    assert start(10.0, awaited(lead=0.03), goodput=60.0) == 10.0
+    assert start(10.0, *[awaited(lead=0.03)] * 8, goodput=60.0) > 10.0
+
+
+def test_a_path_that_hardly_survives_is_not_waited_on_for_more() -> None:
+    assert start(10.03, awaited(last_at=10.03, tokens=2, survival=0.9), goodput=20.0) > 10.03
+    assert start(10.03, awaited(last_at=10.03, tokens=2, survival=0.1), goodput=20.0) == 10.03
 
 
 def test_a_drafter_that_is_late_by_its_own_pace_has_gone_quiet() -> None:
+    assert start(10.039, awaited()) > 10.039
     assert start(10.041, awaited()) == 10.041
-    assert start(10.05, awaited(last_at=10.02, tokens=2)) == 10.05
+    assert start(10.059, awaited(last_at=10.02, tokens=2)) > 10.059
+    assert start(10.061, awaited(last_at=10.02, tokens=2)) == 10.061
 
 
 def test_each_further_token_is_waited_for_while_it_pays() -> None:
-    assert start(10.03, awaited(last_at=10.03, tokens=2), goodput=20.0) > 10.04
+    assert start(10.03, awaited(last_at=10.03, tokens=2), goodput=20.0) >= 10.04
     assert start(10.03, awaited(last_at=10.03, tokens=2), goodput=60.0) == 10.03
 
 
@@ -65,7 +85,25 @@ def test_the_wait_ends_where_all_wanted_tokens_are_there() -> None:
 
 def test_the_wait_is_bounded() -> None:
     assert start(10.0, awaited(lead=0.08, token=0.005), goodput=0.1) <= 10.1
-    assert start(10.0, awaited(), awaited(lead=0.05), goodput=0.1) <= 10.1
+    assert start(10.0, awaited(), awaited(lead=0.09), goodput=0.1) <= 10.1
+
+
+def test_asked_again_and_again_it_comes_to_an_end() -> None:
+    now, asked = 10.0, 0
+    while (until := start(now, awaited(), awaited(lead=0.05, token=0.001), goodput=0.1)) > now:
+        now, asked = until, asked + 1
+    assert now <= 10.1 and asked < 5
+
+
+def test_in_lock_step_everybody_waits_for_all_drafts_of_everybody() -> None:
+    def until(now: float, *sessions: Awaited) -> float:
+        return lock_step(now, 10.0, 0.2, 1e9, sessions, 1.0)
+
+    assert until(10.0, awaited(tokens=4, wanted=5, lead=None)) > 10.0
+    assert until(10.0, awaited(tokens=5, wanted=5), awaited(tokens=0, wanted=0)) == 10.0
+    assert until(10.9, awaited(tokens=1, wanted=5)) > 10.9
+    assert until(11.1, awaited(tokens=1, wanted=5)) == 11.1  # it has said nothing for a second
+    assert until(11.1, awaited(tokens=2, wanted=5, last_at=10.8)) > 11.1
 
 
 def test_acceptance_follows_what_the_target_chose() -> None:
@@ -102,3 +140,27 @@ def test_a_session_that_missed_a_whole_step_is_not_waited_for_until_something_ar
 def test_a_drafter_with_a_full_window_has_not_gone_silent() -> None:
     arrivals = Arrivals(committed_at=1.0)
     assert not arrivals.committed(2.0, verified=4).silent
+
+
+def test_what_follows_a_commit_that_left_drafts_says_nothing_about_the_lead() -> None:
+    """The drafter went on as if nothing had happened: what comes was under way before."""
+    pace, arrivals = Pace(), Arrivals()
+    arrivals.arrived(0.9, 3, pace)
+    arrivals = arrivals.committed(1.0, verified=3, left=2)
+    assert arrivals.last_at == 0.9
+    arrivals.arrived(1.001, 1, pace)
+    assert pace.lead is None
+    assert pace.token is None  # nor about the time between tokens: the window may have been full
+    arrivals.committed(2.0, verified=3, left=0).arrived(2.5, 1, pace)
+    assert pace.lead == 0.5
+
+
+def test_a_drafter_that_does_not_answer_in_time_counts_for_less() -> None:
+    pace = Pace()
+    pace.missed()
+    missed_once = pace.punctual
+    pace.missed()
+    assert pace.punctual < missed_once < 1
+    for _ in range(50):
+        pace.first(0.1)
+    assert pace.punctual > 0.99

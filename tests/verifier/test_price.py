@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 
 import pytest
 
 from outrider.engine.loading import load_engine
 from tests.tiny_models import build
-from verifier.meter import Meter
+from verifier.meter import LEAST_READING, Meter
 from verifier.price import StepTime
-from verifier.profile import TOKENS, profile
+from verifier.profile import TOKENS, profile, remembered
 
 
 def test_between_points_time_is_on_the_line_and_beyond_them_on_the_last_one() -> None:
@@ -50,8 +51,33 @@ def test_what_steps_take_corrects_the_profile() -> None:
     step_time = StepTime.measured({1: 0.01, 64: 0.02})
     for _ in range(100):
         step_time.observe(10, 3 * StepTime.measured({1: 0.01, 64: 0.02}).at(10))
-    assert step_time.correction == pytest.approx(3, rel=1e-3)
+    assert step_time.at(10) == pytest.approx(3 * StepTime.measured({1: 0.01, 64: 0.02}).at(10), rel=1e-3)
     assert step_time.at(64) == pytest.approx(0.06, rel=1e-3)
+
+
+def test_each_size_is_corrected_on_its_own() -> None:
+    """Of a profile that is right of small steps and wrong of large ones."""
+    step_time = StepTime.measured({1: 0.01, 8: 0.01, 64: 0.02, 128: 0.04})
+    for _ in range(300):
+        step_time.observe(4, 0.01)
+        step_time.observe(64, 0.04)
+    assert step_time.at(4) == pytest.approx(0.01, rel=0.03)
+    assert step_time.at(64) == pytest.approx(0.04, rel=0.03)
+
+
+def test_a_single_slow_step_is_hardly_believed() -> None:
+    step_time = StepTime.measured({1: 0.01, 64: 0.02})
+    step_time.observe(1, 100.0)
+    assert step_time.at(1) < 0.011
+
+
+def test_time_never_falls_with_more_tokens() -> None:
+    step_time = StepTime.measured({1: 0.01, 8: 0.011, 64: 0.02})
+    for _ in range(100):
+        step_time.observe(1, 0.05)
+        step_time.observe(8, 0.01)
+    assert step_time.at(1) <= step_time.at(4) <= step_time.at(8)
+    assert step_time.slope(1) >= 0
 
 
 def test_before_any_step_there_is_no_price() -> None:
@@ -72,8 +98,90 @@ def test_the_profile_runs_every_size_and_leaves_the_pool_as_it_was(tmp_path: Pat
     engine = load_engine(str(build("llama", tmp_path / "target")), threads=1, kv_memory_bytes=2**24)
     ticks = itertools.count()
     shares: list[float] = []
-    step_time = profile(engine, lambda: next(ticks), shares.append)
-    assert [tokens for tokens, _ in step_time.profile] == list(TOKENS)
-    assert {seconds for _, seconds in step_time.profile} == {1}  # two looks at the clock for each step
+    step_time = profile(engine, lambda: 0.1 * next(ticks), shares.append, most_tokens=100)
+    assert step_time.tokens.tolist() == [tokens for tokens in TOKENS if tokens <= 64]
+    assert step_time.profile == pytest.approx(0.1)  # two looks at the clock for each step
     assert shares[0] == 0 and shares[-1] == 1 and shares == sorted(shares)
     assert engine.pool.usage == 0
+
+
+def test_a_size_that_takes_long_is_the_last_one(tmp_path: Path) -> None:
+    engine = load_engine(str(build("llama", tmp_path / "target")), threads=1, kv_memory_bytes=2**24)
+    ticks = itertools.count()
+    assert profile(engine, lambda: next(ticks), lambda _: None).tokens.tolist() == [1]
+
+
+def test_the_profile_is_made_once_for_a_model_and_a_machine(tmp_path: Path) -> None:
+    times = iter([0.01, 0.02, 0.03, 0.04, 0.05])
+    folder = tmp_path / "cache"
+
+    def ask(**what: object) -> float:
+        found = remembered(folder, what, lambda: StepTime.measured({1: next(times), 8: 0.5}))
+        return found.at(1)
+
+    assert [ask(model="a"), ask(model="b"), ask(model="a"), ask(model="a", threads=2)] == [
+        0.01,
+        0.02,
+        0.01,
+        0.03,
+    ]
+    assert len(list(folder.iterdir())) == 3
+    assert remembered(None, {"model": "a"}, lambda: StepTime.measured({1: 7.0})).at(1) == 7.0
+    for path in folder.iterdir():
+        path.write_text(path.read_text().replace("0.01", "-1"))
+    assert ask(model="a") == 0.04
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "",
+        "{}",
+        "[1]",
+        '{"about": {}, "seconds": {"1": 0.5}}',
+        '{"about": ABOUT, "seconds": {}}',
+        '{"about": ABOUT, "seconds": {"1": NaN}}',
+        '{"about": ABOUT, "seconds": {"0": 0.5}}',
+        '{"about": ABOUT, "seconds": {"x": 0.5}}',
+        '{"about": ABOUT, "seconds": [1]}',
+    ],
+)
+def test_a_damaged_or_foreign_profile_counts_as_none(tmp_path: Path, damage: str) -> None:
+    remembered(tmp_path, {}, lambda: StepTime.measured({1: 0.01}))
+    (path,) = tmp_path.iterdir()
+    about = json.dumps(json.loads(path.read_text())["about"])
+    path.write_text(damage.replace("ABOUT", about))
+    assert remembered(tmp_path, {}, lambda: StepTime.measured({1: 0.02})).at(1) == 0.02
+    assert remembered(tmp_path, {}, lambda: StepTime.measured({1: 0.03})).at(1) == 0.02  # it was mended
+
+
+def test_a_folder_that_cannot_be_written_is_no_reason_not_to_start(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert remembered(tmp_path / "file", {}, lambda: StepTime.measured({1: 0.02})).at(1) == 0.02
+
+
+def test_goodput_counts_the_waits() -> None:
+    meter = Meter()
+    meter.observe(seconds=0.03, tokens=5, committed=4, starved=None, waited=0.01)
+    assert meter.goodput == pytest.approx(100)
+    assert meter.step_seconds == 0.03
+
+
+def test_a_prompt_is_read_beside_others_as_fast_as_they_hardly_notice() -> None:
+    """T = 40 ms up to 8 tokens and 2 ms for each further one: some 20 tokens double a step."""
+    meter = Meter(StepTime.measured({1: 0.04, 8: 0.04, 108: 0.24}))
+    assert meter.reading(1) == 20
+    assert meter.reading(58) == 70
+    for _ in range(200):  # and at the end of a long prompt each token takes twice that
+        meter.observe_reading(seconds=0.04 + 10 * 0.004, decoding=1, prompt_tokens=10)
+    assert meter.reading(1) == 10
+    meter.observe_reading(seconds=100.0, decoding=1, prompt_tokens=10)  # a hiccup
+    assert meter.reading(1) > 7
+
+
+def test_however_dear_they_are_some_prompt_tokens_are_read() -> None:
+    assert Meter(StepTime.measured({1: 0.001, 2: 1.0})).reading(1) == LEAST_READING
+
+
+def test_without_a_profile_only_the_limits_bound_what_is_read() -> None:
+    assert Meter().reading(1) > 10_000

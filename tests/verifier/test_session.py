@@ -43,7 +43,7 @@ def test_a_stop_token_as_the_last_one_allowed_is_a_stop() -> None:
 def test_no_more_is_verified_than_can_be_committed() -> None:
     s = session(max_tokens=3)
     s.offer(3, [10, 11, 12, 13], [], b"")
-    assert s.path() == [10, 11]
+    assert s.path()[0] == [10, 11]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_what_becomes_of_a_draft(
 ) -> None:
     s = session()
     assert s.offer(base, tokens, parents, survival) is fate
-    assert s.path() == (tokens if fate is DraftFate.TAKEN else [])
+    assert s.path()[0] == (tokens if fate is DraftFate.TAKEN else [])
 
 
 def test_a_draft_that_was_overtaken_counts_where_it_agrees() -> None:
@@ -75,4 +75,4 @@ def test_a_draft_that_was_overtaken_counts_where_it_agrees() -> None:
     assert s.offer(3, [10, 11], [], b"") is DraftFate.TAKEN
     assert s.offer(3, [9, 12], [], b"") is DraftFate.STALE
     assert s.offer(3, [10], [], b"") is DraftFate.STALE
-    assert s.path() == [11]
+    assert s.path()[0] == [11]

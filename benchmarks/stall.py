@@ -1,0 +1,153 @@
+"""How long running streams stall while a long prompt is read beside them.
+
+    python benchmarks/stall.py --target demo/grown --write benchmarks/results/stall-grown.json
+
+The verifier's own stepper in this process, without drafts: some streams decode, then the prompt arrives, as
+several prompts at once where the model's context is shorter. Once with chunks cut by what a step takes, once
+with chunks of the size that --prefill-chunk allows. Told is the longest gap between two tokens of a stream
+until the last of the prompts has its first token, over the median gap before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import statistics
+import sys
+import time
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from outrider.cli.bench import machine
+from outrider.engine.engine import Engine
+from outrider.engine.loading import load_engine
+from outrider.engine.scheduler import Limits
+from outrider.sampling.params import SamplingParams
+from verifier.price import StepTime
+from verifier.profile import profile
+from verifier.session import SessionSpec
+from verifier.stepper import Stepper, StepReport
+
+CONSOLE = Console()
+QUIET_TOKENS = 24  # of each stream, before the prompt comes
+GOAL = 2.5
+
+
+@dataclass
+class Watch:
+    """When the streams' tokens came, and when the prompts had their first."""
+
+    came: dict[bytes, list[float]] = field(default_factory=dict)
+    steps: int = 0
+
+    def on_step(self, report: StepReport) -> None:
+        self.steps += 1
+        for running, _ in report.outcomes:
+            self.came.setdefault(running.id, []).append(time.perf_counter())
+
+    def gaps(self, streams: list[bytes], begin: float, end: float) -> list[float]:
+        return [
+            after - before
+            for stream in streams
+            for before, after in zip(self.came[stream], self.came[stream][1:], strict=False)
+            if begin <= after and before <= end
+        ]
+
+
+async def stall(
+    engine: Engine, step_time: StepTime | None, chunk: int, streams: int, prompt_tokens: int, seed: int
+) -> dict[str, float]:
+    """Median gap before, longest gap while the prompt is read, and how long that takes."""
+    rng = random.Random(seed)
+    watch = Watch()
+    stepper = Stepper(
+        engine, Limits(512, chunk), watch.on_step, time.monotonic, lambda now, *_: now, step_time
+    )
+
+    def open_session(tokens: int, output: int) -> bytes:
+        prompt = tuple(rng.randrange(1, engine.info.vocab_size) for _ in range(tokens))
+        sampling = SamplingParams(temperature=0.0)
+        spec = SessionSpec(
+            rng.randbytes(16), prompt, (), sampling, output, frozenset(), engine.info.vocab_size, b""
+        )
+        stepper.open(spec, 0)
+        return spec.session_id
+
+    async def until(sessions: list[bytes], tokens: int) -> None:
+        while any(len(watch.came.get(each, ())) < tokens for each in sessions):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+    steps = asyncio.create_task(stepper.run())
+    long = engine.info.max_context - 16
+    running = [open_session(16, long - 16) for _ in range(streams)]
+    await until(running, 4)
+    began = time.perf_counter()
+    await until(running, 4 + QUIET_TOKENS)
+    arrived = time.perf_counter()
+    parts = [min(long, prompt_tokens - start) for start in range(0, prompt_tokens, long)]
+    prompts = [open_session(tokens, 1) for tokens in parts]
+    await until(prompts, 1)
+    over = time.perf_counter()
+    for each in running:
+        stepper.close(each)
+    steps.cancel()
+    await asyncio.gather(steps, return_exceptions=True)
+    median = statistics.median(watch.gaps(running, began, arrived))
+    return {
+        "median_gap_milliseconds": median * 1e3,
+        "longest_gap_milliseconds": max(watch.gaps(running, arrived, over)) * 1e3,
+        "longest_over_median": max(watch.gaps(running, arrived, over)) / median,
+        "seconds_to_read": over - arrived,
+    }
+
+
+def main(
+    target: Annotated[str, typer.Option(help="Folder of the target.")] = "demo/models/target",
+    streams: Annotated[int, typer.Option(min=1, help="Streams that decode.")] = 4,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the prompt that comes.")] = 4000,
+    prefill_chunk: Annotated[int, typer.Option(min=1, help="Most tokens of prompts in a step.")] = 256,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of the arithmetic.")] = 1,
+    write: Annotated[Path | None, typer.Option(help="File to keep the result in, as JSON.")] = None,
+) -> None:
+    """Measure how long a prompt stalls the streams beside it."""
+    engine = load_engine(target, threads=threads)
+    result: dict[str, object] = {
+        "command": "python " + " ".join(sys.argv),
+        "machine": machine(),
+        "versions": {name: version(name) for name in ("torch", "transformers")},
+        "streams": streams,
+        "prompt_tokens": prompt_tokens,
+        "prefill_chunk": prefill_chunk,
+    }
+    table = Table("chunks", "median gap", "longest gap", "longest / median", "goal", "read in")
+    for name, step_time in (
+        ("cut by what a step takes", profile(engine, time.perf_counter, lambda _: None)),
+        (f"of {prefill_chunk}", None),
+    ):
+        found = asyncio.run(stall(engine, step_time, prefill_chunk, streams, prompt_tokens, seed=1))
+        result[name] = found
+        table.add_row(
+            name,
+            f"{found['median_gap_milliseconds']:.0f} ms",
+            f"{found['longest_gap_milliseconds']:.0f} ms",
+            f"{found['longest_over_median']:.2f}",
+            f"< {GOAL}",
+            f"{found['seconds_to_read']:.1f} s",
+        )
+        engine.pool = type(engine.pool)(engine.pool.num_blocks, engine.pool.block_size)  # nothing is cached
+    CONSOLE.print(table)
+    if write is not None:
+        write.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)

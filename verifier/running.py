@@ -1,0 +1,119 @@
+"""A session in the verifier's hands: its log, its KV blocks, and what its drafts and their drafter showed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from outrider.engine.engine import Work
+from outrider.engine.kv_blocks import BlockTable
+from outrider.sampling.sampler import Row, TokenCounts
+from verifier.pace import FIRST_ACCEPTANCE, Arrivals, Awaited, Pace, acceptance_after
+from verifier.session import Outcome, Session
+from verifier.trust import Trust
+
+Path = tuple[list[int], list[float]]
+"""Draft tokens that may be verified, and of each P(accepted | all before it are), as it was promised."""
+
+NO_PATH: Path = ([], [])
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """A session with what the steps need beside its log."""
+
+    session: Session
+    counts: TokenCounts | None  # kept only where the request has penalties
+    arrivals: Arrivals = field(default_factory=Arrivals)
+    table: BlockTable = field(default_factory=BlockTable)
+    pace: Pace | None = None  # of its drafter; None = nobody drafts
+    acceptance: float = FIRST_ACCEPTANCE
+    trust: Trust = field(default_factory=Trust)
+    cached_prompt_tokens: int | None = None  # at its first start
+    id: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.id = self.session.spec.session_id
+
+    def drafted_by(self, pace: Pace | None) -> None:
+        """Another drafter has taken over, which has missed nothing yet; None = nobody drafts."""
+        self.pace, self.arrivals = pace, Arrivals()
+
+    @property
+    def pending(self) -> int:
+        return len(self.session.log) - self.table.length
+
+    @property
+    def decoding(self) -> bool:
+        """Whether only its last token has not run yet, and drafts may follow that."""
+        return bool(self.table.blocks) and self.pending == 1
+
+    def path(self) -> Path:
+        return self.session.path() if self.pace is not None and self.decoding else NO_PATH
+
+    def survival(self, chances: list[float]) -> list[float]:
+        """[j] = P(draft tokens 0..j are accepted), as far as the promise is believed."""
+        factor, survives, survival = self.trust.factor, 1.0, []
+        for chance in chances:
+            survives *= factor * chance
+            survival.append(survives)
+        return survival
+
+    def awaited(self) -> Awaited | None:
+        """What it waits for, where it may verify more than it has and somebody drafts."""
+        pace, arrivals = self.pace, self.arrivals
+        if pace is None or not self.decoding or arrivals.silent:
+            return None
+        tokens, chances = self.session.path()
+        wanted = self.session.wanted
+        if len(tokens) >= wanted:
+            return None
+        return Awaited(
+            arrivals.committed_at,
+            arrivals.last_at,
+            len(tokens),
+            wanted,
+            self.acceptance,
+            pace.lead,
+            pace.token,
+            pace.punctual * self.trust.factor ** len(tokens) * math.prod(chances),
+        )
+
+    def settle(self, part: Part, chosen: list[int], now: float) -> Outcome:
+        """Commits what a step chose for it, and learns from what became of its drafts."""
+        session = self.session
+        outcome = session.resolve(part.path, chosen)
+        self.trust.observe(part.chances, outcome.accepted)
+        self.acceptance = acceptance_after(self.acceptance, outcome.accepted, outcome.verified)
+        self.arrivals = self.arrivals.committed(now, outcome.verified, len(session.tree.path))
+        if self.arrivals.missed and self.pace is not None and session.wanted > 0:
+            self.pace.missed()
+        if self.counts is not None:
+            self.counts.extend(outcome.tokens)
+        return outcome
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """A session's share of a step."""
+
+    running: Running
+    start: int  # tokens in the cache before
+    tokens: int  # committed tokens that run
+    path: list[int]  # draft tokens that follow them
+    chances: list[float]  # of each of those: P(accepted | all before it are), as promised
+    final: bool  # whether the log's last token is among them, so that a token is drawn
+
+    def work(self) -> Work:
+        log = self.running.session.log
+        tokens = [*log[self.start : self.start + self.tokens], *self.path]
+        return Work(self.running.table.blocks, self.start, tokens, len(self.path) + 1 if self.final else 0)
+
+    def rows(self) -> list[Row]:
+        if not self.final:
+            return []
+        running = self.running
+        params, position = running.session.spec.sampling, len(running.session.log)
+        if not params.penalized:  # then what stands before a row is of no account
+            return [Row(params, position + j, None, ()) for j in range(len(self.path) + 1)]
+        return [Row(params, position + j, running.counts, self.path[:j]) for j in range(len(self.path) + 1)]
