@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -21,8 +22,9 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.speedup import CONSOLE, machine, show, spread
 from demo.heldout import heldout_prompts
+from outrider.bench.figures import Spread
+from outrider.cli.bench import machine
 from tests.cluster.client import Request
 from tests.cluster.hosts import switched
 from tests.cluster.namespace import missing
@@ -38,7 +40,7 @@ def start(target: Path, draft: Path, request: Request) -> dict[str, float]:
 
     def note(stage: str) -> None:
         reached[stage] = round(time.monotonic() - began, 1)
-        CONSOLE.print(f"{reached[stage]:6.1f} s  {stage}")
+        print(f"{reached[stage]:6.1f} s  {stage}", flush=True)
 
     with (
         switched("head", "draft", "target", "client") as hosts,
@@ -64,7 +66,7 @@ def main(
     load_before = os.getloadavg()[0]  # of the last minute: what else the machine did
     request = {"prompt": heldout_prompts(1)[0], "max_tokens": 16, "temperature": 0}
     starts = [start(target.resolve(), draft.resolve(), request) for _ in range(runs)]
-    seconds = {stage: spread([one[stage] for one in starts]) for stage in starts[0]}
+    seconds = {stage: Spread.of([one[stage] for one in starts]) for stage in starts[0]}
     result = {
         "command": "python " + " ".join(sys.argv),
         "machine": machine(),
@@ -72,10 +74,11 @@ def main(
         "versions": {name: version(name) for name in ("torch", "transformers", "grpcio", "ray")},
         "budget_seconds": BUDGET_SECONDS,
         "within_budget": max(one["first_answer"] for one in starts) <= BUDGET_SECONDS,
-        **{f"seconds_until_{stage}": value for stage, value in seconds.items()},
+        **{f"seconds_until_{stage}": asdict(value) for stage, value in seconds.items()},
         "starts": starts,
     }
-    show(result)
+    for stage, value in seconds.items():
+        print(f"seconds until {stage}: {value}")
     if write is not None:
         write.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 

@@ -25,11 +25,25 @@ class DrafterConfig:
     tensor_parallel_size: int = 1  # processes that the model is divided among
     max_batch_tokens: int = 512  # most tokens in a step
     prefill_chunk: int = 256  # most tokens of one prompt in a step
+    quantization: str | None = None  # int8: linear layers in 8 bits, on a CPU; None: as `dtype` says
 
     def __post_init__(self) -> None:
         if not self.draft:
             raise StartupError("--draft must name a folder or a hub id, not nothing")
         check_worker(self)
+        if self.quantization is not None:
+            self._check_quantization()
+
+    def _check_quantization(self) -> None:
+        flag = f"--draft-quantization {self.quantization}"
+        if self.quantization != "int8":
+            raise StartupError(f"{flag} is unknown; give int8, or leave it out")
+        if self.device != "cpu" or self.dtype != "float32":
+            raise StartupError(
+                f"{flag} is for --device cpu in float32, not {self.device} in {self.dtype}: leave it out"
+            )
+        if self.tensor_parallel_size > 1:
+            raise StartupError(f"{flag} is for a draft model in one process: leave it out")
 
     @property
     def model_name(self) -> str:

@@ -12,7 +12,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from drafter.stepper import Drafting
+from drafter.drafting import Drafting
+from drafter.survival import on_the_wire
 from outrider.errors import OutriderError
 from outrider.rpc import Identity, Role, channel, check_hello
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
@@ -105,6 +106,8 @@ class VerifierLink:
             stub = verifier_pb2_grpc.VerifierStub(connection)
             self._attach = dict.fromkeys(self._sessions)
             self._changed = dict.fromkeys(self._sessions)
+            for drafting in self._sessions.values():
+                drafting.session.tell_anew()
             self._ready.set()
             stream = stub.Speculate()
             writer = asyncio.create_task(self._write(stream))
@@ -150,6 +153,13 @@ class VerifierLink:
             for session_id in changed:
                 if (drafting := self._sessions.get(session_id)) is not None:
                     session = drafting.session
-                    batch.drafts.add(session_id=session_id, base=len(session.log), tokens=session.drafted)
+                    tokens, parents, survival = session.tell()
+                    batch.drafts.add(
+                        session_id=session_id,
+                        base=len(session.log),
+                        tokens=tokens,
+                        parents=parents,
+                        survival=on_the_wire(survival),
+                    )
             if batch.attach or batch.drafts:
                 yield batch

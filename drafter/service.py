@@ -9,9 +9,10 @@ from functools import partial
 from typing import Any
 
 from drafter.config import DrafterConfig
+from drafter.drafting import Drafting
 from drafter.link import VerifierLink
 from drafter.session import DraftSession, DraftSpec
-from drafter.stepper import Drafting, DraftStepper
+from drafter.stepper import DraftStepper
 from outrider.engine.scheduler import Limits
 from outrider.errors import OutriderError
 from outrider.followers import FollowerProcesses, StartFollowers
@@ -77,6 +78,8 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
             "busy": self._busy_share(),
             "kv_usage": load.kv_usage,
             "token_seconds": load.token_seconds,
+            "rejections": load.rejections,
+            "rejections_covered": load.covered,
         }
 
     def _busy_share(self) -> float:
@@ -263,6 +266,7 @@ async def start(
         config.threads,
         config.tensor_parallel_size,
         start_followers,
+        config.quantization,
     )
     service = DrafterService(info, tokenizer)
     limits = Limits(config.max_batch_tokens, config.prefill_chunk)

@@ -1,13 +1,16 @@
 """One session as the drafter sees it: the committed log as far as it is known, and the guesses beyond it.
 
-Pure: no clock, no I/O, no torch.
+The trunk is the likeliest path beyond the log; branches leave it where it is likeliest to be wrong. Pure: no
+clock, no I/O, no torch. KV blocks are held beside it as integers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from drafter.survival import FIRST_RECENT, recent_after
+from outrider.engine.kv_blocks import BlockTable
 from outrider.sampling.params import SamplingParams
 
 
@@ -28,53 +31,226 @@ class DraftSpec:
     target_vocab_size: int
 
 
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """What would have been drafted in the place of a guess."""
+
+    token: int
+    share: float  # of the draw that the guess did not win
+    chance: float  # P(the target goes here | it does not take the guess)
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """One drafted token, with what was known when it was drawn."""
+
+    token: int
+    confidence: float  # share of the draw that it won
+    recent: float  # acceptance of its session
+    depth: int  # guesses before it
+    acceptance: float  # P(the target takes it | it took all before it)
+    alternatives: tuple[Alternative, ...] = ()  # likeliest first
+
+
+@dataclass(slots=True, eq=False)
+class Branch:
+    """Guesses at what follows if the target does not take the trunk's guess at a position."""
+
+    at: int  # position at which it leaves the trunk
+    rank: int  # which of that guess's alternatives it takes
+    token: int  # the same as a token
+    table: BlockTable  # its own place in the cache; what lies before `at` is the trunk's
+    guesses: list[Guess] = field(default_factory=list)  # after `token`
+    untold: int = 0  # of them, the last that the verifier has not been sent
+
+    def uncached(self) -> list[int]:
+        """The tokens from the end of the cache on: the one that it begins with and the guesses after it."""
+        return [self.token, *(guess.token for guess in self.guesses)][self.table.length - self.at :]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a commit said about the guesses."""
+
+    standing: int = 0  # positions of the old log and draft that still stand, counted on the path that goes on
+    judged: tuple[tuple[Guess, int], ...] = ()  # each with the target's token in its place
+    rejected: bool = False  # whether the trunk was wrong
+    adopted: Branch | None = None  # had the target's token there, and is the trunk now
+    dropped: tuple[Branch, ...] = ()
+
+
 class DraftSession:
     def __init__(self, spec: DraftSpec, window: int) -> None:
         self.spec = spec
         self.window = window
         self.log: list[int] = [*spec.prompt, *spec.output]
-        self.drafted: list[int] = []  # the unverified path beyond the log
+        self.drafted: list[Guess] = []  # the trunk
+        self.branches: list[Branch] = []
+        self.recent = FIRST_RECENT  # acceptance, a moving average
+        self.scored = len(self.log)  # positions of the log that were compared with what was drafted there
+        self.untold = 0  # guesses on the trunk, its last, that the verifier has not been sent
+        self.news = True  # whether the log or the trunk is not as it has been told
 
     @property
     def length(self) -> int:
-        """Tokens of the log and the draft together."""
+        """Tokens of the log and the trunk together."""
         return len(self.log) + len(self.drafted)
 
     @property
+    def last(self) -> int:
+        """The first position that needs no guess: the last output token is always the target's own."""
+        return len(self.spec.prompt) + self.spec.max_tokens - 1
+
+    @property
     def wants_token(self) -> bool:
-        """Whether one more guess is of use: the last output token is always the target's own."""
-        last = len(self.spec.prompt) + self.spec.max_tokens - 1
-        return len(self.drafted) < self.window and self.length < last
+        """Whether one more guess on the trunk is of use."""
+        return len(self.drafted) < self.window and self.length < self.last
+
+    @property
+    def survival(self) -> float:
+        """P(the target takes the whole trunk)."""
+        survival = 1.0
+        for guess in self.drafted:
+            survival *= guess.acceptance
+        return survival
+
+    @property
+    def guesses(self) -> int:
+        """On the trunk and all branches, those that branches begin with included."""
+        return len(self.drafted) + sum(1 + len(branch.guesses) for branch in self.branches)
 
     def uncached(self, cached: int) -> list[int]:
-        """The tokens of log and draft from position `cached` on."""
+        """The tokens of log and trunk from position `cached` on."""
         start = cached - len(self.log)
-        return self.drafted[start:] if start >= 0 else self.log[cached:] + self.drafted
+        drafted = [guess.token for guess in self.drafted[max(start, 0) :]]
+        return drafted if start >= 0 else self.log[cached:] + drafted
 
-    def extend(self, token: int) -> None:
-        self.drafted.append(token)
+    def extend(self, guess: Guess, branch: Branch | None = None) -> None:
+        """Adds a guess to the trunk or to a branch."""
+        if branch is None:
+            self.drafted.append(guess)
+            self.untold += 1
+            self.news = True
+        else:
+            branch.guesses.append(guess)
+            branch.untold += 1
 
-    def apply(self, base: int, tokens: Sequence[int]) -> int:
-        """Takes a commit in; returns how many positions of the old log and draft still stand.
+    def judge(self, accepted: bool) -> None:
+        """Notes whether the target took what was drafted at a position."""
+        self.recent = recent_after(self.recent, accepted)
 
-        What was drafted and is confirmed moves into the log; at the first difference the rest of the draft is
-        dropped. A commit that starts beyond the log (one before it was lost) changes nothing: the next
-        acknowledgement tells the verifier where to start. Raises LogConflict where it contradicts the log.
+    def apply(self, base: int, tokens: Sequence[int]) -> Verdict:
+        """Takes a commit in.
+
+        What was drafted and is confirmed moves into the log. At the first difference the rest of the trunk is
+        dropped, and the branch that has the target's token there takes its place. Branches that left the
+        trunk before the log's new end are over. A commit that starts beyond the log (one before it was lost)
+        changes nothing: the next acknowledgement tells the verifier where to start. Raises LogConflict where
+        it contradicts the log.
         """
         known = len(self.log) - base
         if known < 0:
-            return self.length
+            return Verdict(self.length)
         if list(tokens[:known]) != self.log[base : base + len(tokens)]:
             raise LogConflict(f"the commit at position {base} contradicts the log")
         news = list(tokens[known:])
-        agreed = 0
-        while agreed < min(len(news), len(self.drafted)) and news[agreed] == self.drafted[agreed]:
-            agreed += 1
-        standing = len(self.log) + agreed
-        if agreed == len(news):
+        agreed = _agreed(self.drafted, news)
+        path, at = self.drafted[:agreed], len(self.log) + agreed  # the guesses that are judged
+        rejected = agreed < min(len(self.drafted), len(news))
+        adopted, standing = None, at
+        if not news:  # the verifier has just come to know of us, perhaps after what was told
+            self.tell_anew()
+        if not rejected:
             self.drafted = self.drafted[agreed:]
             standing += len(self.drafted)
         else:
+            path.append(self.drafted[agreed])
+            adopted = next((b for b in self.branches if (b.at, b.token) == (at, news[agreed])), None)
             self.drafted = []
+            self.untold = adopted.untold if adopted is not None else 0
+            if adopted is not None:
+                further = _agreed(adopted.guesses, news[agreed + 1 :])
+                path += adopted.guesses[: min(further + 1, len(news) - agreed - 1)]
+                standing += 1 + further
+                if standing == len(self.log) + len(news):
+                    self.drafted = adopted.guesses[further:]
+                    standing += len(self.drafted)
+        judged = tuple(zip(path, news, strict=False))
+        if judged:  # then all before them was scored when they were drafted
+            self.scored = len(self.log) + len(judged)
         self.log.extend(news)
-        return standing
+        for guess, token in judged:
+            self.judge(guess.token == token)
+        end = len(self.log)
+        kept = [] if rejected else [branch for branch in self.branches if branch.at >= end]
+        dropped = [branch for branch in self.branches if branch not in kept and branch is not adopted]
+        self.branches, self.news = kept, True
+        self.untold = min(self.untold, len(self.drafted))
+        return Verdict(standing, judged, rejected, adopted, tuple(dropped))
+
+    def tell_anew(self) -> None:
+        """The verifier may know nothing."""
+        self.untold, self.news = len(self.drafted), True
+        for branch in self.branches:
+            branch.untold = len(branch.guesses)
+
+    @property
+    def untold_yet(self) -> bool:
+        """Whether there is anything to tell."""
+        return self.news or self._all_untold > 0
+
+    @property
+    def _all_untold(self) -> int:
+        return self.untold + sum(branch.untold for branch in self.branches)
+
+    @property
+    def worth_telling(self) -> bool:
+        """Whether what is new makes a message: half of what the verifier has of the draft, or no more to come
+        on the trunk soon. So the first guesses go out one by one, and later ones together."""
+        if self.news and not self.wants_token:
+            return True
+        untold = self._all_untold
+        return 2 * untold > self.guesses - untold
+
+    def tell(self) -> tuple[list[int], list[int], list[float]]:
+        """(tokens, parents, survival) of the paths with guesses that the verifier has not been sent, each
+        from the log's end on, the trunk first. They count as sent from now on. Parents are indices, -1 = the
+        log's end; none are given where there are no branches. Where there is nothing new, nothing at all."""
+        grown = [branch for branch in self.branches if branch.untold]
+        length = len(self.drafted)
+        if not self.untold:
+            length = max((branch.at - len(self.log) for branch in grown), default=0)
+        tokens, parents, survival = [], list(range(-1, length - 1)), []
+        before, reach = 1.0, [1.0]  # P(the target takes the trunk up to a guess)
+        for guess in self.drafted[:length]:
+            before *= guess.acceptance
+            tokens.append(guess.token)
+            survival.append(before)
+            reach.append(before)
+        for branch in grown:
+            index = branch.at - len(self.log)
+            chance = reach[index] * chance_of(self.drafted[index], branch.rank)
+            parent = index - 1
+            path = [(branch.token, 1.0), *((guess.token, guess.acceptance) for guess in branch.guesses)]
+            for token, acceptance in path:
+                chance *= acceptance
+                parents.append(parent)
+                parent = len(tokens)
+                tokens.append(token)
+                survival.append(chance)
+            branch.untold = 0
+        self.untold, self.news = 0, False
+        return tokens, parents if grown else [], survival
+
+
+def chance_of(guess: Guess, rank: int) -> float:
+    """P(the target takes this alternative of a guess | it took all before it)."""
+    return (1 - guess.acceptance) * guess.alternatives[rank].chance
+
+
+def _agreed(guesses: Sequence[Guess], tokens: Sequence[int]) -> int:
+    """How many of the guesses are the first of these tokens."""
+    agreed = 0
+    while agreed < min(len(guesses), len(tokens)) and guesses[agreed].token == tokens[agreed]:
+        agreed += 1
+    return agreed

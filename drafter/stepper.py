@@ -1,49 +1,40 @@
 """Runs the draft model in steps: each drafts one token for every session that wants one.
 
 All on the event loop's thread, but for the forward pass. Commits are applied between two steps, and what they
-left to catch up on rides in the next forward. No transport: commands are method calls, and `on_change` hears
-which sessions' logs or drafts changed.
+left to catch up on rides in the next forward, which also shows what would have been drafted there. Likely
+trunk tokens come first; the time that they leave goes to whatever is likeliest, branches included, and then
+to sessions that only follow their log. No transport: commands are method calls, and `on_change` hears which
+sessions have news for their verifier.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 
-from drafter.session import DraftSession, LogConflict
-from outrider.engine.engine import Engine, Work
-from outrider.engine.kv_blocks import BlockTable
-from outrider.engine.scheduler import Candidate, Limits, plan
+from drafter.branches import MOST_BRANCHES, Growth, growths
+from drafter.drafting import Drafting, Part
+from drafter.outlook import ALTERNATIVES, Outlook
+from drafter.session import Branch, DraftSession, Guess, LogConflict
+from outrider.engine.engine import Engine
+from outrider.engine.scheduler import Limits, plan
 from outrider.errors import PeerLost
-from outrider.sampling.sampler import Row, TokenCounts
+from outrider.sampling.sampler import Ranked, TokenCounts
 
 log = logging.getLogger(__name__)
 
 STEP_SMOOTHING = 0.1
-
-
-@dataclass(slots=True, eq=False)
-class Drafting:
-    """A session with what the steps need beside its tokens."""
-
-    session: DraftSession
-    counts: TokenCounts | None  # of the log; kept only where the request has penalties
-    table: BlockTable = field(default_factory=BlockTable)
-
-    @property
-    def id(self) -> bytes:
-        return self.session.spec.session_id
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    drafting: Drafting
-    start: int  # tokens in the cache before
-    tokens: tuple[int, ...]  # that run
-    final: bool  # whether a token is drawn after them
+LIKELY = 0.1  # survival of a trunk whose next token comes before everything that is not a trunk
+SPARE_ROWS = 8  # tokens of a step that has no likely one
+FOLLOWED_AT_ONCE = 8  # tokens of a log that is only followed
+SHORT_SECONDS = 0.01  # a step below it runs on the event loop's own thread
+SHORT_TOKENS = 32
+LOOP_ROUNDS = 3  # of the event loop after it: from what has arrived to whom it is for
+MOST_SCORED = 16  # rows of a session in a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +43,8 @@ class DraftLoad:
     token_seconds: float = 0.0  # moving average of a step
     busy_seconds: float = 0.0  # spent in steps since start
     kv_usage: float = 0.0
+    rejections: int = 0  # guesses on a trunk that the target did not take, since start
+    covered: int = 0  # of them, those where a branch had the target's token when its word came
 
 
 class DraftStepper:
@@ -75,11 +68,17 @@ class DraftStepper:
         self._changed = asyncio.Event()
         self._token_seconds = 0.0
         self._busy_seconds = 0.0
+        self.outlook = Outlook()
 
     @property
     def load(self) -> DraftLoad:
         return DraftLoad(
-            len(self._sessions), self._token_seconds, self._busy_seconds, self._engine.pool.usage
+            len(self._sessions),
+            self._token_seconds,
+            self._busy_seconds,
+            self._engine.pool.usage,
+            self.outlook.rejections,
+            self.outlook.covered,
         )
 
     def get(self, session_id: bytes) -> Drafting | None:
@@ -101,7 +100,7 @@ class DraftStepper:
     def close(self, session_id: bytes) -> None:
         drafting = self._sessions.pop(session_id, None)
         if drafting is not None:
-            self._engine.pool.close(drafting.table)
+            self._release(drafting)
 
     def set_window(self, session_id: bytes, window: int) -> None:
         drafting = self._sessions.get(session_id)
@@ -125,17 +124,22 @@ class DraftStepper:
                 self._apply_commits()
                 parts = self._next_step()
                 if not parts:
+                    self._tell(each for each in self._sessions.values() if each.session.untold_yet)
                     self._changed.clear()
                     await self._changed.wait()
                     continue
-                inputs = self._engine.prepare([_work(part) for part in parts])
-                rows = [_row(part) for part in parts if part.final]
+                inputs = self._engine.prepare([part.work() for part in parts])
+                rows = [row for part in parts for row in part.draws()]
                 vocab_size = min(part.drafting.session.spec.target_vocab_size for part in parts)
                 began = self._clock()
                 try:
-                    chosen = await loop.run_in_executor(
-                        engine_thread, self._engine.choose, inputs, rows, vocab_size
-                    )
+                    run = partial(self._engine.rank, inputs, rows, 1 + ALTERNATIVES, vocab_size)
+                    if self._is_short(parts):
+                        drawn = run()
+                        for _ in range(LOOP_ROUNDS):
+                            await asyncio.sleep(0)
+                    else:
+                        drawn = await loop.run_in_executor(engine_thread, run)
                 except PeerLost:
                     raise
                 except Exception:
@@ -145,7 +149,13 @@ class DraftStepper:
                             part.drafting, "the drafter failed on this session; its log has the details"
                         )
                     continue
-                self._finish(parts, chosen, self._clock() - began)
+                self._finish(parts, drawn, self._clock() - began)
+
+    def _is_short(self, parts: Sequence[Part]) -> bool:
+        """Whether a step is over sooner than two threads have taken turns on a busy machine. Commits wait for
+        its end anyway."""
+        tokens = sum(len(part.tokens) for part in parts)
+        return not self._engine.divided and tokens <= SHORT_TOKENS and 0 < self._token_seconds < SHORT_SECONDS
 
     def _apply_commits(self) -> None:
         commits, self._commits = self._commits, []
@@ -158,84 +168,183 @@ class DraftStepper:
                 self._fail(drafting, "the target chose a token id that the draft model does not have")
                 continue
             try:
-                standing = session.apply(base, tokens)
+                verdict = session.apply(base, tokens)
             except LogConflict as conflict:
                 self._fail(drafting, str(conflict))
                 continue
-            if drafting.table.length > standing:
-                self._engine.pool.truncate(drafting.table, standing)
+            self.outlook.learn(verdict)
+            pool = self._engine.pool
+            for branch in verdict.dropped:
+                pool.close(branch.table)
+            if verdict.adopted is not None:
+                pool.close(drafting.table)
+                drafting.table = verdict.adopted.table
+            if drafting.table.length > verdict.standing:
+                pool.truncate(drafting.table, verdict.standing)
             if drafting.counts is not None:
                 drafting.counts.extend(session.log[before:])
             changed[drafting] = None
-        if changed:
-            self._on_change([drafting for drafting in changed if drafting.id in self._sessions])
+        self._tell(drafting for drafting in changed if drafting.session.worth_telling)
+
+    def _tell(self, changed: Iterable[Drafting]) -> None:
+        """Hands on those that are still open."""
+        if told := [drafting for drafting in changed if self._sessions.get(drafting.id) is drafting]:
+            self._on_change(told)
 
     def _fail(self, drafting: Drafting, reason: str) -> None:
         if self._sessions.get(drafting.id) is drafting:  # not closed since, nor opened anew
             self.close(drafting.id)
             self._on_failed(drafting, reason)
 
-    def _next_step(self) -> list[Part]:
-        pool = self._engine.pool
-        while True:
-            wanting = [drafting for drafting in self._sessions.values() if drafting.session.wants_token]
-            candidates = [
-                Candidate(
-                    drafting.session.length - drafting.table.length,
-                    0,
-                    drafting.table.length,
-                    len(drafting.table.blocks),
-                )
-                for drafting in wanting
-            ]
-            chosen = plan(candidates, pool.available, self._limits)
-            if chosen.preempt is not None:
-                pool.close(wanting[chosen.preempt].table)
-            elif chosen.grants or not self._make_room(wanting):
-                return [self._start(wanting[grant.index], grant.tokens) for grant in chosen.grants]
+    def _release(self, drafting: Drafting) -> None:
+        """Gives the blocks of trunk and branches back."""
+        self._drop_branches(drafting)
+        self._engine.pool.close(drafting.table)
 
-    def _make_room(self, wanting: Sequence[Drafting]) -> bool:
-        """Takes the blocks of a session that wants no token now, where those that do cannot run."""
-        if wanting:
+    def _drop_branches(self, drafting: Drafting) -> None:
+        for branch in drafting.session.branches:
+            self._engine.pool.close(branch.table)
+        drafting.session.branches.clear()
+
+    # -- what a step runs --
+
+    def _next_step(self) -> list[Part]:
+        wanting = [drafting for drafting in self._sessions.values() if drafting.session.wants_token]
+        likely = [drafting for drafting in wanting if drafting.session.survival >= LIKELY]
+        return self._trunks(likely) or self._likeliest(wanting) or self._following()
+
+    def _trunks(self, wanting: Sequence[Drafting]) -> list[Part]:
+        """One more token, or a part of what is to be read before it, for as many as there is room for."""
+        pool = self._engine.pool
+        while wanting:
+            candidates = [drafting.candidate(drafting.session.length) for drafting in wanting]
+            chosen = plan(candidates, pool.available, self._limits)
+            if chosen.preempt is None and (chosen.grants or not self._make_room(True)):
+                return [self._start(wanting[grant.index], grant.tokens) for grant in chosen.grants]
+            if chosen.preempt is not None and not self._make_room(False):
+                self._release(wanting[chosen.preempt])
+        return []
+
+    def _make_room(self, idle_too: bool) -> bool:
+        """Takes blocks where trunks cannot run: those of a session's branches; or, where there are none,
+        `idle_too`, those of a session that wants no token now."""
+        for drafting in self._sessions.values():
+            if drafting.session.branches:
+                self._drop_branches(drafting)
+                return True
+        if idle_too:
             for drafting in self._sessions.values():
                 if drafting.table.blocks and not drafting.session.wants_token:
-                    self._engine.pool.close(drafting.table)
+                    self._release(drafting)
                     return True
         return False
 
-    def _start(self, drafting: Drafting, count: int) -> Part:
+    def _likeliest(self, wanting: Sequence[Drafting]) -> list[Part]:
+        """Trunks and branches, by the chance that the target comes to where the next token is for."""
+        offers: list[tuple[float, Drafting, Growth | None]] = [
+            (drafting.session.survival, drafting, None) for drafting in wanting
+        ]
+        if not self._engine.divided and self._has_room_for_branches():
+            offers += [
+                (growth.chance, drafting, growth)
+                for drafting in self._sessions.values()
+                for growth in growths(drafting.session, drafting.table.length)
+            ]
+        offers.sort(key=lambda offer: offer[0], reverse=True)
+        del offers[SPARE_ROWS:]
+        parts = self._trunks([drafting for _, drafting, growth in offers if growth is None])
+        copies: list[tuple[int, int]] = []
+        for _, drafting, growth in offers:
+            if growth is not None and (part := self._grow(drafting, growth, copies)) is not None:
+                parts.append(part)
+        self._engine.copy_blocks(copies)
+        return parts or self._trunks(wanting)
+
+    def _has_room_for_branches(self) -> bool:
+        """Beyond what trunks may need soon."""
+        return self._engine.pool.available >= len(self._sessions) + SPARE_ROWS
+
+    def _grow(self, drafting: Drafting, growth: Growth, copies: list[tuple[int, int]]) -> Part | None:
+        """One more guess on a branch, which may be new; None where there is no room."""
+        pool, session = self._engine.pool, drafting.session
+        branch = growth.branch
+        if not self._has_room_for_branches() or drafting.table.length < growth.at:
+            return None
+        if branch is None:
+            if len(session.branches) >= MOST_BRANCHES:
+                return None
+            table, copy = pool.fork(drafting.table, growth.at)
+            if copy is not None:
+                copies.append(copy)
+            guess = session.drafted[growth.at - len(session.log)]
+            branch = Branch(growth.at, growth.rank, guess.alternatives[growth.rank].token, table)
+            session.branches.append(branch)
+        elif branch not in session.branches:
+            return None
+        start, tokens = branch.table.length, branch.uncached()
+        pool.extend(branch.table, len(tokens))
+        return Part(drafting, start, tuple(tokens), 1, branch)
+
+    def _following(self) -> list[Part]:
+        """Reads on in logs that nobody drafts for now, to see what would have been drafted there."""
+        pool = self._engine.pool
+        waiting = [
+            drafting
+            for drafting in self._sessions.values()
+            if drafting.session.window == 0
+            and not drafting.session.drafted
+            and len(drafting.session.log) - 1 - drafting.table.length >= FOLLOWED_AT_ONCE
+        ]
+        candidates = [drafting.candidate(len(drafting.session.log) - 1) for drafting in waiting]
+        chosen = plan(candidates, pool.available if self._has_room_for_branches() else 0, self._limits)
+        return [self._start(waiting[grant.index], grant.tokens, True) for grant in chosen.grants]
+
+    def _start(self, drafting: Drafting, count: int, follow: bool = False) -> Part:
+        """Takes the blocks for the trunk's next `count` tokens; those that only follow leave its last out."""
         pool, session = self._engine.pool, drafting.session
         if not drafting.table.blocks:
             drafting.table = pool.open(session.log)
         start = drafting.table.length
-        tokens = session.uncached(start)[:count]
+        tokens = session.uncached(start)[: -1 if follow else None][:count]
         pool.extend(drafting.table, len(tokens))
-        return Part(drafting, start, tuple(tokens), start + len(tokens) == session.length)
+        end = start + len(tokens)
+        rows = min(max(end + 1 - session.scored, 0), len(tokens), MOST_SCORED)
+        if end == session.length:
+            rows = max(rows, 1) if drafting.counts is None else 1
+        elif drafting.counts is not None:
+            rows = 0  # its counts are of the whole log
+        return Part(drafting, start, tuple(tokens), rows)
 
-    def _finish(self, parts: Sequence[Part], chosen: list[int], seconds: float) -> None:
-        """Adds the guesses; sessions closed while the step ran are passed over."""
-        self._busy_seconds += seconds
-        if all(len(part.tokens) <= 2 for part in parts):
+    def _finish(self, parts: Sequence[Part], drawn: Sequence[Ranked], seconds: float) -> None:
+        """Adds the guesses, and compares those that come after the fact; sessions closed while the step ran
+        are passed over."""
+        if any(part.branch is None for part in parts):
+            self._busy_seconds += seconds
+        if all(part.branch is None and len(part.tokens) <= 2 for part in parts):
             self._token_seconds += (seconds - self._token_seconds) * (
                 STEP_SMOOTHING if self._token_seconds else 1
             )
-        guesses = iter(chosen)
-        grown = []
+        sessions = [part.drafting.session for part in parts for _ in range(part.rows)]
+        positions = [part.first + index for part in parts for index in range(part.rows)]
+        ahead = [max(at - len(session.log), 0) for at, session in zip(positions, sessions, strict=True)]
+        guesses = iter(self.outlook.guesses(drawn, [session.recent for session in sessions], ahead))
         for part in parts:
-            guess, drafting = next(guesses) if part.final else None, part.drafting
-            if self._sessions.get(drafting.id) is not drafting:
-                continue
-            if guess is not None:
-                drafting.session.extend(guess)
-                grown.append(drafting)
-            self._engine.pool.seal(drafting.table, drafting.session.log)
-        self._on_change(grown)
+            mine = [next(guesses) for _ in range(part.rows)]
+            if self._sessions.get(part.drafting.id) is part.drafting:
+                self._take(part, mine)
+        self._tell(part.drafting for part in parts if part.drafting.session.worth_telling)
 
-
-def _work(part: Part) -> Work:
-    return Work(part.drafting.table.blocks, part.start, part.tokens, 1 if part.final else 0)
-
-
-def _row(part: Part) -> Row:
-    session = part.drafting.session
-    return Row(session.spec.sampling, session.length, part.drafting.counts, tuple(session.drafted))
+    def _take(self, part: Part, guesses: Sequence[Guess]) -> None:
+        drafting, session = part.drafting, part.drafting.session
+        for at, guess in enumerate(guesses, part.first):
+            if part.branch is not None:
+                session.extend(guess, part.branch)
+            elif at == session.length:
+                session.extend(guess)
+            elif session.scored <= at < len(session.log):
+                self.outlook.judged(guess, session.log[at])
+                session.judge(guess.token == session.log[at])
+        if part.branch is None:
+            read = part.start + len(part.tokens)
+            session.scored = max(session.scored, min(read + 1, len(session.log)))
+            self._engine.pool.seal(drafting.table, session.log)

@@ -27,6 +27,7 @@ async def load(
     threads: int,
     tensor_parallel_size: int = 1,
     start_followers: StartFollowers = FollowerProcesses,
+    quantization: str | None = None,
 ) -> tuple[Engine, TokenizerFiles, WorkerInfo]:
     """The model with its description, loaded on a thread with progress lines.
 
@@ -63,6 +64,7 @@ async def load(
             threads=threads,
             progress=progress,
             ranks=ranks,
+            quantization=quantization,
         )
         tokenizer = await asyncio.to_thread(load_tokenizer, model)
     except BaseException as error:

@@ -99,6 +99,10 @@ class Supervisor:
                 start.cancel()
             await asyncio.gather(*starts, return_exceptions=True)
 
+    def pid(self, name: str) -> int:
+        """Process id of the child of that name, of its latest run. Raises KeyError where none was started."""
+        return {child.spec.name: child.pid for child in self._children}[name]
+
     async def failed(self) -> None:
         """Waits for a death that cannot be repaired, and raises it as ChildDied."""
         await self._failed.wait()
@@ -162,6 +166,10 @@ class _Child:
         self._display = display
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._forwarding = asyncio.create_task(self._forward())
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def alive(self) -> bool:

@@ -116,8 +116,8 @@ class Cluster:
         verifier_pb2_grpc.add_VerifierServicer_to_server(service, server)
         return await self._join(Worker(server, stepper=stepper, service=service), info, stepper.run())
 
-    async def add_drafter(self, draft: Path) -> Worker:
-        engine, tokenizer, info = load(Role.DRAFTER, draft)
+    async def add_drafter(self, draft: Path, quantization: str | None = None) -> Worker:
+        engine, tokenizer, info = load(Role.DRAFTER, draft, quantization)
         service = DrafterService(info, tokenizer)
         stepper = DraftStepper(engine, self._limits, service.on_change, service.on_failed, time.monotonic)
         service.use(stepper)
@@ -178,8 +178,12 @@ class Cluster:
         raise AssertionError("the stream of events ended without an end")
 
 
-def load(role: Role, model: Path) -> tuple[Engine, TokenizerFiles, WorkerInfo]:
-    engine = load_engine(str(model), name=model.name, kv_memory_bytes=KV_BYTES, threads=1)
+def load(
+    role: Role, model: Path, quantization: str | None = None
+) -> tuple[Engine, TokenizerFiles, WorkerInfo]:
+    engine = load_engine(
+        str(model), name=model.name, kv_memory_bytes=KV_BYTES, threads=1, quantization=quantization
+    )
     tokenizer = load_tokenizer(str(model))
     incarnation = random.getrandbits(64)
     name = f"{role.name.lower()}-{incarnation:x}"
@@ -192,7 +196,12 @@ def load(role: Role, model: Path) -> tuple[Engine, TokenizerFiles, WorkerInfo]:
 
 
 def patient(
-    now: float, free_since: float, step_seconds: float, goodput: float, awaited: Iterable[Awaited]
+    now: float,
+    free_since: float,
+    step_seconds: float,
+    goodput: float,
+    awaited: Iterable[Awaited],
+    price: float = 0.0,
 ) -> float:
     """In the place of verifier.pace.start_at: waits for every drafter, so that drafts always take part."""
     until = free_since + 5.0  # only a drafter that has nothing to say lets it come to that

@@ -66,8 +66,8 @@ class DraftTree:
             for index, here in enumerate(survival[depth : depth + len(chances)]):
                 chances[index] = (here + 0.5) / (before + 0.5) if here < before else 1.0
                 before = here
-            for node, chance in zip(self._nodes, chances, strict=False):
-                node.chance = chance
+        for node, chance in zip(self._nodes, chances, strict=False):
+            node.chance = chance
         end = self._nodes[-1] if known else self._root
         for token, chance in zip(news, chances[known:], strict=True):
             node = end.children[token] = Node(chance, self._arrivals)

@@ -106,7 +106,7 @@ def start_at(
     limit = free_since + LONGEST_WAIT * step_seconds
     due: list[tuple[float, float, float]] = []  # (when, gain, when it is late) of every token that may come
     for session in awaited:
-        due += _due(now, limit, price, session)
+        due += _due(now, limit, goodput, price, session)
     due.sort()
     start, gain, best, late = now, 0.0, 0.0, limit
     for arrival, worth, late_at in due:
@@ -117,7 +117,9 @@ def start_at(
     return start
 
 
-def _due(now: float, limit: float, price: float, session: Awaited) -> list[tuple[float, float, float]]:
+def _due(
+    now: float, limit: float, goodput: float, price: float, session: Awaited
+) -> list[tuple[float, float, float]]:
     if session.lead is None or session.token is None or session.committed_at is None:
         return []
     if session.last_at is None:
@@ -127,14 +129,27 @@ def _due(now: float, limit: float, price: float, session: Awaited) -> list[tuple
     if now >= late_at:
         return []
     due = []
+    lasting = _lasting(goodput * session.lead, session.acceptance)
     worth = session.survival
     for further in range(session.wanted - session.tokens):
         arrival = max(now, first + further * session.token)
         worth *= session.acceptance
         if arrival > limit or worth <= price:
             break
-        due.append((arrival, worth - price, late_at))
+        due.append((arrival, (worth - price) * lasting, late_at))
     return due
+
+
+def _lasting(refill: float, acceptance: float) -> float:
+    """What a token gained by waiting is worth in the long run.
+
+    A draft token that is not verified now is not lost: it still stands in the next step, if this step's own
+    token agrees with it. Each one verified now, with the acceptance a, makes it 1 - a less likely that any
+    stand then. A session without drafts is behind one with drafts by a + a^2 + ... tokens in its next step,
+    by a / (1 - a^2) until both have drafts; or by what waiting for them costs, `refill`, where that is less.
+    """
+    behind = refill if acceptance >= 1 else min(acceptance / (1 - acceptance**2), refill)
+    return 1 - (1 - acceptance) * behind
 
 
 def lock_step(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from outrider.cli.bench import bench
 from outrider.cli.follower import follower
 from outrider.cli.generate import generate
 from outrider.cli.roles import drafter, router, verifier
@@ -18,7 +19,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, generate, router, verifier, drafter, plan):
+for command in (serve, generate, router, verifier, drafter, plan, bench):
     app.command()(command)
 app.command(hidden=True)(follower)
 

@@ -1,11 +1,19 @@
-"""What `outrider serve` shows: plain lines, or on a terminal a spinner for each process that is starting."""
+"""What `serve` and `bench` show while they run: plain lines, and on a terminal what moves."""
 
 from __future__ import annotations
 
 import contextlib
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.text import Text
 
 STYLES = {"router": "cyan", "verifier": "green", "drafter": "magenta"}
@@ -69,3 +77,43 @@ class ServeDisplay:
 
     def _print(self, text: Text) -> None:
         self._console.print(text, soft_wrap=True, highlight=False)
+
+
+class BenchDisplay:
+    """Where a benchmark is: a bar for each stage, on a terminal; a line for each otherwise."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._task: TaskID | None = None
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[doing]}"),
+            console=console,
+            refresh_per_second=1,  # drawing costs time on the cores that are measured
+            disable=not console.is_terminal,
+        )
+
+    def __enter__(self) -> BenchDisplay:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._finish()
+        self._progress.stop()
+
+    def stage(self, what: str, steps: int) -> None:
+        self._finish()
+        self._task = self._progress.add_task(what, total=steps, completed=-1, doing="")
+        if not self._console.is_terminal:
+            self._console.print(f"{what} ({steps})", highlight=False)
+
+    def step(self, what: str) -> None:
+        if self._task is not None:
+            self._progress.update(self._task, advance=1, doing=what)
+
+    def _finish(self) -> None:
+        if self._task is not None:
+            self._progress.update(self._task, advance=1, doing="")

@@ -102,6 +102,22 @@ DtypeOption = Annotated[
         show_default="float32 on cpu, bfloat16 on cuda",
     ),
 ]
+
+
+class Quantization(StrEnum):
+    """How the draft model's linear layers are rounded."""
+
+    INT8 = "int8"
+
+
+DraftQuantization = Annotated[
+    Quantization | None,
+    typer.Option(
+        "--draft-quantization",
+        help="Run the draft model's linear layers in 8 bits on a CPU: faster, and the answers stay the same.",
+        show_default="none",
+    ),
+]
 KvMemory = Annotated[
     str,
     typer.Option("--kv-memory", metavar="SIZE", help="Memory for the keys and values of a worker."),
@@ -150,6 +166,13 @@ DrainSeconds = Annotated[
         "--drain-seconds",
         min=0,
         help="How long sessions may go on after SIGTERM; those left then move to another verifier.",
+    ),
+]
+LockStep = Annotated[
+    bool,
+    typer.Option(
+        "--lock-step",
+        help="For comparison only: draft k tokens, wait for the verdict, and so on; slower.",
     ),
 ]
 PrefillChunk = Annotated[

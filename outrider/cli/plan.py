@@ -28,15 +28,23 @@ class Workers:
     kv_memory: str
     threads: int  # of each process
     tensor_parallel_size: int = 1  # processes of each verifier
+    draft_quantization: str | None = None  # of the drafters' linear layers
+    lock_step: bool = False
 
 
 def router_child(
-    host: str, port: int, grpc_port: int, num_speculative_tokens: int, seed: int | None
+    host: str,
+    port: int,
+    grpc_port: int,
+    num_speculative_tokens: int,
+    seed: int | None,
+    lock_step: bool = False,
 ) -> ChildSpec:
     command = [
         *("--host", host, "--port", str(port), "--grpc-port", str(grpc_port)),
         *("--num-speculative-tokens", str(num_speculative_tokens)),
         *(("--seed", str(seed)) if seed is not None else ()),
+        *(("--lock-step",) if lock_step else ()),
     ]
     return ChildSpec("router", "router", _outrider("router", command), restart=False)
 
@@ -51,12 +59,16 @@ def worker_children(models: Models, workers: Workers, router: str) -> list[Child
     verifier = ["--target", models.target, "--name", models.name, *common]
     if workers.tensor_parallel_size > 1:
         verifier += ["--tensor-parallel-size", str(workers.tensor_parallel_size)]
+    if workers.lock_step:
+        verifier += ["--lock-step"]
     specs = [
         ChildSpec("verifier", name, _outrider("verifier", verifier), restart=True)
         for name in _names("verifier", workers.verifiers)
     ]
     if models.draft is not None:
         drafter = ["--draft", models.draft, *common]
+        if workers.draft_quantization is not None:
+            drafter += ["--draft-quantization", workers.draft_quantization]
         specs += [
             ChildSpec("drafter", name, _outrider("drafter", drafter), restart=True)
             for name in _names("drafter", workers.drafters)

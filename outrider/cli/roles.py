@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -25,6 +26,7 @@ def router(
     ] = 256,
     seed: options.ServerSeed = None,
     store: options.RouterStore = None,
+    lock_step: options.LockStep = False,
 ) -> None:
     """Run a router: it takes requests, gives them to workers, and streams the answers."""
     _log_to_stderr()
@@ -40,6 +42,7 @@ def router(
             num_speculative_tokens=num_speculative_tokens,
             max_sessions=max_sessions,
             seed=seed,
+            lock_step=lock_step,
         )
         asyncio.run(serve(config))
 
@@ -63,6 +66,7 @@ def verifier(
     max_batch_tokens: options.MaxBatchTokens = 512,
     prefill_chunk: options.PrefillChunk = 256,
     drain_seconds: options.DrainSeconds = 20.0,
+    lock_step: options.LockStep = False,
 ) -> None:
     """Run a verifier: it runs the target model and registers with a router, or in the routers' store."""
     _log_to_stderr()
@@ -86,6 +90,8 @@ def verifier(
             max_batch_tokens=max_batch_tokens,
             prefill_chunk=prefill_chunk,
             drain_seconds=drain_seconds,
+            cache=_cache_folder(),
+            lock_step=lock_step,
         )
         from verifier.service import serve
 
@@ -106,6 +112,7 @@ def drafter(
     tensor_parallel_size: options.TensorParallelSize = 1,
     max_batch_tokens: options.MaxBatchTokens = 512,
     prefill_chunk: options.PrefillChunk = 256,
+    draft_quantization: options.DraftQuantization = None,
 ) -> None:
     """Run a drafter: it runs a draft model and registers with a router, or in the routers' store."""
     _log_to_stderr()
@@ -127,6 +134,7 @@ def drafter(
             tensor_parallel_size=tensor_parallel_size,
             max_batch_tokens=max_batch_tokens,
             prefill_chunk=prefill_chunk,
+            quantization=draft_quantization.value if draft_quantization else None,
         )
         from drafter.service import serve
 
@@ -135,6 +143,14 @@ def drafter(
 
 def _log_to_stderr() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+def _cache_folder() -> Path | None:
+    """Where this user's programs keep what they can find out again; None = the user has no such place."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outrider"
+    except RuntimeError:
+        return None
 
 
 def _claim_threads(threads: int | None, processes: int = 1) -> int:

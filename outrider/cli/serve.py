@@ -47,10 +47,14 @@ def serve(
     seed: options.ServerSeed = None,
     kv_memory: options.KvMemory = "1GiB",
     threads: options.ThreadsEach = None,
+    draft_quantization: options.DraftQuantization = None,
+    lock_step: options.LockStep = False,
 ) -> None:
     """Serve a model on this machine: a router, verifiers and drafters, each a process of its own."""
     os.environ.pop(STORE, None)  # of routers that share one: these processes keep to themselves
     models = choose_models(target, draft, drafters)
+    if draft_quantization is not None and drafters == 0:
+        fail("serve", "--draft-quantization is of no use with --drafters 0: leave one out", WRONG_USAGE)
     workers = Workers(
         verifiers=verifiers,
         tensor_parallel_size=tensor_parallel_size,
@@ -58,10 +62,12 @@ def serve(
         device=device,
         dtype=dtype.value if dtype else None,
         kv_memory=kv_memory,
+        draft_quantization=draft_quantization.value if draft_quantization else None,
+        lock_step=lock_step,
         threads=threads
         or threads_each(len(os.sched_getaffinity(0)), verifiers * tensor_parallel_size + drafters),
     )
-    router = router_child(host, port, grpc_port, num_speculative_tokens, seed)
+    router = router_child(host, port, grpc_port, num_speculative_tokens, seed, lock_step)
 
     def others(router_address: str) -> list[ChildSpec]:
         return worker_children(models, workers, router_address)

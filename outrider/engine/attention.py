@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 
+from outrider.engine.flat_inputs import FlatInputs
 from outrider.engine.kv_pools import KvPools
 from outrider.engine.step_inputs import StepInputs
 from outrider.errors import ModelRefused
@@ -39,7 +40,7 @@ class LayerAttention:
 class RunningStep:
     """The step that a forward pass is running."""
 
-    inputs: StepInputs
+    inputs: StepInputs | FlatInputs
     pools: KvPools
     layers: dict[int, LayerAttention] = field(default_factory=dict)  # that have attended in this step
 
@@ -93,36 +94,37 @@ def attend(
     """Writes the step's keys and values, then lets each token see its session's: [T, Hq, Dv]."""
     step.pools.write(layer, key, value, step.inputs.slots)
     queries = query.transpose(0, 1)  # [T, Hq, D]
+    if isinstance(step.inputs, FlatInputs):
+        return step.inputs.kernel.attend(queries, *step.pools.of(layer), step.inputs, how)
+    fused = how.softcap is None and how.width == how.value_width
+    if fused:
+        width = step.pools.of(layer)[0].shape[3]
+        queries = F.pad(queries, (0, width - how.width))[:, :, None]  # [T, Hq, 1, W]
+    attend_rows = _fused if fused else _explicit
+    tiles = step.inputs.tiles(how.window)
+    if len(tiles) == 1 and len(tiles[0].calls) == 1:
+        keys, values = step.pools.gather(layer, tiles[0].blocks, tiles[0].sessions)  # [S, Hkv, K, W]
+        return attend_rows(queries, keys, values, tiles[0].calls[0][2], how)
     out = query.new_empty(queries.shape[0], how.query_heads, how.value_width)  # [T, Hq, Dv]
-    rows_attend = _fused if how.softcap is None and how.width == how.value_width else _explicit
-    for group, view in zip(step.inputs.groups, step.inputs.key_views(how.window), strict=True):
-        keys, values = step.pools.gather(layer, view.blocks, len(group.tables))  # [S, Hkv, K, W]
-        for call in group.calls:
-            out[call.tokens] = rows_attend(
-                queries[call.tokens],
-                keys[call.sessions],
-                values[call.sessions],
-                view.mask[call.mask_rows],
-                how,
-            )
+    for tile in tiles:
+        keys, values = step.pools.gather(layer, tile.blocks, tile.sessions)
+        for tokens, sessions, mask in tile.calls:
+            out[tokens] = attend_rows(queries[tokens], keys[sessions], values[sessions], mask, how)
     return out
 
 
 def _fused(
-    query: torch.Tensor,  # [n, Hq, D]
+    query: torch.Tensor,  # [n, Hq, 1, W]
     key: torch.Tensor,  # [1 or n, Hkv, K, W >= D]
     value: torch.Tensor,
     mask: torch.Tensor,  # [n, 1, 1, K]
     how: LayerAttention,
 ) -> torch.Tensor:
     n = query.shape[0]
+    if key.shape[0] != n:
+        key, value = key.expand(n, -1, -1, -1), value.expand(n, -1, -1, -1)
     attended = F.scaled_dot_product_attention(
-        F.pad(query, (0, key.shape[3] - how.width))[:, :, None],
-        key.expand(n, -1, -1, -1),
-        value.expand(n, -1, -1, -1),
-        attn_mask=mask,
-        scale=how.scale,
-        enable_gqa=how.query_heads != how.key_heads,
+        query, key, value, attn_mask=mask, scale=how.scale, enable_gqa=how.query_heads != how.key_heads
     )  # [n, Hq, 1, W]
     return attended[:, :, 0, : how.width]
 

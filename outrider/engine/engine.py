@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from outrider.engine.attention import RUNNING, LayerAttention, RunningStep
+from outrider.engine.flat_inputs import FlatInputs
 from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.kv_pools import KvPools
 from outrider.engine.step_inputs import StepInputs, Work, build_step
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.sampler import Row, draw
+from outrider.sampling.sampler import Ranked, Row, draw, rank
 from outrider.wire.description import ModelInfo
 
 __all__ = ["Engine", "StepInputs", "Work"]
@@ -25,6 +26,8 @@ __all__ = ["Engine", "StepInputs", "Work"]
 
 class Engine:
     """Runs steps one at a time. `prepare` may run in another thread while a step runs."""
+
+    divided = False  # among processes: then blocks cannot be copied, and a rank is a token alone
 
     def __init__(self, model: Any, info: ModelInfo, num_blocks: int, *, block_size: int = 16) -> None:
         """`model` attends through outrider.engine.attention."""
@@ -46,11 +49,17 @@ class Engine:
             device=self._device,
             mask_dtype=self._dtype,
             windows={how.window for how in self.layers.values()},
+            key_bytes=self.kv_pools.key_bytes,
         )
 
     def forward(self, inputs: StepInputs) -> torch.Tensor:
         """Runs the step: [sum of rows, vocab_size] float32 logits, in the order of the works and their
         rows."""
+        found: torch.Tensor = self._model_logits(inputs)[: inputs.rows].float()
+        return found
+
+    def _model_logits(self, inputs: StepInputs | FlatInputs) -> torch.Tensor:
+        """[n, V] of the tokens to keep, in the model's own number format."""
         step = RunningStep(inputs, self.kv_pools)
         token = RUNNING.set(step)
         try:
@@ -64,14 +73,26 @@ class Engine:
         finally:
             RUNNING.reset(token)
         self.layers = step.layers
-        found: torch.Tensor = logits[0, : inputs.rows].float()
-        return found
+        kept: torch.Tensor = logits[0]
+        return kept
 
     def choose(self, inputs: StepInputs, rows: Sequence[Row], vocab_size: int | None = None) -> list[int]:
         """Runs the step and draws a token for each of its rows; only ids below `vocab_size`, where given."""
         with self._stepping:
             logits = self.forward(inputs)  # [rows, V]
             return draw(logits, rows, vocab_size).tokens.tolist() if rows else []
+
+    def rank(
+        self, inputs: StepInputs, rows: Sequence[Row], count: int, vocab_size: int | None = None
+    ) -> list[Ranked]:
+        """Like `choose`, with the `count` best tokens of each row and how clearly they won."""
+        with self._stepping:
+            logits = self.forward(inputs)  # [rows, V]
+            return rank(logits, rows, count, vocab_size) if rows else []
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies KV blocks, (from, to) each, between two steps."""
+        self.kv_pools.copy(pairs)
 
     def probe(self) -> None:
         """Runs one token, between two steps, in the block that nobody's tokens are in: shows that the engine

@@ -87,12 +87,36 @@ class BlockPool:
             table.blocks.append(block)
         table.length += n
 
+    def fork(self, table: BlockTable, length: int) -> tuple[BlockTable, tuple[int, int] | None]:
+        """A second table with the first `length` slots of this one, from `table.sealed` on.
+
+        Full blocks are shared. One that they fill in part gets a block of its own, into which the caller
+        copies it: (from, to). Raises OutOfBlocks, with nothing changed, where there is no room for that."""
+        if not table.sealed <= length <= table.length:
+            raise ValueError(f"fork at {length}: must be from {table.sealed} (sealed) to {table.length}")
+        full, partly = divmod(length, self.block_size)
+        branch = BlockTable(table.blocks[:full], full * self.block_size, table.sealed, table.digest)
+        for block in branch.blocks:
+            self._holders[block] += 1
+        if not partly:
+            return branch, None
+        try:
+            self.extend(branch, partly)
+        except OutOfBlocks:
+            self.close(branch)
+            raise
+        return branch, (table.blocks[full], branch.blocks[full])
+
     def truncate(self, table: BlockTable, length: int) -> None:
         """Gives back the slots from `length` on: what a rejected draft costs.
 
-        Raises ValueError below `table.sealed`, whose content is fixed, or above `table.length`."""
+        Raises ValueError below `table.sealed`, whose content is fixed, above `table.length`, or within a
+        block that is shared."""
         if not table.sealed <= length <= table.length:
             raise ValueError(f"truncate to {length}: must be from {table.sealed} (sealed) to {table.length}")
+        full, partly = divmod(length, self.block_size)
+        if partly and length < table.length and not self._may_be_written(table.blocks[full]):
+            raise ValueError(f"truncate to {length}: block {table.blocks[full]} is shared")
         keep = -(-length // self.block_size)
         for block in reversed(table.blocks[keep:]):
             self._release(block)
@@ -154,13 +178,16 @@ class BlockPool:
                 raise IntegrityError(f"a table of {table.length} tokens holds {len(table.blocks)} blocks")
             if table.sealed > table.length or table.sealed % self.block_size:
                 raise IntegrityError(f"a table of {table.length} tokens has {table.sealed} sealed")
-            for block in table.blocks[table.sealed // self.block_size :]:
+            for block in table.blocks[table.length // self.block_size :]:
                 if holders[block] != 1 or self._digests[block] is not None:
                     raise IntegrityError(f"block {block} may still be written and is shared or registered")
 
     def _chain(self, parent: bytes, tokens: Sequence[int], index: int) -> bytes:
         block = tokens[index * self.block_size : (index + 1) * self.block_size]
         return blake2b(parent + array("I", block).tobytes(), digest_size=16).digest()
+
+    def _may_be_written(self, block: int) -> bool:
+        return self._holders[block] == 1 and self._digests[block] is None
 
     def _release(self, block: int) -> None:
         self._holders[block] -= 1

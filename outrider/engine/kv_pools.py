@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ class KvPools:
         self.block_size = block_size
         self.scratch_block = num_blocks
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._writable: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # the same as [H, slots, D]
         self._gathered: list[torch.Tensor | None] = [None, None]  # reused by every group and layer
 
     @property
@@ -27,28 +29,59 @@ class KvPools:
         pools = [pool for layer in self._layers.values() for pool in layer]
         return sum(pool.numel() * pool.element_size() for pool in pools) // (self.num_blocks + 1)
 
+    @property
+    def key_bytes(self) -> int:
+        """Of a token's key and value in the first layer; 0 before it has been seen."""
+        for pools in self._layers.values():
+            return sum(pool[:, 0, 0].numel() * pool.element_size() for pool in pools)
+        return 0
+
     def resized(self, num_blocks: int) -> KvPools:
         """Empty pools of the same layers with so many blocks, whose memory is taken at once."""
-        pools = KvPools(num_blocks, self.block_size)
+        pools = type(self)(num_blocks, self.block_size)
         for layer, (keys, values) in self._layers.items():
-            pools._layers[layer] = (pools._new(keys, keys.shape[3]), pools._new(values, values.shape[3]))
+            pools._layers[layer] = (pools._like(keys), pools._like(values))
         return pools
+
+    def of(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The pools of a layer's keys and values."""
+        return self._layers[layer]
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
         """Stores key [H, T, D] and value [H, T, Dv] of the step's tokens at `slots` [T]."""
         pools = self._layers.get(layer)
         if pools is None:
             pools = self._layers[layer] = (self._new(key, _width(key)), self._new(value, _width(value)))
-        for pool, new in zip(pools, (key, value), strict=True):
-            all_slots = pool.view(pool.shape[0], -1, pool.shape[3])  # [H, slots, W]
-            all_slots[:, :, : new.shape[2]].index_copy_(1, slots, new)
+        writable = self._writable.get(layer)
+        if writable is None:
+            keys, values = (
+                pool.view(pool.shape[0], -1, pool.shape[3])[:, :, : new.shape[2]]
+                for pool, new in zip(pools, (key, value), strict=True)
+            )
+            writable = self._writable[layer] = (keys, values)
+        writable[0].index_copy_(1, slots, key)
+        writable[1].index_copy_(1, slots, value)
 
-    def gather(self, layer: int, blocks: torch.Tensor, sessions: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys [S, H, K, W] and values [S, H, K, Wv] of blocks [S * n], K = n * block_size.
+    def gather(
+        self, layer: int, blocks: torch.Tensor | slice, sessions: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys [S, H, K, W] and values [S, H, K, Wv] of blocks [S * n], K = n * block_size; those of a run of
+        blocks, which are one session's, as they lie.
 
         Valid until the next call: the memory is used again."""
         key_pool, value_pool = self._layers[layer]
+        if isinstance(blocks, slice):
+            return _lying(key_pool, blocks), _lying(value_pool, blocks)
         return self._select(0, key_pool, blocks, sessions), self._select(1, value_pool, blocks, sessions)
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies whole blocks, (from, to) each, in every layer; not while a step runs."""
+        if not pairs:
+            return
+        for pools in self._layers.values():
+            for pool in pools:
+                for source, target in pairs:
+                    pool[:, target] = pool[:, source]
 
     def _select(self, which: int, pool: torch.Tensor, blocks: torch.Tensor, sessions: int) -> torch.Tensor:
         heads, _, size, width = pool.shape
@@ -60,14 +93,50 @@ class KvPools:
         torch.index_select(pool.view(heads, -1, size * width), 1, blocks, out=out)
         return out.view(heads, sessions, -1, width).transpose(0, 1)
 
+    def _like(self, pool: torch.Tensor) -> torch.Tensor:
+        return self._new(pool, pool.shape[3])
+
     def _new(self, like: torch.Tensor, width: int) -> torch.Tensor:
+        return self._zeros(like, (like.shape[0], self.num_blocks + 1, self.block_size, width))
+
+    def _zeros(self, like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         """Zeros, since unused slots are multiplied by a weight of zero."""
-        shape = (like.shape[0], self.num_blocks + 1, self.block_size, width)
         if like.device.type != "cpu":
             return torch.zeros(shape, dtype=like.dtype, device=like.device)
         # numpy asks the system for zeroed pages, which cost nothing until used; torch would write them.
         memory = np.zeros(math.prod(shape) * like.element_size(), dtype=np.uint8)
         return torch.from_numpy(memory).view(like.dtype).view(shape)
+
+
+class PagedPools(KvPools):
+    """Pools as a paged attention kernel reads them: [num_blocks + 1, block_size, H, D]."""
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
+        pools = self._layers.get(layer)
+        if pools is None:
+            pools = self._layers[layer] = (self._new(key, key.shape[2]), self._new(value, value.shape[2]))
+        for pool, new in zip(pools, (key, value), strict=True):
+            pool.view(-1, *pool.shape[2:]).index_copy_(0, slots, new.transpose(0, 1))
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        if not pairs:
+            return
+        sources, targets = (list(blocks) for blocks in zip(*pairs, strict=True))
+        with torch.inference_mode():
+            for pools in self._layers.values():
+                for pool in pools:
+                    pool[targets] = pool[sources]
+
+    def _like(self, pool: torch.Tensor) -> torch.Tensor:
+        return self._zeros(pool, (self.num_blocks + 1, self.block_size, *pool.shape[2:]))
+
+    def _new(self, like: torch.Tensor, width: int) -> torch.Tensor:
+        return self._zeros(like, (self.num_blocks + 1, self.block_size, like.shape[0], width))
+
+
+def _lying(pool: torch.Tensor, blocks: slice) -> torch.Tensor:
+    heads, _, _, width = pool.shape
+    return pool[:, blocks].view(1, heads, -1, width)
 
 
 def kernel_width(width: int) -> int:

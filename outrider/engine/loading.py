@@ -20,10 +20,14 @@ from outrider.engine.checkpoint import config_text, fingerprint, locate, weight_
 from outrider.engine.engine import Engine
 from outrider.engine.kv_pools import KvPools
 from outrider.engine.packed import pack
+from outrider.engine.paged_attention import kernels
+from outrider.engine.paged_engine import PagedEngine, Paging, with_kernel
+from outrider.engine.quantized import quantize
 from outrider.engine.ranks import Ranks, of_the_group
 from outrider.engine.self_check import PROBE_BLOCKS, check, reference
 from outrider.engine.sharded import LeadingEngine, ShardedEngine
 from outrider.engine.sharding import check_divisible, connect, localize
+from outrider.engine.step_graphs import CudaGraphs
 from outrider.engine.tokenizer import load_tokenizer
 from outrider.errors import PeerLost, StartupError
 from outrider.wire.description import ModelInfo
@@ -43,6 +47,7 @@ def load_engine(
     threads: int | None = None,
     progress: Callable[[str, float], None] | None = None,
     ranks: Ranks | None = None,
+    quantization: str | None = None,
 ) -> Engine:
     """Loads a causal LM from a local folder or by its hub id; checks the engine against the model's own code.
 
@@ -52,6 +57,9 @@ def load_engine(
 
     With `ranks`, each of which makes this call, the model is divided among them: the leader gets an engine to
     use, the others one to `follow` with. `device` is this rank's own; the KV memory is that of all together.
+
+    With `quantization` int8, on a CPU in float32 and without `ranks`, linear layers are rounded to 8 bits
+    once the checks are passed; nothing is exact then.
 
     Raises StartupError, in one sentence, where the checkpoint is missing, damaged or incomplete or a flag is
     wrong, ModelRefused where the engine cannot run the model rightly, and PeerLost where a rank ends."""
@@ -71,26 +79,54 @@ def load_engine(
         _connect(ranks, target)
     tell("loading weights", 0.1)
     model = _model(folder, config, wanted, target, ranks)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    actual = next(model.parameters()).dtype
+    info = describe(model, name or Path(path_or_id).name, digest, str(target))
+    if ranks is not None:
+        return build_engine(
+            model,
+            replace(info, tensor_parallel_size=ranks.group.size),
+            kv_memory_bytes,
+            progress=tell,
+            ranks=ranks,
+        )
+    paging = Paging(kernels(), CudaGraphs(target), fused=True) if target.type == "cuda" else None
+    return build_engine(model, info, kv_memory_bytes, progress=tell, paging=paging, quantization=quantization)
 
-    info = ModelInfo(
-        name=name or Path(path_or_id).name,
-        fingerprint=digest,
+
+def describe(model: Any, name: str, fingerprint: str, device: str) -> ModelInfo:
+    """What there is to say of a model that has not been checked."""
+    return ModelInfo(
+        name=name,
+        fingerprint=fingerprint,
         architecture=type(model).__name__,
-        parameters=parameters,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
         vocab_size=model.get_output_embeddings().weight.shape[0],
         max_context=max_context(model.config),
         eos_token_ids=_eos_token_ids(model),
-        device=str(target),
-        dtype=str(actual).removeprefix("torch."),
+        device=device,
+        dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
         bit_exact=False,
-        tensor_parallel_size=ranks.group.size if ranks is not None else 1,
     )
+
+
+def build_engine(
+    model: Any,
+    info: ModelInfo,
+    kv_memory_bytes: int,
+    *,
+    progress: Callable[[str, float], None],
+    ranks: Ranks | None = None,
+    paging: Paging | None = None,
+    quantization: str | None = None,
+) -> Engine:
+    """An engine on a loaded model, once it has given what the model's own code gives.
+
+    `paging`: what to try on a GPU. Raises as load_engine does."""
+    tell = progress
     tell("running the model's own code", 0.5)
     expected = reference(model, info)
     joints = localize(model) if ranks is not None else []
-    invariant = target.type == "cpu" and actual == torch.float32
+    parameter = next(model.parameters())
+    invariant = parameter.device.type == "cpu" and parameter.dtype == torch.float32 and not quantization
     if invariant:
         tell("packing weights", 0.6)
         pack(model)
@@ -103,6 +139,13 @@ def load_engine(
         else ShardedEngine(model, info, PROBE_BLOCKS, ranks)
     )
     checked = check(probe, expected, bits=invariant)
+    if quantization:
+        tell("rounding weights to 8 bits", 0.9)
+        quantize(model)
+        pack(model)  # what is left
+        checked = replace(checked, dtype=quantization)
+    if paging is not None:
+        probe = with_kernel(probe, expected, paging.kernels)
     bytes_per_block = probe.kv_pools.bytes_per_block * info.tensor_parallel_size
     num_blocks = kv_memory_bytes // bytes_per_block
     if num_blocks < 2:
@@ -111,13 +154,20 @@ def load_engine(
             f"give at least {2 * bytes_per_block}"
         )
     kv_pools = _all_of(probe.kv_pools, num_blocks, kv_memory_bytes)
-    if ranks is None:
+    if isinstance(probe, PagedEngine):
+        engine: Engine = PagedEngine(model, checked, num_blocks, probe.kernel)
+    elif ranks is None:
         engine = Engine(model, checked, num_blocks)
     else:
         checked = replace(checked, bit_exact=ranks.agree(checked.bit_exact))
         ranks.settle()
         engine = (LeadingEngine if ranks.leads else ShardedEngine)(model, checked, num_blocks, ranks)
     engine.kv_pools = kv_pools
+    if paging is not None and isinstance(engine, PagedEngine):
+        if paging.fused:
+            tell("compiling layers", 0.85)
+            engine.fuse(expected)
+        engine.record(paging.record, lambda share: tell("recording steps", 0.9 + 0.1 * share))
     tell("ready", 1.0)
     return engine
 

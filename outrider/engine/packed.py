@@ -8,8 +8,8 @@ machine at hand.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,9 @@ from outrider.engine.activations import placeless
 
 MAX_ROWS = 512  # of one product
 EXPERTS_NAME = "outrider_packed"
+SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # layers that are given one tensor
+
+product = torch.ops.mkldnn._linear_pointwise.default
 
 
 class PackedLinear(nn.Module):
@@ -31,23 +34,65 @@ class PackedLinear(nn.Module):
         self.out_features, self.in_features = weight.shape
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), MAX_ROWS)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        self.lone = self._keeps_bits_alone()  # whether one row may run by itself
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        count = x.numel() // self.in_features
+        if 1 < count <= MAX_ROWS or (count == 1 and self.lone):
+            return self._product(x)
         rows = x.reshape(-1, self.in_features)  # [n, in]
-        count = rows.shape[0]
-        if count <= MAX_ROWS:
-            out = self._product(rows)
+        if count == 1:
+            out = self._product(torch.cat((rows, rows)))[:1]
         else:
-            out = torch.cat([self._product(part) for part in torch.split(rows, MAX_ROWS)])
+            out = torch.cat([self.forward(part) for part in torch.split(rows, MAX_ROWS)])
         return out.view(*x.shape[:-1], self.out_features)
 
-    def _product(self, rows: torch.Tensor) -> torch.Tensor:
-        if rows.shape[0] == 1:  # the one count that rounds in a way of its own
-            return self._product(rows.repeat(2, 1))[:1]
-        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-            rows, self.packed, self.bias, "none", [], ""
-        )
-        return product
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = product(x, self.packed, self.bias, "none", [], "")
+        return found
+
+    def _keeps_bits_alone(self) -> bool:
+        """A single row runs by a kernel of its own, which sums in the others' order where the weight is not
+        deep. Where it does not, the row is given a second one to run with."""
+        with torch.inference_mode():
+            x = torch.randn(2, self.in_features, generator=torch.Generator().manual_seed(3))
+            return torch.equal(self._product(x)[:1], self._product(x[:1]))
+
+
+class Together(nn.Module):
+    """Linear layers that are given the same tensor, run as one at the first one's call."""
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        super().__init__()
+        bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
+        self.linear = PackedLinear(torch.cat([layer.weight for layer in layers]), bias)
+        self._count = self._left = len(layers)  # layers that have not taken their columns yet
+        self._input: torch.Tensor | None = None
+        self._output: torch.Tensor | None = None
+
+    def take(self, x: torch.Tensor, first: int, count: int) -> torch.Tensor:
+        """`count` columns from `first` on of the product with x."""
+        if x is not self._input or self._output is None:
+            self._input, self._output, self._left = x, self.linear(x), self._count
+        columns = self._output.narrow(-1, first, count)
+        self._left -= 1
+        if not self._left:  # nothing is kept from step to step
+            self._input = self._output = None
+        return columns
+
+
+class PackedColumns(nn.Module):
+    """One of the layers that run together."""
+
+    def __init__(self, together: Together, first: int, count: int) -> None:
+        super().__init__()
+        self.together = together
+        self.first, self.out_features = first, count
+        self.in_features = together.linear.in_features
+        self.bias = None  # the product has it
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.together.take(x, self.first, self.out_features)
 
 
 class PackedWeight(torch.Tensor):
@@ -81,6 +126,8 @@ def pack(model: Any) -> None:
 
     The memory of the original weights is freed as it goes."""
     for parent in list(model.modules()):
+        for names in SAME_INPUT:
+            _join(parent, names)
         for name, child in list(parent.named_children()):
             replacement = _packed(child) or placeless(child)
             if replacement is not None:
@@ -94,6 +141,21 @@ def pack(model: Any) -> None:
             module.weight = PackedWeight.of(weight)
     if any(hasattr(module, "packed_up") for module in model.modules()):
         model.set_experts_implementation(EXPERTS_NAME)
+
+
+def _join(parent: nn.Module, names: Sequence[str]) -> None:
+    """Lets the parent's layers of these names run together, where they can."""
+    layers = [parent._modules.get(name) for name in names]
+    if not all(type(layer) is nn.Linear for layer in layers):
+        return
+    linears = cast(list[nn.Linear], layers)
+    if len({(layer.weight.shape[1], layer.bias is None) for layer in linears}) > 1:
+        return
+    together, first = Together(linears), 0
+    for name, layer in zip(names, linears, strict=True):
+        count = layer.weight.shape[0]  # of a divided layer, fewer than it has features
+        setattr(parent, name, PackedColumns(together, first, count))
+        first += count
 
 
 def _packed(module: Any) -> PackedLinear | None:

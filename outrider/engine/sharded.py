@@ -21,7 +21,7 @@ from outrider.engine.ranks import Ranks
 from outrider.engine.step_inputs import StepInputs, Work
 from outrider.engine.step_plan import Kind, StepPlan, decode, encode, encode_works
 from outrider.errors import OutriderError, PeerLost
-from outrider.sampling.sampler import Row, draw
+from outrider.sampling.sampler import Ranked, Row, draw
 from outrider.sampling.sliced import How, choose_sliced, sliced
 from outrider.wire.description import ModelInfo
 
@@ -32,6 +32,8 @@ BEAT_SECONDS = 1.0  # between two signs of life from an idle leader
 
 class ShardedEngine(Engine):
     """One rank's part: all ranks call the same methods with the same arguments."""
+
+    divided = True
 
     def __init__(self, model: Any, info: ModelInfo, num_blocks: int, ranks: Ranks) -> None:
         """`model` holds this rank's weights, joined to the others' by outrider.engine.sharding."""
@@ -111,6 +113,12 @@ class LeadingEngine(ShardedEngine):
             for index, token in zip(whole, drawn, strict=True):
                 chosen[index] = token
         return chosen
+
+    def rank(
+        self, inputs: StepInputs, rows: Sequence[Row], count: int, vocab_size: int | None = None
+    ) -> list[Ranked]:
+        """The tokens alone: how clearly they won is not known in one place."""
+        return [Ranked((token,), (0.5,)) for token in self.choose(inputs, rows, vocab_size)]
 
     async def serve(self, steps: Coroutine[Any, Any, None]) -> None:
         running, lost = asyncio.ensure_future(steps), asyncio.wrap_future(self._lost)

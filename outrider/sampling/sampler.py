@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from outrider.sampling.noise import gumbel, row_key
+from outrider.sampling.noise import gumbel, noisy_argmax, row_key
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.token_counts import TokenCounts
 
-__all__ = ["Drawn", "Row", "TokenCounts", "draw"]
+__all__ = ["Drawn", "Ranked", "Row", "TokenCounts", "draw", "rank"]
 
 SMALLEST_TEMPERATURE = 1e-30  # below it float32 divides by zero; as good as greedy already
 
@@ -74,9 +74,40 @@ def draw(
     return Drawn(tokens, shaped.softmax(-1).gather(1, tokens[:, None])[:, 0])
 
 
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """What a draw says beside its token: how clearly that one won, and which were next. Plain numbers."""
+
+    ids: tuple[int, ...]  # best first: the token drawn, then what would be drawn without those before it
+    shares: tuple[float, ...]  # of each in the softmax of log p' + noise
+
+
+def rank(
+    logits: torch.Tensor, rows: Sequence[Row], count: int, vocab_size: int | None = None
+) -> list[Ranked]:
+    """The `count` best of each row of logits [R, V], by what `draw` takes the largest of."""
+    if vocab_size is not None:
+        logits = logits[:, :vocab_size]
+    scores = logits.clone()
+    _penalize(scores, rows)
+    _add_bias(scores, rows)
+    sampled = [index for index, row in enumerate(rows) if not row.params.greedy]
+    if sampled:
+        index = torch.tensor(sampled, device=logits.device)
+        some = [rows[i] for i in sampled]
+        keys = [row_key(row.params.seed, row.position) for row in some]
+        shaped = _shape(scores[index], some)
+        scores[index] = shaped + gumbel(keys, shaped.shape[1], shaped.device)
+    best = scores.topk(min(count, scores.shape[1]))
+    shares = (best.values - scores.logsumexp(-1, keepdim=True)).exp()
+    return [
+        Ranked(tuple(ids), tuple(of)) for ids, of in zip(best.indices.tolist(), shares.tolist(), strict=True)
+    ]
+
+
 def _noisy_argmax(shaped: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
     keys = [row_key(row.params.seed, row.position) for row in rows]
-    return (shaped + gumbel(keys, shaped.shape[1], shaped.device)).argmax(-1)
+    return noisy_argmax(shaped, keys)
 
 
 def _penalize(logits: torch.Tensor, rows: Sequence[Row]) -> None:

@@ -21,8 +21,10 @@ from outrider.errors import StartupError
 from router.config import RouterConfig
 from verifier.config import VerifierConfig
 
-COMMANDS = {"serve", "generate", "router", "verifier", "drafter", "plan"}
+COMMANDS = {"serve", "generate", "router", "verifier", "drafter", "plan", "bench"}
 SIZES = {"kv_memory": "kv_memory_bytes"}
+NAMES = {**SIZES, "draft_quantization": "quantization"}  # of an option, as the configuration has it
+NO_OPTIONS = {"cache"}  # read from the environment
 
 
 def parameters(command: str) -> dict[str, Any]:
@@ -74,9 +76,9 @@ def test_help_loads_no_heavy_library(arguments: list[str]) -> None:
 def test_options_and_configuration_agree(command: str, config: Any) -> None:
     options = parameters(command)
     fields = {field.name: field for field in dataclasses.fields(config)}
-    assert {SIZES.get(name, name) for name in options} == set(fields)
+    assert {NAMES.get(name, name) for name in options} == set(fields) - NO_OPTIONS
     for name, option in options.items():
-        field = fields[SIZES.get(name, name)]
+        field = fields[NAMES.get(name, name)]
         if name in ("dtype", "threads"):  # found out at the start
             continue
         default = parse_memory(option.default) if name in SIZES else option.default
@@ -176,9 +178,17 @@ def test_a_bad_option_is_one_clear_line(arguments: list[str], code: int, line: s
 
 def test_serve_is_the_role_commands() -> None:
     """Every command line that serve makes is one that the roles understand."""
-    workers = Workers(verifiers=2, drafters=1, device="cuda", dtype="float32", kv_memory="2GiB", threads=3)
+    workers = Workers(
+        verifiers=2,
+        drafters=1,
+        device="cuda",
+        dtype="float32",
+        kv_memory="2GiB",
+        threads=3,
+        lock_step=True,
+    )
     models = Models("t", "d", "name")
-    children = [router_child("127.0.0.1", 0, 0, 5, 7), *worker_children(models, workers, "127.0.0.1:9")]
+    children = [router_child("127.0.0.1", 0, 0, 5, 7, True), *worker_children(models, workers, "127.0.0.1:9")]
     assert [(child.name, child.restart) for child in children] == [
         ("router", False),
         ("verifier-1", True),
@@ -196,6 +206,7 @@ def test_serve_is_the_role_commands() -> None:
             assert (values["router"], values["device"], values["threads"]) == ("127.0.0.1:9", "cuda", 3)
             assert values["kv_memory"] == "2GiB"
             assert values["dtype"].value == "float32"
+        assert values.get("lock_step", True)
     assert children[1].command == children[2].command
 
 

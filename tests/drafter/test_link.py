@@ -7,9 +7,9 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+from drafter.drafting import Drafting
 from drafter.link import VerifierLink
-from drafter.session import DraftSession, DraftSpec
-from drafter.stepper import Drafting
+from drafter.session import DraftSession, DraftSpec, Guess
 from outrider.rpc import Identity, Role, bind, new_server
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
@@ -80,11 +80,12 @@ async def test_sessions_are_attached_anew_after_the_stream_broke_while_the_draft
         batch = await until_attached(listener, stream)
         assert [attach.session_id for attach in batch.attach] == [b"s" * 16]
         assert [draft.base for draft in batch.drafts] == [2]  # and acknowledges what it knows
-    one.session.extend(7)
+    one.session.extend(Guess(7, 0.9, 0.5, 0, 0.5))
     link.changed(one)
     async with asyncio.timeout(20):
         number, batch = await listener.heard.get()
-    assert (number, list(batch.drafts[0].tokens)) == (3, [7])
+    draft = batch.drafts[0]
+    assert (number, list(draft.tokens), draft.survival) == (3, [7], bytes([128]))
     await link.close()
     await server.stop(0)
 

@@ -52,9 +52,37 @@ class Memory:
             with pytest.raises(ValueError, match="sealed"):
                 self.pool.truncate(table, length)
             return
+        if length < table.length and length % BLOCK and self._shared(table.blocks[length // BLOCK]):
+            with pytest.raises(ValueError, match="is shared"):
+                self.pool.truncate(table, length)
+            return
         self.pool.truncate(table, length)
         del self.logs[index][length:]
         self.committed[index] = min(self.committed[index], length)
+
+    def fork(self, index: int, length: int) -> None:
+        """A branch, whose partly filled block is copied as an engine would."""
+        table = self.tables[index]
+        if length < table.sealed:
+            with pytest.raises(ValueError, match="sealed"):
+                self.pool.fork(table, length)
+            return
+        before = self.pool.available
+        try:
+            branch, copy = self.pool.fork(table, length)
+        except OutOfBlocks:
+            assert self.pool.available == before
+            return
+        if copy is not None:
+            for offset in range(length % BLOCK):
+                self.slots[copy[1], offset] = self.slots[copy[0], offset]
+        self.tables.append(branch)
+        self.logs.append(self.logs[index][:length])
+        self.committed.append(min(self.committed[index], length))
+
+    def _shared(self, block: int) -> bool:
+        holders = sum(block in table.blocks for table in self.tables)
+        return holders > 1 or self.pool._digests[block] is not None
 
     def close(self, index: int) -> None:
         table = self.tables.pop(index)
@@ -100,6 +128,12 @@ class BookKeeping(RuleBasedStateMachine):
             self.memory.truncate(index, data.draw(st.integers(0, len(self.memory.logs[index]))))
 
     @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        if self.memory.tables:
+            index = data.draw(st.integers(0, len(self.memory.tables) - 1))
+            self.memory.fork(index, data.draw(st.integers(0, len(self.memory.logs[index]))))
+
+    @rule(data=st.data())
     def close(self, data: st.DataObject) -> None:
         if self.memory.tables:
             self.memory.close(data.draw(st.integers(0, len(self.memory.tables) - 1)))
@@ -126,8 +160,10 @@ def test_nothing_leaks_in_ten_thousand_operations() -> None:
             shared += memory.tables[-1].length
         elif action < 0.7:
             memory.append(index, [rng.randrange(2) for _ in range(rng.randrange(1, 10))], rng.random() < 0.7)
-        elif action < 0.85:
+        elif action < 0.8:
             memory.truncate(index, rng.randrange(len(memory.logs[index]) + 1))
+        elif action < 0.85:
+            memory.fork(index, rng.randrange(len(memory.logs[index]) + 1))
         else:
             memory.close(index)
         memory.check()

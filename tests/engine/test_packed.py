@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -12,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from outrider.engine.invariance import linears_keep_bits
-from outrider.engine.packed import MAX_ROWS, PackedLinear, PackedWeight, pack
+from outrider.engine.packed import MAX_ROWS, PackedColumns, PackedLinear, PackedWeight, pack
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -67,3 +68,41 @@ def test_every_kind_of_matrix_is_packed(checkpoint: Callable[..., Path]) -> None
         ]
         assert not left and not matrices
         torch.testing.assert_close(model(input_ids=ids).logits, expected, rtol=1e-3, atol=1e-3)
+
+
+class Projections(nn.Module):
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(32, width, bias=bias) for width in (48, 16, 8))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_layers_given_the_same_tensor_run_once(bias: bool) -> None:
+    layers = Projections(bias).requires_grad_(False)
+    x, y = random(5, 32), random(5, 32, seed=1)
+    expected = {name: (layer(x), layer(y)) for name, layer in layers.named_children()}
+    pack(layers)
+    runs = []
+    layers.q_proj.together.linear.register_forward_hook(lambda *_: runs.append(1))
+    for turn in (0, 1, 0):
+        for name, layer in layers.named_children():
+            assert isinstance(layer, PackedColumns)
+            torch.testing.assert_close(layer((x, y)[turn]), expected[name][turn], rtol=1e-5, atol=1e-5)
+    assert len(runs) == 3
+    assert layers.q_proj.together._output is None  # nothing is kept
+    for name, layer in layers.named_children():  # and each may be given a tensor of its own
+        torch.testing.assert_close(layer(x.clone()), expected[name][0], rtol=1e-5, atol=1e-5)
+
+
+def test_layers_that_differ_in_what_they_take_stay_apart() -> None:
+    layers = Projections(False).requires_grad_(False)
+    layers.v_proj = nn.Linear(16, 8)
+    pack(layers)
+    assert [type(layer) for layer in layers.children()] == [PackedLinear] * 3
+
+
+@pytest.mark.parametrize("width", [32, 384, 7008])
+def test_one_row_has_the_bits_of_many(width: int) -> None:
+    layer = PackedLinear(random(24, width), None)
+    x = random(3, width, seed=1)
+    assert torch.equal(layer(x[1]), layer(x)[1])

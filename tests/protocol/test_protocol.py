@@ -8,7 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from drafter.session import DraftSession, DraftSpec
+from drafter.branches import MOST_BRANCHES
+from drafter.session import Alternative, Branch, DraftSession, DraftSpec, Guess
+from drafter.survival import on_the_wire
+from outrider.engine.kv_blocks import BlockTable
 from outrider.sampling.params import SamplingParams
 from verifier.session import DraftFate, Session, SessionSpec
 
@@ -27,9 +30,16 @@ def target_token(prefix: tuple[int, ...]) -> int:
     return digest(prefix, b"target") % VOCAB
 
 
-def draft_token(prefix: tuple[int, ...]) -> int:
-    """Agrees with the target about two times in three."""
-    return target_token(prefix) if digest(prefix, b"agrees") % 3 else digest(prefix, b"draft") % VOCAB
+def draft(prefix: tuple[int, ...]) -> Guess:
+    """Agrees with the target about two times in three; most other times one of its alternatives does."""
+    right, other = target_token(prefix), digest(prefix, b"draft") % VOCAB
+    token = right if digest(prefix, b"agrees") % 3 else other
+    instead = [other if token == right else right, (other + 1) % VOCAB]
+    alternatives = tuple(Alternative(each, 0.5, 0.5) for each in instead if each != token)
+    return Guess(token, 0.6, 0.6, 0, 0.6, alternatives)
+
+
+Message = tuple[int, list[int], list[int], bytes]  # base, tokens, parents, survival
 
 
 def reference(length: int) -> list[int]:
@@ -49,10 +59,11 @@ class Link(RuleBasedStateMachine):
         self.drafter = DraftSession(
             DraftSpec(spec.session_id, PROMPT, (), sampling, MAX_TOKENS, b"", VOCAB), WINDOW
         )
-        self.drafts: list[tuple[int, tuple[int, ...]]] = []  # on their way
+        self.drafts: list[Message] = []  # on their way
         self.commits: list[tuple[int, tuple[int, ...]]] = []
-        # What of the tokens is in its KV cache, by what apply() says stands:
+        # What of the tokens is in its KV cache, by what apply() says stands; and the same for branches:
         self.cache: list[int] = []
+        self.caches: dict[Branch, list[int]] = {}
 
     # -- what the processes do --
 
@@ -60,13 +71,40 @@ class Link(RuleBasedStateMachine):
     @rule()
     def draft(self) -> None:
         self.cache.extend(self.drafter.uncached(len(self.cache)))
-        self.drafter.extend(draft_token((*self.drafter.log, *self.drafter.drafted)))
+        self.drafter.extend(draft(tuple(self.cache)))
+        self.tell_verifier()
+
+    @precondition(lambda self: self.drafter.drafted)
+    @rule(data=st.data())
+    def draft_on_a_branch(self, data: st.DataObject) -> None:
+        session = self.drafter
+        index = data.draw(st.integers(0, len(session.drafted) - 1))
+        at, guess = len(session.log) + index, session.drafted[index]
+        rank = data.draw(st.integers(0, len(guess.alternatives) - 1))
+        branch = next((b for b in session.branches if (b.at, b.rank) == (at, rank)), None)
+        if branch is None:
+            if len(session.branches) >= MOST_BRANCHES or at > len(self.cache):
+                return
+            branch = Branch(at, rank, guess.alternatives[rank].token, BlockTable(length=at))
+            session.branches.append(branch)
+            self.caches[branch] = self.cache[:at]
+        self.caches[branch] += branch.uncached()
+        branch.table.length = len(self.caches[branch])
+        session.extend(draft(tuple(self.caches[branch])), branch)
+        self.tell_verifier()
+
+    @rule()
+    def reconnect(self) -> None:
+        """What was on its way is lost, and everything is told again."""
+        self.drafts.clear()
+        self.commits.clear()
+        self.drafter.tell_anew()
         self.tell_verifier()
 
     @precondition(lambda self: self.verifier.room > 0)
     @rule()
     def verify(self) -> None:
-        path = self.verifier.path()
+        path, _ = self.verifier.path()
         log = tuple(self.verifier.log)
         chosen = [target_token((*log, *path[:j])) for j in range(len(path) + 1)]
         self.verifier.resolve(path, chosen)
@@ -79,8 +117,8 @@ class Link(RuleBasedStateMachine):
     @rule(data=st.data(), repeat=st.booleans())
     def deliver_draft(self, data: st.DataObject, repeat: bool) -> None:
         index = data.draw(st.integers(0, len(self.drafts) - 1))
-        base, tokens = self.drafts[index] if repeat else self.drafts.pop(index)
-        assert self.verifier.offer(base, tokens, (), b"") in (DraftFate.TAKEN, DraftFate.STALE)
+        message = self.drafts[index] if repeat else self.drafts.pop(index)
+        assert self.verifier.offer(*message) in (DraftFate.TAKEN, DraftFate.STALE)
 
     @precondition(lambda self: self.commits)
     @rule(data=st.data(), repeat=st.booleans())
@@ -118,8 +156,15 @@ class Link(RuleBasedStateMachine):
         assert self.drafter.log == self.verifier.log[: len(self.drafter.log)]
 
     @invariant()
-    def the_cache_holds_what_it_should(self) -> None:
-        assert self.cache == [*self.drafter.log, *self.drafter.drafted][: len(self.cache)]
+    def the_caches_hold_what_they_should(self) -> None:
+        session = self.drafter
+        trunk = [*session.log, *(guess.token for guess in session.drafted)]
+        assert self.cache == trunk[: len(self.cache)]
+        assert len(self.cache) >= len(session.log) - 1 or not session.drafted
+        assert self.caches.keys() == set(session.branches)
+        for branch, cache in self.caches.items():
+            path = [*trunk[: branch.at], branch.token, *(guess.token for guess in branch.guesses)]
+            assert cache == path[:-1]
 
     def teardown(self) -> None:
         """After quiet, a few undisturbed exchanges bring the drafter to the log's end."""
@@ -127,19 +172,32 @@ class Link(RuleBasedStateMachine):
         self.commits.clear()
         for _ in range(3):
             self.tell_verifier()
-            for base, tokens in self.drafts:
-                self.verifier.offer(base, tokens, (), b"")
+            for message in self.drafts:
+                self.verifier.offer(*message)
             self.drafts.clear()
             base = self.verifier.acknowledged
             self.take(base, tuple(self.verifier.log[base:]))
         assert self.drafter.log == self.verifier.log
+        self.drafter.tell_anew()
+        self.tell_verifier()
+        self.verifier.offer(*self.drafts[-1])  # and the verifier to all that is drafted
+        guessed, tree = [guess.token for guess in self.drafter.drafted], self.verifier.tree
+        for branch in self.drafter.branches[:1]:
+            tree.advance([*guessed[: branch.at - len(self.drafter.log)], branch.token])
+            assert tree.size >= 1  # and what follows it
 
     def take(self, base: int, tokens: tuple[int, ...]) -> None:
-        standing = self.drafter.apply(base, tokens)
-        del self.cache[standing:]
+        verdict = self.drafter.apply(base, tokens)
+        for branch in verdict.dropped:
+            del self.caches[branch]
+        if verdict.adopted is not None:
+            self.cache = self.caches.pop(verdict.adopted)
+        del self.cache[verdict.standing :]
 
     def tell_verifier(self) -> None:
-        self.drafts.append((len(self.drafter.log), tuple(self.drafter.drafted)))
+        base = len(self.drafter.log)
+        tokens, parents, survival = self.drafter.tell()
+        self.drafts.append((base, tokens, parents, on_the_wire(survival)))
 
 
 TestLink = Link.TestCase

@@ -31,9 +31,17 @@ def test_drafts_that_are_worth_more_than_the_time_until_they_come_are_waited_for
 
 
 def test_the_busier_the_verifier_the_dearer_the_wait() -> None:
-    """.8 tokens in .02 s are worth it up to 40 tokens/s, 1.44 in .03 s up to 48, and so on for five."""
-    assert start(10.0, awaited(), goodput=44.0) > 10.0
-    assert start(10.0, awaited(), goodput=60.0) == 10.0
+    """Of .8, 1.44, 1.952 tokens in .02, .03, .04 s, what lasts is 1 - .2 * .02 goodput: the three are worth
+    it up to 1.952 / (.04 + 1.952 * .004) = 40.8 tokens/s, fewer or more of them up to less."""
+    assert start(10.0, awaited(), goodput=40.5) > 10.0
+    assert start(10.0, awaited(), goodput=41.2) == 10.0
+
+
+def test_what_stands_for_the_next_step_anyway_is_not_waited_for_at_its_full_worth() -> None:
+    """One token at most is due, in .02 s."""
+    slow = awaited(acceptance=0.6, wanted=1, lead=0.02)
+    assert start(10.0, slow, goodput=23.0) > 10.0  # .6 * (1 - .4 * .46) = .49 > .46
+    assert start(10.0, slow, goodput=26.0) == 10.0  # .6 * (1 - .4 * .52) = .475 < .52, though .6 is more
 
 
 def test_a_drafter_whose_guesses_are_wrong_is_not_waited_for() -> None:

@@ -1,0 +1,328 @@
+"""What the engine reaches on a GPU: everything in one command, in a few minutes.
+
+    python benchmarks/gpu.py --write benchmarks/results/gpu-NAME.json
+
+Measures the device's ceilings (a large copy, a large matrix product), the attention kernels at hand against
+one another, the cost T(n) of a step with n tokens on a target of the shape of Llama 3.1 8B, how much of the
+copy's bandwidth a single stream reaches, how long the device waits for the host between two steps, and tokens
+a second at several batch sizes with and without drafts. The large target's weights are random and made on the
+device: what a step costs does not depend on them. Exactness is measured on the demo target, which is trained.
+
+Drafts here cost nothing and are accepted by the toss of a coin, at the given rate: the figures are those of
+the target's side, planning and messages apart. `--device cpu` runs a tiny model through the same code.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.gpu_generate import GREEDY, exactness, generate_rate
+from benchmarks.gpu_report import show
+from benchmarks.gpu_timing import Device, attention_seconds, host_and_device_seconds
+from outrider.engine.engine import Engine, Work
+from outrider.engine.flat_inputs import SIZES
+from outrider.engine.fusing import is_fused
+from outrider.engine.kv_blocks import BlockTable
+from outrider.engine.loading import build_engine, describe
+from outrider.engine.paged_attention import REFERENCE, kernels
+from outrider.engine.paged_engine import PagedEngine, Paging
+from outrider.engine.step_graphs import CudaGraphs, called_again
+from outrider.errors import OutriderError
+from outrider.sampling.sampler import Row
+
+ROOT = Path(__file__).resolve().parent.parent
+CONSOLE = Console()
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large everything is."""
+
+    config: dict[str, int]
+    copy_bytes: int
+    matrix: int  # side of the square matrices that are multiplied
+    context: int  # tokens in the cache of each session
+    step_tokens: tuple[int, ...]
+    batches: tuple[int, ...]
+    steps: int  # that each batch runs
+    repeats: int
+    kernel_cases: tuple[tuple[int, int, int], ...]  # sessions, tokens of each, tokens in the cache
+
+
+LARGE = Scale(
+    {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "max_position_embeddings": 8192,
+    },
+    2**33,
+    8192,
+    256,
+    (1, 2, 3, 5, 8, 9, 16, 32, 33, 64, 128, 192, 256, 384, 512),
+    (1, 8, 32, 128),
+    64,
+    20,
+    ((1, 1, 256), (1, 5, 256), (1, 1, 4096), (32, 5, 1024), (128, 1, 1024), (128, 4, 1024)),
+)
+TINY = Scale(
+    {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 199,
+        "max_position_embeddings": 256,
+    },
+    2**20,
+    64,
+    24,
+    (1, 2, 4),
+    (1, 2),
+    4,
+    2,
+    ((1, 1, 20), (2, 3, 20)),
+)
+
+
+def random_target(
+    scale: Scale, device: Device, drafts: int, fused: bool, tell: Callable[[str], None]
+) -> PagedEngine:
+    """An engine on random weights, with room for every batch."""
+    config = LlamaConfig(**scale.config, tie_word_embeddings=False)  # type: ignore[arg-type]
+    tell("making a target of random weights")
+    torch.manual_seed(0)
+    with device.torch:
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.bfloat16, attn_implementation="eager"
+        ).eval()
+    model.requires_grad_(False)
+    width = config.hidden_size // config.num_attention_heads
+    key_bytes = 4 * config.num_key_value_heads * width * config.num_hidden_layers  # of a token
+    block = 256  # the largest of the kernels'
+    longest = scale.context + (1 + drafts) * (scale.steps + 2)
+    room = (-(-longest // block) + 1) * block
+    if device.is_gpu:
+        paging = Paging(kernels(), CudaGraphs(device.torch), fused)
+    else:
+        paging = Paging([REFERENCE], called_again, fused)
+    engine = build_engine(
+        model,
+        describe(model, "random", "random", str(device.torch)),
+        key_bytes * room * (max(scale.batches) + 1),
+        progress=lambda stage, share: tell(f"{stage} {share:.0%}"),
+        paging=paging,
+    )
+    if not isinstance(engine, PagedEngine) or engine.graphs is None:
+        raise SystemExit("the engine runs without attention kernel or recorded steps here; the log says why")
+    return engine
+
+
+def opened(engine: Engine, sessions: int, length: int) -> list[BlockTable]:
+    """Sessions of that many tokens, whose keys are whatever the pool holds."""
+    tables = [BlockTable() for _ in range(sessions)]
+    for table in tables:
+        engine.pool.extend(table, length)
+    return tables
+
+
+def next_step(engine: Engine, tables: list[BlockTable], tokens: int) -> tuple[list[Work], list[Row]]:
+    """Each session's next `tokens` tokens, whose slots are taken."""
+    works, rows = [], []
+    for index, table in enumerate(tables):
+        start = table.length
+        engine.pool.extend(table, tokens)
+        ids = [(start * 31 + index * 7 + i) % engine.info.vocab_size for i in range(tokens)]
+        works.append(Work(table.blocks, start, ids, tokens))
+        rows += [Row(GREEDY, start + i + 1, None, ()) for i in range(tokens)]
+    return works, rows
+
+
+def close(engine: Engine, tables: list[BlockTable]) -> None:
+    for table in tables:
+        engine.pool.close(table)
+
+
+def curve(
+    engine: PagedEngine, scale: Scale, device: Device, tell: Callable[[str], None]
+) -> dict[int, dict[str, float]]:
+    """T(n): seconds of a step with n tokens, of up to max(batches) sessions."""
+    found = {}
+    for tokens in scale.step_tokens:
+        tell(f"a step of {tokens} tokens")
+        sessions = max(n for n in range(1, max(scale.batches) + 1) if tokens % n == 0)
+        tables = opened(engine, sessions, scale.context)
+        works, rows = next_step(engine, tables, tokens // sessions)
+        wall, busy = host_and_device_seconds(engine, works, rows, device, scale.repeats)
+        found[len(rows)] = {"seconds": wall, "device_seconds": busy, "host_gap": max(0.0, 1 - busy / wall)}
+        close(engine, tables)
+    return found
+
+
+def step_bytes(engine: PagedEngine, context: int) -> int:
+    """Read by a step of one token: all weights but the embedding's other rows, and the session's keys."""
+    embedding = engine.model.get_input_embeddings().weight
+    weights = sum(p.numel() * p.element_size() for p in engine.model.parameters())
+    if engine.model.get_output_embeddings().weight is not embedding:
+        weights -= embedding.numel() * embedding.element_size()
+    return weights + context * engine.kv_pools.bytes_per_block // engine.pool.block_size
+
+
+def rate(
+    engine: PagedEngine, scale: Scale, device: Device, sessions: int, drafts: int, acceptance: float
+) -> dict[str, float]:
+    """Tokens a second of so many streams, each with so many drafts a step, accepted by the toss of a coin."""
+    rng = random.Random(sessions)
+    tables = opened(engine, sessions, scale.context)
+    committed = 0
+    seconds = 0.0
+    for step in range(scale.steps + 2):
+        began = device.now()
+        works, rows = next_step(engine, tables, 1 + drafts)
+        engine.choose(engine.prepare(works), rows)
+        gained = 0
+        for table in tables:
+            accepted = 0
+            while accepted < drafts and rng.random() < acceptance:
+                accepted += 1
+            gained += 1 + accepted
+            engine.pool.truncate(table, table.length - drafts + accepted)
+        if step >= 2:  # the first two warm
+            seconds += device.now() - began
+            committed += gained
+    close(engine, tables)
+    return {"tokens_per_second": committed / seconds, "tokens_per_step": committed / scale.steps / sessions}
+
+
+def rates(
+    engine: PagedEngine,
+    scale: Scale,
+    device: Device,
+    drafts: int,
+    acceptance: float,
+    tell: Callable[[str], None],
+) -> dict[int, dict[str, Any]]:
+    found = {}
+    for sessions in scale.batches:
+        tell(f"{sessions} streams")
+        plain = rate(engine, scale, device, sessions, 0, acceptance)
+        fitting = min(drafts, SIZES[-1] // sessions - 1)  # in a step that is recorded
+        drafted = rate(engine, scale, device, sessions, fitting, acceptance)
+        found[sessions] = {
+            "draft_tokens": fitting,
+            "plain": plain,
+            "drafts": drafted,
+            "speedup": drafted["tokens_per_second"] / plain["tokens_per_second"],
+        }
+    return found
+
+
+def measure(
+    device: Device,
+    scale: Scale,
+    target: Path,
+    drafts: int,
+    acceptance: float,
+    fused: bool,
+    tell: Callable[[str], None],
+) -> dict[str, Any]:
+    result: dict[str, Any] = {"exactness": exactness(device, target, tell)}
+    tell("the device's ceilings")
+    result["ceilings"] = {
+        "copy_bytes_per_second": device.copy_bandwidth(scale.copy_bytes),
+        "flop_per_second": device.matrix_rate(scale.matrix),
+    }
+    tell("attention kernels")
+    result["attention"] = list(attention_cases(scale, device))
+    engine = random_target(scale, device, drafts, fused, tell)
+    result["target"] = {
+        "parameters": engine.info.parameters,
+        "kernel": engine.kernel.name,
+        "fused": fused and is_fused(engine.model),
+        "context": scale.context,
+        **scale.config,
+    }
+    result["curve"] = curve(engine, scale, device, tell)
+    single = result["curve"][1]
+    per_second = step_bytes(engine, scale.context) / single["seconds"]
+    result["single_stream"] = {
+        "bytes": step_bytes(engine, scale.context),
+        "share_of_copy_bandwidth": per_second / result["ceilings"]["copy_bytes_per_second"],
+        "host_gap": single["host_gap"],
+    }
+    result["batches"] = rates(engine, scale, device, drafts, acceptance, tell)
+    result["drafts"] = {"acceptance": acceptance, "accepted_by": "the toss of a coin"}
+    result["generate_tokens_per_second"] = generate_rate(
+        engine, device, scale.context, scale.steps // 2, tell
+    )
+    return result
+
+
+def attention_cases(scale: Scale, device: Device) -> Iterator[dict[str, Any]]:
+    config = scale.config
+    for kernel in kernels() if device.is_gpu else [REFERENCE]:
+        for sessions, tokens, context in scale.kernel_cases:
+            try:
+                seconds, read = attention_seconds(
+                    kernel, device, config, sessions, tokens, context, scale.repeats
+                )
+            except Exception as error:  # a kernel may not have been built for this device
+                CONSOLE.print(f"the {kernel.name} kernel does not run: {str(error).splitlines()[0]}")
+                break
+            case = {"kernel": kernel.name, "sessions": sessions, "tokens": tokens, "context": context}
+            yield {**case, "seconds": seconds, "bytes_per_second": read / seconds}
+
+
+def main(
+    device: Annotated[str, typer.Option(help="cuda, cuda:N, or cpu: a dry run with a tiny model.")] = "cuda",
+    target: Annotated[Path, typer.Option(help="Trained checkpoint for the check of exactness.")] = ROOT
+    / "demo/models/target",
+    drafts: Annotated[int, typer.Option(min=1, max=31, help="Draft tokens of a stream in a step.")] = 4,
+    acceptance: Annotated[float, typer.Option(min=0, max=1, help="How often a draft is right.")] = 0.8,
+    fuse: Annotated[bool, typer.Option(help="Join the layers' small operations by torch.compile.")] = True,
+    write: Annotated[Path | None, typer.Option(help="File to keep the result in, as JSON.")] = None,
+) -> None:
+    """Measure the engine on a GPU."""
+    logging.basicConfig(level=logging.WARNING)
+    chosen = Device.named(device)
+    try:
+        with Progress(console=CONSOLE, transient=True) as progress:
+            task = progress.add_task("starting", total=None)
+            result = measure(
+                chosen,
+                LARGE if chosen.is_gpu else TINY,
+                target,
+                drafts,
+                acceptance,
+                fuse,
+                lambda stage: progress.update(task, description=stage),
+            )
+    except OutriderError as error:
+        raise SystemExit(error.message) from None
+    result = {"command": "python " + " ".join(sys.argv), "device": asdict(chosen.about()), **result}
+    show(result, CONSOLE)
+    if write is not None:
+        write.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,52 @@
+"""What benchmarks/gpu.py found, as tables, against what is asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+SHARE_GOAL = 0.8  # of the copy's bandwidth, at batch 1
+GAP_GOAL = 0.05  # of a step, in which the device waits for the host
+TEXT_GOAL = 0.98  # of the tokens; the rest are near-ties
+
+
+def goals(result: dict[str, Any]) -> list[tuple[str, float, str, bool]]:
+    """What is asked for, what was found, and whether it is met."""
+    share = result["single_stream"]["share_of_copy_bandwidth"]
+    gap = result["single_stream"]["host_gap"]
+    text = result["exactness"]["share_of_tokens_as_generate"]
+    return [
+        ("share of copy bandwidth at batch 1", share, f">= {SHARE_GOAL}", share >= SHARE_GOAL),
+        ("host gap between steps at batch 1", gap, f"<= {GAP_GOAL}", gap <= GAP_GOAL),
+        ("tokens as generate's", text, f">= {TEXT_GOAL}", text >= TEXT_GOAL),
+    ]
+
+
+def show(result: dict[str, Any], console: Console) -> None:
+    """The figures as tables."""
+    copied, product = result["ceilings"]["copy_bytes_per_second"], result["ceilings"]["flop_per_second"]
+    console.print(f"copy {copied / 1e12:.2f} TB/s, matrix product {product / 1e12:.0f} TFLOP/s")
+    console.print(f"generate, one stream: {result['generate_tokens_per_second']:.0f} tokens/s")
+    steps = Table("tokens", "step ms", "on the device", "over one token", "host gap")
+    first = next(iter(result["curve"].values()))["seconds"]
+    for tokens, cost in result["curve"].items():
+        milliseconds = (f"{cost[key] * 1e3:.2f}" for key in ("seconds", "device_seconds"))
+        steps.add_row(str(tokens), *milliseconds, f"{cost['seconds'] / first:.2f}", f"{cost['host_gap']:.1%}")
+    batches = Table("streams", "plain tokens/s", "with drafts", "speed-up")
+    for sessions, found in result["batches"].items():
+        both = (f"{found[key]['tokens_per_second']:.0f}" for key in ("plain", "drafts"))
+        batches.add_row(str(sessions), *both, f"{found['speedup']:.2f}")
+    attention = Table("kernel", "sessions", "tokens", "in the cache", "us", "GB/s")
+    for case in result["attention"]:
+        attention.add_row(
+            *(str(case[key]) for key in ("kernel", "sessions", "tokens", "context")),
+            f"{case['seconds'] * 1e6:.0f}",
+            f"{case['bytes_per_second'] / 1e9:.0f}",
+        )
+    asked = Table("goal", "found", "asked for", "met")
+    for name, found, wanted, met in goals(result):
+        asked.add_row(name, f"{found:.3f}", wanted, "yes" if met else "no")
+    for table in (attention, steps, batches, asked):
+        console.print(table)

@@ -1,0 +1,169 @@
+"""Timing on a device: its ceilings, a kernel, a step. The parts of benchmarks/gpu.py that hold the clock."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+
+import torch
+
+from outrider.engine.attention import LayerAttention
+from outrider.engine.engine import Work
+from outrider.engine.flat_inputs import exact, flatten, on_device
+from outrider.engine.paged_attention import Kernel
+from outrider.engine.paged_engine import PagedEngine
+from outrider.engine.step_graphs import CudaGraphs
+from outrider.sampling.sampler import Row
+
+CACHE_BYTES = 2**28  # of keys and values among which a kernel's runs take turns, so that no cache holds them
+
+
+@dataclass(frozen=True)
+class About:
+    """What was measured on."""
+
+    name: str
+    python: str
+    torch: str
+    transformers: str
+    cuda: str | None
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU; or a CPU, for a dry run."""
+
+    torch: torch.device
+
+    @classmethod
+    def named(cls, name: str) -> Device:
+        """Raises SystemExit, in one sentence, where there is no such device."""
+        if name.startswith("cuda") and not torch.cuda.is_available():
+            raise SystemExit(
+                "there is no CUDA device here, or torch was built without CUDA; "
+                "--device cpu makes a dry run with a tiny model"
+            )
+        try:
+            device = torch.device(name)
+        except RuntimeError:
+            raise SystemExit(f"--device {name} is not a device; give cuda, cuda:N or cpu") from None
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        return cls(device)
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.torch.type == "cuda"
+
+    def about(self) -> About:
+        name = torch.cuda.get_device_name(self.torch) if self.is_gpu else platform.processor() or "CPU"
+        versions = version("torch"), version("transformers")
+        return About(name, platform.python_version(), *versions, torch.version.cuda)
+
+    def now(self) -> float:
+        """Seconds, once everything that was asked of the device is done."""
+        if self.is_gpu:
+            torch.cuda.synchronize(self.torch)
+        return time.perf_counter()
+
+    def seconds(self, function: Callable[[], object], repeats: int) -> float:
+        """Median of single runs, between events of the device, after two to warm."""
+        for _ in range(2):
+            function()
+        if not self.is_gpu:
+            return statistics.median(self._timed(function) for _ in range(repeats))
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(2 * repeats)]
+        for begin, end in zip(events[::2], events[1::2], strict=True):
+            begin.record()
+            function()
+            end.record()
+        torch.cuda.synchronize(self.torch)
+        return statistics.median(
+            begin.elapsed_time(end) / 1e3 for begin, end in zip(events[::2], events[1::2], strict=True)
+        )
+
+    def _timed(self, function: Callable[[], object]) -> float:
+        began = time.perf_counter()
+        function()
+        return time.perf_counter() - began
+
+    def copy_bandwidth(self, size: int) -> float:
+        """Bytes a second, read and written, of a large copy."""
+        source = torch.ones(size // 2, dtype=torch.bfloat16, device=self.torch)
+        target = torch.empty_like(source)
+        return 2 * size / self.seconds(lambda: target.copy_(source), 10)
+
+    def matrix_rate(self, side: int) -> float:
+        """Operations a second of a large bfloat16 product of random numbers."""
+        a, b = torch.randn(2, side, side, dtype=torch.bfloat16, device=self.torch)
+        return 2 * side**3 / self.seconds(lambda: a @ b, 10)
+
+
+def host_and_device_seconds(
+    engine: PagedEngine, works: Sequence[Work], rows: Sequence[Row], device: Device, repeats: int
+) -> tuple[float, float]:
+    """Of a step: with building its inputs, drawing and bringing the tokens back; and what the device is busy,
+    which shows when steps are asked for without waiting for their tokens."""
+    graphs = engine.graphs
+    assert graphs is not None
+    for _ in range(2):
+        engine.choose(engine.prepare(works), rows)
+    single = []
+    for _ in range(repeats):
+        began = device.now()
+        engine.choose(engine.prepare(works), rows)
+        single.append(time.perf_counter() - began)
+    step = engine.prepare(works)
+    began = device.now()
+    for _ in range(repeats):
+        graphs.run(step)
+    busy = (device.now() - began) / repeats
+    return statistics.median(single), busy
+
+
+def attention_seconds(
+    kernel: Kernel,
+    device: Device,
+    config: dict[str, int],
+    sessions: int,
+    tokens: int,
+    context: int,
+    repeats: int,
+) -> tuple[float, int]:
+    """Of one layer's attention, and the bytes of keys and values that it has to read."""
+    heads, key_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    width = config["hidden_size"] // heads
+    pages = -(-(context + tokens) // kernel.block_size)
+    read = 4 * sessions * (context + tokens) * key_heads * width
+    sets = max(1, min(16, CACHE_BYTES // read))
+    blocks = sets * sessions * pages
+    pool = (blocks + 1, kernel.block_size, key_heads, width)
+    keys, values = (torch.randn(pool, dtype=torch.bfloat16, device=device.torch) for _ in range(2))
+    query = torch.randn(sessions * tokens, heads, width, dtype=torch.bfloat16, device=device.torch)
+    how = LayerAttention(heads, key_heads, width, width, None, width**-0.5, None)
+    inputs = []
+    for turn in range(sets):
+        works = [
+            Work(
+                range((turn * sessions + s) * pages, (turn * sessions + s + 1) * pages),
+                context,
+                [0] * tokens,
+                1,
+            )
+            for s in range(sessions)
+        ]
+        step = flatten(works, exact(works), block_size=kernel.block_size, scratch_block=blocks)
+        inputs.append(on_device(step, device.torch, kernel))
+
+    def all_sets() -> None:
+        for one in inputs:
+            kernel.attend(query, keys, values, one, how)
+
+    with torch.inference_mode():
+        # Recorded, since a kernel of some microseconds would wait for the host to ask for it.
+        again = CudaGraphs(device.torch)(all_sets) if device.is_gpu else all_sets
+        return device.seconds(again, repeats) / sets, read

@@ -1,0 +1,205 @@
+"""What the verifier does around the forward pass: reads drafts, plans, reconciles, writes messages.
+
+The real service and stepper, spoken to over gRPC by a router and a drafter in a process of their own, with an
+engine that knows its answers without work. What is measured is the processor time of the event loop's thread,
+so that nothing else that the machine does is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from outrider.engine.engine import Engine, Work
+from outrider.engine.kv_blocks import BlockPool
+from outrider.engine.scheduler import Candidate, Limits, plan
+from outrider.rpc import Identity, Role, bind, channel, new_server
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.sampler import Row
+from outrider.v1 import verifier_pb2, verifier_pb2_grpc
+from outrider.wire.codec import sampling_to_wire
+from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
+from verifier.admission import admit
+from verifier.price import StepTime
+from verifier.service import VerifierService
+from verifier.stepper import Stepper, StepReport
+
+KEY = b"k" * 16
+WARM_UP = 8  # steps
+STEPS = 24
+STEP_SECONDS = 0.05  # long enough for the peers to answer in
+BLOCK = 16
+MEMORY_BOUND = {1: 0.04, 1024: 0.05}  # so that every draft is admitted
+
+
+def text(position: int, vocab_size: int) -> int:
+    """The token at a position, of every session."""
+    return position * 31 % vocab_size
+
+
+class ScriptedEngine(Engine):
+    """The target's answers without its work."""
+
+    def __init__(self, info: ModelInfo, num_blocks: int) -> None:
+        self.info = info
+        self.pool = BlockPool(num_blocks, BLOCK)
+
+    def prepare(self, works: Sequence[Work]) -> Any:
+        return works
+
+    def choose(self, inputs: Any, rows: Sequence[Row], vocab_size: int | None = None) -> list[int]:
+        time.sleep(STEP_SECONDS)  # in which the peers do their part
+        return [
+            text(work.start + index + 1, self.info.vocab_size)
+            for work in inputs
+            for index in range(len(work.tokens) - work.rows, len(work.tokens))
+        ]
+
+
+def microseconds(
+    info: ModelInfo, tokenizer: TokenizerFiles, sessions: int, length: int, drafts: int, messages: int
+) -> float:
+    """A session and a step: of `sessions` that begin with `length` tokens, with `drafts` draft tokens each in
+    every step. What the drafter sends while one runs comes in so many messages; half of it is overtaken."""
+    return asyncio.run(_measured(info, tokenizer, sessions, length, drafts, messages)) / sessions * 1e6
+
+
+async def _measured(
+    info: ModelInfo, tokenizer: TokenizerFiles, sessions: int, length: int, drafts: int, messages: int
+) -> float:
+    longest = length + (WARM_UP + STEPS) * 2 * (drafts + 1)
+    engine = ScriptedEngine(info, sessions * (longest // BLOCK + 2))
+    identity = Identity(Role.VERIFIER, "v", 1, info.fingerprint, tokenizer.hash)
+    service = VerifierService(WorkerInfo(identity, info, engine.pool.num_blocks, BLOCK), tokenizer)
+    verified: list[int] = []  # in each step
+    warm, over = asyncio.Event(), asyncio.Event()
+
+    def on_step(report: StepReport) -> None:
+        service.on_step(report)
+        verified.append(sum(outcome.verified for _, outcome in report.outcomes))
+        if len(verified) == WARM_UP:
+            warm.set()
+        elif len(verified) == WARM_UP + STEPS:
+            over.set()
+
+    stepper = Stepper(
+        engine,
+        Limits(2**20, 2**20),
+        on_step,
+        time.monotonic,
+        lambda now, *_: now,
+        StepTime.measured(MEMORY_BOUND),
+    )
+    service.use(stepper)
+    server = new_server()
+    verifier_pb2_grpc.add_VerifierServicer_to_server(service, server)
+    address = bind(server, "127.0.0.1", 0)
+    await server.start()
+    running = asyncio.create_task(stepper.run())
+    numbers = [sessions, length, longest, drafts, messages, info.vocab_size]
+    peers = await asyncio.create_subprocess_exec(
+        sys.executable, __file__, address, tokenizer.hash, *map(str, numbers)
+    )
+    try:
+        await warm.wait()
+        began = time.thread_time()
+        await over.wait()
+        seconds = (time.thread_time() - began) / STEPS
+    finally:
+        peers.kill()
+        await peers.wait()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await server.stop(0)
+    share = sum(verified[WARM_UP:]) / (len(verified) - WARM_UP) / (sessions * drafts)
+    assert share > 0.7, f"only {share:.0%} of the drafts were verified"
+    return seconds
+
+
+async def _talk(address: str, tokenizer_hash: str, numbers: Sequence[int]) -> None:
+    sessions, length, longest, drafts, messages, vocab_size = numbers
+    async with channel(address) as connection:
+        peers = _Peers(verifier_pb2_grpc.VerifierStub(connection), vocab_size, tokenizer_hash)
+        await peers.open(sessions, length, longest, drafts)
+        while True:
+            await peers.draft(drafts, messages)
+
+
+class _Peers:
+    """A router and a drafter."""
+
+    def __init__(self, stub: Any, vocab_size: int, tokenizer_hash: str) -> None:
+        self._stub, self._vocab_size, self._hash = stub, vocab_size, tokenizer_hash
+        self._commands: asyncio.Queue[Any] = asyncio.Queue()
+        self._batches: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def open(self, sessions: int, length: int, longest: int, k: int) -> None:
+        self._router = self._stub.Sessions(_all(self._commands))
+        self._drafter = self._stub.Speculate(_all(self._batches))
+        hello = Identity(Role.ROUTER, "router", 1, "", "").hello()
+        self._commands.put_nowait(verifier_pb2.VerifierCommand(hello=hello))
+        hello = Identity(Role.DRAFTER, "drafter", 1, "", self._hash).hello()
+        self._batches.put_nowait(verifier_pb2.DraftBatch(hello=hello))
+        await self._router.read()
+        await self._drafter.read()
+        self._reading = asyncio.create_task(self._read_events())
+        ids = [number.to_bytes(16, "big") for number in range(sessions)]
+        attach = [verifier_pb2.Attach(session_id=each, draft_key=KEY) for each in ids]
+        self._batches.put_nowait(verifier_pb2.DraftBatch(attach=attach))
+        prompt = [text(position, self._vocab_size) for position in range(length)]
+        for each in ids:
+            opened = verifier_pb2.OpenSession(
+                session_id=each,
+                prompt=prompt,
+                sampling=sampling_to_wire(SamplingParams(temperature=0.0)),
+                max_tokens=longest - length,
+                num_speculative_tokens=k,
+                draft_key=KEY,
+            )
+            self._commands.put_nowait(verifier_pb2.VerifierCommand(open=opened))
+
+    async def _read_events(self) -> None:
+        while await self._router.read():
+            pass
+
+    async def draft(self, count: int, messages: int) -> None:
+        """Drafts for what the next commits say, a longer part of it in each message."""
+        batch = await self._drafter.read()
+        ahead = 2 * count + 1  # of which the step under way commits the first half
+        for number in range(1, messages + 1):
+            told = ahead * number // messages
+            drafts = verifier_pb2.DraftBatch(stamp_us=1)
+            for commit in batch.commits:
+                base = commit.base + len(commit.tokens)
+                tokens = [text(position, self._vocab_size) for position in range(base, base + told)]
+                survival = bytes(250 - 5 * index for index in range(told))
+                drafts.drafts.add(session_id=commit.session_id, base=base, tokens=tokens, survival=survival)
+            self._batches.put_nowait(drafts)
+
+
+async def _all(queue: asyncio.Queue[Any]) -> AsyncIterator[Any]:
+    while True:
+        yield await queue.get()
+
+
+def plan_milliseconds(sessions: int, drafts: int, rounds: int = 50) -> float:
+    """Who runs in a step and with how many draft tokens: the pure part, the fastest of some rounds."""
+    survival = [[0.95 ** (1 + depth + number % 7) for depth in range(drafts)] for number in range(sessions)]
+    step_time = StepTime.measured({1: 0.037, 8: 0.045, 16: 0.063, 64: 0.168})
+    fastest = float("inf")
+    for _ in range(rounds):
+        began = time.perf_counter()
+        counts = admit(survival, sessions, sessions, step_time, 2048).counts
+        plan([Candidate(1, count, 500, 32) for count in counts], 10**6, Limits(2048))
+        fastest = min(fastest, time.perf_counter() - began)
+    return fastest * 1e3
+
+
+if __name__ == "__main__":
+    asyncio.run(_talk(sys.argv[1], sys.argv[2], [int(number) for number in sys.argv[3:]]))

@@ -1,0 +1,62 @@
+"""A session in the drafter's hands: its guesses, its KV blocks, and its share of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from drafter.session import Branch, DraftSession
+from outrider.engine.engine import Work
+from outrider.engine.kv_blocks import BlockTable
+from outrider.engine.scheduler import Candidate
+from outrider.sampling.sampler import Row, TokenCounts
+
+
+@dataclass(slots=True, eq=False)
+class Drafting:
+    """A session with what the steps need beside its tokens."""
+
+    session: DraftSession
+    counts: TokenCounts | None  # of the log; kept only where the request has penalties
+    table: BlockTable = field(default_factory=BlockTable)
+
+    @property
+    def id(self) -> bytes:
+        return self.session.spec.session_id
+
+    def candidate(self, length: int) -> Candidate:
+        """As one that is to be read up to so many tokens."""
+        return Candidate(length - self.table.length, 0, self.table.length, len(self.table.blocks))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A session's share of a step, on its trunk or on a branch."""
+
+    drafting: Drafting
+    start: int  # tokens in the cache before
+    tokens: tuple[int, ...]  # that run
+    rows: int  # draws after the last of them
+    branch: Branch | None = None
+
+    @property
+    def first(self) -> int:
+        """The position that the first row is for."""
+        return self.start + len(self.tokens) - self.rows + 1
+
+    def work(self) -> Work:
+        table = self.drafting.table if self.branch is None else self.branch.table
+        return Work(table.blocks, self.start, self.tokens, self.rows)
+
+    def draws(self) -> list[Row]:
+        drafting, branch = self.drafting, self.branch
+        session = drafting.session
+        drafted: tuple[int, ...] = ()
+        if drafting.counts is not None:  # the one row is for what follows all that is drafted
+            trunk = session.drafted if branch is None else session.drafted[: branch.at - len(session.log)]
+            drafted = tuple(guess.token for guess in trunk)
+            if branch is not None:
+                drafted += (branch.token, *(guess.token for guess in branch.guesses))
+        return [
+            Row(session.spec.sampling, self.first + index, drafting.counts, drafted)
+            for index in range(self.rows)
+        ]

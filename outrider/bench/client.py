@@ -1,0 +1,161 @@
+"""The client that measures: streams of an OpenAI-compatible server, each token's arrival noted."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import httpx
+
+from outrider.errors import InvalidRequest, OutriderError, Unavailable
+
+CONNECT_SECONDS = 5.0
+MOST_CONNECTIONS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked. The seed is the prompt's own, so that every way of serving draws the same tokens."""
+
+    prompt: str
+    max_tokens: int
+    temperature: float
+    seed: int
+
+
+@dataclass(slots=True)
+class Reply:
+    """What came back, and when: seconds of time.perf_counter, which all processes of a machine share."""
+
+    sent: float
+    arrivals: list[tuple[float, int]] = field(default_factory=list)  # (when, tokens), in order
+    text: str = ""
+    prompt_tokens: int = 0
+    drafted: int = 0  # draft tokens verified, as far as the server tells
+    accepted: int = 0  # of them
+    speculative_steps: int = 0  # that verified any
+    cpu_seconds: float | None = None  # from the first token to the last; None = not told with the reply
+
+    @property
+    def tokens(self) -> int:
+        return sum(tokens for _, tokens in self.arrivals)
+
+
+class Watch(Protocol):
+    """Who wants to know at once when an answer begins and ends."""
+
+    def began(self) -> None: ...
+    def ended(self) -> None: ...
+
+
+class ServerClient:
+    """Asks one server. Raises Unavailable where none answers, otherwise what the server says is wrong."""
+
+    def __init__(self, url: str, model: str | None, extras: Mapping[str, object]) -> None:
+        """`extras`: fields beyond OpenAI's own that this server takes."""
+        self.url = url.rstrip("/")
+        self._model = {} if model is None else {"model": model}
+        self._extras = extras
+        limits = httpx.Limits(max_connections=MOST_CONNECTIONS, max_keepalive_connections=MOST_CONNECTIONS)
+        # No read limit: a long queue takes what it takes. No proxy: what is measured is the server.
+        timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
+        self._http = httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False)
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def ask(self, request: Request, watch: Watch | None = None) -> Reply:
+        body = {
+            **self._model,
+            **self._extras,
+            "prompt": request.prompt,
+            "max_tokens": request.max_tokens,
+            "temperature": request.temperature,
+            "seed": request.seed,
+            "stream": True,
+        }
+        reply = Reply(sent=time.perf_counter())
+        pieces: list[tuple[float, str, int | None]] = []  # (when, text, tokens so far if told)
+        last: dict[str, Any] = {}
+        async for chunk in self._events(body):
+            if "error" in chunk:
+                raise OutriderError(str(chunk["error"].get("message", chunk["error"])))
+            last = chunk if chunk.get("usage") else last
+            text = "".join(choice.get("text") or "" for choice in chunk["choices"])
+            if text:
+                usage = chunk.get("usage") or {}
+                pieces.append((time.perf_counter(), text, usage.get("completion_tokens")))
+                if len(pieces) == 1 and watch is not None:
+                    watch.began()
+        if watch is not None:
+            watch.ended()
+        if not pieces:
+            raise Unavailable(f"{self.url} ended an answer before its first token")
+        reply.text = "".join(text for _, text, _ in pieces)
+        usage = last.get("usage") or {}
+        reply.prompt_tokens = usage.get("prompt_tokens", 0)
+        reply.arrivals = count_tokens(pieces, usage.get("completion_tokens"))
+        told = (last.get("metrics") or {}).get("speculative_decoding") or {}
+        reply.drafted = told.get("num_draft_tokens", 0)
+        reply.accepted = told.get("num_accepted_draft_tokens", 0)
+        reply.speculative_steps = told.get("num_spec_steps", 0)
+        return reply
+
+    async def models(self) -> list[str]:
+        """The names of the models that it serves."""
+        try:
+            response = await self._http.get(self.url + "/v1/models")
+            return [str(model["id"]) for model in response.json()["data"]]
+        except (httpx.TransportError, httpx.UnsupportedProtocol, httpx.InvalidURL):
+            raise self._nobody() from None
+        except (ValueError, KeyError, TypeError):
+            raise InvalidRequest(f"{self.url} lists no models: name one with --model") from None
+
+    def _nobody(self) -> Unavailable:
+        return Unavailable(f"no server answers at {self.url}: start one, or name another by --url")
+
+    async def _events(self, body: Mapping[str, object]) -> AsyncIterator[dict[str, Any]]:
+        """The JSON objects of the answer, up to its [DONE]."""
+        headers = {"content-type": "application/json"}
+        content = json.dumps(body)
+        try:
+            async with self._http.stream(
+                "POST", self.url + "/v1/completions", content=content, headers=headers
+            ) as response:
+                if response.status_code >= 400:
+                    raise InvalidRequest(_message(response.status_code, await response.aread()))
+                async for line in response.aiter_lines():
+                    if line.startswith("data:") and not line.endswith("[DONE]"):
+                        yield json.loads(line[5:])
+        except (httpx.UnsupportedProtocol, httpx.InvalidURL, httpx.ConnectError, httpx.ConnectTimeout):
+            raise self._nobody() from None
+        except httpx.TransportError:
+            raise Unavailable(f"the connection to {self.url} broke before the answer was complete") from None
+        except ValueError:
+            raise Unavailable(f"{self.url} answered with what is no JSON: is it OpenAI-compatible?") from None
+
+
+def count_tokens(pieces: list[tuple[float, str, int | None]], total: int | None) -> list[tuple[float, int]]:
+    """(when, tokens) of each piece of text.
+
+    Tokens as the server tells with each piece; otherwise its total, divided by length of text, since a piece
+    may hold several tokens; where it tells nothing, one a piece."""
+    if all(so_far is not None for _, _, so_far in pieces):
+        counts = [so_far or 0 for _, _, so_far in pieces]
+    elif total is not None:
+        lengths = [len(text) for _, text, _ in pieces]
+        counts = [round(total * sum(lengths[: end + 1]) / sum(lengths)) for end in range(len(lengths))]
+    else:
+        counts = list(range(1, len(pieces) + 1))
+    before = [0, *counts]
+    return [(piece[0], after - start) for piece, start, after in zip(pieces, before, counts, strict=False)]
+
+
+def _message(status: int, body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"the server answered {status}; is it OpenAI-compatible?"

@@ -1,0 +1,109 @@
+"""A run: everything is started, measured, and ended."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+
+from outrider.bench.cells import ASSISTED, LOCK_STEP, OURS, PLAIN, SERVER, TRANSFORMERS
+from outrider.bench.client import Reply, Request, ServerClient, Watch
+from outrider.bench.group import Seconds
+from outrider.bench.measuring import Bench, Progress, Result, Server
+from outrider.bench.peer import DEFAULT
+from outrider.bench.peers import Generate, peer
+from outrider.bench.placing import stay_on
+from outrider.bench.plan import Plan
+from outrider.bench.relay import Relay
+from outrider.bench.services import EXTRAS, service
+from outrider.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """A server that was there before; nothing of its processes is known."""
+
+    client: ServerClient
+
+    async def ask(self, request: Request, watch: Watch | None = None) -> Reply:
+        return await self.client.ask(request, watch)
+
+    def cpu(self) -> Seconds:
+        return {}
+
+
+async def run(plan: Plan, progress: Progress) -> Result:
+    """Raises StartupError where something does not start, otherwise what a server says is wrong."""
+    async with AsyncExitStack() as stack:
+        if plan.url is not None:
+            client = await reach(plan.url, plan.model)
+            stack.push_async_callback(client.close)
+            bench = Bench(plan, {SERVER: Elsewhere(client)}, None, progress)
+        else:
+            bench = await _start(plan, stack, progress)
+        await bench.read([way for way in plan.ways if way in (*OURS, SERVER)])
+        await bench.measure()
+        return bench.result
+
+
+async def _start(plan: Plan, stack: AsyncExitStack, progress: Progress) -> Bench:
+    """Our services and transformers, one after the other. What is started ends with the stack."""
+    assert plan.models is not None
+    if plan.cores.pinned:
+        stay_on(plan.cores.draft)
+    ours = [way for way in plan.ways if way in OURS]
+    progress.stage("Starting", len(ours) + plan.peers)
+    relay = None
+    if any(plan.rtts_ms):
+        relay = Relay()
+        await relay.start()
+        stack.push_async_callback(relay.close)
+    servers: dict[str, Server] = {}
+    for way in ours:
+        progress.step(way)
+        servers[way] = await stack.enter_async_context(
+            service(
+                replace(plan.models, draft=None) if way == PLAIN else plan.models,
+                plan.cores,
+                num_speculative_tokens=plan.num_speculative_tokens,
+                kv_memory=plan.kv_memory,
+                draft_quantization=plan.draft_quantization,
+                lock_step=way == LOCK_STEP,
+                drafter_environment=relay.environment if relay is not None else {},
+            )
+        )
+    other = None
+    if plan.peers:
+        progress.step(TRANSFORMERS)
+        other = await stack.enter_async_context(peer(plan.models, plan.cores))
+        servers |= {TRANSFORMERS: Generate(other, None), ASSISTED: Generate(other, DEFAULT)}
+    bench = Bench(plan, servers, relay, progress)
+    await bench.idle()
+    if other is not None:
+        await bench.tune(other)
+    return bench
+
+
+async def reach(url: str, model: str | None) -> ServerClient:
+    """A client of a server that is there. Where it refuses fields beyond OpenAI's own, it is asked without.
+
+    Raises Unavailable where none answers, and what it says where it refuses a plain request too."""
+    client = ServerClient(url, model, {})
+    try:
+        name = model or next(iter(await client.models()), None)
+    finally:
+        await client.close()
+    if name is None:
+        raise InvalidRequest(f"{url} serves no model at the moment")
+    for extras in (EXTRAS, {"stream_options": {"include_usage": True}}, {}):
+        client = ServerClient(url, name, extras)
+        try:
+            await client.ask(Request("Once upon a time", 1, 0.0, 0))
+            return client
+        except InvalidRequest as refused:
+            await client.close()
+            if not extras:
+                raise refused
+        except BaseException:
+            await client.close()
+            raise
+    raise AssertionError("unreachable: the last request is plain")

@@ -1,0 +1,205 @@
+"""A step as flat arrays in one of a few shapes: what an attention kernel and a recorded graph need. Pure.
+
+Tokens stand in the caller's order, session after session. What fills a step up to its shape are tokens of
+id 0 in sessions of their own, whose only block is the scratch block: nobody sees them. All arrays of a step
+lie in one buffer, so that they reach the device in one copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from outrider.engine.step_inputs import Work
+
+if TYPE_CHECKING:
+    from outrider.engine.paged_attention import Kernel
+
+Ints = npt.NDArray[np.int64]
+
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512)  # tokens of the recorded shapes
+DRAFTED = 16  # most tokens of a session in a step in which nobody reads a prompt
+READING_FROM = 32  # tokens from which on there is a shape for steps with pieces of prompts
+READING_SESSIONS = 64  # sessions that such a shape has room for
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a recorded step has room for."""
+
+    tokens: int
+    sessions: int  # those that fill it up included
+    longest: int  # most tokens of one session
+
+    def holds(self, counts: Ints, block_size: int) -> bool:
+        """Whether sessions of so many tokens each fit."""
+        spare = self.tokens - int(counts.sum())
+        return (
+            spare >= 0
+            and int(counts.max(initial=0)) <= self.longest
+            and len(counts) + -(-spare // self.filling(block_size)) <= self.sessions
+        )
+
+    def filling(self, block_size: int) -> int:
+        """Most tokens of a session that fills it up."""
+        return min(self.longest, block_size)
+
+
+def recorded_shapes(most_tokens: int = SIZES[-1]) -> tuple[Shape, ...]:
+    """The shapes to record, in the order in which to look for one that fits: small first, and of the same
+    size that for short runs first, whose kernels have less to skip."""
+    shapes = []
+    for size in (size for size in SIZES if size <= most_tokens):
+        shapes.append(Shape(size, size, min(size, DRAFTED)))
+        if size >= READING_FROM:
+            shapes.append(Shape(size, min(size, READING_SESSIONS), size))
+    return tuple(shapes)
+
+
+def fitting(shapes: Sequence[Shape], works: Sequence[Work], block_size: int) -> Shape | None:
+    """The first shape that holds the works."""
+    counts = np.array([len(work.tokens) for work in works], dtype=np.int64)
+    return next((shape for shape in shapes if shape.holds(counts, block_size)), None)
+
+
+def exact(works: Sequence[Work]) -> Shape:
+    """The shape that the works fill."""
+    counts = [len(work.tokens) for work in works]
+    return Shape(sum(counts), len(counts), max(counts))
+
+
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """Views of a step's buffer, of numpy or torch."""
+
+    ids: Any  # [T] int64
+    positions: Any  # [T] int64
+    slots: Any  # [T] int64, where each token's key and value go
+    keep: Any  # [T] int64, tokens whose logits are wanted, then zeros
+    query_ends: Any  # [S + 1] int32, ends of the sessions' tokens, after a 0
+    key_ends: Any  # [S + 1] int32, ends of their keys if these stood in one row, after a 0
+    keys: Any  # [S] int32, tokens of each in the cache after the step
+    tables: Any  # [S, pages] int32, their blocks
+
+
+def buffer_bytes(shape: Shape, pages: int) -> int:
+    """Of all arrays of a step, whose sessions have `pages` blocks at most."""
+    return 8 * 4 * shape.tokens + 4 * (3 * shape.sessions + 2 + shape.sessions * pages)
+
+
+def arrays(buffer: Any, shape: Shape, pages: int, int64: Any, int32: Any) -> Arrays:
+    """The parts of a buffer of bytes; `int64` and `int32` are its library's types."""
+    tokens, sessions = shape.tokens, shape.sessions
+    long = buffer[: 8 * 4 * tokens].view(int64).reshape(4, tokens)
+    rest = buffer[8 * 4 * tokens : buffer_bytes(shape, pages)].view(int32)
+    ends = sessions + 1
+    return Arrays(
+        long[0],
+        long[1],
+        long[2],
+        long[3],
+        rest[:ends],
+        rest[ends : 2 * ends],
+        rest[2 * ends : 2 * ends + sessions],
+        rest[2 * ends + sessions :].reshape(sessions, pages),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FlatStep:
+    """A step as prepared: in this process's memory."""
+
+    shape: Shape
+    buffer: npt.NDArray[np.uint8]
+    pages: int  # most blocks of a session
+    sessions: int  # that are real
+    rows: int  # logits wanted
+
+
+@dataclass(frozen=True, slots=True)
+class FlatInputs:
+    """A step as the forward pass reads it: on the device. Stands where StepInputs does."""
+
+    input_ids: torch.Tensor  # [1, T]
+    position_ids: torch.Tensor  # [1, T]
+    slots: torch.Tensor  # [T]
+    keep: torch.Tensor  # [n]
+    rows: int
+    query_ends: torch.Tensor  # [S + 1]
+    key_ends: torch.Tensor  # [S + 1]
+    keys: torch.Tensor  # [S]
+    tables: torch.Tensor  # [S, pages]
+    longest: int  # most tokens of a session
+    kernel: Kernel
+
+
+def flatten(works: Sequence[Work], shape: Shape, *, block_size: int, scratch_block: int) -> FlatStep:
+    """Fills the arrays of a step. The shape must hold the works."""
+    counts = np.array([len(work.tokens) for work in works], dtype=np.int64)  # [W]
+    starts = np.array([work.start for work in works], dtype=np.int64)
+    total = int(counts.sum())
+    blocks_of = -(-(starts + counts) // block_size)  # [W] that hold a session's keys
+    pages = int(blocks_of.max(initial=1))
+    buffer = np.zeros(buffer_bytes(shape, pages), dtype=np.uint8)
+    step = arrays(buffer, shape, pages, np.int64, np.int32)
+
+    filling = shape.filling(block_size)
+    spare = shape.tokens - total
+    fill = np.full(-(-spare // filling), filling, dtype=np.int64)  # tokens of the sessions that fill up
+    if spare % filling:
+        fill[-1] = spare % filling
+    lengths = np.concatenate([counts, fill])
+    sessions = len(lengths)
+    begins = np.concatenate([starts, np.zeros_like(fill)])
+
+    step.tables[: len(works)] = scratch_block
+    step.tables[len(works) :] = scratch_block
+    for row, work, count in zip(step.tables, works, blocks_of.tolist(), strict=False):
+        row[:count] = work.blocks[:count]
+    step.ids[:total] = np.fromiter(chain.from_iterable(work.tokens for work in works), np.int64, total)
+    session_of = np.repeat(np.arange(sessions), lengths)  # [T]
+    first = np.cumsum(lengths) - lengths
+    step.positions[:] = begins[session_of] + np.arange(shape.tokens) - first[session_of]
+    block = step.tables[session_of, step.positions // block_size]
+    step.slots[:] = block.astype(np.int64) * block_size + step.positions % block_size
+    step.query_ends[1 : sessions + 1] = np.cumsum(lengths)
+    step.query_ends[sessions + 1 :] = shape.tokens
+    step.keys[:sessions] = begins + lengths
+    step.key_ends[1:] = np.cumsum(step.keys)
+
+    past = np.cumsum(counts)
+    keep = [np.arange(end - work.rows, end) for work, end in zip(works, past, strict=True)]
+    rows = np.concatenate(keep) if keep else np.empty(0, dtype=np.int64)
+    step.keep[: len(rows)] = rows
+    return FlatStep(shape, buffer, pages, len(works), len(rows))
+
+
+def on_device(step: FlatStep, device: torch.device, kernel: Kernel) -> FlatInputs:
+    """The step's arrays copied, for a run that is not recorded."""
+    parts = arrays(torch.from_numpy(step.buffer).to(device), step.shape, step.pages, torch.int64, torch.int32)
+    return flat_inputs(parts, parts.tables, step.shape, max(step.rows, 1), step.rows, kernel)
+
+
+def flat_inputs(
+    parts: Arrays, tables: torch.Tensor, shape: Shape, kept: int, rows: int, kernel: Kernel
+) -> FlatInputs:
+    """What the forward pass reads, from arrays on the device; logits are computed for `kept` tokens."""
+    return FlatInputs(
+        parts.ids[None],
+        parts.positions[None],
+        parts.slots,
+        parts.keep[:kept],
+        rows,
+        parts.query_ends,
+        parts.key_ends,
+        parts.keys,
+        tables,
+        shape.longest,
+        kernel,
+    )

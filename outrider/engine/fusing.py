@@ -1,0 +1,44 @@
+"""On a GPU a layer's many small operations are joined by torch's compiler: norms, rotations, activations.
+
+Recorded steps leave Python out, but each small operation is still a kernel of its own, which takes a
+microsecond or two where a single stream's whole layer takes a hundred. Layers are alike, so each part is
+compiled once for all of them, for one token and for any number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface
+
+from outrider.engine.attention import NAME, paged_attention
+
+
+def fuse(model: Any, backend: str = "inductor") -> None:
+    """From now on the model's layers run compiled, attention apart; the first steps take the time for it."""
+    # The compiler must not look into it: it belongs to the step that is running.
+    apart = torch.compiler.disable(paged_attention)  # type: ignore[no-untyped-call]
+    AttentionInterface.register(NAME, apart)
+    for layer in _layers(model):
+        layer.compile(backend=backend)
+
+
+def unfuse(model: Any) -> None:
+    """Takes it back."""
+    for layer in _layers(model):
+        layer._compiled_call_impl = None
+
+
+def is_fused(model: Any) -> bool:
+    return all(layer._compiled_call_impl is not None for layer in _layers(model))
+
+
+def _layers(model: Any) -> Iterator[nn.Module]:
+    """The decoder layers."""
+    count = model.config.get_text_config().num_hidden_layers
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            yield from module

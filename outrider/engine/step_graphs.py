@@ -1,0 +1,232 @@
+"""Steps of a few shapes that are recorded once and then repeated: on a GPU, Python leaves the step.
+
+A recorded step reads its inputs from buffers that stay where they are, and leaves logits and the likeliest
+token of each row in others. A second kind of record draws with noise, for so many rows. How a function is
+recorded is the caller's: CUDA graphs on a GPU; on a CPU it is just called again, by the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from outrider.engine.flat_inputs import (
+    SIZES,
+    Arrays,
+    FlatInputs,
+    FlatStep,
+    Shape,
+    arrays,
+    buffer_bytes,
+    flat_inputs,
+    flatten,
+)
+from outrider.engine.paged_attention import Kernel
+from outrider.sampling.noise import gumbel_from
+from outrider.sampling.sliced import SlicedRow
+
+Repeat = Callable[[], None]
+DRAWN_AT_ONCE = 64  # rows, which bounds the memory that their noise takes
+
+
+class Record(Protocol):
+    """Runs a function that takes and gives nothing, and returns what repeats it."""
+
+    def __call__(self, function: Callable[[], None], /) -> Repeat: ...
+
+
+def called_again(function: Callable[[], None], /) -> Repeat:
+    """A record that records nothing."""
+    function()
+    return function
+
+
+class CudaGraphs:
+    """Records as CUDA graphs, which share their working memory: one may run at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def __call__(self, function: Callable[[], None], /) -> Repeat:
+        with torch.cuda.device(self._device):
+            return self._record(function)
+
+    def _record(self, function: Callable[[], None]) -> Repeat:
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            for _ in range(2):  # libraries settle what they allocate and choose
+                function()
+        current.wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        # Another thread of the process may use the device meanwhile: its errors are its own.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            function()
+        return graph.replay
+
+
+class Upload:
+    """A buffer on the device, and where its next contents stand until they are copied."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        self.staged = torch.zeros(shape, dtype=dtype, pin_memory=on_gpu)
+        self.buffer = torch.zeros(shape, dtype=dtype, device=device)
+        self._device = device
+        self._copied = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+
+    def wait(self) -> None:
+        """Until what was staged last is copied, and may be overwritten."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+    def start(self, part: tuple[slice, ...]) -> None:
+        """Copies a part of what is staged."""
+        self.buffer[part].copy_(self.staged[part], non_blocking=True)
+        if self._copied is not None:
+            self._copied.record(torch.cuda.current_stream(self._device))
+
+
+class StepGraphs:
+    """The recorded steps of an engine. One runs at a time."""
+
+    def __init__(
+        self,
+        forward: Callable[[FlatInputs], torch.Tensor],
+        shapes: Sequence[Shape],
+        kernel: Kernel,
+        *,
+        most_pages: int,
+        scratch_block: int,
+        vocab_size: int,
+        device: torch.device,
+    ) -> None:
+        """`forward` gives logits [n, V] of the tokens to keep; `most_pages` are blocks of a session."""
+        self.shapes = tuple(shapes)
+        self._forward = forward
+        self._kernel = kernel
+        self._scratch_block = scratch_block
+        self._most_pages = most_pages
+        rows = max(shape.tokens for shape in shapes)
+        sessions = max(shape.sessions for shape in shapes)
+        size = max(buffer_bytes(shape, most_pages) for shape in shapes)
+        self._inputs = Upload((size,), torch.uint8, device)
+        self._tables = torch.full((sessions, most_pages), scratch_block, dtype=torch.int32, device=device)
+        # One row more than there are tokens, for draws that fill up a record.
+        self._spare_row = rows
+        self._logits = torch.zeros(rows + 1, vocab_size, dtype=torch.float32, device=device)
+        self._tokens = torch.zeros(rows + 1, dtype=torch.int64, device=device)
+        self._ids = torch.arange(vocab_size, device=device)
+        self._limit = torch.full((1,), vocab_size, dtype=torch.int64, device=device)
+        self._allowed = vocab_size
+        self._draws = Upload((3, rows), torch.int64, device)  # row, key, bits of the float64 temperature
+        self._steps: dict[Shape, Repeat] = {}
+        self._noisy: dict[int, Repeat] = {}
+
+    def record(self, record: Record, progress: Callable[[float], None]) -> None:
+        """Records every shape, the largest first, whose memory the others then use; `progress` hears the
+        share that is done. Raises whatever the model or the device makes of it."""
+        sizes = [size for size in SIZES if size <= self._spare_row]
+        total = len(self.shapes) + len(sizes)
+        with torch.inference_mode():
+            for index, shape in enumerate(reversed(self.shapes)):
+                progress(index / total)
+                self._load(
+                    flatten([], shape, block_size=self._kernel.block_size, scratch_block=self._scratch_block)
+                )
+                self._steps[shape] = record(self._step_of(shape))
+            for index, size in enumerate(reversed(sizes), len(self.shapes)):
+                progress(index / total)
+                self._load_draws([], [], size)
+                self._noisy[size] = record(self._draw_of(size))
+        progress(1.0)
+
+    def run(self, step: FlatStep) -> torch.Tensor:
+        """Logits [rows, V] float32, valid until the next step. Raises KeyError for a shape that was not
+        recorded."""
+        with torch.inference_mode():
+            repeat = self._steps[step.shape]
+            self._load(step)
+            repeat()
+        return self._logits[: step.rows]
+
+    def allow(self, vocab_size: int) -> None:
+        """From the next step on, ids from `vocab_size` on have a logit of -inf."""
+        if vocab_size != self._allowed:
+            self._allowed = vocab_size
+            self._limit.fill_(vocab_size)
+
+    def draw_noisy(self, rows: Sequence[int], drawn: Sequence[SlicedRow]) -> None:
+        """Replaces the tokens of these rows of the last step by tokens drawn with noise."""
+        size = next(size for size in SIZES if size >= len(rows))
+        with torch.inference_mode():
+            self._load_draws(rows, drawn, size)
+            self._noisy[size]()
+
+    def replace(self, rows: Sequence[int], tokens: torch.Tensor) -> None:
+        """Sets the tokens of rows of the last step."""
+        with torch.inference_mode():
+            self._tokens[torch.tensor(rows, device=self._tokens.device)] = tokens
+
+    def tokens(self, rows: int) -> list[int]:
+        """The last step's tokens: here, and only here, the host waits for the device."""
+        chosen: list[int] = self._tokens[:rows].tolist()
+        return chosen
+
+    def _load(self, step: FlatStep) -> None:
+        size = len(step.buffer)
+        self._inputs.wait()
+        self._inputs.staged[:size].copy_(torch.from_numpy(step.buffer))
+        self._inputs.start((slice(size),))
+        parts = self._arrays(step.shape, step.pages)
+        self._tables[: step.shape.sessions, : step.pages].copy_(parts.tables)
+
+    def _load_draws(self, rows: Sequence[int], drawn: Sequence[SlicedRow], size: int) -> None:
+        self._draws.wait()
+        row, key, temperature = self._draws.staged.numpy()[:, :size]
+        count = len(rows)
+        row[:count], row[count:] = rows, self._spare_row
+        key[:count] = np.array([one.key for one in drawn], dtype=np.uint64).view(np.int64)
+        temperature.view(np.float64)[:count] = [one.temperature for one in drawn]
+        temperature.view(np.float64)[count:] = 1.0
+        self._draws.start((slice(None), slice(size)))
+
+    def _arrays(self, shape: Shape, pages: int) -> Arrays:
+        return arrays(self._inputs.buffer, shape, pages, torch.int64, torch.int32)
+
+    def _step_of(self, shape: Shape) -> Callable[[], None]:
+        # Where the other arrays lie does not depend on the number of pages; the tables are copied out.
+        inputs = flat_inputs(
+            self._arrays(shape, 0),
+            self._tables[: shape.sessions],
+            shape,
+            shape.tokens,
+            shape.tokens,
+            self._kernel,
+        )
+
+        def step() -> None:
+            logits = self._logits[: shape.tokens]
+            logits.copy_(self._forward(inputs))
+            logits.masked_fill_(self._ids >= self._limit, -torch.inf)
+            self._tokens[: shape.tokens].copy_(logits.argmax(-1))
+
+        return step
+
+    def _draw_of(self, size: int) -> Callable[[], None]:
+        def draw() -> None:
+            for first in range(0, size, DRAWN_AT_ONCE):
+                rows, keys, temperature = self._draws.buffer[:, first : min(first + DRAWN_AT_ONCE, size)]
+                logits = self._logits.index_select(0, rows)  # [r, V]
+                shaped = (logits - logits.amax(-1, keepdim=True)) / temperature.view(torch.float64).float()[
+                    :, None
+                ]
+                noisy = shaped + gumbel_from(keys, logits.shape[1])
+                self._tokens.index_copy_(0, rows, noisy.argmax(-1))
+
+        return draw

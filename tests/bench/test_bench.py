@@ -1,0 +1,109 @@
+"""`outrider bench` as it is called, with real processes. The figures are not judged here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bench.other_server import other_server
+
+ROOT = Path(__file__).parents[2]
+
+
+def outrider(*arguments: str, program: str = "") -> subprocess.CompletedProcess[str]:
+    start = ["-c", program] if program else ["-m", "outrider"]
+    return subprocess.run(
+        [sys.executable, *start, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=280
+    )
+
+
+def by_cell(result: dict[str, Any]) -> dict[tuple[str, int, float], dict[str, Any]]:
+    return {(cell["way"], cell["streams"], cell["rtt_ms"]): cell for cell in result["cells"]}
+
+
+@pytest.mark.process
+def test_everything_is_measured_in_one_run(tmp_path: Path) -> None:
+    core = min(os.sched_getaffinity(0))  # of threads that wait for one another, other tests make slow ones
+    ran = outrider(
+        *("bench", "--workload", "code", "--temperature", "0", "--streams", "1,2", "--rtt", "0,4"),
+        *("--repetitions", "1", "--max-tokens", "12", "--cores", f"{core}/{core}", "--write", str(tmp_path)),
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    result = json.loads((tmp_path / "result.json").read_text())
+    cells = by_cell(result)
+    ours = {(way, n, rtt) for way in ("plain", "lock-step", "streaming") for n in (1, 2) for rtt in (0, 4)}
+    peers = {(way, 1, 0) for way in ("transformers", "assisted", "assisted, tuned")}
+    assert cells.keys() == ours | peers
+    for cell in cells.values():
+        assert cell["rate"]["median"] > 0
+        assert cell["first_token_ms"][1] >= cell["first_token_ms"][0] > 0
+        assert cell["prompt_tokens"] >= 96
+        assert cell["tokens_per_target_second"]["median"] > 0
+    assert cells["streaming", 1, 0]["acceptance_rate"] > 0
+    assert cells["plain", 1, 0]["acceptance_rate"] is None
+    assert cells["plain", 2, 4]["over_plain"]["median"] == 1
+    assert cells["streaming", 2, 0]["cpu_shares"].keys() == {"target", "draft", "router", "client"}
+    assert result["same_text"]["streaming"] == result["same_text"]["lock-step"] == {"same": 2, "requests": 2}
+    assert result["carried_bytes"] > 1000, "drafts do not pass the line"
+    assert result["transformers_tuned_k"][0]["k"] >= 1
+    assert {goal["goal"] for goal in result["goals"]} >= {"code, 1 stream, over our plain decoding"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "result.json",
+        "rates.png",
+        "streams.png",
+        "rtt.png",
+    }
+    assert "Goals" in ran.stdout
+    assert "streaming: the same text as plain decoding in 2 of 2 requests" in ran.stdout
+
+
+def test_another_server_is_measured_by_the_same_client(tmp_path: Path) -> None:
+    with other_server() as (url, _):
+        ran = outrider(
+            *("bench", "--url", url, "--workload", "random", "--temperature", "0", "--streams", "2"),
+            *("--repetitions", "2", "--max-tokens", "8", "--write", str(tmp_path)),
+        )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    result = json.loads((tmp_path / "result.json").read_text())
+    [cell] = result["cells"]
+    assert (cell["way"], cell["streams"], len(cell["repetitions"])) == ("server", 2, 2)
+    assert cell["rate"]["median"] > 0
+    assert result["goals"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--workload", "poems"], "--workload poems is not one of code, prose, random"),
+        (["--streams", "many"], "--streams must be numbers with commas between them, not 'many'"),
+        (["--cores", "zero"], "--cores must be TARGET/DRAFT such as 0/1 or 0,1/2,3, or any, not 'zero'"),
+        (["--url", "http://127.0.0.1:9"], "no server answers at http://127.0.0.1:9: start one"),
+        (["--url", "http://h", "--rtt", "5"], "--rtt is between a drafter and a verifier of this run"),
+        (["--target", "/nowhere", "--draft", "/nowhere", "--no-peers"], "verifier ended before it was ready"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments: list[str], sentence: str) -> None:
+    ran = outrider("bench", *arguments)
+    assert ran.returncode == 1
+    assert ran.stderr.startswith(f"outrider bench: {sentence}")
+    assert len(ran.stderr.splitlines()) == 1, ran.stderr
+
+
+def test_pictures_without_matplotlib_are_one_sentence(tmp_path: Path) -> None:
+    hidden = (
+        "import importlib.util, sys\n"
+        "find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *rest: None if name == 'matplotlib' else find(name, *rest)\n"
+        "from outrider.cli import main\nmain()"
+    )
+    ran = outrider("bench", "--write", str(tmp_path), program=hidden)
+    assert (ran.returncode, ran.stderr) == (
+        1,
+        "outrider bench: pictures need matplotlib: pip install 'outrider[bench]', or leave out --write\n",
+    )

@@ -1,0 +1,152 @@
+"""From arrivals to figures, goals and the comparison of texts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from outrider.bench.cells import LOCK_STEP, PLAIN, STREAMING, Cell, Setting
+from outrider.bench.client import Reply, count_tokens
+from outrider.bench.figures import Measured, Spread, figures, measured, percentile, ratio
+from outrider.bench.goals import FAR_CODE, NEAR_CODE, outcomes, over_plain
+from outrider.bench.texts import Texts
+
+
+def reply(sent: float, *arrivals: tuple[float, int], **told: int) -> Reply:
+    return Reply(sent=sent, arrivals=list(arrivals), **told)
+
+
+def at_rate(rate: float) -> Measured:
+    return measured([reply(0, (1, 1), (2, round(rate)))], None)
+
+
+def test_a_single_stream_is_counted_from_its_first_token() -> None:
+    found = measured([reply(1.0, (3.0, 1), (4.0, 2), (5.0, 4))], {"target": 1.5, "draft": 0.5})
+    assert found.rate == found.rate_whole == 6 / 2
+    assert found.first_token_seconds == [2.0]
+    assert found.gap_seconds == [1.0, 1.0]
+    assert found.tokens_per_arrival == 7 / 3
+    assert found.cpu_shares == {"target": 0.75, "draft": 0.25}
+    assert found.tokens_per_target_second == 6 / 1.5
+
+
+def test_only_the_time_counts_in_which_all_streams_ran() -> None:
+    early = reply(0.0, (1.0, 5), (2.0, 1), (3.0, 1), (4.0, 2))
+    late = reply(0.0, (2.0, 1), (3.0, 1), (4.0, 1), (9.0, 100))
+    found = measured([early, late], {"target": 1.0})
+    assert found.rate == (1 + 2 + 1 + 1) / (4 - 2)
+    assert found.rate_whole == (1 + 1 + 2 + 1 + 1 + 1 + 100) / (9 - 1)
+    assert found.tokens_per_target_second == 5 / 1.0
+
+
+def test_streams_that_never_ran_together_are_counted_whole() -> None:
+    found = measured([reply(0, (1, 1), (2, 1)), reply(0, (3, 1), (5, 1))], {"target": 1.0})
+    assert found.rate == found.rate_whole == 3 / 4
+    assert not found.together
+    assert not figures([found, at_rate(1)]).together
+    assert found.tokens_per_target_second is None
+
+
+def test_all_tokens_at_once_have_no_rate() -> None:
+    found = measured([reply(0, (1, 8))], None)
+    assert found.rate == 0
+    assert figures([found]).gap_ms is None
+
+
+def test_figures_over_repetitions() -> None:
+    one = measured([reply(0, (1, 1), (2, 3), drafted=10, accepted=6, speculative_steps=4)], {"target": 0.5})
+    two = measured([reply(0, (2, 1), (3, 5), drafted=10, accepted=2, speculative_steps=4)], {"target": 0.25})
+    found = figures([one, two])
+    assert found.rate == Spread(4, 3.5, 4.5)
+    assert found.acceptance_rate == 8 / 20
+    assert found.mean_accepted_length == (8 + 8) / 8
+    assert found.first_token_ms == pytest.approx((1500, 1950))
+    assert found.cpu_shares == {"target": 0.375}
+    assert found.tokens_per_target_second == Spread(13, 9.5, 16.5)
+    assert figures([at_rate(3)]).acceptance_rate is None
+
+
+def test_what_a_processor_told_with_the_reply_counts_for_a_single_stream() -> None:
+    told = reply(0, (1, 1), (3, 4))
+    told.cpu_seconds = 4.0
+    assert measured([told], {"client": 1.0}).tokens_per_target_second == 1.0
+
+
+def test_spread_and_percentiles() -> None:
+    assert Spread.of([5.0]) == Spread(5, 5, 5)
+    assert Spread.of([4.0, 1.0, 3.0, 2.0, 5.0]) == Spread(3, 2, 4)
+    assert str(Spread(1.234, 1.0, 2.0)) == "1.23 (1.00 to 2.00)"
+    assert str(Spread(123.4, 100, 200.0)) == "123.4 (100.0 to 200.0)"
+    assert percentile([7.0], 95) == 7
+    assert percentile([float(n) for n in range(101)], 95) == 95
+
+
+def test_ratios_are_taken_repetition_by_repetition() -> None:
+    over, under = [at_rate(4), at_rate(30)], [at_rate(2), at_rate(10)]
+    assert ratio(over, under) == Spread(2.5, 2.25, 2.75)
+    assert ratio(over, [at_rate(2), at_rate(0)]) is None
+
+
+def test_a_ratio_counts_the_same_of_both() -> None:
+    """Where one's streams never ran together, the whole time of the other counts too."""
+    apart = measured([reply(0, (1, 1), (2, 1)), reply(0, (3, 1), (5, 1))], None)
+    company = measured([reply(0, (1, 1), (2, 8), (3, 8)), reply(0, (1, 1), (2, 8), (9, 8))], None)
+    assert (company.rate, company.rate_whole) == (12, 4)
+    assert ratio([company], [apart]) == Spread.of([4 / 0.75])
+
+
+def test_only_goals_whose_cells_were_measured_are_judged() -> None:
+    runs = {
+        Cell(PLAIN, NEAR_CODE): [at_rate(10)],
+        Cell(STREAMING, NEAR_CODE): [at_rate(31)],
+        Cell(LOCK_STEP, FAR_CODE): [at_rate(10)],
+        Cell(STREAMING, FAR_CODE): [at_rate(14)],
+    }
+    found = {one.name: (one.ratio.median, one.met) for one in outcomes(runs)}
+    assert found == {
+        "code, 1 stream, over our plain decoding": (3.1, True),
+        "code, 1 stream, 20 ms, over lock-step": (1.4, False),
+        "any setting over our plain decoding; worst: code, temperature 0, 1 stream, 0 ms": (3.1, True),
+    }
+
+
+def test_the_worst_setting_is_named() -> None:
+    many = replace(NEAR_CODE, streams=64)
+    runs = {
+        Cell(PLAIN, NEAR_CODE): [at_rate(10)],
+        Cell(STREAMING, NEAR_CODE): [at_rate(30)],
+        Cell(PLAIN, many): [at_rate(100)],
+        Cell(STREAMING, many): [at_rate(97)],
+    }
+    worst = outcomes(runs)[-1]
+    assert worst.name.endswith("worst: code, temperature 0, 64 streams, 0 ms")
+    assert (worst.ratio.median, worst.met) == (0.97, False)
+    assert over_plain(runs, Cell(STREAMING, Setting("prose", 0, 1, 0))) is None
+
+
+def test_texts_are_the_same_only_where_all_of_them_are() -> None:
+    texts = Texts()
+    near, far = NEAR_CODE, FAR_CODE
+    texts.add(Cell(PLAIN, near), 0, "a")
+    texts.add(Cell(STREAMING, near), 0, "a")
+    texts.add(Cell(STREAMING, far), 0, "a")
+    texts.add(Cell(STREAMING, far), 1, "b")  # plain was not asked this
+    assert texts.same(STREAMING, PLAIN) == (1, 1)
+    texts.add(Cell(PLAIN, near), 1, "c")
+    assert texts.same(STREAMING, PLAIN) == (1, 2)
+    texts.add(Cell(STREAMING, replace(near, streams=4)), 0, "other")
+    assert texts.same(STREAMING, PLAIN) == (0, 2)
+    assert texts.same(PLAIN, PLAIN) == (2, 2)
+
+
+def test_tokens_of_a_piece_as_the_server_tells_them() -> None:
+    assert count_tokens([(1.0, "a", 1), (2.0, "bcd", 5)], 5) == [(1.0, 1), (2.0, 4)]
+
+
+def test_tokens_of_a_piece_by_its_length_where_only_the_sum_is_told() -> None:
+    assert count_tokens([(1.0, "ab", None), (2.0, "abcdef", None)], 4) == [(1.0, 1), (2.0, 3)]
+
+
+def test_one_token_a_piece_where_nothing_is_told() -> None:
+    assert count_tokens([(1.0, "ab", None), (2.0, "abcdef", None)], None) == [(1.0, 1), (2.0, 1)]

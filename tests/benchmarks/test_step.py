@@ -1,0 +1,65 @@
+"""The benchmark of a step runs, and tells what it is for. The times are not judged here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.step import bytes_of_a_step, fastest, first_token
+from outrider.engine.loading import load_engine
+from tests.tiny_models import build
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_tiny_pair_is_measured(tmp_path: Path) -> None:
+    model, kept = build("llama", tmp_path / "model", max_position_embeddings=4096), tmp_path / "result.json"
+    command = [
+        *(
+            "benchmarks/step.py",
+            "--target",
+            str(model),
+            "--draft",
+            str(model),
+            "--draft-quantization",
+            "int8",
+        ),
+        *("--context", "32", "--rounds", "1", "--no-verifier", "--write", str(kept)),
+    ]
+    ran = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "share of the bandwidth" in ran.stdout
+    result = json.loads(kept.read_text())
+    step = result["step"]
+    assert result["target"]["bit_exact"]
+    assert step["t5_over_t1"] == pytest.approx(
+        step["step_milliseconds"]["5"] / step["step_milliseconds"]["1"]
+    )
+    assert step["share_of_bandwidth"] == pytest.approx(
+        step["step_gb_per_second"] / max(step["bandwidth_gb_per_second"].values())
+    )
+    assert result["prefix"]["first_tokens_run"] == 1024
+    assert result["prefix"]["second_tokens_run"] == 1024 - 1000 // 16 * 16
+    assert min(result["host_microseconds_a_session"].values()) > 0
+    assert min(result["drafter"]["step_milliseconds"].values()) > 0
+
+
+def test_what_a_step_reads(tmp_path: Path) -> None:
+    engine = load_engine(str(build("llama", tmp_path)), kv_memory_bytes=2**24)
+    first_token(engine, [1] * 32)
+    weights, kv = bytes_of_a_step(engine, 32)
+    hidden, inner, keys, vocab, layers = 64, 96, 32, 199, 3
+    per_layer = 2 * hidden * hidden + 2 * hidden * keys + 3 * hidden * inner + 2 * hidden
+    assert weights == 4 * (layers * per_layer + hidden * vocab + hidden)  # and one norm; no embeddings
+    assert kv == 4 * 2 * keys * layers * 32
+
+
+def test_jobs_run_in_turn() -> None:
+    order: list[str] = []
+    seconds = fastest({name: lambda name=name: order.append(name) for name in "ab"}, 3, lambda: None)  # type: ignore[misc]
+    assert order == list("ab" * 3)
+    assert set(seconds) == set("ab") and all(value < 60 for value in seconds.values())

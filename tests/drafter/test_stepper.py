@@ -1,0 +1,262 @@
+"""The drafter's steps on a real engine: branches, scoring, and what its cache holds after any commit."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from drafter.branches import MOST_BRANCHES, growths
+from drafter.drafting import Drafting
+from drafter.session import DraftSession, DraftSpec
+from drafter.stepper import FOLLOWED_AT_ONCE, LIKELY, SPARE_ROWS, DraftStepper
+from outrider.engine.engine import Engine
+from outrider.engine.kv_blocks import BlockPool
+from outrider.engine.loading import load_engine
+from outrider.engine.scheduler import Limits
+from outrider.sampling.params import SamplingParams
+from tests.tiny_models import build
+
+VOCAB = 199
+PROMPT = tuple(range(3, 40))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("llama", tmp_path_factory.mktemp("draft"))
+
+
+@pytest.fixture
+def engine(model: Path) -> Engine:
+    return load_engine(str(model), name="draft", kv_memory_bytes=8 * 2**20, threads=1)
+
+
+class Heard:
+    """The link's part: what it would send is told."""
+
+    def __init__(self) -> None:
+        self.messages = 0
+
+    def __call__(self, changed: list[Drafting]) -> None:
+        for drafting in changed:
+            drafting.session.tell()
+            self.messages += 1
+
+
+@asynccontextmanager
+async def running(engine: Engine, heard: Callable[[list[Drafting]], None]) -> AsyncIterator[DraftStepper]:
+    def failed(drafting: Drafting, reason: str) -> None:
+        raise AssertionError(reason)
+
+    stepper = DraftStepper(engine, Limits(), heard, failed, time.monotonic)
+    task = asyncio.create_task(stepper.run())
+    try:
+        yield stepper
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def spec(
+    number: int = 0,
+    output: tuple[int, ...] = (),
+    sampling: SamplingParams | None = None,
+    prompt: tuple[int, ...] = PROMPT,
+) -> DraftSpec:
+    greedy = SamplingParams(temperature=0.0)
+    return DraftSpec(bytes([number]) * 16, prompt, output, sampling or greedy, 400, b"", VOCAB)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+def idle(stepper: DraftStepper, drafting: Drafting) -> Callable[[], bool]:
+    """Whether there is nothing left to do for it."""
+    session = drafting.session
+    return lambda: (
+        not stepper._commits
+        and not session.wants_token
+        and drafting.table.length >= session.length - 1
+        and not list(growths(session, drafting.table.length))
+        and all(branch.table.length >= branch.at + len(branch.guesses) for branch in session.branches)
+    )
+
+
+async def commit(stepper: DraftStepper, drafting: Drafting, tokens: list[int]) -> None:
+    stepper.commit(drafting, len(drafting.session.log), tokens)
+    await until(lambda: not stepper._commits)
+
+
+def tokens(drafting: Drafting) -> list[int]:
+    return [guess.token for guess in drafting.session.drafted]
+
+
+def tables(*sessions: Drafting) -> list[object]:
+    return [table for one in sessions for table in (one.table, *(b.table for b in one.session.branches))]
+
+
+async def fresh(model: Path, drafting: Drafting) -> list[int]:
+    """What a drafter that has seen nothing drafts from the same log."""
+    session = drafting.session
+    engine = load_engine(str(model), name="draft", kv_memory_bytes=8 * 2**20, threads=1)
+    async with running(engine, Heard()) as stepper:
+        output = tuple(session.log[len(PROMPT) :])
+        other = stepper.open(DraftSession(spec(9, output, session.spec.sampling), session.window))
+        await until(lambda: not other.session.wants_token)
+    return tokens(other)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [SamplingParams(temperature=0.0), SamplingParams(temperature=0.9, seed=4, frequency_penalty=0.7)],
+    ids=["greedy", "sampled"],
+)
+async def test_a_branch_that_the_target_takes_goes_on_with_its_own_cache(
+    engine: Engine, model: Path, sampling: SamplingParams
+) -> None:
+    async with running(engine, Heard()) as stepper:
+        drafting = stepper.open(DraftSession(spec(sampling=sampling), 6))
+        await until(idle(stepper, drafting))
+        session = drafting.session
+        engine.pool.check_integrity(tables(drafting))  # type: ignore[arg-type]
+        branch = max(session.branches, key=lambda branch: (branch.at % 16 != 0, len(branch.guesses)))
+        ahead = [guess.token for guess in branch.guesses]
+        assert ahead and 0 < len(session.branches) <= 2 * MOST_BRANCHES
+        prefix = tokens(drafting)[: branch.at - len(session.log)]
+        await commit(stepper, drafting, [*prefix, branch.token])
+        assert tokens(drafting)[: len(ahead)] == ahead
+        assert (stepper.load.rejections, stepper.load.covered) == (1, 1)
+        await until(idle(stepper, drafting))
+        assert tokens(drafting) == await fresh(model, drafting)
+        engine.pool.check_integrity(tables(drafting))  # type: ignore[arg-type]
+
+
+async def test_after_any_commits_the_draft_is_that_of_a_drafter_that_has_just_begun(
+    engine: Engine, model: Path
+) -> None:
+    """The target goes along the trunk, along a branch, or its own way; the pool is small enough to matter."""
+    engine.pool = BlockPool(24)
+    rng = random.Random(5)
+    async with running(engine, Heard()) as stepper:
+        both = [stepper.open(DraftSession(spec(number), 5)) for number in (1, 2)]
+        for _ in range(60):
+            drafting = rng.choice(both)
+            session = drafting.session
+            if rng.random() < 0.8:
+                await until(lambda session=session: not session.wants_token)  # type: ignore[misc]
+                await asyncio.sleep(rng.choice([0, 0.003, 0.02]))
+            path = tokens(drafting)
+            news = path[: rng.randrange(len(path) + 1)]
+            if session.branches and rng.random() < 0.6:
+                branch = rng.choice(session.branches)
+                news = [*path[: branch.at - len(session.log)], branch.token]
+                news += [guess.token for guess in branch.guesses[: rng.randrange(3)]]
+            news += [rng.randrange(VOCAB) for _ in range(rng.choice([0, 0, 1, 3]))]
+            if news:
+                await commit(stepper, drafting, news)
+        assert stepper.load.covered > 5  # the run did what it is for
+        for drafting in both:
+            await until(lambda drafting=drafting: not drafting.session.wants_token)  # type: ignore[misc]
+            assert tokens(drafting) == await fresh(model, drafting)
+        await asyncio.sleep(0.05)
+        engine.pool.check_integrity(tables(*both))  # type: ignore[arg-type]
+        for number in (1, 2):
+            stepper.close(bytes([number]) * 16)
+        assert engine.pool.usage == 0
+
+
+async def test_every_committed_position_is_a_trial(engine: Engine) -> None:
+    """Guesses that were held, corrections, tokens beyond the draft, and stretches without drafting."""
+    rng = random.Random(1)
+    async with running(engine, Heard()) as stepper:
+        drafting = stepper.open(DraftSession(spec(), 3))
+        session, trials = drafting.session, stepper.outlook.taken
+        committed = 0
+        for kind in ("held", "correction", "beyond", "several", "beyond"):
+            await until(lambda: not session.wants_token)
+            path = tokens(drafting)
+            wrong = (path[0] + 1) % VOCAB
+            news = {
+                "held": path[:2],
+                "correction": [wrong],
+                "beyond": [*path, rng.randrange(VOCAB)],
+                "several": [wrong, *(rng.randrange(VOCAB) for _ in range(5))],
+            }[kind]
+            await commit(stepper, drafting, news)
+            committed += len(news)
+            await until(lambda: not session.wants_token)
+            assert trials.trials == committed, kind
+        session.window = 0
+        await commit(stepper, drafting, tokens(drafting))  # ends the draft
+        committed = trials.trials
+        for _ in range(3 * FOLLOWED_AT_ONCE):
+            await commit(stepper, drafting, [rng.randrange(VOCAB)])
+        await until(lambda: trials.trials >= committed + 2 * FOLLOWED_AT_ONCE)
+        assert session.drafted == []
+
+
+async def test_branches_wait_while_a_trunk_has_a_likely_token_to_draft(engine: Engine) -> None:
+    """A step that runs branches runs no likely trunk, and none stands waiting beside it."""
+    async with running(engine, Heard()) as stepper:
+        steps = []
+
+        def watched(parts: object, *args: object) -> object:
+            waiting = [
+                one.session.survival
+                for one in stepper._sessions.values()
+                if one.session.wants_token and one not in [part.drafting for part in parts]  # type: ignore[attr-defined]
+            ]
+            steps.append((any(part.branch is not None for part in parts), max(waiting, default=0.0)))  # type: ignore[attr-defined]
+            return finish(parts, *args)  # type: ignore[arg-type]
+
+        finish, stepper._finish = stepper._finish, watched  # type: ignore[assignment,method-assign]
+        all_of_them = [
+            stepper.open(DraftSession(spec(number, prompt=(*PROMPT, number)), 6))
+            for number in range(2 * SPARE_ROWS)  # more than would fit beside branches
+        ]
+        for _ in range(6):
+            for drafting in all_of_them[:3]:  # these have time for branches
+                await until(idle(stepper, drafting))
+            for drafting in all_of_them:
+                stepper.commit(drafting, len(drafting.session.log), tokens(drafting)[:3])
+        for drafting in all_of_them:
+            await until(idle(stepper, drafting))
+    assert {branches for branches, _ in steps} == {True, False}
+    assert all(waiting < LIKELY for branches, waiting in steps if branches)
+
+
+async def test_a_draft_model_that_is_divided_has_no_branches(engine: Engine) -> None:
+    engine.divided = True
+    async with running(engine, Heard()) as stepper:
+        drafting = stepper.open(DraftSession(spec(), 6))
+        await until(lambda: not drafting.session.wants_token)
+        await asyncio.sleep(0.05)
+        assert drafting.session.branches == []
+
+
+async def test_far_fewer_messages_than_steps_and_nothing_left_untold(engine: Engine) -> None:
+    heard, steps, commits = Heard(), 0, 20
+    rank = engine.rank
+
+    def counted(*args: object) -> object:
+        nonlocal steps
+        steps += 1
+        return rank(*args)  # type: ignore[arg-type]
+
+    engine.rank = counted  # type: ignore[assignment,method-assign]
+    async with running(engine, heard) as stepper:
+        drafting = stepper.open(DraftSession(spec(), 12))
+        for _ in range(commits):
+            await until(idle(stepper, drafting))
+            await asyncio.sleep(0.01)
+            assert not drafting.session.untold_yet
+            await commit(stepper, drafting, tokens(drafting)[:4])
+    assert heard.messages <= 0.65 * (steps + commits)  # each of them would have something to tell
