@@ -13,7 +13,7 @@ FIRST_RATES = (0.6, 0.2, 0.1)  # how often the target takes each, where it does 
 
 
 class Outlook:
-    """Learns from every position that is committed, of all sessions together.
+    """Learns from every position that is committed, of all sessions of one kind together.
 
     No request is left out: penalties, biases and all else that the target's draw goes through, the drafter's
     goes through too."""

@@ -68,7 +68,8 @@ class DraftStepper:
         self._changed = asyncio.Event()
         self._token_seconds = 0.0
         self._busy_seconds = 0.0
-        self.outlook = Outlook()
+        # Greedy or drawn: how sure a draft is means one thing without noise and another with it.
+        self.outlooks = {True: Outlook(), False: Outlook()}
 
     @property
     def load(self) -> DraftLoad:
@@ -77,8 +78,8 @@ class DraftStepper:
             self._token_seconds,
             self._busy_seconds,
             self._engine.pool.usage,
-            self.outlook.rejections,
-            self.outlook.covered,
+            sum(outlook.rejections for outlook in self.outlooks.values()),
+            sum(outlook.covered for outlook in self.outlooks.values()),
         )
 
     def get(self, session_id: bytes) -> Drafting | None:
@@ -172,7 +173,7 @@ class DraftStepper:
             except LogConflict as conflict:
                 self._fail(drafting, str(conflict))
                 continue
-            self.outlook.learn(verdict)
+            self._outlook(session).learn(verdict)
             pool = self._engine.pool
             for branch in verdict.dropped:
                 pool.close(branch.table)
@@ -327,12 +328,25 @@ class DraftStepper:
         sessions = [part.drafting.session for part in parts for _ in range(part.rows)]
         positions = [part.first + index for part in parts for index in range(part.rows)]
         ahead = [max(at - len(session.log), 0) for at, session in zip(positions, sessions, strict=True)]
-        guesses = iter(self.outlook.guesses(drawn, [session.recent for session in sessions], ahead))
+        guesses: dict[int, Guess] = {}  # by row
+        for greedy, outlook in self.outlooks.items():
+            rows = [row for row, session in enumerate(sessions) if session.spec.sampling.greedy is greedy]
+            if rows:
+                found = outlook.guesses(
+                    [drawn[row] for row in rows],
+                    [sessions[row].recent for row in rows],
+                    [ahead[row] for row in rows],
+                )
+                guesses.update(zip(rows, found, strict=True))
+        row = 0
         for part in parts:
-            mine = [next(guesses) for _ in range(part.rows)]
+            mine, row = [guesses[index] for index in range(row, row + part.rows)], row + part.rows
             if self._sessions.get(part.drafting.id) is part.drafting:
                 self._take(part, mine)
         self._tell(part.drafting for part in parts if part.drafting.session.worth_telling)
+
+    def _outlook(self, session: DraftSession) -> Outlook:
+        return self.outlooks[session.spec.sampling.greedy]
 
     def _take(self, part: Part, guesses: Sequence[Guess]) -> None:
         drafting, session = part.drafting, part.drafting.session
@@ -342,7 +356,7 @@ class DraftStepper:
             elif at == session.length:
                 session.extend(guess)
             elif session.scored <= at < len(session.log):
-                self.outlook.judged(guess, session.log[at])
+                self._outlook(session).judged(guess, session.log[at])
                 session.judge(guess.token == session.log[at])
         if part.branch is None:
             read = part.start + len(part.tokens)

@@ -21,6 +21,7 @@ class RouterConfig:
     num_speculative_tokens: int = 8  # most draft tokens in a step of any request; 0 = plain decoding
     max_sessions: int = 256  # most requests at a time
     seed: int | None = None  # makes the seeds drawn for requests without one repeatable
+    lock_step: bool = False  # for comparison: no draft runs ahead of its verdict, the window is k
 
     def __post_init__(self) -> None:
         check_port("--port", self.port)

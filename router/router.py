@@ -32,7 +32,13 @@ class Router:
     """Everything is made here and wired up; `start` and `stop` run it. Belongs to one event loop."""
 
     def __init__(
-        self, store: Store, *, num_speculative_tokens: int, max_sessions: int, seed: int | None = None
+        self,
+        store: Store,
+        *,
+        num_speculative_tokens: int,
+        max_sessions: int,
+        seed: int | None = None,
+        lock_step: bool = False,
     ) -> None:
         """The options are RouterConfig's. The store is closed with the router."""
         self.store = store
@@ -45,6 +51,7 @@ class Router:
             self.priors,
             max_sessions=max_sessions,
             num_speculative_tokens=num_speculative_tokens,
+            lock_step=lock_step,
         )
         self.draw_below = _draw_below(seed)
         self.app: FastAPI = create_app(self.sessions, self.metrics, draw_below=self.draw_below)

@@ -30,6 +30,7 @@ async def serve(config: RouterConfig) -> None:
         num_speculative_tokens=config.num_speculative_tokens,
         max_sessions=config.max_sessions,
         seed=config.seed,
+        lock_step=config.lock_step,
     )
     grpc_server = new_server()
     registry_pb2_grpc.add_RegistryServicer_to_server(Registry(router.store), grpc_server)

@@ -21,7 +21,7 @@ from router.requests import (
     SessionEvent,
     TokensCommitted,
 )
-from router.speculation import Estimator, PriorPool, choose_k, window, worth_sending
+from router.speculation import Estimator, PriorPool, choose_k, settled, window, worth_sending
 from router.workers import Drafter, Verifier
 
 log = logging.getLogger(__name__)
@@ -48,8 +48,9 @@ class Session:
         fleet: Fleet,
         pool_for: PoolFor,
         cap: int,
+        lock_step: bool = False,
     ) -> None:
-        """`cap`: most draft tokens in a step; 0 = no speculation."""
+        """`cap`: most draft tokens in a step; 0 = no speculation. `lock_step`: the window is k."""
         self.id = session_id
         self._draft_key = draft_key
         self._request = request
@@ -62,6 +63,7 @@ class Session:
         self._fleet = fleet
         self._pool_for = pool_for
         self._cap = cap
+        self._lock_step = lock_step
         self._log: list[int] = list(request.prompt)  # committed tokens, by position; it only grows
         self._queue: asyncio.Queue[SessionEvent | OutriderError] = asyncio.Queue()
         self._over = False
@@ -259,13 +261,13 @@ class Session:
         verifier = self._verifier
         if verifier is None:
             return
-        k = choose_k(self._estimator, verifier.load.price, self._cap)
+        k = settled(self._k, choose_k(self._estimator, verifier.load.price, self._cap))
         if k != self._k:
             self._k = k
             verifier.set_speculation(self.id, k)
         if self._drafter is not None:
             wanted = self._wanted_window(verifier, self._drafter)
-            if worth_sending(self._window, wanted):
+            if wanted != self._window if self._lock_step else worth_sending(self._window, wanted):
                 self._set_window(wanted)
                 self._drafter.set_window(self.id, wanted)
 
@@ -274,6 +276,8 @@ class Session:
         self._fleet.metrics.draft_window(self._model.name, tokens)
 
     def _wanted_window(self, verifier: Verifier, drafter: Drafter) -> int:
+        if self._lock_step:
+            return self._k
         return window(
             self._k,
             verifier.load.typical_step_seconds,

@@ -26,12 +26,15 @@ class Sessions:
         *,
         max_sessions: int,
         num_speculative_tokens: int,
+        lock_step: bool = False,
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
-        """`num_speculative_tokens`: most draft tokens in one step of any session."""
+        """`num_speculative_tokens`: most draft tokens in one step of any session. `lock_step`: no draft runs
+        ahead of its verdict."""
         self._fleet = fleet
         self._max_sessions = max_sessions
         self._num_speculative_tokens = num_speculative_tokens
+        self._lock_step = lock_step
         self._random_bytes = random_bytes
         self._open: dict[SessionId, Session] = {}
         self._priors = priors
@@ -89,6 +92,7 @@ class Sessions:
             self._fleet,
             self._priors.pool,
             self._cap(request),
+            self._lock_step,
         )
         self._open[session.id] = session
         self._idle.clear()

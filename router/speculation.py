@@ -3,16 +3,19 @@
 The acceptance of a session's drafts is followed by a mixture of Beta estimators that forget at different
 rates. From it comes the predictive probability that the first j draft tokens all survive, which falls more
 slowly than alpha^j because acceptance comes in bursts and is not known exactly. k is the deepest j whose
-survival is worth the verifier's price for one more token in a step.
+survival may be worth the verifier's price for one more token in a step. Which of them enter, the verifier
+decides step by step, from what the drafter says of each token: it knows more. So k errs on the high side.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 FORGETTING = (0.8, 0.95, 0.995)  # per observation: experts that remember about 5, 20 and 200 tokens
+MARGIN = 0.25  # of the price: k cuts off what is surely not worth it, the verifier judges what comes
 WEIGHT_FORGETTING = 0.97  # of the experts' log-weights
 PROBE_TOKENS = 64  # with k = 0 by price, one draft token is tried after this many plain ones
 MAX_WINDOW = 256
@@ -99,8 +102,8 @@ class Estimator:
             self._successes[g] = forgetting * self._successes[g] + success
             self._failures[g] = forgetting * self._failures[g] + (not success)
 
-    def survival(self, depth: int) -> list[float]:
-        """[j] = P(draft tokens 0..j are all accepted), j < depth.
+    def survival(self, depth: int) -> Iterator[float]:
+        """[j] = P(draft tokens 0..j are all accepted), j < depth; worked out as far as it is asked for.
 
         Beta predictive of the mixture: sum_g w_g prod_{l<=j} (a_g + l) / (a_g + b_g + l).
         """
@@ -108,28 +111,34 @@ class Estimator:
         weights = [math.exp(lw - top) for lw in self._log_weights]
         total = sum(weights)
         paths = [w / total for w in weights]
-        survival = []
+        successes = [successes + self.prior.a for successes in self._successes]
+        trials = [a + failures + self.prior.b for a, failures in zip(successes, self._failures, strict=True)]
         for level in range(depth):
-            for g in range(len(paths)):
-                a = self._successes[g] + self.prior.a
-                b = self._failures[g] + self.prior.b
-                paths[g] *= (a + level) / (a + b + level)
-            survival.append(sum(paths))
-        return survival
+            for g, (a, n) in enumerate(zip(successes, trials, strict=True)):
+                paths[g] *= (a + level) / (n + level)
+            yield sum(paths)
 
 
 def choose_k(estimator: Estimator, price: float, cap: int) -> int:
-    """max { j <= cap : P(first j all accepted) >= price }; a price of 0 gives cap.
+    """max { j <= cap : P(first j all accepted) >= MARGIN * price }; a price of 0 gives cap.
 
     Where that is 0, one token is allowed once PROBE_TOKENS were committed without an observation, so that a
     session whose drafts became good is found out.
     """
-    if price <= 0:
+    k = 0
+    for survival in estimator.survival(cap) if price > 0 else ():
+        if survival < MARGIN * price:  # nor are deeper ones worth it: survival never rises with depth
+            break
+        k += 1
+    else:
         return cap
-    k = sum(survival >= price for survival in estimator.survival(cap))  # survival never rises with depth
-    if k == 0 and cap > 0 and estimator.unobserved_tokens >= PROBE_TOKENS:
-        return 1
-    return k
+    return 1 if k == 0 and estimator.unobserved_tokens >= PROBE_TOKENS else k
+
+
+def settled(current: int, wanted: int) -> int:
+    """The k to keep, so that not every change of the price becomes a message: raised at once, as the verifier
+    still takes only what is worth its place, and lowered where it falls to half or less."""
+    return current if current / 2 < wanted < current else wanted
 
 
 def window(k: int, step_seconds: float, round_trip_seconds: float, draft_token_seconds: float) -> int:

@@ -12,6 +12,9 @@ from typing import NamedTuple
 LONGEST_WAIT = 0.5  # in parts of a step's time: what comes later is better found by the step after this one
 LATE = 3  # draft tokens' time after which the next one is not expected any more
 LOCK_STEP_SECONDS = 1.0  # a drafter that says nothing for so long is not waited for in lock-step either
+BELIEVED = 2.0  # tokens that waits may lose before they are expected to bring less
+WAIT_FORGETTING = 0.95  # a step that was waited with
+NO_WAIT_FORGETTING = 0.995  # a step that was not: so that waiting is tried again, once in some hundred steps
 SMOOTHING = 0.2  # weight of a new measurement in a moving average
 ACCEPTANCE_SMOOTHING = 0.1  # of one more draft token in a session's acceptance
 FIRST_ACCEPTANCE = 0.5  # of a session whose drafts have not been verified yet
@@ -63,6 +66,29 @@ class Arrivals:
         elif self.heard:  # else the drafter may have paused, its window full
             pace.following(now - self.last_at, tokens)
         self.last_at, self.heard = now, True
+
+
+@dataclass(slots=True)
+class Waits:
+    """Whether waiting has paid: what it cost and what it brought, in committed tokens.
+
+    Paces are averages, and a drafter on a busy machine is often later than that. So what waits brought is
+    held against what they cost; where it was less, less is expected of the next ones."""
+
+    cost: float = 0.0
+    gain: float = 0.0
+
+    @property
+    def factor(self) -> float:
+        """By which the expected gain of a wait is multiplied; at most 1."""
+        return min(1.0, (self.gain + BELIEVED) / (self.cost + BELIEVED))
+
+    def observe(self, cost: float, accepted: int) -> None:
+        """Before a step. `cost`: of the wait; 0 = there was none. `accepted`: draft tokens of those that came
+        meanwhile. A half of their gain lasts, at least (see _lasting), and no more is counted."""
+        forgetting = WAIT_FORGETTING if cost else NO_WAIT_FORGETTING
+        self.cost = forgetting * self.cost + cost
+        self.gain = forgetting * self.gain + accepted / 2
 
 
 class Awaited(NamedTuple):

@@ -59,8 +59,9 @@ class Running:
             survival.append(survives)
         return survival
 
-    def awaited(self) -> Awaited | None:
-        """What it waits for, where it may verify more than it has and somebody drafts."""
+    def awaited(self, believed: float = 1.0) -> Awaited | None:
+        """What it waits for, where it may verify more than it has and somebody drafts. `believed`: by which
+        all that may come is multiplied."""
         pace, arrivals = self.pace, self.arrivals
         if pace is None or not self.decoding or arrivals.silent:
             return None
@@ -76,15 +77,19 @@ class Running:
             self.acceptance,
             pace.lead,
             pace.token,
-            pace.punctual * self.trust.factor ** len(tokens) * math.prod(chances),
+            believed * pace.punctual * self.trust.factor ** len(tokens) * math.prod(chances),
         )
 
     def settle(self, part: Part, chosen: list[int], now: float) -> Outcome:
         """Commits what a step chose for it, and learns from what became of its drafts."""
         session = self.session
+        stood = session.tree.path[: len(part.path) + 1]
         outcome = session.resolve(part.path, chosen)
         self.trust.observe(part.chances, outcome.accepted)
-        self.acceptance = acceptance_after(self.acceptance, outcome.accepted, outcome.verified)
+        # Of what stood, not of what was verified: those were chosen as the likelier ones.
+        judged = list(zip(stood, outcome.tokens, strict=False))
+        right = next((index for index, (a, b) in enumerate(judged) if a != b), len(judged))
+        self.acceptance = acceptance_after(self.acceptance, right, len(judged))
         self.arrivals = self.arrivals.committed(now, outcome.verified, len(session.tree.path))
         if self.arrivals.missed and self.pace is not None and session.wanted > 0:
             self.pace.missed()

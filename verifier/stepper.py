@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -20,7 +20,7 @@ from outrider.errors import InvalidRequest, PeerLost, Unavailable
 from outrider.sampling.sampler import TokenCounts
 from verifier.admission import admit
 from verifier.meter import Meter
-from verifier.pace import StartAt, start_at
+from verifier.pace import StartAt, Waits, start_at
 from verifier.price import StepTime
 from verifier.running import Part, Path, Running
 from verifier.session import DraftFate, Finish, Outcome, Session, SessionSpec
@@ -73,6 +73,8 @@ class Stepper:
         self._empty = asyncio.Event()
         self._empty.set()
         self._meter = Meter(step_time) if step_time is not None else Meter()
+        self._waits = Waits()
+        self._at_hand: dict[bytes, int] | None = None  # drafts of each session when a wait began, if one did
         self._preemptions = 0
         self._draining = False
         self._report: StepReport | None = None  # of the last step, not told yet
@@ -199,6 +201,8 @@ class Stepper:
             if start <= now:
                 return free_since, now
             self._tell()
+            if self._at_hand is None:
+                self._at_hand = {each.id: len(each.session.tree.path) for each in self._sessions.values()}
             try:
                 async with asyncio.timeout(start - now):
                     await self._change()
@@ -206,7 +210,8 @@ class Stepper:
                 pass
 
     def _start_at(self, now: float, free_since: float) -> float:
-        awaited = [found for each in self._sessions.values() if (found := each.awaited()) is not None]
+        believed = self._waits.factor
+        awaited = [found for each in self._sessions.values() if (found := each.awaited(believed)) is not None]
         if not awaited:
             return now
         meter = self._meter
@@ -265,6 +270,7 @@ class Stepper:
         """Commits what the step chose and gives back the slots of rejected drafts."""
         now = self._clock()
         if chosen is None:
+            self._at_hand = None
             failed = tuple(
                 part.running for part in parts if self._sessions.get(part.running.id) is part.running
             )
@@ -291,6 +297,18 @@ class Stepper:
             if outcome.finish is not None:
                 self.close(running.id)
         return StepReport(tuple(outcomes), (), self._measure(seconds, waited, parts, committed))
+
+    def _judge_wait(self, waited: float, outcomes: Iterable[tuple[Running, Outcome]]) -> None:
+        """Learns from what came of the wait before the step, if there was one."""
+        at_hand, self._at_hand = self._at_hand, None
+        if at_hand is None:
+            self._waits.observe(0.0, 0)
+            return
+        came = sum(
+            max(0, outcome.accepted - at_hand.get(running.id, outcome.accepted))
+            for running, outcome in outcomes
+        )
+        self._waits.observe(self._meter.goodput * waited, came)
 
     def _measure(self, seconds: float, waited: float, parts: Sequence[Part], committed: int) -> Load:
         tokens = decoding = wanting = starved = 0

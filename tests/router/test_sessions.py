@@ -7,50 +7,11 @@ import pytest
 
 from outrider.errors import InvalidRequest, OutriderError, Overloaded, Unavailable, UnknownModel
 from outrider.rpc import Outbox
-from outrider.sampling.params import SamplingParams
 from outrider.v1 import drafter_pb2, verifier_pb2
 from outrider.wire.codec import sampling_from_wire
 from router import session as session_module
-from router.requests import FinishReason, GenerationRequest, SessionEnded, TokensCommitted
-
-PROMPT = (5, 6, 7)
-SAMPLING = SamplingParams(temperature=0.7, top_k=5, seed=2**64 - 1, logit_bias={4: 1.5})
-
-
-def request(**changes: Any) -> GenerationRequest:
-    fields: dict[str, Any] = {"model": "m", "prompt": PROMPT, "sampling": SAMPLING, "max_tokens": 50}
-    return GenerationRequest(**(fields | changes))
-
-
-def committed(
-    session_id: bytes, base: int, *tokens: int, accepted: int = 0, verified: int = 0, cached: int = 0
-) -> dict[str, Any]:
-    step = verifier_pb2.Committed(
-        session_id=session_id,
-        base=base,
-        tokens=tokens,
-        accepted=accepted,
-        verified=verified,
-        cached_prompt_tokens=cached,
-    )
-    return {"committed": [step]}
-
-
-def finished(session_id: bytes, reason: int = verifier_pb2.FINISH_REASON_LENGTH) -> dict[str, Any]:
-    return {"finished": [verifier_pb2.Finished(session_id=session_id, reason=reason)]}
-
-
-class Running:
-    """A session that somebody iterates, as the API does."""
-
-    def __init__(self, rig: Any, wanted: GenerationRequest) -> None:
-        self.events: list[Any] = []
-        self.task = asyncio.create_task(self._run(rig, wanted))
-
-    async def _run(self, rig: Any, wanted: GenerationRequest) -> list[Any]:
-        async for event in rig.sessions.run(wanted):
-            self.events.append(event)
-        return self.events
+from router.requests import FinishReason, SessionEnded, TokensCommitted
+from tests.router.asking import PROMPT, SAMPLING, Running, committed, finished, request
 
 
 async def test_a_session_is_opened_on_both_workers_with_all_that_they_need(rig: Any) -> None:
@@ -256,86 +217,6 @@ async def test_speculation_switched_off_needs_no_drafter_and_no_key(rig: Any) ->
     assert rig.fleet.drafters["d"].placed == 0
     assert drafter.commands.empty()
     running.task.cancel()
-
-
-@pytest.mark.parametrize(("asked", "k"), [(3, 3), (8, 8), (100, 8), (None, 8)])
-async def test_a_request_sets_its_own_k_within_the_services(rig: Any, asked: int | None, k: int) -> None:
-    verifier = await rig.verifier()
-    running = Running(rig, request(num_speculative_tokens=asked))
-    assert (await verifier.next_command("open")).num_speculative_tokens == k
-    running.task.cancel()
-
-
-async def test_k_and_window_follow_price_and_acceptance_and_are_sent_only_when_they_change(rig: Any) -> None:
-    verifier, drafter = await rig.verifier(), await rig.drafter()
-    drafter.say(load=drafter_pb2.DraftLoad(token_seconds=0.01, round_trip_seconds=0.001))
-    await rig.until(lambda: rig.fleet.drafters["d"].load.token_seconds > 0)
-    running = Running(rig, request())
-    sid = (await verifier.next_command("open")).session_id
-    await drafter.next_command("open")
-    base = 3
-
-    def step(accepted: int, verified: int, price: float) -> None:
-        nonlocal base
-        load = verifier_pb2.Load(price=price, step_seconds=0.1, typical_step_seconds=0.1)
-        tokens = [20] * (accepted + 1)
-        verifier.say(load=load, **committed(sid, base, *tokens, accepted=accepted, verified=verified))
-        base += accepted + 1
-
-    step(
-        8, 8, 0.0
-    )  # k stays at the cap; with the paces known the window is 8 + ceil(.101 / .01) = 19, as good
-    step(0, 8, 0.9)  # too dear now
-    assert (await verifier.next_command("speculation")).num_speculative_tokens == 0
-    assert (await drafter.next_command("window")).window == 0
-    step(0, 0, 0.9)
-    step(0, 0, 0.0)  # free again
-    assert (await verifier.next_command("speculation")).num_speculative_tokens == 8
-    assert (await drafter.next_command("window")).window == 19
-    await rig.until(lambda: len(running.events) == 4)
-    assert verifier.commands.empty()
-    assert drafter.commands.empty()
-    assert b"outrider_draft_window_count" in rig.metrics.exposition()
-    running.task.cancel()
-
-
-async def test_a_new_session_starts_from_what_earlier_ones_showed(rig: Any) -> None:
-    verifier = await rig.verifier()
-    await rig.drafter()
-    verifier.say(load=verifier_pb2.Load(price=0.3))
-    await rig.until(lambda: rig.fleet.verifiers["v"].load.price > 0)
-    starts = []
-    for _ in range(8):
-        running = Running(rig, request())
-        opened = await verifier.next_command("open")
-        starts.append(opened.num_speculative_tokens)
-        for n in range(12):
-            verifier.say(**committed(opened.session_id, 3 + n, 9, accepted=0, verified=1))
-        verifier.say(**finished(opened.session_id))
-        await running.task
-        while not verifier.commands.empty():
-            verifier.commands.get_nowait()
-    assert starts[0] >= 2
-    assert starts[-1] == 0
-    assert starts == sorted(starts, reverse=True)
-
-
-async def test_sessions_are_steered_while_their_client_does_not_read(rig: Any) -> None:
-    verifier, drafter = await rig.verifier(), await rig.drafter("d1")
-    events = rig.sessions.run(request())
-    first = asyncio.create_task(anext(events))
-    sid = (await verifier.next_command("open")).session_id
-    await drafter.next_command("open")
-    verifier.say(**committed(sid, 3, 10))
-    await first  # and then nobody asks for more
-    verifier.say(**committed(sid, 4, 11, 12, accepted=1, verified=1))
-    await rig.until(lambda: rig.fleet.verifiers["v"].placed == 1)
-    other = await rig.drafter("d2")
-    verifier.say(load=verifier_pb2.Load(running=1))
-    await rig.until(lambda: rig.fleet.verifiers["v"].load.running == 1)
-    await drafter.stop()
-    assert list((await other.next_command("open")).output) == [10, 11, 12]
-    await events.aclose()
 
 
 async def test_sessions_spread_over_the_verifiers_of_their_model(rig: Any) -> None:

@@ -2,18 +2,21 @@
 
 import math
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.speculation import (
+    MARGIN,
     MAX_WINDOW,
     PROBE_TOKENS,
     Estimator,
     Prior,
     PriorPool,
     choose_k,
+    settled,
     window,
     worth_sending,
 )
@@ -39,7 +42,7 @@ def fresh() -> Estimator:
 def test_survival_is_a_probability_and_never_rises_with_depth(
     prior: Prior, history: list[tuple[int, int]]
 ) -> None:
-    survival = observed(prior, history).survival(16)
+    survival = list(observed(prior, history).survival(16))
     assert all(0 <= deep <= shallow <= 1 for shallow, deep in zip([1.0, *survival], survival, strict=False))
 
 
@@ -58,24 +61,24 @@ def test_k_is_within_the_cap_and_never_rises_with_the_price(
 
 
 @given(priors, steps, st.floats(0.01, 0.99))
-def test_k_is_the_deepest_token_worth_the_price(
+def test_k_is_the_deepest_token_that_may_be_worth_the_price(
     prior: Prior, history: list[tuple[int, int]], price: float
 ) -> None:
     estimator = observed(prior, history)
     k = choose_k(estimator, price, CAP)
-    survival = estimator.survival(CAP)
-    assert all(survival[j] >= price for j in range(k))
-    assert k == CAP or survival[k] < price
+    survival = list(estimator.survival(CAP))
+    assert all(survival[j] >= MARGIN * price for j in range(k))
+    assert k == CAP or survival[k] < MARGIN * price
 
 
 def test_before_any_step_survival_is_the_priors_beta_predictive() -> None:
     # Beta(2, 1): E[p^j] = 2 / (2 + j).
-    assert Estimator(Prior(2, 1)).survival(4) == pytest.approx([2 / 3, 2 / 4, 2 / 5, 2 / 6])
+    assert list(Estimator(Prior(2, 1)).survival(4)) == pytest.approx([2 / 3, 2 / 4, 2 / 5, 2 / 6])
 
 
 def test_survival_after_one_step_as_computed_by_hand() -> None:
     # One success: every expert has Beta(3, 1), so the weights do not matter: E[p^j] = 3 / (3 + j).
-    assert observed(Prior(2, 1), [(1, 1)]).survival(3) == pytest.approx([3 / 4, 3 / 5, 3 / 6])
+    assert list(observed(Prior(2, 1), [(1, 1)]).survival(3)) == pytest.approx([3 / 4, 3 / 5, 3 / 6])
 
 
 def test_the_failure_behind_a_rejection_is_the_only_one_counted() -> None:
@@ -87,7 +90,7 @@ def test_the_failure_behind_a_rejection_is_the_only_one_counted() -> None:
 
 def test_accepted_drafts_raise_k() -> None:
     estimator = fresh()
-    price = 0.5
+    price = 1.0
     before = choose_k(estimator, price, CAP)
     for _ in range(20):
         estimator.observe(4, 4, 5)
@@ -95,7 +98,7 @@ def test_accepted_drafts_raise_k() -> None:
 
 
 def test_hostile_drafts_at_a_price_end_in_k_0_which_recovers_by_probing() -> None:
-    estimator, price = fresh(), 0.2
+    estimator, price = fresh(), 0.6
     for _ in range(30):
         estimator.observe(0, 4, 1)
     assert choose_k(estimator, price, CAP) == 0
@@ -121,9 +124,9 @@ def test_hostile_drafts_at_a_price_end_in_k_0_which_recovers_by_probing() -> Non
 def test_a_probe_that_fails_ends_the_probing_until_the_next_is_due() -> None:
     estimator = observed(Prior(1, 1), [(0, 4)] * 30)
     estimator.observe(0, 0, PROBE_TOKENS)
-    assert choose_k(estimator, 0.2, CAP) == 1
+    assert choose_k(estimator, 0.6, CAP) == 1
     estimator.observe(0, 1, 1)
-    assert choose_k(estimator, 0.2, CAP) == 0
+    assert choose_k(estimator, 0.6, CAP) == 0
 
 
 def test_no_probe_where_the_request_switched_speculation_off() -> None:
@@ -138,7 +141,7 @@ def test_bursts_are_followed_faster_than_a_plain_average_would() -> None:
         estimator.observe(4, 4, 5)
     for _ in range(8):
         estimator.observe(0, 4, 1)
-    assert estimator.survival(1)[0] < 0.4 < 0.9 < estimator.accepted / estimator.observed
+    assert next(estimator.survival(1)) < 0.4 < 0.9 < estimator.accepted / estimator.observed
 
 
 @given(st.floats(0.05, 0.95), st.integers(0, 2**32))
@@ -150,7 +153,7 @@ def test_survival_tends_to_the_powers_of_a_steady_acceptance(rate: float, seed: 
         accepted = next((n for n in range(4) if draws.random() >= rate), 4)
         estimator.observe(accepted, 4, accepted + 1)
         if step >= 300:
-            mean += estimator.survival(1)[0] / 300
+            mean += next(estimator.survival(1)) / 300
     assert math.isclose(mean, rate, abs_tol=0.12)
 
 
@@ -222,3 +225,30 @@ def test_small_moves_of_the_window_are_not_worth_a_message() -> None:
     assert worth_sending(16, 21)
     assert worth_sending(16, 0)
     assert worth_sending(0, 1)
+
+
+def test_k_is_raised_at_once_and_lowered_only_by_half() -> None:
+    assert settled(4, 5) == 5
+    assert settled(0, 1) == 1
+    assert settled(8, 7) == settled(8, 5) == 8
+    assert settled(8, 4) == 4
+    assert settled(1, 0) == 0
+
+
+@given(st.integers(0, 16), st.integers(0, 16))
+def test_a_settled_k_is_never_under_the_wanted_one_and_stays(current: int, wanted: int) -> None:
+    k = settled(current, wanted)
+    assert k in (current, wanted) and k >= wanted
+    assert settled(k, wanted) == k
+
+
+def test_a_price_that_jitters_sends_few_messages() -> None:
+    draws = random.Random(1)
+    estimator = observed(fresh().prior, [(3, 4), (1, 4), (4, 4), (2, 4)] * 10)
+    wanted = [choose_k(estimator, price=draws.uniform(0.6, 0.9), cap=CAP) for _ in range(500)]
+    k, sent = CAP, 0
+    for each in wanted:
+        sent += settled(k, each) != k
+        k = settled(k, each)
+    moves = sum(a != b for a, b in pairwise(wanted))
+    assert sent < moves / 4

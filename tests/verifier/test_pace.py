@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verifier.pace import Arrivals, Awaited, Pace, acceptance_after, lock_step, start_at
+from verifier.pace import Arrivals, Awaited, Pace, Waits, acceptance_after, lock_step, start_at
 
 
 def awaited(
@@ -172,3 +172,24 @@ def test_a_drafter_that_does_not_answer_in_time_counts_for_less() -> None:
     for _ in range(50):
         pace.first(0.1)
     assert pace.punctual > 0.99
+
+
+def test_waits_that_bring_nothing_are_expected_to_bring_less_and_are_tried_again_later() -> None:
+    waits = Waits()
+    assert waits.factor == 1.0
+    for _ in range(5):
+        waits.observe(cost=2.0, accepted=0)
+    assert waits.factor < 0.25
+    for _ in range(1000):
+        waits.observe(cost=0.0, accepted=0)
+    assert waits.factor > 0.9
+
+
+def test_waits_that_pay_are_believed() -> None:
+    waits = Waits()
+    for _ in range(50):
+        waits.observe(cost=1.0, accepted=2)  # a half of what comes lasts
+    assert waits.factor == 1.0
+    for _ in range(50):
+        waits.observe(cost=1.0, accepted=1)
+    assert waits.factor < 0.7

@@ -1,0 +1,253 @@
+"""Who decides k, and what it brings: Outrider's own controllers against others, in virtual time.
+
+    python benchmarks/simulate.py --write benchmarks/results
+
+The controllers are the services' own code; steps, drafters and the line between them are simulated
+(benchmarks/simulation), with made-up answers whose guesses are right as often as a draft's are in code, in
+chat and in hostile text. Every way of choosing k gets the same answers. Says for every cell the goodput over
+plain decoding, and whether the goals hold.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import repeat
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.simulation.controllers import Ours
+from benchmarks.simulation.costs import CPU, H200
+from benchmarks.simulation.policies import Confidence, Fixed, Heuristic, Start
+from benchmarks.simulation.traces import KINDS, Book, make
+from benchmarks.simulation.world import BEYOND, MOST_DRAFTS, Policy, Result, World
+
+CONSOLE = Console()
+MACHINES = {"h200": H200, "cpu": CPU}
+PRICES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6)  # that hindsight may choose from
+FEWEST_ANSWERS = 32
+WAITING_PAYS = 32  # sessions up to which fixed k may wait for drafts, too: with more, it never pays
+OURS = "ours"
+OURS_ALONE = "ours, k left at the most"
+
+
+@dataclass(frozen=True)
+class Cell:
+    machine: str  # one of MACHINES
+    kind: str  # one of KINDS
+    batch: int  # sessions at a time
+    round_trip_ms: float
+
+
+def cells(machines: Iterable[str], batches: Mapping[str, Sequence[int]]) -> list[Cell]:
+    return [
+        Cell(machine, kind, batch, round_trip)
+        for machine in machines
+        for kind in KINDS
+        for batch in batches[machine]
+        for round_trip in (1.0, 20.0)
+    ]
+
+
+def goodputs(cell: Cell, seed: int, answers_each: int) -> dict[str, Result]:
+    """What each way of choosing k brings; of those that hindsight chooses from, the best."""
+    answers = max(FEWEST_ANSWERS, answers_each * cell.batch)
+    book = Book.of(make(cell.kind, answers, seed, BEYOND))
+    costs = MACHINES[cell.machine]
+
+    starts = [Start.AT_ONCE, *([Start.BY_PRICE] if cell.batch < WAITING_PAYS else [])]
+
+    def run(policy: Policy) -> Result:
+        return World(book, costs, cell.batch, cell.round_trip_ms / 1e3, policy, seed).run()
+
+    def best(policies: Iterable[Policy]) -> Result:
+        return max((run(policy) for policy in policies), key=lambda result: result.goodput)
+
+    found = {"plain": run(Fixed("plain", [0] * answers, Start.AT_ONCE))}
+    for k in range(1, MOST_DRAFTS + 1):
+        found[f"k = {k}"] = best(Fixed("", [k] * answers, start) for start in starts)
+    for k in (1, 2, 4, 8):
+        found[f"lock-step, k = {k}"] = run(Fixed("", [k] * answers, Start.ALL_DRAFTS))
+    found["hindsight"] = best(
+        Fixed("", ks, start) for ks in {tuple(hindsight(book, price)) for price in PRICES} for start in starts
+    )
+    for policy in (Heuristic(), Confidence(answers), Ours(OURS_ALONE, router=False), Ours(OURS)):
+        found[policy.name] = run(policy)
+    return found
+
+
+def hindsight(book: Book, price: float) -> list[int]:
+    """The k of each answer that would have been its best, at a common price of a verified token."""
+    ks = np.arange(MOST_DRAFTS + 1)
+    tokens_a_step = np.stack([book.tokens / book.rounds(int(k)) for k in ks], axis=1)
+    best: list[int] = np.argmax(tokens_a_step - price * ks, axis=1).tolist()
+    return best
+
+
+@dataclass(frozen=True)
+class Row:
+    """A cell's outcome; ratios of goodput."""
+
+    cell: Cell
+    plain: float  # tokens a second
+    over_plain: dict[str, float]
+    messages_per_token: float  # of the router, with ours
+    drafted_per_token: float
+    error_of_calibration: float  # expected, of the survival that ours goes by
+
+    @property
+    def best_fixed(self) -> float:
+        return max(ratio for name, ratio in self.over_plain.items() if name.startswith("k = "))
+
+    @property
+    def over_hindsight(self) -> float:
+        return self.over_plain[OURS] / max(self.over_plain["hindsight"], self.best_fixed)
+
+    @property
+    def over_best_fixed(self) -> float:
+        return self.over_plain[OURS] / self.best_fixed
+
+
+def row(cell: Cell, results: Mapping[str, Result]) -> Row:
+    plain, ours = results["plain"].goodput, results[OURS]
+    return Row(
+        cell,
+        plain,
+        {name: result.goodput / plain for name, result in results.items()},
+        ours.messages_per_token,
+        ours.drafted_per_token,
+        ours.error_of_calibration,
+    )
+
+
+def goals(rows: Sequence[Row]) -> list[tuple[str, float, float]]:
+    """(what, worst ratio, at least)."""
+    switching = [r.over_best_fixed for r in rows if r.cell.kind == "switching" and r.cell.batch >= 128]
+    return [
+        ("over plain decoding, anywhere", min(r.over_plain[OURS] for r in rows), 0.99),
+        ("over the best k of each session in hindsight", min(r.over_hindsight for r in rows), 0.98),
+        *([("over the best k for all, switching, batch >= 128", min(switching), 1.05)] if switching else []),
+        (
+            "over the verifier's choice alone",
+            min(r.over_plain[OURS] / r.over_plain[OURS_ALONE] for r in rows),
+            0.99,
+        ),
+    ]
+
+
+def show(rows: Sequence[Row]) -> None:
+    names = ("best k for all", "+2/-1", "confidence .4", "lock-step", "hindsight", OURS)
+    table = Table("machine", "answers", "batch", "RTT ms", *names, "over hindsight")
+    for r in rows:
+        shown = {
+            **r.over_plain,
+            "best k for all": r.best_fixed,
+            "lock-step": max(v for name, v in r.over_plain.items() if name.startswith("lock-step")),
+        }
+        cell = r.cell
+        table.add_row(
+            *(cell.machine, cell.kind, str(cell.batch), f"{cell.round_trip_ms:g}"),
+            *(f"{shown[name]:.2f}" for name in names),
+            f"{r.over_hindsight:.3f}",
+        )
+    CONSOLE.print(table)
+    for what, ratio, least in goals(rows):
+        CONSOLE.print(f"{what}: {ratio:.3f}, at least {least:g}: {'yes' if ratio >= least else 'NO'}")
+
+
+def plot(rows: Sequence[Row], path: Path) -> None:
+    """Goodput over plain decoding by batch, one panel for each machine, round trip and kind of answers."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise SystemExit("the plot needs matplotlib: pip install outrider[bench]") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    lines = sorted({(r.cell.machine, r.cell.round_trip_ms) for r in rows}, reverse=True)
+    kinds = [kind for kind in KINDS if any(r.cell.kind == kind for r in rows)]
+    figure, axes = pyplot.subplots(
+        len(lines), len(kinds), figsize=(3 * len(kinds), 2.6 * len(lines)), squeeze=False
+    )
+    drawn = {
+        "best k for all": ("tab:gray", "-"),
+        "+2/-1": ("tab:orange", ":"),
+        "confidence .4": ("tab:green", ":"),
+        "lock-step": ("tab:red", "--"),
+        "hindsight": ("black", "--"),
+        OURS: ("tab:blue", "-"),
+    }
+    for panels, (machine, round_trip) in zip(axes, lines, strict=True):
+        for panel, kind in zip(panels, kinds, strict=True):
+            here = [r for r in rows if r.cell == Cell(machine, kind, r.cell.batch, round_trip)]
+            positions = range(len(here))
+            for name, (color, style) in drawn.items():
+                panel.plot(positions, [_drawn(r, name) for r in here], style, color=color, label=name)
+            panel.axhline(1, color="lightgray", linewidth=0.8, zorder=0)
+            panel.set_xticks(positions, [str(r.cell.batch) for r in here])
+            panel.set_title(f"{kind}, {machine}, {round_trip:g} ms", fontsize=9)
+    for panel in axes[-1]:
+        panel.set_xlabel("sessions")
+    for panels in axes:
+        panels[0].set_ylabel("goodput over plain")
+    axes[0][0].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def _drawn(r: Row, name: str) -> float:
+    if name == "best k for all":
+        return r.best_fixed
+    if name == "lock-step":
+        return max(ratio for each, ratio in r.over_plain.items() if each.startswith("lock-step"))
+    return r.over_plain[name]
+
+
+def main(
+    machine: Annotated[list[str] | None, typer.Option(help="h200, cpu; both where left out.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="Sessions at a time.")] = None,
+    kind: Annotated[
+        list[str] | None, typer.Option(help=f"Of {', '.join(KINDS)}; all where left out.")
+    ] = None,
+    answers: Annotated[int, typer.Option(min=2, help="Answers for each session's place.")] = 2,
+    seed: Annotated[int, typer.Option(help="Of answers and noise.")] = 1,
+    write: Annotated[Path | None, typer.Option(help="Folder for simulate.json and simulate.png.")] = None,
+) -> None:
+    """Simulate every way of choosing k."""
+    machines, kinds = machine or list(MACHINES), kind or list(KINDS)
+    for name, known in (*((m, MACHINES) for m in machines), *((k, KINDS) for k in kinds)):
+        if name not in known:
+            raise SystemExit(f"{name!r} is not one of {', '.join(known)}")
+    batches = {"h200": batch or (4, 32, 128, 256), "cpu": batch or (1, 4, 16, 32)}
+    chosen = [cell for cell in cells(machines, batches) if cell.kind in kinds]
+    with ProcessPoolExecutor() as pool:
+        found = pool.map(goodputs, chosen, repeat(seed), repeat(answers))
+        results = list(track(found, "Simulating", total=len(chosen), console=CONSOLE))
+    rows = [row(cell, result) for cell, result in zip(chosen, results, strict=True)]
+    show(rows)
+    if write is not None:
+        result = {
+            "command": "python " + " ".join(sys.argv),
+            "numpy": np.__version__,
+            "goals": [dict(zip(("goal", "worst", "at_least"), goal, strict=True)) for goal in goals(rows)],
+            "cells": [asdict(r) | {"over_hindsight": r.over_hindsight} for r in rows],
+        }
+        write.mkdir(parents=True, exist_ok=True)
+        (write / "simulate.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        plot(rows, write / "simulate.png")
+
+
+if __name__ == "__main__":
+    typer.run(main)

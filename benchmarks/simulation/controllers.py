@@ -1,0 +1,172 @@
+"""Outrider's own controllers, taken from the three rooms as they are and put to work in a World."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.simulation.world import MOST_DRAFTS, Floats, Ints, World
+from drafter.survival import FIRST_RECENT, Calibration, recent_after
+from router.speculation import Estimator, PriorPool, choose_k, settled, window, worth_sending
+from verifier.admission import admit
+from verifier.meter import Meter
+from verifier.pace import FIRST_ACCEPTANCE, Arrivals, Awaited, Pace, acceptance_after, start_at
+from verifier.price import StepTime
+from verifier.trust import Trust
+
+PROFILED = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # tokens of the steps that are timed at start
+BUDGET = 4096  # most tokens in a step
+
+
+class Verifier:
+    """What a verifier measures and decides."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        profile = {tokens: world.costs.step(tokens, 0) for tokens in PROFILED}  # of short sessions
+        self.meter = Meter(StepTime.measured(profile))
+        self._pace = Pace()
+        self._arrivals = [Arrivals() for _ in range(world.sessions)]
+        self._trust = [Trust() for _ in range(world.sessions)]
+        self._acceptance = [FIRST_ACCEPTANCE] * world.sessions
+
+    def opened(self, session: int) -> None:
+        self._arrivals[session] = Arrivals()
+        self._trust[session] = Trust()
+        self._acceptance[session] = FIRST_ACCEPTANCE
+
+    def arrived(self, sessions: Ints) -> None:
+        for session in sessions:
+            self._arrivals[session].arrived(self._world.now, 1, self._pace)
+
+    def survival(self, usable: Ints) -> Floats:
+        """[sessions, MOST_DRAFTS] P(this and all before it are accepted), as far as drafters are believed."""
+        factors = np.array([trust.factor for trust in self._trust])
+        return np.cumprod(self._world.chances(usable) * factors[:, None], axis=1)
+
+    def start_at(self, now: float, free_since: float, usable: Ints) -> float:
+        wanted = np.minimum(self._world.k, self._world.room())
+        lacking = [s for s in np.flatnonzero(usable < wanted) if not self._arrivals[s].silent]
+        survival = self.survival(usable)
+        awaited = [
+            Awaited(
+                self._arrivals[session].committed_at,
+                self._arrivals[session].last_at,
+                int(usable[session]),
+                int(wanted[session]),
+                self._acceptance[session],
+                self._pace.lead,
+                self._pace.token,
+                self._pace.punctual
+                * (float(survival[session, usable[session] - 1]) if usable[session] else 1.0),
+            )
+            for session in lacking
+        ]
+        if not awaited:
+            return now
+        meter = self.meter
+        return start_at(now, free_since, meter.step_seconds, meter.goodput, awaited, meter.price)
+
+    def admit(self, usable: Ints) -> Ints:
+        sessions = self._world.sessions
+        survival = self.survival(usable).tolist()
+        paths = [path[:count] for path, count in zip(survival, usable.tolist(), strict=True)]
+        return np.array(admit(paths, sessions, sessions, self.meter.step_time, BUDGET).counts)
+
+    def judged(self, usable: Ints, admitted: Ints) -> None:
+        """A step begins: what its drafts promise."""
+        chances = self._world.chances(usable).tolist()
+        self._promised = [path[:count] for path, count in zip(chances, admitted.tolist(), strict=True)]
+
+    def stepped(self, seconds: float, waited: float, admitted: Ints, accepted: Ints, committed: Ints) -> None:
+        left, k = self._world.standing().tolist(), self._world.k
+        judged, true = self._world.judged.tolist(), self._world.true.tolist()
+        for session, (verified, right) in enumerate(zip(admitted.tolist(), accepted.tolist(), strict=True)):
+            self._trust[session].observe(self._promised[session], right)
+            # What followed the accepted ones is judged, too, by the token that the target chose there.
+            self._acceptance[session] = acceptance_after(
+                self._acceptance[session], true[session], judged[session]
+            )
+            arrivals = self._arrivals[session].committed(self._world.now, verified, left[session])
+            self._arrivals[session] = arrivals
+            if arrivals.missed and k[session] > 0:
+                self._pace.missed()
+        tokens = self._world.sessions + int(admitted.sum())
+        self.meter.observe(seconds, tokens, int(committed.sum()), None, waited)
+
+
+class Ours:
+    """`router`: whether the router chooses k, or leaves it at the most. `verifier`: whether the verifier
+    admits by survival, or all that arrived."""
+
+    def __init__(self, name: str, *, router: bool = True, verifier: bool = True) -> None:
+        self.name = name
+        self._routed, self._admits = router, verifier
+
+    def begin(self, world: World) -> None:
+        self.world = world
+        self.verifier = Verifier(world)
+        self.calibration = Calibration()
+        self._recent = [FIRST_RECENT] * world.sessions
+        self._pool = PriorPool()
+        self._estimators = [Estimator(self._pool.prior()) for _ in range(world.sessions)]
+        self._k = np.full(world.sessions, MOST_DRAFTS)
+        self._windows = np.zeros(world.sessions, np.int64)
+        if self._routed:
+            self._choose(range(world.sessions))
+
+    def opened(self, session: int) -> None:
+        self.verifier.opened(session)
+        self._recent[session] = FIRST_RECENT
+        estimator = self._estimators[session]
+        self._pool.absorb(estimator.accepted, estimator.observed)
+        self._estimators[session] = Estimator(self._pool.prior())
+        if self._routed:
+            self._choose([session])
+
+    def _choose(self, sessions: range | list[int]) -> None:
+        price = self.verifier.meter.price
+        for session in sessions:
+            wanted = choose_k(self._estimators[session], price, MOST_DRAFTS)
+            self._k[session] = settled(int(self._k[session]), wanted)
+
+    def k(self) -> Ints:
+        return self._k.copy()
+
+    def windows(self, k: Ints) -> Ints:
+        measured = (self.verifier.meter.step_seconds, self.world.round_trip, self.world.draft_seconds)
+        by_k = [window(each, *measured) for each in range(MOST_DRAFTS + 1)]
+        for session, each in enumerate(k):
+            if worth_sending(int(self._windows[session]), by_k[each]):
+                self._windows[session] = by_k[each]
+        return self._windows.copy()
+
+    def probabilities(self, sessions: Ints, depth: Ints, confidence: Floats) -> Floats:
+        recent = [self._recent[session] for session in sessions]
+        return self.calibration.probabilities(confidence, recent, depth.tolist())
+
+    def scored(self, session: int, confidence: Floats, accepted: NDArray[np.bool_]) -> None:
+        for depth, (sure, right) in enumerate(zip(confidence.tolist(), accepted.tolist(), strict=True)):
+            self.calibration.observe(sure, self._recent[session], depth, right)
+            self._recent[session] = recent_after(self._recent[session], right)
+
+    def arrived(self, sessions: Ints) -> None:
+        self.verifier.arrived(sessions)
+
+    def start_at(self, now: float, free_since: float, usable: Ints) -> float:
+        return self.verifier.start_at(now, free_since, usable)
+
+    def admit(self, usable: Ints) -> Ints:
+        admitted = self.verifier.admit(usable) if self._admits else usable
+        self.verifier.judged(usable, admitted)
+        return admitted
+
+    def stepped(self, seconds: float, waited: float, admitted: Ints, accepted: Ints, committed: Ints) -> None:
+        self.verifier.stepped(seconds, waited, admitted, accepted, committed)
+        if not self._routed:
+            return
+        for session, seen in enumerate(
+            zip(accepted.tolist(), admitted.tolist(), committed.tolist(), strict=True)
+        ):
+            self._estimators[session].observe(*seen)
+        self._choose(range(self.world.sessions))

@@ -1,0 +1,47 @@
+"""A client of sessions, and what scripted workers say to it."""
+
+import asyncio
+from typing import Any
+
+from outrider.sampling.params import SamplingParams
+from outrider.v1 import verifier_pb2
+from router.requests import GenerationRequest
+
+PROMPT = (5, 6, 7)
+SAMPLING = SamplingParams(temperature=0.7, top_k=5, seed=2**64 - 1, logit_bias={4: 1.5})
+
+
+def request(**changes: Any) -> GenerationRequest:
+    fields: dict[str, Any] = {"model": "m", "prompt": PROMPT, "sampling": SAMPLING, "max_tokens": 50}
+    return GenerationRequest(**(fields | changes))
+
+
+def committed(
+    session_id: bytes, base: int, *tokens: int, accepted: int = 0, verified: int = 0, cached: int = 0
+) -> dict[str, Any]:
+    step = verifier_pb2.Committed(
+        session_id=session_id,
+        base=base,
+        tokens=tokens,
+        accepted=accepted,
+        verified=verified,
+        cached_prompt_tokens=cached,
+    )
+    return {"committed": [step]}
+
+
+def finished(session_id: bytes, reason: int = verifier_pb2.FINISH_REASON_LENGTH) -> dict[str, Any]:
+    return {"finished": [verifier_pb2.Finished(session_id=session_id, reason=reason)]}
+
+
+class Running:
+    """A session that somebody iterates, as the API does."""
+
+    def __init__(self, rig: Any, wanted: GenerationRequest) -> None:
+        self.events: list[Any] = []
+        self.task = asyncio.create_task(self._run(rig, wanted))
+
+    async def _run(self, rig: Any, wanted: GenerationRequest) -> list[Any]:
+        async for event in rig.sessions.run(wanted):
+            self.events.append(event)
+        return self.events
