@@ -10,7 +10,7 @@ from drafter.survival import FIRST_RECENT, Calibration, recent_after
 from router.speculation import Estimator, PriorPool, choose_k, settled, window, worth_sending
 from verifier.admission import admit
 from verifier.meter import Meter
-from verifier.pace import FIRST_ACCEPTANCE, Arrivals, Awaited, Pace, acceptance_after, start_at
+from verifier.pace import FIRST_ACCEPTANCE, Arrivals, Awaited, Pace, Waits, acceptance_after, start_at
 from verifier.price import StepTime
 from verifier.trust import Trust
 
@@ -26,6 +26,8 @@ class Verifier:
         profile = {tokens: world.costs.step(tokens, 0) for tokens in PROFILED}  # of short sessions
         self.meter = Meter(StepTime.measured(profile))
         self._pace = Pace()
+        self._waits = Waits()
+        self._at_hand: Ints | None = None  # drafts of each session when a wait began, if one did
         self._arrivals = [Arrivals() for _ in range(world.sessions)]
         self._trust = [Trust() for _ in range(world.sessions)]
         self._acceptance = [FIRST_ACCEPTANCE] * world.sessions
@@ -57,7 +59,8 @@ class Verifier:
                 self._acceptance[session],
                 self._pace.lead,
                 self._pace.token,
-                self._pace.punctual
+                self._waits.factor
+                * self._pace.punctual
                 * (float(survival[session, usable[session] - 1]) if usable[session] else 1.0),
             )
             for session in lacking
@@ -65,7 +68,10 @@ class Verifier:
         if not awaited:
             return now
         meter = self.meter
-        return start_at(now, free_since, meter.step_seconds, meter.goodput, awaited, meter.price)
+        start = start_at(now, free_since, meter.step_seconds, meter.goodput, awaited, meter.price)
+        if start > now and self._at_hand is None:
+            self._at_hand = usable.copy()
+        return start
 
     def admit(self, usable: Ints) -> Ints:
         sessions = self._world.sessions
@@ -91,6 +97,12 @@ class Verifier:
             self._arrivals[session] = arrivals
             if arrivals.missed and k[session] > 0:
                 self._pace.missed()
+        if self._at_hand is None:
+            self._waits.observe(0.0, 0)
+        else:
+            came = int(np.maximum(accepted - self._at_hand, 0).sum())
+            self._waits.observe(self.meter.goodput * waited, came)
+        self._at_hand = None
         tokens = self._world.sessions + int(admitted.sum())
         self.meter.observe(seconds, tokens, int(committed.sum()), None, waited)
 
@@ -106,7 +118,7 @@ class Ours:
     def begin(self, world: World) -> None:
         self.world = world
         self.verifier = Verifier(world)
-        self.calibration = Calibration()
+        self.calibrations = {True: Calibration(), False: Calibration()}  # greedy, drawn
         self._recent = [FIRST_RECENT] * world.sessions
         self._pool = PriorPool()
         self._estimators = [Estimator(self._pool.prior()) for _ in range(world.sessions)]
@@ -142,12 +154,18 @@ class Ours:
         return self._windows.copy()
 
     def probabilities(self, sessions: Ints, depth: Ints, confidence: Floats) -> Floats:
-        recent = [self._recent[session] for session in sessions]
-        return self.calibration.probabilities(confidence, recent, depth.tolist())
+        recent = np.array([self._recent[session] for session in sessions])
+        drawn_greedily = self.world.book.greedy[self.world.trace[sessions]]
+        found = np.empty(len(sessions))
+        for greedy, calibration in self.calibrations.items():
+            these = drawn_greedily == greedy
+            found[these] = calibration.probabilities(confidence[these], recent[these], depth[these].tolist())
+        return found
 
     def scored(self, session: int, confidence: Floats, accepted: NDArray[np.bool_]) -> None:
+        calibration = self.calibrations[bool(self.world.book.greedy[self.world.trace[session]])]
         for depth, (sure, right) in enumerate(zip(confidence.tolist(), accepted.tolist(), strict=True)):
-            self.calibration.observe(sure, self._recent[session], depth, right)
+            calibration.observe(sure, self._recent[session], depth, right)
             self._recent[session] = recent_after(self._recent[session], right)
 
     def arrived(self, sessions: Ints) -> None:

@@ -28,6 +28,7 @@ class Trace:
     accepted: NDArray[np.bool_]  # [n]: at p, whether the guess after the true tokens before p is the target's
     confidence: NDArray[np.float64]  # [n]: the draft's probability of that guess
     tokens: int  # length of the answer
+    greedy: bool = True
 
 
 def make(kind: str, sessions: int, seed: int, beyond: int) -> list[Trace]:
@@ -58,7 +59,10 @@ def _recorded(sessions: int, beyond: int, rng: np.random.Generator) -> list[Trac
         texts = rng.choice(alike, RECORDED_TEXTS, replace=False)
         right, sure = accepted[texts].ravel(), confidence[texts].ravel()
         length = len(right)
-        traces.append(Trace(np.resize(right, length + beyond), np.resize(sure, length + beyond), length))
+        greedy = kinds[number % len(kinds)][1] == 0
+        traces.append(
+            Trace(np.resize(right, length + beyond), np.resize(sure, length + beyond), length, greedy)
+        )
     return traces
 
 
@@ -104,6 +108,7 @@ class Book:
     confidence: NDArray[np.float64]  # [traces, positions]
     first_wrong: NDArray[np.int64]  # [traces, positions]: the first position from there on not accepted
     tokens: NDArray[np.int64]  # [traces]
+    greedy: NDArray[np.bool_]  # [traces]
 
     @classmethod
     def of(cls, traces: Sequence[Trace]) -> Book:
@@ -115,7 +120,8 @@ class Book:
             confidence[row, : len(trace.confidence)] = trace.confidence
         positions = np.where(accepted, width, np.arange(width))
         first_wrong = np.minimum.accumulate(positions[:, ::-1], axis=1)[:, ::-1]
-        return cls(accepted, confidence, first_wrong, np.array([trace.tokens for trace in traces]))
+        tokens, greedy = [trace.tokens for trace in traces], [trace.greedy for trace in traces]
+        return cls(accepted, confidence, first_wrong, np.array(tokens), np.array(greedy))
 
     def rounds(self, k: int) -> NDArray[np.int64]:
         """[traces]: steps that each answer takes where every step verifies k drafts."""
