@@ -148,5 +148,5 @@ def stats_of(service: type[Any]) -> dict[str, float]:
 
 def idle_load(service: type[Any]) -> Any:
     names = ("running", "waiting", "kv_usage", "price", "typical_step_seconds", "draft_starvation")
-    names += ("sessions", "busy_seconds", "token_seconds")
+    names += ("sessions", "busy_seconds", "token_seconds", "rejections", "covered")
     return SimpleNamespace(**dict.fromkeys(names, 0.0))
