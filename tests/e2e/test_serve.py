@@ -185,7 +185,10 @@ async def test_a_new_drafter_is_started_and_used(
     await asyncio.to_thread(eventually, lambda: not drafter_joined(serve), "the dead drafter leaves")
     await asyncio.to_thread(eventually, lambda: drafter_joined(serve), "a new drafter joins")
     before = metric(serve, "vllm:spec_decode_num_accepted_tokens_total")
-    await ask_all(serve, cases(12), [])
+    for _ in range(10):  # drafts that come late or are not worth their price take no part
+        await ask_all(serve, cases(1), [])
+        if metric(serve, "vllm:spec_decode_num_accepted_tokens_total") > before:
+            break
     assert metric(serve, "vllm:spec_decode_num_accepted_tokens_total") > before
 
 
