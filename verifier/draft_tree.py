@@ -118,7 +118,7 @@ class DraftTree:
                 return
             self._root = child
         steps = len(committed)
-        if self._nodes[steps - 1] is self._root:
+        if steps <= len(self._nodes) and self._nodes[steps - 1] is self._root:
             del self.path[:steps], self.chances[:steps], self._nodes[:steps]
         else:
             self._find_path()

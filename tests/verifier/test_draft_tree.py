@@ -113,6 +113,14 @@ def test_repeating_a_path_and_going_on_finds_the_nodes_that_are_there() -> None:
     assert best(tree) == list(range(9, 22)) and tree.size == 13
 
 
+def test_a_commit_along_a_branch_that_is_longer_than_the_likeliest_path() -> None:
+    tree = DraftTree()
+    tree.add([], [1, 2, 3, 4], [-1, -1, 1, 2], bytes([200, 50, 50, 50]))
+    assert best(tree) == [1]
+    tree.advance([2, 3])
+    assert best(tree) == [4]
+
+
 @st.composite
 def drafts(draw: st.DrawFn) -> tuple[list[int], list[int], list[int]]:
     """Overtaken tokens, and a tree in topological order."""
