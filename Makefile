@@ -8,12 +8,16 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet 
 PROTOS := $(wildcard proto/outrider/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve cluster test lint format types proto clean
+.PHONY: help serve cluster test chaos fuzz audit licences lint format types proto clean
 
 help:
 	@echo "make serve    install, and serve the demo models on this machine"
 	@echo "make cluster  the same on Ray: install it too, and serve the demo models by Ray Serve"
 	@echo "make test     install what the tests need, and run them all"
+	@echo "make chaos    ten minutes of faults under 64 streams; writes benchmarks/results/chaos.md (needs root)"
+	@echo "make fuzz     100,000 inputs for every HTTP endpoint and RPC"
+	@echo "make audit    look for known vulnerabilities in what is installed"
+	@echo "make licences write docs/licences.md"
 	@echo "make lint     look for mistakes and unformatted code"
 	@echo "make format   format the code"
 	@echo "make types    check the types"
@@ -28,6 +32,18 @@ cluster: $(VENV)/cluster.stamp
 
 test: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest $(ARGS)
+
+chaos: $(VENV)/dev.stamp
+	$(BIN)/python -m tests.chaos.storm --out benchmarks/results/chaos $(ARGS)
+
+fuzz: $(VENV)/dev.stamp
+	FUZZ_INPUTS=100000 $(BIN)/python -m pytest tests/fuzz --timeout=36000 $(ARGS)
+
+audit: $(VENV)/dev.stamp
+	@$(BIN)/python -m tests.audit
+
+licences: $(VENV)/dev.stamp
+	$(BIN)/python -m tests.licences > docs/licences.md
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

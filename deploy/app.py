@@ -23,6 +23,8 @@ from deploy.ingress import NO_LIMIT, Ingress, RouterOptions
 from deploy.registry import Registry
 from deploy.workers import DrafterReplica, VerifierReplica
 from outrider.cli.serve import DEMO_MODELS, DEMO_NAME
+from outrider.config import check_reach
+from router.config import LOOPBACK
 
 Options = dict[str, Any]  # of a deployment
 
@@ -34,19 +36,28 @@ STORE_VARIABLE = "OUTRIDER_STORE"  # of the environment: as the argument store, 
 
 def build(args: Mapping[str, Any]) -> Application:
     """The application. Raises StartupError with a sentence that names the argument to change."""
-    told = parse(args)
+    return application(parse(args))
+
+
+def application(told: AppArgs, host: str | None = None) -> Application:
+    """The same from arguments that are validated. `host`: where workers listen; None = at their node's
+    address."""
+    network = told.network.model_copy(update={"host": host})
     target, draft, name = models(told)
     shared = told.store or os.environ.get(STORE_VARIABLE)
+    check_reach(LOOPBACK, shared, None, told.insecure)
     source = shared or serve.deployment(name="Registry", **registry_options(told))(Registry).bind()
     verifiers = serve.deployment(name="Verifier", **verifier_options(told))(VerifierReplica)
-    workers = [verifiers.bind(target, name, told.verifier, source)]
+    workers = [verifiers.bind(target, name, told.verifier, network, source)]
     if draft is not None:
         drafters = serve.deployment(name="Drafter", **drafter_options(told))(DrafterReplica)
-        workers.append(drafters.bind(draft, told.drafter, source))
+        workers.append(drafters.bind(draft, told.drafter, network, source))
     options = RouterOptions(
         num_speculative_tokens=told.num_speculative_tokens,
         max_sessions=told.router.max_sessions,
         seed=told.seed,
+        api_keys=told.api_keys,
+        tls=told.tls,
     )
     routers = serve.deployment(name="Router", **router_options(told))(Ingress)
     return routers.bind(options, source, *workers)

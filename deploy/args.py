@@ -7,6 +7,7 @@ under `args:`, where a pool's settings may be nested.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -14,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from outrider.config import DTYPES, parse_memory
 from outrider.errors import StartupError
 from outrider.sampling.params import MAX_SEED
+from outrider.tls import TlsFiles
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(ge=0)]
@@ -97,6 +99,33 @@ class AutoscalingArgs(Settings):
     max_step_seconds: Annotated[float, Field(gt=0)] | None = None  # slower target steps call for verifiers
 
 
+class TlsArgs(Settings):
+    """Files (PEM) on every node: what routers and workers show one another. Read again on change."""
+
+    cert: Name
+    key: Name
+    ca: Name  # the authority whose certificates they accept
+    domain: Name | None = None  # workers are ADDRESS-WITH-DASHES.DOMAIN there; None = by address
+
+    @property
+    def files(self) -> TlsFiles:
+        return TlsFiles(Path(self.cert), Path(self.key), Path(self.ca))
+
+
+class NetworkArgs(Settings):
+    """How a worker is reached: what it needs of AppArgs."""
+
+    tls: TlsArgs | None = None
+    insecure: bool = False
+    host: str | None = None  # where it listens; None = at its node's address
+
+    def advertised(self, host: str) -> str:
+        """What a worker on a node with that address registers."""
+        if self.tls is None or self.tls.domain is None:
+            return host
+        return f"{host.replace('.', '-').replace(':', '-')}.{self.tls.domain}"
+
+
 class AppArgs(Settings):
     """Everything, validated. Without target it is the demo pair; without draft it is plain decoding."""
 
@@ -106,10 +135,17 @@ class AppArgs(Settings):
     store: str | None = None  # redis://... or rediss://...; None = a small deployment of its own
     num_speculative_tokens: Annotated[int, Field(ge=0)] = 8  # most draft tokens in a step of any request
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None  # makes drawn seeds repeatable
+    tls: TlsArgs | None = None  # between routers, verifiers and drafters; None = in the clear
+    insecure: bool = False  # allow what is not encrypted to leave a node: trust the network
+    api_keys: Name | None = None  # file on the routers' nodes, as --api-keys; None = $OUTRIDER_API_KEYS there
     router: RouterArgs = RouterArgs()
     verifier: VerifierArgs = VerifierArgs()
     drafter: PoolArgs = PoolArgs()
     autoscaling: AutoscalingArgs = AutoscalingArgs()
+
+    @property
+    def network(self) -> NetworkArgs:
+        return NetworkArgs(tls=self.tls, insecure=self.insecure)
 
     @model_validator(mode="before")
     @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, NoReturn, TypeVar
 
@@ -24,14 +24,26 @@ class Ended(Exception):
 
 
 class ServeContext:
-    """As much of grpc.aio.ServicerContext as our servicers use: `abort`."""
+    """As much of grpc.aio.ServicerContext as our servicers use."""
 
     def __init__(self, context: RayServegRPCContext) -> None:
         self._context = context
 
-    async def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
+    def invocation_metadata(self) -> Sequence[tuple[str, str]]:
+        metadata: Sequence[tuple[str, str]] = self._context.invocation_metadata()
+        return metadata
+
+    def time_remaining(self) -> float | None:
+        """Serve does not pass a client's deadline on."""
+        return None
+
+    async def abort(
+        self, code: grpc.StatusCode, details: str, trailing_metadata: Sequence[tuple[str, str]] = ()
+    ) -> NoReturn:
         self._context.set_code(code)
         self._context.set_details(details)
+        if trailing_metadata:
+            self._context.set_trailing_metadata(list(trailing_metadata))
         raise Ended(f"{code.name}: {details}")
 
     @asynccontextmanager

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any, TypedDict
 
 from fastapi import FastAPI
@@ -11,10 +13,14 @@ from ray import serve
 from ray.serve.grpc_util import RayServegRPCContext
 from ray.serve.handle import DeploymentHandle
 
+from deploy.args import TlsArgs
 from deploy.grpc_context import call, stream
 from deploy.registry import StoreSource, open_store
 from outrider.errors import Unhealthy
+from outrider.keys import keys_of
+from outrider.tls import opened
 from outrider.v1 import generation_pb2
+from router.api.access import guarded
 from router.api.grpc_generation import SERVICE, GenerationServicer
 from router.api.grpc_health import HealthServicer
 from router.router import Router
@@ -25,14 +31,17 @@ SERVICER_FUNCTIONS = [
 ]
 # Ours decides how much is too much, with an answer that says so: Serve's limit must never come before it.
 NO_LIMIT = 1_000_000
+API_KEYS = "OUTRIDER_API_KEYS"  # of the environment of the routers: the lines, where there is no file
 
 
 class RouterOptions(TypedDict):
-    """As router.router.Router takes them."""
+    """What a router is told, as plain data."""
 
     num_speculative_tokens: int
     max_sessions: int
     seed: int | None
+    api_keys: str | None  # file on this node
+    tls: TlsArgs | None
 
 
 @serve.ingress()
@@ -43,12 +52,20 @@ class Ingress:
         self, options: RouterOptions, source: StoreSource, *workers: DeploymentHandle[Any]
     ) -> None:
         """`workers` are named only so that Serve deploys them: they are found in the store."""
-        self._router = Router(open_store(source), **options)
+        file, tls = options["api_keys"], options["tls"]
+        keys = keys_of(None, os.environ.get(API_KEYS)) if file is None else keys_of(Path(file), None)
+        self._router = Router(
+            open_store(source),
+            num_speculative_tokens=options["num_speculative_tokens"],
+            max_sessions=options["max_sessions"],
+            seed=options["seed"],
+            keys=keys,
+            tls=opened(tls and tls.files),
+        )
         await self._router.start()
         self._end = asyncio.create_task(self._router.wait())
-        self._generation = GenerationServicer(
-            self._router.sessions, self._router.metrics, self._router.draw_below
-        )
+        generation = GenerationServicer(self._router.sessions, self._router.metrics, self._router.draw_below)
+        self._generation: Any = guarded(generation, self._router.access)
         self._health = HealthServicer(self._router.sessions.ready, [SERVICE])
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -58,6 +75,12 @@ class Ingress:
         self, request: generation_pb2.GenerateRequest, grpc_context: RayServegRPCContext
     ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
         async for response in stream(self._generation.Generate, request, grpc_context):
+            yield response
+
+    async def Resume(
+        self, request: generation_pb2.ResumeRequest, grpc_context: RayServegRPCContext
+    ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
+        async for response in stream(self._generation.Resume, request, grpc_context):
             yield response
 
     async def Cancel(

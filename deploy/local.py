@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from outrider.cli.banner import banner
-from outrider.config import checkpoint_name
+from outrider.config import check_reach, checkpoint_name
 from outrider.errors import StartupError
 
 OnSignal = Callable[[int, FrameType | None], None]
@@ -93,13 +93,16 @@ def _cluster(
     except ModuleNotFoundError:
         raise StartupError("Ray is not installed: install outrider[ray], or use make cluster") from None
 
-    from deploy.app import build, models
+    from deploy.app import application, models
     from deploy.args import parse
-    from deploy.ingress import SERVICER_FUNCTIONS
+    from deploy.ingress import API_KEYS, SERVICER_FUNCTIONS
+    from router.config import LOOPBACK
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    target, _, name = models(parse(arguments))
-    application = build(arguments)
+    told = parse(arguments)
+    check_reach(host, None, None, told.insecure)
+    target, _, name = models(told)
+    made = application(told, LOOPBACK)  # all of it is on this machine
     _check_free(host, port, "--port")
     _check_free(host, grpc_port, "--grpc-port")
     try:
@@ -120,8 +123,13 @@ def _cluster(
             grpc_options=gRPCOptions(port=grpc_port, grpc_servicer_functions=SERVICER_FUNCTIONS),
         )
         _say("starting the application")
-        serve.run(application, name=APP, route_prefix="/")
-        yield banner(f"http://{host}:{port}", f"{host}:{grpc_port}", name or checkpoint_name(target))
+        serve.run(made, name=APP, route_prefix="/")
+        yield banner(
+            f"http://{host}:{port}",
+            f"{host}:{grpc_port}",
+            name or checkpoint_name(target),
+            keyed=told.api_keys is not None or API_KEYS in os.environ,
+        )
     except RuntimeError as error:
         raise StartupError(f"the application does not start: {_last_line(error)}") from None
     finally:

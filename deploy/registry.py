@@ -20,6 +20,7 @@ from ray.serve.handle import DeploymentHandle
 from outrider.errors import Unavailable
 from outrider.rpc import Identity
 from outrider.store.memory import MemoryStore
+from outrider.store.memory_logs import MemorySessionLogs
 from outrider.store.store import TTL_SECONDS, Answer, Change, Store, WorkerRecord
 from router.router import store_at
 
@@ -90,6 +91,7 @@ class RegistryStore:
 
     def __init__(self, registry: Handle) -> None:
         self._registry = registry
+        self.logs = MemorySessionLogs()  # of this process: tokens do not pass through the registry
 
     async def beat(self, record: WorkerRecord) -> Answer:
         async with _answering():

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayActorError
 
-from deploy.args import PoolArgs, VerifierArgs
+from deploy.args import NetworkArgs, PoolArgs, VerifierArgs
 from deploy.autoscaling import starvation
 from deploy.followers import FollowerActors, claim_threads
 from deploy.registry import StoreSource, open_store, present
@@ -67,13 +67,13 @@ class Replica:
 
 class VerifierReplica(Replica):
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, target: str, name: str | None, args: VerifierArgs, source: StoreSource
+        self, target: str, name: str | None, args: VerifierArgs, network: NetworkArgs, source: StoreSource
     ) -> None:
         claim_threads(args.threads)
         from verifier.service import start
 
         self._drain_seconds = args.drain_seconds
-        config = verifier_config(target, name, args, _node_address())
+        config = verifier_config(target, name, args, network, _node_address())
         followers = partial(FollowerActors, args=args)
         await self._start(await start(config, open_store(source), followers), args.probe_seconds)
 
@@ -85,13 +85,13 @@ class VerifierReplica(Replica):
 
 class DrafterReplica(Replica):
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, draft: str, args: PoolArgs, source: StoreSource
+        self, draft: str, args: PoolArgs, network: NetworkArgs, source: StoreSource
     ) -> None:
         claim_threads(args.threads)
         from drafter.service import start
 
         self._store = open_store(source)
-        config = drafter_config(draft, args, _node_address())
+        config = drafter_config(draft, args, network, _node_address())
         followers = partial(FollowerActors, args=args)
         await self._start(await start(config, self._store, followers), args.probe_seconds)
 
@@ -105,7 +105,9 @@ class DrafterReplica(Replica):
         await self._worker.stop()
 
 
-def verifier_config(target: str, name: str | None, args: VerifierArgs, host: str) -> VerifierConfig:
+def verifier_config(
+    target: str, name: str | None, args: VerifierArgs, network: NetworkArgs, host: str
+) -> VerifierConfig:
     """Raises StartupError."""
     from verifier.config import VerifierConfig
 
@@ -113,21 +115,25 @@ def verifier_config(target: str, name: str | None, args: VerifierArgs, host: str
         target=target,
         name=name,
         drain_seconds=args.drain_seconds,
-        **_settings(args, host),
+        **_settings(args, network, host),
     )
 
 
-def drafter_config(draft: str, args: PoolArgs, host: str) -> DrafterConfig:
+def drafter_config(draft: str, args: PoolArgs, network: NetworkArgs, host: str) -> DrafterConfig:
     """Raises StartupError."""
     from drafter.config import DrafterConfig
 
-    return DrafterConfig(draft=draft, **_settings(args, host))
+    return DrafterConfig(draft=draft, **_settings(args, network, host))
 
 
-def _settings(args: PoolArgs, host: str) -> dict[str, Any]:
-    """What both kinds of worker are told, as outrider.config.WorkerSettings names it."""
+def _settings(args: PoolArgs, network: NetworkArgs, host: str) -> dict[str, Any]:
+    """What both kinds of worker on that node are told, as outrider.config.WorkerSettings names it."""
+    host = network.host or host
     return {
         "host": host,
+        "advertise": network.advertised(host),
+        "tls": network.tls and network.tls.files,
+        "insecure": network.insecure,
         "device": args.device,
         "dtype": args.dtype or default_dtype(args.device),
         "kv_memory_bytes": parse_memory(args.kv_memory),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from outrider.config import check_worker, checkpoint_name, join_address
 from outrider.errors import StartupError
+from outrider.tls import TlsFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,8 @@ class DrafterConfig:
     host: str = "127.0.0.1"  # address to listen on
     port: int = 0  # of the drafter's gRPC; 0 = any free port
     advertise: str | None = None  # host to register; None = `host`
+    tls: TlsFiles | None = None  # None = peers are spoken to in the clear
+    insecure: bool = False  # whether that is allowed beyond this machine
     device: str = "cpu"  # cpu, cuda or cuda:N
     dtype: str = "float32"  # float32, bfloat16 or float16
     kv_memory_bytes: int = 2**30  # size of the KV pool
@@ -25,6 +28,7 @@ class DrafterConfig:
     tensor_parallel_size: int = 1  # processes that the model is divided among
     max_batch_tokens: int = 512  # most tokens in a step
     prefill_chunk: int = 256  # most tokens of one prompt in a step
+    branches: bool = True  # whether to draft on from likely corrections, too
     quantization: str | None = None  # int8: linear layers in 8 bits, on a CPU; None: as `dtype` says
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -15,20 +15,24 @@ import grpc.aio
 from drafter.drafting import Drafting
 from drafter.survival import on_the_wire
 from outrider.errors import OutriderError
+from outrider.heartbeat import SILENCE_SECONDS, Stillness, fell_silent
 from outrider.rpc import Identity, Role, channel, check_hello
+from outrider.tls import Tls
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
 
 log = logging.getLogger(__name__)
 
 FIRST_BACKOFF_SECONDS = 0.1
 LAST_BACKOFF_SECONDS = 2.0
+MOST_FAILURES = 3  # to connect, in a row: then the sessions are somebody else's
 ROUND_TRIPS_KEPT = 16
 
 
 class VerifierLink:
     """Reconnects for as long as it has sessions; without any, the end of the stream is the end of the link.
 
-    After a reconnect the sessions are attached and acknowledged anew.
+    After a reconnect the sessions are attached and acknowledged anew. Those of a verifier that cannot be
+    reached are given up: a drafter that can may have them.
     """
 
     def __init__(
@@ -39,8 +43,10 @@ class VerifierLink:
         on_ended: Callable[[bytes, str], None],
         on_over: Callable[[], object],
         clock: Callable[[], float],
+        tls: Tls | None = None,
     ) -> None:
         self._address = address
+        self._tls = tls
         self._identity = identity
         self._on_commit = on_commit
         self._on_ended = on_ended
@@ -50,6 +56,7 @@ class VerifierLink:
         self._attach: dict[bytes, None] = {}  # to be claimed on the stream
         self._changed: dict[bytes, None] = {}  # to be told of
         self._ready = asyncio.Event()
+        self._failures = 0  # to connect, since a verifier answered last
         self._round_trips: deque[float] = deque(maxlen=ROUND_TRIPS_KEPT)
         self._task = asyncio.create_task(self._keep_connected())
 
@@ -89,6 +96,9 @@ class VerifierLink:
                 self._refused(error.message)
             except Exception:
                 log.exception("the stream to the verifier at %s failed", self._address)
+            self._failures += 1
+            if self._failures >= MOST_FAILURES:
+                self._refused("the drafter does not reach the verifier")
             if not self._sessions:
                 self._on_over()
                 return
@@ -102,7 +112,7 @@ class VerifierLink:
             self._on_ended(session_id, reason)
 
     async def _speculate(self) -> None:
-        async with channel(self._address) as connection:
+        async with channel(self._address, self._tls) as connection:
             stub = verifier_pb2_grpc.VerifierStub(connection)
             self._attach = dict.fromkeys(self._sessions)
             self._changed = dict.fromkeys(self._sessions)
@@ -112,15 +122,21 @@ class VerifierLink:
             stream = stub.Speculate()
             writer = asyncio.create_task(self._write(stream))
             try:
-                first = True
-                async for batch in stream:
-                    if first:
-                        check_hello(batch, Role.VERIFIER, tokenizer_hash=self._identity.tokenizer_hash)
-                        first = False
-                    self._heard(batch)
+                silence = Stillness()
+                if await fell_silent(self._read(stream, silence), silence):
+                    log.info("the verifier at %s has been silent for %g s", self._address, SILENCE_SECONDS)
             finally:  # a writer left over would take what is meant for the next stream
                 writer.cancel()
                 await asyncio.gather(writer, return_exceptions=True)
+
+    async def _read(self, stream: AsyncIterable[verifier_pb2.CommitBatch], silence: Stillness) -> None:
+        first = True
+        async for batch in stream:
+            if first:
+                check_hello(batch, Role.VERIFIER, tokenizer_hash=self._identity.tokenizer_hash)
+                first, self._failures = False, 0
+            silence.moved()
+            self._heard(batch)
 
     async def _write(self, stream: grpc.aio.StreamStreamCall[Any, Any]) -> None:
         async with aclosing(self._batches()) as batches:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from drafter.config import DrafterConfig
 from drafter.drafting import Drafting
@@ -14,12 +14,15 @@ from drafter.link import VerifierLink
 from drafter.session import DraftSession, DraftSpec
 from drafter.stepper import DraftStepper
 from outrider.engine.scheduler import Limits
-from outrider.errors import OutriderError
+from outrider.errors import OutriderError, StepHung
 from outrider.followers import FollowerProcesses, StartFollowers
+from outrider.heartbeat import HEARTBEAT_SECONDS
 from outrider.model import load
-from outrider.registration import registrar_at
+from outrider.registration import check_admitted, registrar_at
 from outrider.rpc import Role, bind, new_server, read_hello
+from outrider.stepwatch import Pulse, StepWatch, watched
 from outrider.store.store import Registrar, WorkerLoad
+from outrider.tls import Tls, opened
 from outrider.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
 from outrider.wire.codec import (
     sampling_from_wire,
@@ -30,26 +33,32 @@ from outrider.wire.codec import (
 from outrider.wire.description import TokenizerFiles, WorkerInfo
 from outrider.worker import Worker, serve_until_stopped
 
-REPORT_SECONDS = 0.5  # between two load reports
-
 
 class RouterPeer:
     """The events for one router."""
 
     def __init__(self) -> None:
-        self.ended: list[tuple[bytes, str]] = []
+        self.ended: list[drafter_pb2.DraftEnded] = []
         self.over = False
         self.wake = asyncio.Event()
+
+    def end(self, session_id: bytes, opening: int, reason: str) -> None:
+        """It hears that the drafter stopped drafting for a session, as that was opened then."""
+        self.ended.append(drafter_pb2.DraftEnded(session_id=session_id, opening=opening, reason=reason))
+        self.wake.set()
 
 
 class DrafterService(drafter_pb2_grpc.DrafterServicer):
     """One object for all streams; the sessions themselves live in the stepper."""
 
-    def __init__(self, info: WorkerInfo, tokenizer: TokenizerFiles) -> None:
+    def __init__(self, info: WorkerInfo, tokenizer: TokenizerFiles, tls: Tls | None = None) -> None:
+        """`tls`: for the connections to verifiers."""
         self._info = info
+        self._tls = tls
         self._tokenizer = tokenizer
         self._stepper: DraftStepper | None = None
-        self._routers: dict[bytes, RouterPeer] = {}  # session -> who opened it
+        # By session: who opened it, and which Open it was.
+        self._owners: dict[bytes, tuple[RouterPeer, int]] = {}
         self._links: dict[str, VerifierLink] = {}  # by verifier address
         self._link_of: dict[bytes, VerifierLink] = {}  # by session
         self._busy_asked = (0.0, time.monotonic())  # seconds in steps, and when that was
@@ -65,7 +74,14 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
     # -- what outrider.worker asks --
 
     async def run(self) -> None:
-        await self.stepper.run()
+        await watched(self.stepper.run(), self._watch())
+
+    async def _watch(self) -> NoReturn:
+        watch = StepWatch(HEARTBEAT_SECONDS)
+        while True:
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+            if watch.tick(self.stepper.under_way) is not Pulse.WELL:
+                raise StepHung("a step of the draft model does not end; this process can only be replaced")
 
     def load(self) -> WorkerLoad:
         load = self.stepper.load
@@ -100,6 +116,9 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
     def give_back(self) -> None:
         """Nothing is lost with it."""
 
+    async def part(self) -> None:
+        return
+
     # -- routers and their streams --
 
     async def GetInfo(self, request: common_pb2.GetInfoRequest, context: Any) -> common_pb2.WorkerInfo:
@@ -121,7 +140,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
             busy, reported = self.stepper.load.busy_seconds, time.monotonic()
             while not peer.over:
                 try:
-                    async with asyncio.timeout(REPORT_SECONDS):
+                    async with asyncio.timeout(HEARTBEAT_SECONDS):
                         await peer.wake.wait()
                 except TimeoutError:
                     pass
@@ -143,15 +162,14 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
                         kv_usage=load.kv_usage,
                         round_trip_seconds=min(round_trips.values(), default=0.0),
                         round_trips=round_trips,
-                    )
+                    ),
+                    ended=ended,
                 )
-                for session_id, reason in ended:
-                    events.ended.add(session_id=session_id, reason=reason)
                 yield events
             await reader  # raises what ended it
         finally:
             reader.cancel()
-            for session_id in [key for key, owner in self._routers.items() if owner is peer]:
+            for session_id in [key for key, (owner, _) in self._owners.items() if owner is peer]:
                 self._close(session_id)
 
     async def _obey(self, peer: RouterPeer, commands: AsyncIterator[drafter_pb2.DrafterCommand]) -> None:
@@ -160,13 +178,18 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
                 match command.WhichOneof("command"):
                     case "open":
                         self._open(peer, command.open)
-                    case "window":
+                    case "window" if self._owns(peer, command.window.session_id):
                         self.stepper.set_window(command.window.session_id, command.window.window)
-                    case "close":
+                    case "close" if self._owns(peer, command.close.session_id):
                         self._close(command.close.session_id)
         finally:
             peer.over = True
             peer.wake.set()
+
+    def _owns(self, peer: RouterPeer, session_id: bytes) -> bool:
+        """Whether it opened the session last; another router may have it since."""
+        owner, _ = self._owners.get(session_id, (None, 0))
+        return owner is peer
 
     def _open(self, peer: RouterPeer, message: drafter_pb2.OpenDraft) -> None:
         spec = DraftSpec(
@@ -180,12 +203,11 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
         )
         reason = self._unfit(spec)
         if reason is not None:
-            peer.ended.append((spec.session_id, reason))
-            peer.wake.set()
+            peer.end(spec.session_id, message.opening, reason)
             return
         self._close(spec.session_id)
         drafting = self.stepper.open(DraftSession(spec, message.window))
-        self._routers[spec.session_id] = peer
+        self._owners[spec.session_id] = peer, message.opening
         link = self._links.get(message.verifier_address)
         if link is None:
             link = self._links[message.verifier_address] = VerifierLink(
@@ -195,6 +217,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
                 self._give_up,
                 partial(self._links.pop, message.verifier_address, None),
                 time.monotonic,
+                self._tls,
             )
         self._link_of[spec.session_id] = link
         link.add(drafting)
@@ -219,7 +242,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
         return None
 
     def _close(self, session_id: bytes) -> None:
-        self._routers.pop(session_id, None)
+        self._owners.pop(session_id, None)
         self.stepper.close(session_id)
         link = self._link_of.pop(session_id, None)
         if link is not None:
@@ -227,11 +250,10 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
 
     def _give_up(self, session_id: bytes, reason: str) -> None:
         """Stops drafting for a session by ourselves; its router is told."""
-        peer = self._routers.get(session_id)
+        peer, opening = self._owners.get(session_id, (None, 0))
         self._close(session_id)
         if peer is not None:
-            peer.ended.append((session_id, reason))
-            peer.wake.set()
+            peer.end(session_id, opening, reason)
 
     # -- results --
 
@@ -254,8 +276,9 @@ async def start(
 ) -> Worker:
     """A drafter with its model loaded, listening but not registered; `start_followers` starts the processes
     that its model is divided among. Raises StartupError."""
-    server = new_server()
-    address = bind(server, config.host, config.port)
+    server, tls = new_server(), opened(config.tls)
+    address = bind(server, config.host, config.port, tls=tls)
+    await check_admitted(registrar)
     engine, tokenizer, info = await load(
         Role.DRAFTER,
         config.draft,
@@ -268,9 +291,11 @@ async def start(
         start_followers,
         config.quantization,
     )
-    service = DrafterService(info, tokenizer)
+    service = DrafterService(info, tokenizer, tls)
     limits = Limits(config.max_batch_tokens, config.prefill_chunk)
-    stepper = DraftStepper(engine, limits, service.on_change, service.on_failed, time.monotonic)
+    stepper = DraftStepper(
+        engine, limits, service.on_change, service.on_failed, time.monotonic, config.branches
+    )
     service.use(stepper)
     drafter_pb2_grpc.add_DrafterServicer_to_server(service, server)
     port = int(address.rpartition(":")[2])
@@ -279,5 +304,5 @@ async def start(
 
 async def serve(config: DrafterConfig) -> None:
     """Runs a drafter as a process of its own, until a signal. Raises StartupError or PeerRefused."""
-    worker = await start(config, registrar_at(config.router, config.store))
+    worker = await start(config, registrar_at(config.router, config.store, opened(config.tls)))
     await serve_until_stopped(worker)

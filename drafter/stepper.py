@@ -24,6 +24,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.scheduler import Limits, plan
 from outrider.errors import PeerLost
 from outrider.sampling.sampler import Ranked, TokenCounts
+from outrider.stepwatch import StepUnderWay, under_way
 
 log = logging.getLogger(__name__)
 
@@ -57,17 +58,21 @@ class DraftStepper:
         on_change: Callable[[Sequence[Drafting]], None],
         on_failed: Callable[[Drafting, str], None],
         clock: Callable[[], float],
+        branches: bool = True,
     ) -> None:
+        """`branches`: whether to draft on from likely corrections, too."""
         self._engine = engine
         self._limits = replace(limits, block_size=engine.pool.block_size)
         self._on_change = on_change
         self._on_failed = on_failed
         self._clock = clock
+        self._branches = branches and not engine.divided
         self._sessions: dict[bytes, Drafting] = {}
         self._commits: list[tuple[Drafting, int, Sequence[int]]] = []  # not applied yet
         self._changed = asyncio.Event()
         self._token_seconds = 0.0
         self._busy_seconds = 0.0
+        self.under_way: StepUnderWay | None = None  # the step that the engine runs now
         # Greedy or drawn: how sure a draft is means one thing without noise and another with it.
         self.outlooks = {True: Outlook(), False: Outlook()}
 
@@ -120,7 +125,8 @@ class DraftStepper:
 
     async def _steps(self) -> None:
         loop = asyncio.get_running_loop()
-        with ThreadPoolExecutor(1, thread_name_prefix="engine") as engine_thread:
+        engine_thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        try:
             while True:
                 self._apply_commits()
                 parts = self._next_step()
@@ -133,6 +139,7 @@ class DraftStepper:
                 rows = [row for part in parts for row in part.draws()]
                 vocab_size = min(part.drafting.session.spec.target_vocab_size for part in parts)
                 began = self._clock()
+                self.under_way = under_way()
                 try:
                     run = partial(self._engine.rank, inputs, rows, 1 + ALTERNATIVES, vocab_size)
                     if self._is_short(parts):
@@ -150,7 +157,11 @@ class DraftStepper:
                             part.drafting, "the drafter failed on this session; its log has the details"
                         )
                     continue
+                finally:
+                    self.under_way = None
                 self._finish(parts, drawn, self._clock() - began)
+        finally:
+            engine_thread.shutdown(wait=False)  # a step that is under way may hang
 
     def _is_short(self, parts: Sequence[Part]) -> bool:
         """Whether a step is over sooner than two threads have taken turns on a busy machine. Commits wait for
@@ -211,6 +222,8 @@ class DraftStepper:
 
     def _next_step(self) -> list[Part]:
         wanting = [drafting for drafting in self._sessions.values() if drafting.session.wants_token]
+        if not self._branches:
+            return self._trunks(wanting) or self._following()
         likely = [drafting for drafting in wanting if drafting.session.survival >= LIKELY]
         return self._trunks(likely) or self._likeliest(wanting) or self._following()
 
@@ -245,7 +258,7 @@ class DraftStepper:
         offers: list[tuple[float, Drafting, Growth | None]] = [
             (drafting.session.survival, drafting, None) for drafting in wanting
         ]
-        if not self._engine.divided and self._has_room_for_branches():
+        if self._has_room_for_branches():
             offers += [
                 (growth.chance, drafting, growth)
                 for drafting in self._sessions.values()

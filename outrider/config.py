@@ -5,11 +5,15 @@ A failed check raises StartupError with one sentence that names the flag and wha
 
 from __future__ import annotations
 
+import ipaddress
 import re
+import socket
+from pathlib import Path
 from typing import Protocol
 
 from outrider.errors import StartupError
 from outrider.store.url import parse_store_url
+from outrider.tls import TlsFiles
 
 WILDCARD_HOSTS = frozenset({"0.0.0.0", "::", ""})
 DTYPES = ("float32", "bfloat16", "float16")
@@ -29,6 +33,10 @@ class WorkerSettings(Protocol):
     def port(self) -> int: ...  # of the worker's gRPC; 0 = any free port
     @property
     def advertise(self) -> str | None: ...  # host to register; None = `host`
+    @property
+    def tls(self) -> TlsFiles | None: ...  # None = peers are spoken to in the clear
+    @property
+    def insecure(self) -> bool: ...  # whether that is allowed beyond this machine
     @property
     def device(self) -> str: ...
     @property
@@ -59,6 +67,9 @@ def check_worker(settings: WorkerSettings) -> None:
             f"--host {settings.host} listens on every address: say with --advertise by which one "
             "the other machines reach this one"
         )
+    if settings.tls is not None and not settings.tls.mutual:
+        raise StartupError("--tls-ca is missing: a worker's peers must show certificates, of that authority")
+    check_reach(settings.host, settings.store, settings.tls, settings.insecure)
     if not re.fullmatch(r"cpu|cuda(:\d+)?", settings.device):
         raise StartupError(f"--device must be cpu, cuda or cuda:N, not {settings.device!r}")
     if settings.dtype not in DTYPES:
@@ -68,6 +79,51 @@ def check_worker(settings: WorkerSettings) -> None:
     check_at_least("--tensor-parallel-size", settings.tensor_parallel_size, 1)
     check_at_least("--prefill-chunk", settings.prefill_chunk, 1)
     check_at_least("--max-batch-tokens", settings.max_batch_tokens, settings.prefill_chunk)
+
+
+def tls_files(cert: Path | None, key: Path | None, ca: Path | None) -> TlsFiles | None:
+    """What the three flags say together; None = no TLS. Raises StartupError where one is missing."""
+    if cert is not None and key is not None:
+        return TlsFiles(cert, key, ca)
+    for flag, file in (("--tls-cert", cert), ("--tls-key", key), ("--tls-ca", ca)):
+        if file is not None:
+            missing = " and ".join(
+                other for other, told in (("--tls-cert", cert), ("--tls-key", key)) if told is None
+            )
+            raise StartupError(f"{flag} is given without {missing}: certificate and key belong together")
+    return None
+
+
+def check_reach(host: str, store: str | None, tls: TlsFiles | None, insecure: bool) -> None:
+    """What others could read or speak to is encrypted, or said to be in a network that is trusted.
+
+    Raises StartupError."""
+    if insecure:
+        return
+    if tls is None and not is_loopback(host):
+        raise StartupError(
+            f"--host {host} is reached from other machines: give --tls-cert, --tls-key and --tls-ca, "
+            "or say --insecure where everybody in the network is trusted"
+        )
+    if store is not None and not (url := parse_store_url(store)).tls and not is_loopback(url.host):
+        raise StartupError(
+            "--store is on another machine and not encrypted, and prompts are kept there: use rediss://, "
+            "or say --insecure where everybody in the network is trusted"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the host: an address, or a name by what it means here."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        pass
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM) if host else []
+    except (OSError, UnicodeError):
+        return False
+    addresses = {str(address[0]).partition("%")[0] for *_, address in found}
+    return bool(addresses) and all(ipaddress.ip_address(address).is_loopback for address in addresses)
 
 
 def check_at_least(flag: str, value: int, least: int) -> None:

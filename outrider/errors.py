@@ -48,6 +48,22 @@ class UnknownModel(OutriderError):
     kind = "not_found_error"
 
 
+class UnknownSession(OutriderError):
+    """No log of that session: it never was, or has expired."""
+
+    grpc_code = grpc.StatusCode.NOT_FOUND
+    http_status = 404
+    kind = "not_found_error"
+
+
+class Superseded(OutriderError):
+    """The session goes on elsewhere: its client has come back by another connection or router."""
+
+    grpc_code = grpc.StatusCode.ABORTED
+    http_status = 409
+    kind = "superseded_error"
+
+
 class Unavailable(OutriderError):
     """Nothing can serve the request at the moment (no verifier, or it was lost)."""
 
@@ -71,6 +87,27 @@ class Overloaded(OutriderError):
     http_status = 429
     kind = "rate_limit_error"
 
+    def __init__(self, message: str, *, field: str | None = None, retry_after: int = 1) -> None:
+        """`retry_after`: whole seconds after which it is worth to come back."""
+        super().__init__(message, field=field)
+        self.retry_after = retry_after
+
+
+class DeadlineExceeded(OutriderError):
+    """The request was not finished in the time that its client gives it."""
+
+    grpc_code = grpc.StatusCode.DEADLINE_EXCEEDED
+    http_status = 504
+    kind = "timeout_error"
+
+
+class Unauthenticated(OutriderError):
+    """The client shows no key, or one that is not known here."""
+
+    grpc_code = grpc.StatusCode.UNAUTHENTICATED
+    http_status = 401
+    kind = "authentication_error"
+
 
 class PeerRefused(OutriderError):
     """A worker or router does not fit: protocol version, model, tokenizer."""
@@ -88,6 +125,10 @@ class PeerLost(OutriderError):
     """A process of a tensor-parallel group ended or hangs: the others cannot go on without it."""
 
 
+class StepHung(OutriderError):
+    """A step of a model does not end: its process can only be replaced."""
+
+
 class StartupError(OutriderError):
     """A process cannot start: bad flag, missing or damaged checkpoint, port in use."""
 
@@ -98,7 +139,16 @@ class ModelRefused(StartupError):
 
 BY_GRPC_CODE: dict[int, type[OutriderError]] = {
     cls.grpc_code.value[0]: cls
-    for cls in (InvalidRequest, UnknownModel, Unavailable, Cancelled, Overloaded, PeerRefused)
+    for cls in (
+        InvalidRequest,
+        UnknownModel,
+        Superseded,
+        Unavailable,
+        Cancelled,
+        Overloaded,
+        DeadlineExceeded,
+        PeerRefused,
+    )
 }
 
 

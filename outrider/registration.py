@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
@@ -17,6 +18,7 @@ from outrider.rpc import Identity, channel
 from outrider.store.redis import RedisStore
 from outrider.store.store import Answer, Registrar
 from outrider.store.url import parse_store_url
+from outrider.tls import Tls
 from outrider.v1 import registry_pb2, registry_pb2_grpc
 from outrider.wire.codec import record_to_wire
 from outrider.wire.description import WorkerRecord
@@ -87,9 +89,11 @@ def _state(answer: Answer) -> tuple[str | None, str] | None:
 class RouterRegistrar:
     """A router's store, reached through the registry that the router serves. Implements Registrar."""
 
-    def __init__(self, address: str) -> None:
-        """`address`: host:port of the router's gRPC."""
-        self._channel = channel(address)
+    def __init__(self, address: str, tls: Tls | None = None) -> None:
+        """`address`: host:port at which the router takes workers in."""
+        self._address = address
+        self._tls = tls
+        self._channel = channel(address, tls)
         self._stub = registry_pb2_grpc.RegistryStub(self._channel)
 
     async def beat(self, record: WorkerRecord) -> Answer:
@@ -98,6 +102,7 @@ class RouterRegistrar:
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                 return Answer(refusal=error.details() or "the router refused this worker")
+            await self._reopen()
             raise _away(error) from None
         return Answer(tuple(reply.taken_in_by), reply.refusal or None, reply.trouble or None)
 
@@ -107,16 +112,36 @@ class RouterRegistrar:
         except grpc.aio.AioRpcError as error:
             raise _away(error) from None
 
+    async def _reopen(self) -> None:
+        """A channel keeps the certificate that it was made with, which may have been renewed since."""
+        if self._tls is not None:
+            await self._channel.close(None)
+            self._channel = channel(self._address, self._tls)
+            self._stub = registry_pb2_grpc.RegistryStub(self._channel)
+
     async def close(self) -> None:
         await self._channel.close(None)
 
 
 def _away(error: grpc.aio.AioRpcError) -> Unavailable:
     """The code alone: gRPC's own words name addresses."""
+    if re.search(r"handshake|certificate|ssl", error.details() or "", re.IGNORECASE):
+        return Unavailable(
+            "the router is there, but no TLS connection to it comes about: both need certificates of the "
+            "same --tls-ca, the router's for the name or address in --router"
+        )
     return Unavailable(f"the router does not answer ({error.code().name})")
 
 
-def registrar_at(router: str | None, store: str | None) -> Registrar:
+async def check_admitted(registrar: Registrar) -> None:
+    """Before a model is loaded: raises StartupError where the store is there but refuses, its password for
+    instance. One that is away, or a router, is waited for later."""
+    if isinstance(registrar, RedisStore):
+        with suppress(Unavailable):
+            await registrar.read("anything")
+
+
+def registrar_at(router: str | None, store: str | None, tls: Tls | None = None) -> Registrar:
     """Where a worker registers: at the router with that host:port, or in the store with that url.
 
     Connects to nothing yet. Raises StartupError where not exactly one of them is given.
@@ -124,6 +149,6 @@ def registrar_at(router: str | None, store: str | None) -> Registrar:
     if (router is None) == (store is None):
         raise StartupError("say with --router or with --store where to register: one of them, not both")
     if router is not None:
-        return RouterRegistrar(router)
+        return RouterRegistrar(router, tls)
     assert store is not None
     return RedisStore(parse_store_url(store))

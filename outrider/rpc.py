@@ -13,8 +13,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
-from outrider.errors import OutriderError, PeerRefused, StartupError
+from outrider.errors import InvalidRequest, OutriderError, PeerRefused, StartupError
+from outrider.tls import Tls
 from outrider.v1 import common_pb2
 
 log = logging.getLogger(__name__)
@@ -56,6 +58,27 @@ class Role(IntEnum):
     DRAFTER = common_pb2.ROLE_DRAFTER
 
 
+_ROUTERS, _DRAFTERS = frozenset({Role.ROUTER}), frozenset({Role.DRAFTER})
+CALLERS: dict[str, frozenset[Role]] = {  # who may call a method, where their certificates say what they are
+    "/outrider.v1.Verifier/Sessions": _ROUTERS,
+    "/outrider.v1.Verifier/Speculate": _DRAFTERS,
+    "/outrider.v1.Drafter/Sessions": _ROUTERS,
+    "/outrider.v1.Registry/Beat": frozenset({Role.VERIFIER, Role.DRAFTER}),
+    "/outrider.v1.Registry/Leave": frozenset({Role.VERIFIER, Role.DRAFTER}),
+}
+ROLE_URI = "outrider:"  # and a role: an alternative name of a certificate that is good for that role only
+
+
+def check_certified(context: grpc.aio.ServicerContext[Any, Any], roles: frozenset[Role] | None) -> None:
+    """Raises PeerRefused where the caller's certificate names roles (outrider:drafter), and none of these.
+    `roles` None: any will do."""
+    shown = (name.decode() for name in context.auth_context().get("x509_subject_alternative_name", ()))
+    named = {name.removeprefix(ROLE_URI) for name in shown if name.startswith(ROLE_URI)}
+    if roles is not None and named and not named & {role.name.lower() for role in roles}:
+        wanted = " or ".join(sorted(role.name.lower() for role in roles))
+        raise PeerRefused(f"this is for a {wanted}; the caller's certificate is a {' or '.join(named)}'s")
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """Who a process is: the content of a hello."""
@@ -85,13 +108,11 @@ class Greeting(Protocol):
     def HasField(self, field_name: Any) -> bool: ...
 
 
-def check_hello(
-    message: Greeting, role: Role, *, model_fingerprint: str | None = None, tokenizer_hash: str | None = None
-) -> Identity:
+def check_hello(message: Greeting, role: Role, *, tokenizer_hash: str | None = None) -> Identity:
     """The sender's identity, from the first message of its stream.
 
-    `model_fingerprint` and `tokenizer_hash` are compared where given. Raises PeerRefused with one sentence
-    that names the first difference.
+    `tokenizer_hash` is compared where given. Raises PeerRefused with one sentence that names the first
+    difference.
     """
     if not message.HasField("hello"):
         raise PeerRefused("the first message on a stream must be a hello")
@@ -106,11 +127,6 @@ def check_hello(
         raise PeerRefused(f"expected a {role.name.lower()} here; the peer's role is {spoken}")
     if not hello.worker_id:
         raise PeerRefused("the hello's worker_id is empty; every process has a name")
-    if model_fingerprint is not None and hello.model_fingerprint != model_fingerprint:
-        raise PeerRefused(
-            f"{hello.worker_id} runs the model with fingerprint {hello.model_fingerprint!r}, "
-            f"expected {model_fingerprint!r}"
-        )
     if tokenizer_hash is not None and hello.tokenizer_hash != tokenizer_hash:
         raise PeerRefused(
             f"{hello.worker_id} has the tokenizer with hash {hello.tokenizer_hash!r}, "
@@ -133,19 +149,32 @@ async def read_hello(
     return check_hello(first, role, tokenizer_hash=tokenizer_hash), rest
 
 
-def new_server() -> grpc.aio.Server:
+def new_server(*interceptors: grpc.aio.ServerInterceptor) -> grpc.aio.Server:  # type: ignore[type-arg]
     """A server with the house options; errors raised by its handlers become status codes."""
-    return grpc.aio.server(interceptors=[_ErrorInterceptor()], options=_SERVER_OPTIONS)
+    return grpc.aio.server(interceptors=[_ErrorInterceptor(), *interceptors], options=_SERVER_OPTIONS)
 
 
-def bind(server: grpc.aio.Server, host: str, port: int, *, flag: str = "--port") -> str:
+def bind(
+    server: grpc.aio.Server,
+    host: str,
+    port: int,
+    *,
+    flag: str = "--port",
+    tls: Tls | None = None,
+    mutual: bool = True,
+) -> str:
     """Opens host:port (port 0: any free one) and returns the "host:port" that it got.
 
-    Raises StartupError naming `flag` where the address cannot be had.
+    With `tls` it is encrypted, and with `mutual` who connects must show a certificate. Raises StartupError
+    naming `flag` where the address cannot be had.
     """
     bracketed = f"[{host}]" if ":" in host else host
+    address = f"{bracketed}:{port}"
     try:
-        bound = server.add_insecure_port(f"{bracketed}:{port}")
+        if tls is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, tls.server_credentials(mutual))
     except RuntimeError:
         raise StartupError(
             f"cannot listen on {bracketed}:{port}: the port is in use or the address is not this machine's; "
@@ -154,9 +183,14 @@ def bind(server: grpc.aio.Server, host: str, port: int, *, flag: str = "--port")
     return f"{bracketed}:{bound}"
 
 
-def channel(address: str) -> grpc.aio.Channel:
-    """A channel to host:port that notices a silent peer within seconds and reconnects by itself."""
-    return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+def channel(address: str, tls: Tls | None = None) -> grpc.aio.Channel:
+    """A channel to host:port that notices a silent peer within seconds and reconnects by itself.
+
+    With `tls` both ends show certificates. It keeps those of now: a long-lived channel is to be made anew.
+    """
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+    return grpc.aio.secure_channel(address, tls.channel_credentials(), options=_CHANNEL_OPTIONS)
 
 
 @asynccontextmanager
@@ -174,7 +208,7 @@ async def errors_as_status(context: grpc.aio.ServicerContext[Any, Any]) -> Async
 
 
 class _ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """Wraps every asynchronous handler in errors_as_status."""
+    """Wraps every asynchronous handler in errors_as_status, and lets only its CALLERS in."""
 
     async def intercept_service(
         self,
@@ -184,10 +218,13 @@ class _ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         handler = await continuation(handler_call_details)
         if handler is None:  # an unknown method
             return handler
+        roles = CALLERS.get(handler_call_details.method)
         kind = f"{_arity(handler.request_streaming)}_{_arity(handler.response_streaming)}"
         make = getattr(grpc, f"{kind}_rpc_method_handler")
+        behaviour = _decoding(getattr(handler, kind), handler.request_deserializer, handler.request_streaming)
+        # Bytes that are no message are for the behaviour to refuse: gRPC itself would log a trace for each.
         wrapped: grpc.RpcMethodHandler[Any, Any] = make(
-            _guarded(getattr(handler, kind)), handler.request_deserializer, handler.response_serializer
+            _guarded(behaviour, roles), None, handler.response_serializer
         )
         return wrapped
 
@@ -196,19 +233,58 @@ def _arity(streaming: bool) -> str:
     return "stream" if streaming else "unary"
 
 
-def _guarded(behaviour: Callable[..., Any]) -> Callable[..., Any]:
+def _decoding(
+    behaviour: Callable[..., Any], deserializer: Callable[[bytes], Any] | None, streaming: bool
+) -> Callable[..., Any]:
+    """The behaviour on what was sent, decoded. It, or its stream of messages, raises InvalidRequest where the
+    bytes are none."""
+    if deserializer is None:
+        return behaviour
+
+    def decoded(raw: bytes) -> Any:
+        try:
+            return deserializer(raw)
+        except DecodeError:
+            raise InvalidRequest("the bytes are no message of this method") from None
+
+    async def messages(raws: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        async for raw in raws:
+            yield decoded(raw)
+
+    read: Callable[[Any], Any] = messages if streaming else decoded
+    if inspect.isasyncgenfunction(behaviour):
+
+        async def stream(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+            async with aclosing(behaviour(read(request), context)) as responses:
+                async for response in responses:
+                    yield response
+
+        return stream
+    if inspect.iscoroutinefunction(behaviour):
+
+        async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            return await behaviour(read(request), context)
+
+        return call
+    raise TypeError("handlers are asynchronous here")
+
+
+def _guarded(behaviour: Callable[..., Any], roles: frozenset[Role] | None) -> Callable[..., Any]:
     if inspect.isasyncgenfunction(behaviour):
         # Written here, not yielded on: so a call that is cancelled closes the generator at once.
         async def guarded_stream(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-            async with errors_as_status(context), aclosing(behaviour(request, context)) as responses:
-                async for response in responses:
-                    await context.write(response)
+            async with errors_as_status(context):
+                check_certified(context, roles)
+                async with aclosing(behaviour(request, context)) as responses:
+                    async for response in responses:
+                        await context.write(response)
 
         return guarded_stream
     if inspect.iscoroutinefunction(behaviour):
 
         async def guarded_call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             async with errors_as_status(context):
+                check_certified(context, roles)
                 return await behaviour(request, context)
 
         return guarded_call

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import sys
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any, Protocol
 
 import grpc.aio
 
-from outrider.errors import OutriderError, Unhealthy
+from outrider.errors import OutriderError, StepHung, Unhealthy
 from outrider.registration import OnState, register
 from outrider.rpc import STOP_GRACE_SECONDS
 from outrider.store.store import Registrar, WorkerLoad, WorkerRecord
 from outrider.tasks import cancel, first_of
 from outrider.wire.description import WorkerInfo
+
+PARTING_SECONDS = 2.0  # that routers are given to hear the last words
 
 
 class Service(Protocol):
@@ -43,6 +48,11 @@ class Service(Protocol):
 
     def give_back(self) -> None:
         """Ends the sessions that it still has; they go on elsewhere."""
+        ...
+
+    async def part(self) -> None:
+        """Gives back the sessions that it still has and ends the streams. The routers have heard everything
+        once this returns."""
         ...
 
     async def close(self) -> None: ...
@@ -105,7 +115,10 @@ class Worker:
             self._service.give_back()
 
     async def stop(self) -> None:
-        """Leaves: the registry first, then the streams."""
+        """Leaves: the routers first, so that all hear its last words, then the registry."""
+        with suppress(TimeoutError):  # of a router that does not read
+            async with asyncio.timeout(PARTING_SECONDS):
+                await self._service.part()
         await cancel(self._tasks[1:])
         await self._server.stop(STOP_GRACE_SECONDS)
         await cancel(self._tasks[:1])
@@ -120,7 +133,8 @@ async def serve_until_stopped(worker: Worker, drain_seconds: float = 0.0) -> Non
     """Serves, as a process of its own, until a signal.
 
     SIGTERM drains first, for at most so many seconds; SIGINT, or a second SIGTERM, does not. Prints the ready
-    line once a router has taken the worker in. Raises what Worker.wait raises.
+    line once a router has taken the worker in. Raises what Worker.wait raises, but for StepHung, which ends
+    the process with exit code 1.
     """
     drain, stop = asyncio.Event(), asyncio.Event()
 
@@ -151,6 +165,10 @@ async def serve_until_stopped(worker: Worker, drain_seconds: float = 0.0) -> Non
             task.result()
         if not stop.is_set():
             await first_of(worker.drain(drain_seconds), stop.wait(), worker.wait())
+    except StepHung as hung:
+        await worker.stop()
+        print(f"outrider {role}: {hung.message}", file=sys.stderr, flush=True)
+        os._exit(1)  # the thread that hangs would hold up the interpreter's own end
     finally:
         await cancel(waits)
         await worker.stop()

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 
+from outrider.wire.codec import SessionId
 from router.load import VerifierLoad
 from router.metrics import Metrics
 from router.placement import DrafterCandidate, VerifierCandidate, choose_drafter, choose_verifier
 from router.requests import ServedModel
 from router.workers import Drafter, Verifier
+
+log = logging.getLogger(__name__)
+
+DISTRUST_SECONDS = 600.0
+CANCEL_SECONDS = 60.0  # as long as a session waits for a verifier
+MOST_CANCELLED = 4096  # that are remembered; the oldest go first
 
 Acceptance = Callable[[str, str], float]
 """Of a (target fingerprint, draft fingerprint) pair: the share of draft tokens that are accepted."""
@@ -25,13 +33,19 @@ class Fleet:
         self.on_verifier_joined: list[Callable[[], None]] = []
         self.on_drafter_joined: list[Callable[[], None]] = []
         self._served: dict[str, ServedModel] = {}
+        self._distrusted_until: dict[str, float] = {}  # drafters, by worker_id
+        self._cancelled: dict[SessionId, float] = {}  # until when verifiers that join are told of it
 
     def get(self, worker_id: str) -> Verifier | Drafter | None:
         return self.verifiers.get(worker_id) or self.drafters.get(worker_id)
 
     def add_verifier(self, verifier: Verifier) -> None:
         self.verifiers[verifier.identity.worker_id] = verifier
+        for session_id, until in self._cancelled.items():
+            if until > self._clock():
+                verifier.cancel(session_id)
         verifier.on_load = self._observe_load
+        verifier.on_dropped = self._observe_dropped
         self._count()
         model = verifier.registration.info.model
         if model.name not in self._served:
@@ -74,28 +88,45 @@ class Fleet:
             listener.verifier_lost()
         return True
 
+    def cancel(self, session_id: SessionId) -> None:
+        """Ends a session that another router may have, wherever it is or comes within CANCEL_SECONDS."""
+        self._cancelled.pop(session_id, None)
+        self._cancelled[session_id] = self._clock() + CANCEL_SECONDS
+        if len(self._cancelled) > MOST_CANCELLED:
+            del self._cancelled[next(iter(self._cancelled))]
+        for verifier in self.verifiers.values():
+            verifier.cancel(session_id)
+
     def models(self) -> list[ServedModel]:
         return sorted(self._served.values(), key=lambda model: model.name)
 
     def verifier_for(self, model: str, tokens: Sequence[int], most_tokens: int) -> Verifier | None:
         """The verifier for a session of the model whose log is `tokens` and may grow to `most_tokens`."""
-        chosen = choose_verifier(
-            (
-                VerifierCandidate(
-                    worker_id,
-                    one.registration.info.model.name,
-                    one.load,
-                    one.placed,
-                    kv_tokens=one.registration.info.kv_blocks * one.registration.info.kv_block_size,
-                    cached_tokens=one.prefixes.match(tokens),
-                )
-                for worker_id, one in self.verifiers.items()
-            ),
-            model,
-            len(tokens),
-            most_tokens,
-        )
+        chosen = choose_verifier(self.candidates(tokens), model, len(tokens), most_tokens)
         return None if chosen is None else self.verifiers[chosen]
+
+    def candidates(self, tokens: Sequence[int]) -> list[VerifierCandidate]:
+        """All verifiers, as they are for a session whose log is `tokens`."""
+        return [
+            VerifierCandidate(
+                worker_id,
+                one.registration.info.model.name,
+                one.load,
+                one.placed,
+                kv_tokens=one.registration.info.kv_blocks * one.registration.info.kv_block_size,
+                cached_tokens=one.prefixes.match(tokens),
+            )
+            for worker_id, one in self.verifiers.items()
+        ]
+
+    def distrust(self, drafter: Drafter, reason: str) -> None:
+        """A verifier cut it off, as it sent what no drafter may: others are preferred for a while."""
+        worker_id, now = drafter.identity.worker_id, self._clock()
+        if self._distrusted_until.get(worker_id, 0.0) <= now:
+            log.warning("drafter %s was cut off by a verifier (%s): others are preferred", worker_id, reason)
+            self.metrics.drafter_cut_off()
+        self._distrusted_until = {key: at for key, at in self._distrusted_until.items() if at > now}
+        self._distrusted_until[worker_id] = now + DISTRUST_SECONDS
 
     def drafter_for(
         self, verifier: Verifier, excluded: frozenset[tuple[str, int]], acceptance: Acceptance
@@ -112,6 +143,7 @@ class Fleet:
                     one.load,
                     one.placed,
                     acceptance(target.model_fingerprint, one.identity.model_fingerprint),
+                    distrusted=self._distrusted_until.get(worker_id, 0.0) > self._clock(),
                 )
                 for worker_id, one in self.drafters.items()
             ),
@@ -124,6 +156,10 @@ class Fleet:
     def _count(self) -> None:
         self.metrics.workers("verifier", len(self.verifiers))
         self.metrics.workers("drafter", len(self.drafters))
+
+    def _observe_dropped(self, verifier: Verifier, counts: Mapping[str, int]) -> None:
+        model = verifier.registration.info.model.name
+        self.metrics.observe_dropped(verifier.identity.worker_id, model, counts)
 
     def _observe_load(self, verifier: Verifier, load: VerifierLoad) -> None:
         self.metrics.observe_load(

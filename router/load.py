@@ -18,6 +18,8 @@ class VerifierLoad:
     preemptions: int = 0  # since the worker's start
     draining: bool = False  # about to leave
     draft_starvation: float = 0.0  # share of sessions with k > 0 that had no draft in a step, moving average
+    unread_prompt_tokens: int = 0  # of its sessions, those that wait included
+    prompt_token_seconds: float = 0.0  # that reading one more prompt token takes, moving average
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -64,6 +64,7 @@ class Metrics:
         """`clock` gives seconds."""
         self.registry = CollectorRegistry()
         self.clock = clock
+        self._dropped_seen: dict[tuple[str, str], int] = {}  # by worker id and reason
         self._preemptions_seen: dict[str, int] = {}  # by worker id: its own running count
 
         def counter(name: str, help: str, labels: list[str]) -> Counter:
@@ -118,16 +119,34 @@ class Metrics:
             "outrider_requests_refused", "Requests refused or failed, by reason.", ["reason"]
         )
         self.preemptions = counter("outrider_preemptions", "Sessions preempted, later recomputed.", WORKER)
+        self.dropped = counter(
+            "outrider_drafts_dropped", "Drafts and claims a verifier dropped, by reason.", [*WORKER, "reason"]
+        )
+        self.cut_off = Counter(
+            "outrider_drafters_cut_off",
+            "Drafters that a verifier cut off, as they sent what no drafter may.",
+            registry=self.registry,
+        )
         self.connected = gauge("outrider_workers", "Workers connected.", ["role"])
+        self.degraded = Gauge(
+            "outrider_store_degraded",
+            "1 while the store is away: sessions go on, but cannot be resumed by another router.",
+            registry=self.registry,
+        )
+        self.logs_dropped = Counter(
+            "outrider_session_logs_dropped",
+            "Session logs given up: the store was away for too long, or has lost them too often.",
+            registry=self.registry,
+        )
         self.window = histogram("outrider_draft_window", "Draft windows set: tokens ahead.", MODEL, _WINDOWS)
 
     def exposition(self) -> bytes:
         """The text that a scraper reads."""
         return generate_latest(self.registry)
 
-    def session(self, model: str, prompt_tokens: int) -> SessionMetrics:
-        """Starts the clock of one session."""
-        return SessionMetrics(self, model, prompt_tokens)
+    def session(self, model: str, prompt_tokens: int, *, resumed: bool = False) -> SessionMetrics:
+        """Starts the clock of one session. `resumed`: its prompt and its first token were counted before."""
+        return SessionMetrics(self, model, prompt_tokens, resumed)
 
     def observe_load(
         self,
@@ -155,6 +174,16 @@ class Metrics:
         )  # below: the worker was restarted
         self._preemptions_seen[worker_id] = preemptions
 
+    def observe_dropped(self, worker_id: str, model: str, counts: Mapping[str, int]) -> None:
+        """A verifier's counts since its start, by reason."""
+        for reason, count in counts.items():
+            new = count - self._dropped_seen.get((worker_id, reason), 0)
+            self.dropped.labels(model, worker_id, reason).inc(new if new >= 0 else count)
+            self._dropped_seen[worker_id, reason] = count
+
+    def drafter_cut_off(self) -> None:
+        self.cut_off.inc()
+
     def worker_left(self, worker_id: str, model: str) -> None:
         """Takes a verifier's gauges out; what it has done stays counted."""
         for gauge in (self.running, self.waiting, self.kv_usage):
@@ -168,6 +197,12 @@ class Metrics:
         """A window handed to a drafter, in tokens."""
         self.window.labels(model).observe(window)
 
+    def store_degraded(self, away: bool) -> None:
+        self.degraded.set(away)
+
+    def session_log_dropped(self) -> None:
+        self.logs_dropped.inc()
+
     def request_refused(self, reason: str) -> None:
         """`reason`: the `kind` of the error that the client gets."""
         self.refused.labels(reason).inc()
@@ -176,19 +211,20 @@ class Metrics:
 class SessionMetrics:
     """One session's way through the metrics, from its validated request to its end."""
 
-    def __init__(self, metrics: Metrics, model: str, prompt_tokens: int) -> None:
+    def __init__(self, metrics: Metrics, model: str, prompt_tokens: int, resumed: bool) -> None:
         self._metrics = metrics
         self._model = model
+        self._resumed = resumed
         self._prompt_tokens = prompt_tokens
         self._started = metrics.clock()
         self._last_token: float | None = None
 
     def committed(self, event: TokensCommitted) -> None:
         metrics, model, now = self._metrics, self._model, self._metrics.clock()
-        if self._last_token is None:
+        if self._last_token is None and not self._resumed:
             metrics.first_token.labels(model).observe(now - self._started)
             metrics.prompt_tokens.labels(model).inc(self._prompt_tokens)
-        else:
+        elif self._last_token is not None:
             for _ in event.tokens:
                 metrics.inter_token.labels(model).observe((now - self._last_token) / len(event.tokens))
         self._last_token = now

@@ -38,6 +38,7 @@ class DrafterCandidate:
     load: DrafterLoad
     placed: int  # sessions that this router has open there; newer than `load`
     acceptance: float  # share of its model's draft tokens that this target accepts, 0..1
+    distrusted: bool = False  # a verifier cut it off lately
 
 
 def choose_verifier(
@@ -61,13 +62,13 @@ def choose_verifier(
 
 def _verifier_order(one: VerifierCandidate, prompt_tokens: int) -> tuple[int, float, str]:
     load = one.load
-    kv_usage = _bounded(load.kv_usage, 0.0, 1.0)
+    kv_usage = bounded(load.kv_usage, 0.0, 1.0)
     needed = prompt_tokens - one.cached_tokens
     waiting = load.waiting + (needed > (1 - kv_usage) * one.kv_tokens)
     # A load report is up to a step old; sessions placed since then must already count.
     sessions = max(load.running, one.placed - load.waiting)
     affinity = min(one.cached_tokens / AFFINITY_TOKENS, MAX_AFFINITY)
-    return waiting, sessions + kv_usage + _bounded(load.price, 0.0, 1.0) - affinity, one.worker_id
+    return waiting, sessions + kv_usage + bounded(load.price, 0.0, 1.0) - affinity, one.worker_id
 
 
 def choose_drafter(
@@ -78,7 +79,8 @@ def choose_drafter(
 ) -> str | None:
     """The drafter of the target's tokenizer that promises the session most, its share of it considered.
 
-    That is goodput / (sessions + 1). Ties go to the smallest worker_id. `excluded`: (worker_id, incarnation)
+    That is goodput / (sessions + 1). One that is distrusted comes after all others. Ties go to the smallest
+    worker_id. `excluded`: (worker_id, incarnation)
     of those that gave this session up before. None means plain decoding.
     """
     fitting = [
@@ -92,10 +94,10 @@ def choose_drafter(
     measured = [one.load.token_seconds for one in fitting if one.load.token_seconds > 0]
     assumed = min(measured, default=LEAST_TOKEN_SECONDS)
 
-    def order(one: DrafterCandidate) -> tuple[float, str]:
+    def order(one: DrafterCandidate) -> tuple[bool, float, str]:
         pace = one.load.token_seconds if one.load.token_seconds > 0 else assumed
         promised = goodput(one.acceptance, pace, round_trip(one, verifier_address))
-        return -promised / (max(one.load.sessions, one.placed, 0) + 1), one.worker_id
+        return one.distrusted, -promised / (max(one.load.sessions, one.placed, 0) + 1), one.worker_id
 
     return min(fitting, key=order).worker_id
 
@@ -106,10 +108,10 @@ def goodput(acceptance: float, token_seconds: float, round_trip_seconds: float) 
     Drafts stream ahead, so a round trip costs only after a rejection. Between two rejections m = a / (1 - a)
     tokens are accepted on average, and m + 1 are drafted: m / ((m + 1) * t_draft + RTT).
     """
-    acceptance = _bounded(acceptance, 0.01, 0.99)
+    acceptance = bounded(acceptance, 0.01, 0.99)
     accepted = acceptance / (1 - acceptance)
-    token_seconds = _bounded(token_seconds, LEAST_TOKEN_SECONDS, MAX_SECONDS)
-    return accepted / ((accepted + 1) * token_seconds + _bounded(round_trip_seconds, 0.0, MAX_SECONDS))
+    token_seconds = bounded(token_seconds, LEAST_TOKEN_SECONDS, MAX_SECONDS)
+    return accepted / ((accepted + 1) * token_seconds + bounded(round_trip_seconds, 0.0, MAX_SECONDS))
 
 
 def round_trip(drafter: DrafterCandidate, verifier_address: str) -> float:
@@ -124,6 +126,6 @@ def _host(address: str) -> str:
     return address.rpartition(":")[0]
 
 
-def _bounded(value: float, least: float, most: float) -> float:
+def bounded(value: float, least: float, most: float) -> float:
     """NaN counts as the most: nothing is gained by reporting it."""
     return min(max(value, least), most) if value == value else most

@@ -12,6 +12,7 @@ from typing import NoReturn
 from outrider.errors import OutriderError, PeerRefused
 from outrider.rpc import Identity, Role, channel
 from outrider.store.store import Store
+from outrider.tls import Tls
 from outrider.wire.description import WorkerRecord
 from router.fit import FirstDifference, Registration, misfit
 from router.fleet import Fleet
@@ -34,12 +35,14 @@ class Recruiter:
         router: Identity,
         first_difference: FirstDifference,
         jitter: Callable[[], float] = random.random,
+        tls: Tls | None = None,
     ) -> None:
         self._store = store
         self._fleet = fleet
         self._router = router
         self._first_difference = first_difference
         self._jitter = jitter
+        self._tls = tls
         self._records: dict[str, WorkerRecord] = {}  # by worker id; each has its task
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -77,7 +80,7 @@ class Recruiter:
         backoff, complained = FIRST_BACKOFF_SECONDS, ""
         while True:
             try:
-                await self._hold(record)
+                why = await self._hold(record)
             except PeerRefused as refused:
                 log.warning("%s is refused: %s", who, refused.message)
                 await self._tell(identity, refusal=refused.message)
@@ -90,16 +93,16 @@ class Recruiter:
             except Exception:
                 log.exception("the router failed on %s; trying again", who)
             else:
-                log.warning("the stream to %s broke off; trying again", who)
+                log.warning("%s is given up: %s; trying again", who, why)
                 backoff, complained = FIRST_BACKOFF_SECONDS, ""
             await asyncio.sleep(backoff * (0.5 + self._jitter() / 2))
             backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
 
-    async def _hold(self, record: WorkerRecord) -> None:
-        """Connects, takes the worker in, and returns when its stream ends.
+    async def _hold(self, record: WorkerRecord) -> str:
+        """Connects, takes the worker in, and returns why it is given up when its stream ends, or is silent.
 
         Raises PeerRefused where it does not fit, Unavailable where it cannot be reached."""
-        async with channel(record.address) as connection:
+        async with channel(record.address, self._tls) as connection:
             tokenizer = await fetch_tokenizer(connection, record.info.identity)
             registration = Registration(record.info, record.address, tokenizer)
             kind = Verifier if record.info.identity.role is Role.VERIFIER else Drafter
@@ -107,7 +110,7 @@ class Recruiter:
             try:
                 await worker.connect(self._router)
                 self._admit(worker)
-                await self._until_gone(worker)
+                return await self._until_gone(worker)
             finally:
                 worker.hang_up()
                 if self._fleet.remove(worker):
@@ -145,14 +148,13 @@ class Recruiter:
         identities = (record.info.identity for record in self._records.values())
         return any(one.role is Role.VERIFIER and one.tokenizer_hash == tokenizer_hash for one in identities)
 
-    async def _until_gone(self, worker: Verifier | Drafter) -> None:
-        """Returns when the stream ends; raises PeerRefused where it turns out not to fit."""
+    async def _until_gone(self, worker: Verifier | Drafter) -> str:
+        """Returns why it is gone, once it is; raises PeerRefused where it turns out not to fit."""
         telling = asyncio.create_task(self._tell_verdict(worker))
         events = asyncio.create_task(worker.listen())
         try:
-            done, _ = await asyncio.wait((telling, events), return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await asyncio.wait((telling, events), return_when=asyncio.FIRST_COMPLETED)
+            return events.result() if events.done() else telling.result()
         finally:
             for task in (telling, events):
                 task.cancel()

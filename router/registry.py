@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from outrider.errors import InvalidRequest, PeerRefused
-from outrider.rpc import Role, check_hello
+from outrider.rpc import Role, check_certified, check_hello
 from outrider.store.store import Registrar
 from outrider.v1 import common_pb2, registry_pb2, registry_pb2_grpc
 from outrider.wire.codec import record_from_wire
@@ -18,7 +18,8 @@ class Registry(registry_pb2_grpc.RegistryServicer):
         self._store = store
 
     async def Beat(self, request: registry_pb2.Registration, context: Any) -> registry_pb2.BeatReply:
-        check_hello(request.info, _role(request.info.hello))
+        identity = check_hello(request.info, _role(request.info.hello))
+        check_certified(context, frozenset({identity.role}))
         if not request.address:
             raise PeerRefused("address must be the host:port on which the worker serves its own RPCs")
         answer = await self._store.beat(record_from_wire(request))
@@ -29,7 +30,9 @@ class Registry(registry_pb2_grpc.RegistryServicer):
     async def Leave(self, request: registry_pb2.LeaveRequest, context: Any) -> registry_pb2.LeaveReply:
         if not request.HasField("hello"):
             raise InvalidRequest("hello must say who leaves", field="hello")
-        await self._store.leave(check_hello(request, _role(request.hello)))
+        identity = check_hello(request, _role(request.hello))
+        check_certified(context, frozenset({identity.role}))
+        await self._store.leave(identity)
         return registry_pb2.LeaveReply()
 
 

@@ -24,6 +24,8 @@ class GenerationRequest:
     num_speculative_tokens: int | None = None  # None = adaptive, 0 = off, k = at most k
     session_id: SessionId | None = None  # where the client is told it; None = drawn later
     fingerprint: str | None = None  # of the model that it was validated against; None = any of that name
+    first_token_by: float | None = None  # on the event loop's clock; refused where that cannot be
+    deadline: float | None = None  # on the event loop's clock; ended then
 
     @property
     def most_tokens(self) -> int:
@@ -55,6 +57,14 @@ SessionEvent = TokensCommitted | SessionEnded
 
 
 @dataclass(frozen=True, slots=True)
+class Recalled:
+    """A session that was begun, as its log has it."""
+
+    request: GenerationRequest  # with its session_id
+    answer: bytes  # what the API keeps with it, as given to `run`
+
+
+@dataclass(frozen=True, slots=True)
 class ServedModel:
     """A model that at least one registered verifier runs."""
 
@@ -82,11 +92,30 @@ class SessionRunner(Protocol):
         """Whether at least one verifier takes requests."""
         ...
 
-    def run(self, request: GenerationRequest) -> AsyncGenerator[SessionEvent, None]:
-        """Runs the session; the last event is SessionEnded.
+    def run(self, request: GenerationRequest, answer: bytes = b"") -> AsyncGenerator[SessionEvent, None]:
+        """Runs the session; the last event is SessionEnded. `answer` is kept in the session's log, unread.
 
         Closing the generator (aclose, or cancelling the task that iterates it) closes the session on every
-        worker at once. Raises Unavailable or Overloaded; what was yielded before stays valid."""
+        worker at once; its log stays for a while, so that it can be resumed. Raises Unavailable, Overloaded
+        or Superseded; what was yielded before stays valid."""
+        ...
+
+    def check_room(self) -> None:
+        """Before anything is done for a request: raises Overloaded where none would be let in."""
+        ...
+
+    def degraded(self) -> str:
+        """A sentence where something is away that requests can do without; empty = nothing is."""
+        ...
+
+    async def recall(self, session_id: SessionId) -> Recalled:
+        """What was asked for, by this router or another. Raises UnknownSession, and Unavailable where the
+        store cannot be asked."""
+        ...
+
+    def resume(self, session_id: SessionId) -> AsyncGenerator[SessionEvent, None]:
+        """All events of a session from its first output token on, those of its log at once, then new ones as
+        by `run`. Whoever else iterates the session hears Superseded. Raises what `recall` and `run` raise."""
         ...
 
     def cancel(self, session_id: SessionId) -> None:

@@ -13,19 +13,26 @@ from typing import Any
 from fastapi import FastAPI
 
 from outrider.errors import Unavailable
+from outrider.keys import Keys
 from outrider.rpc import STOP_GRACE_SECONDS, Identity, Role
+from outrider.store.logs import SESSION_TTL_SECONDS
 from outrider.store.memory import MemoryStore
 from outrider.store.redis import RedisStore
 from outrider.store.store import Store
 from outrider.store.url import parse_store_url
+from outrider.tls import Tls
+from router.api.access import Access, HttpAccess
 from router.api.http import create_app
 from router.api.validation import DrawBelow
 from router.fleet import Fleet
+from router.logbook import Logbook
 from router.metrics import Metrics
 from router.priors import Priors
 from router.recruiter import Recruiter
 from router.sessions import Sessions
 from router.tokenizer import first_difference
+
+FLUSH_SECONDS = 2.0  # a router that stops gives its sessions' logs so long to be written
 
 
 class Router:
@@ -37,34 +44,46 @@ class Router:
         *,
         num_speculative_tokens: int,
         max_sessions: int,
+        session_ttl: float = SESSION_TTL_SECONDS,
         seed: int | None = None,
         lock_step: bool = False,
+        keys: Keys | None = None,
+        tls: Tls | None = None,
     ) -> None:
-        """The options are RouterConfig's. The store is closed with the router."""
+        """The options are RouterConfig's. The store is closed with the router. `keys`: of which clients must
+        show one. `tls`: for the connections to workers."""
         self.store = store
         self.identity = _identity()
         self.metrics = Metrics()
         self.fleet = Fleet(self.metrics, clock=time.time)
         self.priors = Priors(store)
+        self.logbook = Logbook(store.logs, self.identity.worker_id, self.metrics, session_ttl)
         self.sessions = Sessions(
             self.fleet,
             self.priors,
+            self.logbook,
             max_sessions=max_sessions,
             num_speculative_tokens=num_speculative_tokens,
             lock_step=lock_step,
         )
         self.draw_below = _draw_below(seed)
         self.app: FastAPI = create_app(self.sessions, self.metrics, draw_below=self.draw_below)
+        self.access = None if keys is None else Access(keys, self.metrics)
+        if self.access is not None:
+            self.app.add_middleware(HttpAccess, access=self.access)
         for joined in (self.fleet.on_verifier_joined, self.fleet.on_drafter_joined):
             joined.append(self._meet)
-        self._recruiter = Recruiter(store, self.fleet, self.identity, first_difference)
+        self._recruiter = Recruiter(store, self.fleet, self.identity, first_difference, tls=tls)
         self._tasks: list[asyncio.Task[Any]] = []
 
     async def start(self) -> None:
         """Begins to look for workers. Raises StartupError where the store is there but refuses."""
         with suppress(Unavailable):
             await self.store.read("anything")  # an absent one is waited for
-        self._tasks = [asyncio.create_task(self._recruiter.run()), asyncio.create_task(self.priors.run())]
+        self._tasks = [
+            asyncio.create_task(running)
+            for running in (self._recruiter.run(), self.priors.run(), self.logbook.run())
+        ]
 
     def _meet(self) -> None:
         """Pairs that may work together: what is known of them is asked for before a session needs it."""
@@ -85,6 +104,10 @@ class Router:
             async with asyncio.timeout(grace_seconds):
                 await self.sessions.until_idle()
         self.sessions.stop()
+        if not self.logbook.degraded:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FLUSH_SECONDS):
+                    await self.logbook.flush()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

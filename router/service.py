@@ -8,14 +8,17 @@ import os
 import signal
 import socket
 
+import grpc.aio
 import uvicorn
 from fastapi import FastAPI
 
 from outrider.errors import StartupError
+from outrider.keys import keys_of
 from outrider.rpc import STOP_GRACE_SECONDS, bind, new_server
+from outrider.tls import Tls, opened
 from outrider.v1 import registry_pb2_grpc
 from router.api.grpc_generation import add_generation_service
-from router.config import RouterConfig
+from router.config import LOOPBACK, TLS_WORKER_PORT, RouterConfig
 from router.registry import Registry
 from router.router import Router, store_at
 
@@ -25,32 +28,54 @@ async def serve(config: RouterConfig) -> None:
 
     Raises StartupError where an address cannot be had, or the store refuses.
     """
+    tls = opened(config.tls)
     router = Router(
         store_at(config.store),
         num_speculative_tokens=config.num_speculative_tokens,
         max_sessions=config.max_sessions,
+        session_ttl=config.session_ttl,
         seed=config.seed,
         lock_step=config.lock_step,
+        keys=keys_of(config.api_keys, config.api_key_lines),
+        tls=tls if tls is not None and tls.mutual else None,
     )
-    grpc_server = new_server()
-    registry_pb2_grpc.add_RegistryServicer_to_server(Registry(router.store), grpc_server)
-    add_generation_service(grpc_server, router.sessions, router.metrics, draw_below=router.draw_below)
+    clients = new_server()
+    add_generation_service(
+        clients, router.sessions, router.metrics, draw_below=router.draw_below, access=router.access
+    )
+    workers = new_server() if config.workers_apart else clients
+    registry_pb2_grpc.add_RegistryServicer_to_server(Registry(router.store), workers)
 
     listener = _listen(config.host, config.port)
     with listener:
-        grpc_address = bind(grpc_server, config.host, config.grpc_port, flag="--grpc-port")
-        http_server = _HttpServer(router.app)
+        bound = bind(clients, config.host, config.grpc_port, flag="--grpc-port", tls=tls, mutual=False)
+        addresses = f"gRPC {bound}"
+        if workers is not clients:
+            addresses += f", workers {_bind_workers(workers, config, tls)}"
+        http_server = _HttpServer(router.app, tls)
         await router.start()
-        await grpc_server.start()
+        for server in {clients, workers}:
+            await server.start()
         http = asyncio.create_task(http_server.serve(sockets=[listener]))
         failed = asyncio.create_task(router.wait())
         try:
-            await _until_stopped(http_server, [http, failed], f"{_address(listener)} (gRPC {grpc_address})")
+            url = f"{'http' if tls is None else 'https'}://{_address(listener)}"
+            await _until_stopped(http_server, [http, failed], f"{url} ({addresses})")
         finally:
             failed.cancel()
             # It takes no new requests, gives those in progress a moment, then ends them.
             http_server.should_exit = True
-            await asyncio.gather(http, grpc_server.stop(STOP_GRACE_SECONDS), router.stop(STOP_GRACE_SECONDS))
+            stops = [server.stop(STOP_GRACE_SECONDS) for server in {clients, workers}]
+            await asyncio.gather(http, *stops, router.stop(STOP_GRACE_SECONDS))
+
+
+def _bind_workers(server: grpc.aio.Server, config: RouterConfig, tls: Tls | None) -> str:
+    """A port of their own, as they show certificates and clients need none. Without an authority that signs
+    these, only workers of this machine may come."""
+    port = TLS_WORKER_PORT if config.worker_port is None else config.worker_port
+    if tls is not None and not tls.mutual:
+        return bind(server, LOOPBACK, port, flag="--worker-port")
+    return bind(server, config.host, port, flag="--worker-port", tls=tls)
 
 
 async def _until_stopped(http_server: _HttpServer, ends: list[asyncio.Task[None]], addresses: str) -> None:
@@ -63,7 +88,7 @@ async def _until_stopped(http_server: _HttpServer, ends: list[asyncio.Task[None]
     try:
         await asyncio.wait((listening, stopped, *ends), return_when=asyncio.FIRST_COMPLETED)
         if listening.done():
-            print(f"outrider router ready: http://{addresses}", flush=True)
+            print(f"outrider router ready: {addresses}", flush=True)
         done, _ = await asyncio.wait((stopped, *ends), return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
@@ -75,7 +100,7 @@ async def _until_stopped(http_server: _HttpServer, ends: list[asyncio.Task[None]
 class _HttpServer(uvicorn.Server):
     """uvicorn in a loop that is not its own: signals are ours, and it says when it listens."""
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: FastAPI, tls: Tls | None) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -83,6 +108,7 @@ class _HttpServer(uvicorn.Server):
                 log_level="warning",
                 access_log=False,
                 lifespan="off",
+                ssl_context_factory=None if tls is None else lambda *_: tls.http_context(),
                 # The router ends its sessions first, which ends their HTTP answers in an orderly way.
                 timeout_graceful_shutdown=round(STOP_GRACE_SECONDS) + 1,
             )

@@ -1,7 +1,7 @@
-"""One session: its log, its workers, and how far its draft runs ahead.
+"""One session: its transcript, its workers, and how far its draft runs ahead.
 
-Everything is decided when an event arrives, whether or not the client is reading; the queue only holds what
-the client has not taken yet.
+Everything is decided when an event arrives, whether or not a client is reading. A reader goes through the
+transcript from its beginning; there is one at a time.
 """
 
 from __future__ import annotations
@@ -10,79 +10,110 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from outrider.errors import OutriderError, Unavailable
+from outrider.draft_right import right
+from outrider.errors import Cancelled, DeadlineExceeded, OutriderError, Superseded, Unavailable
 from outrider.wire.codec import SessionId
+from outrider.wire.session_log import LoggedEnd
 from router.fleet import Fleet
-from router.requests import (
-    FinishReason,
-    GenerationRequest,
-    ServedModel,
-    SessionEnded,
-    SessionEvent,
-    TokensCommitted,
-)
+from router.logbook import Logbook, TakenSession
+from router.requests import FinishReason, SessionEnded, SessionEvent, TokensCommitted
 from router.speculation import Estimator, PriorPool, choose_k, settled, window, worth_sending
+from router.transcript import Transcript
 from router.workers import Drafter, Verifier
 
 log = logging.getLogger(__name__)
 
 RESUME_SECONDS = 60.0  # a session that lost its verifier waits so long for another
-MAX_MOVES = 3  # from verifier to verifier without a token gained: the request itself may be what they die of
+MAX_LOSSES = 3  # of verifiers, without a token gained: the request itself may be what they die of
+
+LOGGED = {FinishReason.STOP: LoggedEnd.STOP, FinishReason.LENGTH: LoggedEnd.LENGTH}
 
 PoolFor = Callable[[str, str], PriorPool]
 """The pool of a (target fingerprint, draft fingerprint) pair."""
 
 
 class Session:
-    """Open from `open` until an end or an error is queued, or `close`.
+    """Open from its reader's first wait until an end or an error, or `close`.
 
     Both of its workers may be lost at any time: it goes on with others, from what is committed. The same seed
     gives the same tokens there."""
 
     def __init__(
         self,
-        session_id: SessionId,
         draft_key: bytes,
-        request: GenerationRequest,
-        model: ServedModel,
+        transcript: Transcript,
+        logbook: Logbook,
         fleet: Fleet,
         pool_for: PoolFor,
         cap: int,
         lock_step: bool = False,
+        taken: TakenSession | None = None,
     ) -> None:
-        """`cap`: most draft tokens in a step; 0 = no speculation. `lock_step`: the window is k."""
-        self.id = session_id
+        """`cap`: most draft tokens in a step; 0 = no speculation. `lock_step`: the window is k. `taken`: the
+        log that it goes on with; None = it begins one."""
+        request = transcript.request
+        assert request.session_id is not None and request.fingerprint is not None, "named when it is admitted"
+        self.id: SessionId = request.session_id
+        self._fingerprint: str = request.fingerprint
+        self.transcript = transcript
         self._draft_key = draft_key
         self._request = request
-        self._model = model
+        self._logbook = logbook
+        self._page = (
+            logbook.begin(transcript, self._superseded)
+            if taken is None
+            else logbook.go_on(taken, self._superseded)
+        )
         self._verifier: Verifier | None = None  # None = not opened yet, or lost and not replaced yet
-        self._moves = 0  # to another verifier, since the last committed token
+        self._losses = 0  # of verifiers, since the last committed token
         self._deadline: asyncio.TimerHandle | None = None  # while there is no verifier
+        self._expiry: asyncio.TimerHandle | None = None  # where the request has a deadline
         self._drafter: Drafter | None = None
+        self._turn = -1  # how many drafters it has had before the last one
         self._gave_up: frozenset[tuple[str, int]] = frozenset()  # drafters that ended it of their own accord
         self._fleet = fleet
         self._pool_for = pool_for
         self._cap = cap
         self._lock_step = lock_step
-        self._log: list[int] = list(request.prompt)  # committed tokens, by position; it only grows
-        self._queue: asyncio.Queue[SessionEvent | OutriderError] = asyncio.Queue()
+        self._outcome: SessionEnded | OutriderError | None = None
+        self._reader: Reader | None = None
+        self._news = asyncio.Event()  # for readers
+        self._begun = False
         self._over = False
-        self._pool = pool_for(model.fingerprint, "")
+        self._pool = pool_for(self._fingerprint, "")
         self._estimator = Estimator(self._pool.prior())
         self._k = 0
         self._window = 0
 
-    def open(self) -> None:
+    def read(self) -> Reader:
+        """Gives it a reader, which begins with the first output token. The former one hears Superseded."""
+        self._reader = Reader(self)
+        self._news.set()
+        return self._reader
+
+    @property
+    def broken_off(self) -> bool:
+        """It ended before its end: its log can be gone on with."""
+        return isinstance(self._outcome, OutriderError) and not isinstance(self._outcome, Cancelled)
+
+    def _open(self) -> bool:
+        """Seeks its workers; False where that has begun already."""
+        if self._begun or self._over:
+            return False
+        self._begun = True
         self.seek_verifier()
         if self._verifier is None:
             self._await_verifier()
+        return True
 
     def seek_verifier(self) -> None:
         """Gives the session a verifier, and with it a drafter, where it has none and one runs its model."""
-        if self._over or self._verifier is not None:
+        if not self._begun or self._over or self._verifier is not None:
             return
-        verifier = self._fleet.verifier_for(self._model.name, self._log, self._request.most_tokens)
-        if verifier is None or verifier.identity.model_fingerprint != self._model.fingerprint:
+        verifier = self._fleet.verifier_for(
+            self._request.model, self.transcript.log, self._request.most_tokens
+        )
+        if verifier is None or verifier.identity.model_fingerprint != self._fingerprint:
             return
         self._verifier = verifier
         if self._deadline is not None:
@@ -95,36 +126,37 @@ class Session:
         verifier.open(
             self.id,
             self._request,
-            output=self._output,
-            stop_token_ids=() if self._request.ignore_eos else sorted(self._model.eos_token_ids),
+            output=self.transcript.output,
+            stop_token_ids=self.transcript.stop_token_ids,
             num_speculative_tokens=self._k,
             draft_key=self._draft_key if self._cap else b"",
             listener=self,
         )
         self.seek_drafter()
 
-    @property
-    def _output(self) -> list[int]:
-        return self._log[len(self._request.prompt) :]
-
-    async def next(self) -> SessionEvent:
-        """What comes next. Raises the error that ended the session."""
-        event = await self._queue.get()
-        if isinstance(event, OutriderError):
-            raise event
-        return event
+    def expire_at(self, deadline: float | None) -> None:
+        """Ends it then, on the event loop's clock (None = never); its log can be gone on with."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._expiry = None
+        if deadline is not None:
+            error = DeadlineExceeded("the request was not finished by its deadline")
+            self._expiry = asyncio.get_running_loop().call_at(deadline, self._end, error)
 
     def close(self) -> None:
         """Frees the session on every worker that still has it, at once."""
         if self._over:
             return
         self._over = True
+        if self._expiry is not None:
+            self._expiry.cancel()
         if self._deadline is not None:
             self._deadline.cancel()
         if self._verifier is not None:
             self._verifier.close(self.id)
         self._leave_drafter()
         self._pool.absorb(self._estimator.accepted, self._estimator.observed)
+        self._logbook.close(self._page)
 
     # From the verifier.
 
@@ -133,13 +165,14 @@ class Session:
     ) -> None:
         if self._over:
             return
-        known = len(self._log) - base  # tokens of the message that the log has already
+        committed = self.transcript.log
+        known = len(committed) - base  # tokens of the message that are committed already
         repeated = list(tokens[: max(known, 0)])
-        sound = known >= 0 and repeated == self._log[base : base + len(repeated)]
+        sound = known >= 0 and repeated == committed[base : base + len(repeated)].tolist()
         if not sound or accepted > min(verified, len(tokens)):
             log.error(
                 "session %s: %d tokens (%d of %d drafts accepted) at %d do not continue a log of %d",
-                *(self.id.hex(), len(tokens), accepted, verified, base, len(self._log)),
+                *(self.id.hex(), len(tokens), accepted, verified, base, len(committed)),
             )
             self.failed(OutriderError("the target worker lost track of this request; send it again"))
             return
@@ -152,9 +185,10 @@ class Session:
             # At a second verifier it is the first one's work that is, or is not, found in a cache.
             cached_prompt_tokens=cached_prompt_tokens if base == len(self._request.prompt) else 0,
         )
-        self._moves = 0
-        self._log.extend(step.tokens)
-        self._queue.put_nowait(step)
+        self._losses = 0
+        self.transcript.add(step)
+        self._logbook.note(self._page)
+        self._news.set()
         self._estimator.observe(step.accepted, step.verified, len(step.tokens))
         self._steer()
 
@@ -162,23 +196,32 @@ class Session:
         self._end(SessionEnded(reason))
 
     def failed(self, error: OutriderError) -> None:
-        if isinstance(error, Unavailable):
-            self.verifier_lost()
-        else:
+        if not isinstance(error, Unavailable):
             self._end(error)
+        elif self._verifier is not None and self._verifier.load.draining:
+            self._move()  # one that leaves gives back what it has: that says nothing of the request
+        else:
+            self.verifier_lost()
 
     def verifier_lost(self) -> None:
-        """The session goes on at another verifier, now or as soon as there is one."""
+        """The session goes on at another verifier, unless it may be what they die of."""
+        self._losses += 1
+        if self._losses > MAX_LOSSES:
+            self._verifier = None
+            self._end(Unavailable(f"{self._losses} target workers in a row were lost on this request"))
+        else:
+            self._move()
+
+    def _move(self) -> None:
+        """To another verifier, now or as soon as there is one."""
         if self._over:
             return
         self._verifier = None
         self._leave_drafter()  # it drafts for the old verifier's address
         self._gave_up = frozenset()  # perhaps only because that verifier was gone
-        self._moves += 1
-        if self._moves > MAX_MOVES:
-            self._end(Unavailable(f"{self._moves} target workers in a row were lost on this request"))
-            return
-        log.info("session %s: lost its verifier after %d tokens", self.id.hex(), len(self._output))
+        log.info(
+            "session %s: lost its verifier after %d tokens", self.id.hex(), self.transcript.output_tokens
+        )
         self.seek_verifier()
         if self._verifier is None:
             self._await_verifier()
@@ -189,7 +232,7 @@ class Session:
             self._end,
             Unavailable(
                 "the target worker that served this request was lost, and none came in its place within "
-                f"{RESUME_SECONDS:g} seconds; send it again"
+                f"{RESUME_SECONDS:g} seconds; resume it later, or send it again"
             ),
         )
 
@@ -197,10 +240,30 @@ class Session:
         """The router is about to go."""
         self._end(Unavailable("the service is stopping; send the request again"))
 
-    def _end(self, event: SessionEnded | OutriderError) -> None:
-        if not self._over:
-            self._queue.put_nowait(event)
-            self.close()
+    def _superseded(self) -> None:
+        """Another router goes on with it."""
+        self._end(superseded())
+
+    def _end(self, outcome: SessionEnded | OutriderError) -> None:
+        """An end or a cancellation is final, and logged; after any other error somebody may go on."""
+        if self._over:
+            return
+        self._outcome = outcome
+        if isinstance(outcome, SessionEnded):
+            self.transcript.end = LOGGED[outcome.reason]
+        elif isinstance(outcome, Cancelled):
+            self.transcript.end = LoggedEnd.CANCELLED
+        self._logbook.note(self._page)
+        self._news.set()
+        self.close()
+
+    def drafter_cut_off(self, turn: int, reason: str) -> None:
+        """The verifier takes nothing of the drafter of that turn any more: another one drafts."""
+        drafter = self._drafter
+        if drafter is not None and turn == self._turn:
+            self._fleet.distrust(drafter, reason)
+            drafter.close(self.id)
+            self.draft_ended(f"the verifier cut it off: {reason}")
 
     # From the drafter.
 
@@ -228,15 +291,16 @@ class Session:
             return
         self._expect(drafter)
         self._drafter = drafter
+        self._turn += 1
         self._set_window(self._wanted_window(verifier, drafter))
         drafter.open(
             self.id,
             self._request,
-            output=self._output,
+            output=self.transcript.output,
             verifier_address=verifier.registration.address,
-            draft_key=self._draft_key,
+            draft_key=right(self._draft_key, self._turn),
             window=self._window,
-            target_vocab_size=self._model.vocab_size,
+            target_vocab_size=verifier.registration.info.model.vocab_size,
             listener=self,
         )
 
@@ -250,7 +314,7 @@ class Session:
 
     def _expect(self, drafter: Drafter) -> None:
         """What was learnt about one draft model says nothing about another."""
-        pool = self._pool_for(self._model.fingerprint, drafter.identity.model_fingerprint)
+        pool = self._pool_for(self._fingerprint, drafter.identity.model_fingerprint)
         if pool is not self._pool:
             self._pool.absorb(self._estimator.accepted, self._estimator.observed)
             self._pool = pool
@@ -273,7 +337,7 @@ class Session:
 
     def _set_window(self, tokens: int) -> None:
         self._window = tokens
-        self._fleet.metrics.draft_window(self._model.name, tokens)
+        self._fleet.metrics.draft_window(self._request.model, tokens)
 
     def _wanted_window(self, verifier: Verifier, drafter: Drafter) -> int:
         if self._lock_step:
@@ -284,3 +348,37 @@ class Session:
             drafter.load.round_trips.get(verifier.registration.address, drafter.load.round_trip_seconds),
             drafter.load.token_seconds,
         )
+
+
+class Reader:
+    """Goes through a session's events, from the first output token on."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._steps = 0  # that it has had
+
+    @property
+    def superseded(self) -> bool:
+        return self._session._reader is not self
+
+    async def next(self) -> SessionEvent:
+        """What comes next. Raises the error that ended the session, and Superseded where another reads it."""
+        session = self._session
+        while True:
+            if self.superseded:
+                raise superseded()
+            if self._steps < session.transcript.steps:
+                self._steps += 1
+                return session.transcript.step(self._steps - 1)
+            if isinstance(session._outcome, OutriderError):
+                raise session._outcome
+            if session._outcome is not None:
+                return session._outcome
+            if session._open():  # once what is known has been read
+                continue
+            session._news.clear()
+            await session._news.wait()
+
+
+def superseded() -> Superseded:
+    return Superseded("the session goes on elsewhere: its client has come back by another connection")

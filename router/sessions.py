@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import replace
 
 from outrider.errors import Cancelled, Overloaded, Unavailable, UnknownModel
 from outrider.wire.codec import SessionId, new_session_id
+from outrider.wire.session_log import LoggedEnd
+from router.admission import Lasting, refused, retry_after
 from router.fleet import Fleet
+from router.logbook import Logbook, TakenSession
+from router.placement import choose_verifier
 from router.priors import Priors
-from router.requests import GenerationRequest, ServedModel, SessionEnded, SessionEvent
+from router.requests import GenerationRequest, Recalled, ServedModel, SessionEnded, SessionEvent
 from router.session import Session
+from router.transcript import END_REASONS, Transcript
 
 DRAFT_KEY_BYTES = 16
 
@@ -23,6 +31,7 @@ class Sessions:
         self,
         fleet: Fleet,
         priors: Priors,
+        logbook: Logbook,
         *,
         max_sessions: int,
         num_speculative_tokens: int,
@@ -32,11 +41,13 @@ class Sessions:
         """`num_speculative_tokens`: most draft tokens in one step of any session. `lock_step`: no draft runs
         ahead of its verdict."""
         self._fleet = fleet
+        self._logbook = logbook
         self._max_sessions = max_sessions
         self._num_speculative_tokens = num_speculative_tokens
         self._lock_step = lock_step
         self._random_bytes = random_bytes
         self._open: dict[SessionId, Session] = {}
+        self._lasting = Lasting()
         self._priors = priors
         self._idle = asyncio.Event()
         self._idle.set()
@@ -59,40 +70,114 @@ class Sessions:
     def ready(self) -> bool:
         return any(not verifier.load.draining for verifier in self._fleet.verifiers.values())
 
-    async def run(self, request: GenerationRequest) -> AsyncGenerator[SessionEvent, None]:
-        session = self._admit(request)
+    def degraded(self) -> str:
+        return self._logbook.degraded
+
+    async def run(
+        self, request: GenerationRequest, answer: bytes = b""
+    ) -> AsyncGenerator[SessionEvent, None]:
+        session = self._admit(request, answer)
+        async with aclosing(self._read(session)) as events:
+            async for event in events:
+                yield event
+
+    async def recall(self, session_id: SessionId) -> Recalled:
+        session = self._open.get(session_id)
+        transcript = await self._logbook.read(session_id) if session is None else session.transcript
+        return Recalled(transcript.request, transcript.answer)
+
+    async def resume(self, session_id: SessionId) -> AsyncGenerator[SessionEvent, None]:
+        session = self._resumable(session_id)
+        if session is None:
+            taken = await self._logbook.take(session_id)
+            end = taken.transcript.reached
+            if end is not None:
+                for index in range(taken.transcript.steps):
+                    yield taken.transcript.step(index)
+                if end is LoggedEnd.CANCELLED:
+                    raise _cancelled()
+                yield SessionEnded(END_REASONS[end])
+                return
+            session = self._resumable(session_id) or self._readmit(taken)
+        session.expire_at(None)  # that was the former client's
+        async with aclosing(self._read(session)) as events:
+            async for event in events:
+                yield event
+
+    def _resumable(self, session_id: SessionId) -> Session | None:
+        """As it is open here, unless it has broken off and only its reader has not heard it yet."""
+        session = self._open.get(session_id)
+        return None if session is None or session.broken_off else session
+
+    async def _read(self, session: Session) -> AsyncGenerator[SessionEvent, None]:
+        """All its events, from the first output token on. Whoever reads a session last closes it."""
+        reader = session.read()
+        began = asyncio.get_running_loop().time()
         try:
-            session.open()
             while True:
-                event = await session.next()
+                event = await reader.next()
                 yield event
                 if isinstance(event, SessionEnded):
+                    self._lasting.observe(asyncio.get_running_loop().time() - began)
                     return
         finally:
-            session.close()
-            del self._open[session.id]
-            if not self._open:
-                self._idle.set()
+            if not reader.superseded:
+                session.close()
+                if self._open.get(session.id) is session:
+                    del self._open[session.id]
+                if not self._open:
+                    self._idle.set()
 
-    def _admit(self, request: GenerationRequest) -> Session:
+    def _admit(self, request: GenerationRequest, answer: bytes) -> Session:
         model = self.model(request.model)
         if request.fingerprint not in (None, model.fingerprint):
-            raise Unavailable(f"another checkpoint of {model.name!r} is served since; send the request again")
+            raise _another_checkpoint(model.name)
+        self.check_room()
+        self._check_load(request, model.name)
+        session_id = request.session_id or new_session_id(self._random_bytes)
+        named = replace(request, model=model.name, session_id=session_id, fingerprint=model.fingerprint)
+        stop_token_ids = () if request.ignore_eos else tuple(sorted(model.eos_token_ids))
+        session = self._add(Transcript(named, stop_token_ids, answer))
+        session.expire_at(request.deadline)
+        return session
+
+    def _readmit(self, taken: TakenSession) -> Session:
+        """A session that another router began, or this one and its client left: it waits for a verifier."""
+        request = taken.transcript.request
+        for model in self.models():
+            if model.name == request.model and model.fingerprint != request.fingerprint:
+                raise _another_checkpoint(model.name)
+        self.check_room()
+        return self._add(taken.transcript, taken)
+
+    def check_room(self) -> None:
         if len(self._open) >= self._max_sessions:
             raise Overloaded(
-                f"{self._max_sessions} requests are in progress, the most here; try again shortly"
+                f"{self._max_sessions} requests are in progress, the most here; try again shortly",
+                retry_after=retry_after(self._lasting.seconds / self._max_sessions),
             )
-        if self._fleet.verifier_for(model.name, request.prompt, request.most_tokens) is None:
-            raise Unavailable(f"no target worker for {model.name!r} is free to take requests at the moment")
+
+    def _check_load(self, request: GenerationRequest, model: str) -> None:
+        """Refuses what would wait too long for its first token."""
+        by = [at for at in (request.first_token_by, request.deadline) if at is not None]
+        patience = min(by) - asyncio.get_running_loop().time() if by else math.inf
+        candidates = self._fleet.candidates(request.prompt)
+        refusal = refused(candidates, model, len(request.prompt), patience, self._lasting.seconds)
+        if refusal is not None:
+            raise Overloaded(refusal.message, retry_after=refusal.retry_after)
+        if choose_verifier(candidates, model, len(request.prompt), request.most_tokens) is None:
+            raise Unavailable(f"no target worker for {model!r} is free to take requests at the moment")
+
+    def _add(self, transcript: Transcript, taken: TakenSession | None = None) -> Session:
         session = Session(
-            request.session_id or new_session_id(self._random_bytes),
             self._random_bytes(DRAFT_KEY_BYTES),
-            request,
-            model,
+            transcript,
+            self._logbook,
             self._fleet,
             self._priors.pool,
-            self._cap(request),
+            self._cap(transcript.request),
             self._lock_step,
+            taken,
         )
         self._open[session.id] = session
         self._idle.clear()
@@ -106,10 +191,9 @@ class Sessions:
     def cancel(self, session_id: SessionId) -> None:
         session = self._open.get(session_id)
         if session is not None:
-            session.failed(Cancelled("the request was cancelled"))
+            session.failed(_cancelled())
             return
-        for verifier in self._fleet.verifiers.values():  # it may be another router's
-            verifier.cancel(session_id)
+        self._fleet.cancel(session_id)  # it may be another router's
 
     async def until_idle(self) -> None:
         """Until no session is open."""
@@ -127,3 +211,11 @@ class Sessions:
     def _offer_drafter(self) -> None:
         for session in self._open.values():
             session.seek_drafter()
+
+
+def _cancelled() -> Cancelled:
+    return Cancelled("the request was cancelled")
+
+
+def _another_checkpoint(model: str) -> Unavailable:
+    return Unavailable(f"another checkpoint of {model!r} is served since; send the request again")

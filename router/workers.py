@@ -6,13 +6,14 @@ Wire messages of the Sessions streams stop here: sessions see plain data, throug
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 import grpc.aio
 
 from outrider.errors import OutriderError, PeerRefused, Unavailable, from_grpc_code
+from outrider.heartbeat import SILENCE_SECONDS, Stillness, fell_silent
 from outrider.rpc import Identity, Outbox, Role, check_hello
 from outrider.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from outrider.wire.codec import SessionId, sampling_to_wire, tokenizer_from_wire
@@ -34,6 +35,7 @@ class VerifierListener(Protocol):
     ) -> None: ...
     def finished(self, reason: FinishReason) -> None: ...
     def failed(self, error: OutriderError) -> None: ...
+    def drafter_cut_off(self, turn: int, reason: str) -> None: ...
     def verifier_lost(self) -> None: ...
 
 
@@ -90,13 +92,21 @@ class Worker(Generic[Listener]):
             raise Unavailable("another process answered at the worker's registered address")
         return first
 
-    async def listen(self) -> None:
-        """Passes events on until the stream ends, however it ends."""
+    async def listen(self) -> str:
+        """Passes events on until the stream ends, or nothing has come for SILENCE_SECONDS. Returns what
+        happened."""
+        silence = Stillness()
         try:
-            async for events in self._events:
-                self._dispatch(events)
-        except grpc.aio.AioRpcError:
-            return
+            if await fell_silent(self._read(silence), silence):
+                return f"it has been silent for {SILENCE_SECONDS:g} seconds"
+        except grpc.aio.AioRpcError as error:
+            return f"its stream broke off ({error.code().name})"
+        return "its stream ended"
+
+    async def _read(self, silence: Stillness) -> None:
+        async for events in self._events:
+            silence.moved()
+            self._dispatch(events)
 
     def hang_up(self) -> None:
         """Ends the stream."""
@@ -132,6 +142,7 @@ class Verifier(Worker[VerifierListener]):
         )
         self.prefixes = PlacedPrefixes(registration.info.kv_blocks, registration.info.kv_block_size)
         self.on_load: Callable[[Verifier, VerifierLoad], None] | None = None
+        self.on_dropped: Callable[[Verifier, Mapping[str, int]], None] | None = None
 
     async def connect(self, router: Identity) -> None:
         self._dispatch(await self.greet(verifier_pb2.VerifierCommand(hello=router.hello())))
@@ -181,6 +192,12 @@ class Verifier(Worker[VerifierListener]):
             self.load = _verifier_load(events.load)
             if self.on_load is not None:
                 self.on_load(self, self.load)
+        if events.dropped and self.on_dropped is not None:
+            self.on_dropped(self, events.dropped)
+        for blamed in events.cut_off:
+            listener = self._listeners.get(SessionId(blamed.session_id))
+            if listener is not None:
+                listener.drafter_cut_off(blamed.turn, blamed.reason)
         for step in events.committed:
             listener = self._listeners.get(SessionId(step.session_id))
             if listener is not None:
@@ -207,6 +224,8 @@ class Drafter(Worker[DrafterListener]):
         self.load = DrafterLoad(
             sessions=load.sessions, token_seconds=load.step_seconds, kv_usage=load.kv_usage
         )
+        self._opening = 0  # number of the last one
+        self._openings: dict[SessionId, int] = {}  # of the sessions that are open there
 
     async def connect(self, router: Identity) -> None:
         await self.greet(drafter_pb2.DrafterCommand(hello=router.hello()))
@@ -223,9 +242,12 @@ class Drafter(Worker[DrafterListener]):
         target_vocab_size: int,
         listener: DrafterListener,
     ) -> None:
+        self._opening += 1
         self._listeners[session_id] = listener
+        self._openings[session_id] = self._opening
         session = drafter_pb2.OpenDraft(
             session_id=session_id,
+            opening=self._opening,
             prompt=request.prompt,
             output=output,
             sampling=sampling_to_wire(request.sampling),
@@ -243,6 +265,7 @@ class Drafter(Worker[DrafterListener]):
 
     def close(self, session_id: SessionId) -> None:
         """Ends drafting for the session; nothing is sent where the drafter has forgotten it already."""
+        self._openings.pop(session_id, None)
         if self._listeners.pop(session_id, None) is not None:
             self._send(drafter_pb2.DrafterCommand(close=drafter_pb2.CloseDraft(session_id=session_id)))
 
@@ -258,7 +281,11 @@ class Drafter(Worker[DrafterListener]):
                 round_trips=dict(load.round_trips),
             )
         for end in events.ended:
-            listener = self._listeners.pop(SessionId(end.session_id), None)
+            session_id = SessionId(end.session_id)
+            if self._openings.get(session_id) != end.opening:
+                continue  # it has been opened anew meanwhile
+            del self._openings[session_id]
+            listener = self._listeners.pop(session_id, None)
             if listener is not None:
                 listener.draft_ended(end.reason)
 
@@ -298,4 +325,6 @@ def _verifier_load(load: verifier_pb2.Load) -> VerifierLoad:
         preemptions=load.preemptions,
         draining=load.draining,
         draft_starvation=load.draft_starvation,
+        unread_prompt_tokens=load.unread_prompt_tokens,
+        prompt_token_seconds=load.prompt_token_seconds,
     )

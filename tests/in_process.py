@@ -20,6 +20,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.loading import load_engine, load_tokenizer
 from outrider.engine.scheduler import Limits
+from outrider.heartbeat import HEARTBEAT_SECONDS
 from outrider.registration import RouterRegistrar, register
 from outrider.rpc import Identity, Role, bind, channel, new_server
 from outrider.sampling.params import SamplingParams
@@ -114,7 +115,7 @@ class Cluster:
         service.use(stepper)
         server = new_server()
         verifier_pb2_grpc.add_VerifierServicer_to_server(service, server)
-        return await self._join(Worker(server, stepper=stepper, service=service), info, stepper.run())
+        return await self._join(Worker(server, stepper=stepper, service=service), info, service.run())
 
     async def add_drafter(self, draft: Path, quantization: str | None = None) -> Worker:
         engine, tokenizer, info = load(Role.DRAFTER, draft, quantization)
@@ -123,7 +124,7 @@ class Cluster:
         service.use(stepper)
         server = new_server()
         drafter_pb2_grpc.add_DrafterServicer_to_server(service, server)
-        return await self._join(Worker(server, stepper=stepper, service=service), info, stepper.run())
+        return await self._join(Worker(server, stepper=stepper, service=service), info, service.run())
 
     async def add_garbage_drafter(self, draft: Path, seed: int = 0) -> Worker:
         _, tokenizer, info = load(Role.DRAFTER, draft)
@@ -208,6 +209,9 @@ def patient(
     return until if any(session.tokens == 0 < session.wanted for session in awaited) else now
 
 
+TAME_COMMITS = 4
+
+
 class GarbageDrafter(drafter_pb2_grpc.DrafterServicer):
     """Registers as any drafter does and then sends nonsense for every session that it is given."""
 
@@ -224,14 +228,23 @@ class GarbageDrafter(drafter_pb2_grpc.DrafterServicer):
 
     async def Sessions(self, request_iterator: Any, context: Any) -> Any:
         tasks = []
+        commands = aiter(request_iterator)
+        coming = asyncio.ensure_future(anext(commands, None))
         try:
-            async for command in request_iterator:
+            while True:
+                await asyncio.wait((coming,), timeout=HEARTBEAT_SECONDS)
+                if not coming.done():
+                    yield drafter_pb2.DrafterEvents(load=drafter_pb2.DraftLoad())
+                    continue
+                if (command := coming.result()) is None:
+                    return
+                coming = asyncio.ensure_future(anext(commands, None))
                 if command.HasField("hello"):
                     yield drafter_pb2.DrafterEvents(hello=self._info.identity.hello())
                 elif command.HasField("open"):
                     tasks.append(asyncio.create_task(self._babble(command.open)))
         finally:
-            for task in tasks:
+            for task in (coming, *tasks):
                 task.cancel()
 
     async def _babble(self, session: drafter_pb2.OpenDraft) -> None:
@@ -248,13 +261,16 @@ class GarbageDrafter(drafter_pb2_grpc.DrafterServicer):
         yield verifier_pb2.DraftBatch(attach=[attach])
         while True:
             count = rng.randrange(12)
-            wild = rng.random() < 0.5
+            # Wrong tokens at first, some of which are verified; later also what no drafter may send, until it
+            # is cut off for it.
+            wild = len(ends) > TAME_COMMITS and rng.random() < 0.5
+            odd = wild and rng.random() < 0.3
             draft = verifier_pb2.Draft(
-                session_id=rng.randbytes(rng.randrange(20)) if rng.random() < 0.1 else session.session_id,
+                session_id=rng.randbytes(rng.randrange(20)) if odd else session.session_id,
                 base=rng.choice([start + rng.randrange(40), 0, 2**32 - 1, start]) if wild else ends[-1],
                 tokens=[rng.randrange(2**32 if wild else 199) for _ in range(count)],
-                parents=[rng.randrange(-3, count + 1) for _ in range(count)] if rng.random() < 0.3 else [],
-                survival=rng.randbytes(rng.choice([0, count, 3])),
+                parents=[rng.randrange(-3, count + 1) for _ in range(count)] if odd else [],
+                survival=rng.randbytes(rng.choice([0, count, 3]) if wild else count),
             )
             yield verifier_pb2.DraftBatch(drafts=[draft], stamp_us=rng.getrandbits(64))
             await asyncio.sleep(0.001)

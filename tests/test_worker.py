@@ -26,6 +26,7 @@ class Busy:
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.draining = asyncio.Event()
         self.gave_back = False
+        self.parted = False
         self.closed = False
 
     async def run(self) -> None:
@@ -48,6 +49,9 @@ class Busy:
 
     def give_back(self) -> None:
         self.gave_back = True
+
+    async def part(self) -> None:
+        self.parted = True
 
     async def close(self) -> None:
         self.closed = True
@@ -85,7 +89,7 @@ async def test_sigterm_lets_it_finish(role: Busy, capsys: pytest.CaptureFixture[
     await terminate(role)
     role.idle.set()
     await task
-    assert role.closed and not role.gave_back
+    assert role.closed and role.parted and not role.gave_back
 
 
 async def test_what_does_not_end_in_time_is_given_back(
@@ -95,7 +99,7 @@ async def test_what_does_not_end_in_time_is_given_back(
     await started(capsys)
     await terminate(role)
     await task
-    assert role.closed and role.gave_back
+    assert role.closed and role.gave_back and role.parted
 
 
 async def test_a_worker_that_was_stopped_is_unhealthy(role: Busy) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from outrider.config import check_worker, checkpoint_name, join_address
 from outrider.errors import StartupError
+from outrider.tls import TlsFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,8 @@ class VerifierConfig:
     host: str = "127.0.0.1"  # address to listen on
     port: int = 0  # of the verifier's gRPC; 0 = any free port
     advertise: str | None = None  # host to register; None = `host`
+    tls: TlsFiles | None = None  # None = peers are spoken to in the clear
+    insecure: bool = False  # whether that is allowed beyond this machine
     name: str | None = None  # under which clients ask for the model; None = the checkpoint's own
     device: str = "cpu"  # cpu, cuda or cuda:N
     dtype: str = "float32"  # float32, bfloat16 or float16

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Mapping
 
 from outrider.errors import OutriderError
 from outrider.v1 import verifier_pb2
-from verifier.pace import Pace
-from verifier.session import Finish, Outcome, Session
+from verifier.session import Finish, Outcome
 from verifier.stepper import Load, Running
 
 FINISH_REASONS = {
@@ -26,6 +25,9 @@ class RouterPeer:
         self._events = verifier_pb2.VerifierEvents()
         self._ready = asyncio.Event()
         self._over = False
+        self._parting = False
+        self._dropped: dict[str, int] = {}  # as it was told last
+        self._why: OutriderError | None = None  # it is over, where the router is to be told
 
     def committed(self, running: Running, outcome: Outcome) -> None:
         session = running.session
@@ -41,78 +43,72 @@ class RouterPeer:
         if outcome.finish is not None:
             self._events.finished.add(session_id=running.id, reason=FINISH_REASONS[outcome.finish])
 
+    def adopted(self, running: Running, finish: Finish | None) -> None:
+        """The router has a session again: what that has beyond what the router knows, and its end if it has
+        come."""
+        spec, log = running.session.spec, running.session.log
+        known = len(spec.prompt) + len(spec.output)
+        if known < len(log):
+            self._events.committed.add(
+                session_id=running.id,
+                base=known,
+                tokens=log[known:],
+                cached_prompt_tokens=(running.cached_prompt_tokens or 0) if not spec.output else 0,
+            )
+        if finish is not None:
+            self._events.finished.add(session_id=running.id, reason=FINISH_REASONS[finish])
+        self._ready.set()
+
     def failed(self, session_id: bytes, error: OutriderError) -> None:
         self._events.failed.add(session_id=session_id, code=error.grpc_code.value[0], message=error.message)
         self._ready.set()
+
+    def cut_off(self, session_id: bytes, turn: int, reason: str) -> None:
+        """The session's drafter of that turn misbehaves, and may not draft here any more."""
+        self._events.cut_off.add(session_id=session_id, turn=turn, reason=reason)
+        self._ready.set()
+
+    def dropped(self, counts: Mapping[str, int]) -> None:
+        """What was dropped of what drafters sent, since the start, by reason."""
+        if counts != self._dropped:
+            self._dropped = dict(counts)
+            self._events.dropped.update(self._dropped)
 
     def report(self, load: Load) -> None:
         """Sends what has gathered, with the load."""
         self._load = load
         self._ready.set()
 
-    def end(self) -> None:
-        self._over = True
+    def beat(self, load: Load) -> None:
+        """A sign of life, where nothing else is on its way."""
+        if not self._ready.is_set():
+            self.report(load)
+
+    def part(self) -> None:
+        """Ends the stream once everything is said."""
+        self._parting = True
+        self._ready.set()
+
+    def end(self, why: OutriderError | None = None) -> None:
+        """Ends the stream at once; `why` is for the router, where it is still there."""
+        self._over, self._why = True, why
         self._ready.set()
 
     async def events(self) -> AsyncIterator[verifier_pb2.VerifierEvents]:
-        """One message whenever there is something to tell; a slow reader gets fewer, larger ones."""
-        while True:
+        """One message whenever there is something to tell; a slow reader gets fewer, larger ones. Raises why
+        the stream was ended."""
+        parting = False
+        while not parting:
             await self._ready.wait()
+            if self._why is not None:
+                raise self._why
             if self._over:
                 return
             self._ready.clear()
+            parting = self._parting
             events, self._events = self._events, verifier_pb2.VerifierEvents()
             events.load.CopyFrom(load_to_wire(self._load))
             yield events
-
-
-class DrafterPeer:
-    """The commits for one drafter, and its pace."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.pace = Pace()
-        self._clock = clock
-        self._dirty: dict[bytes, Session] = {}
-        self._ended: dict[bytes, None] = {}
-        self._stamp_us = 0
-        self._heard_at = 0.0
-        self._ready = asyncio.Event()
-        self._over = False
-
-    def heard(self, stamp_us: int) -> None:
-        self._stamp_us, self._heard_at = stamp_us, self._clock()
-
-    def committed(self, session: Session) -> None:
-        """There is more of this session's log than the drafter has acknowledged."""
-        self._dirty[session.spec.session_id] = session
-        self._ready.set()
-
-    def ended(self, session_id: bytes) -> None:
-        self._dirty.pop(session_id, None)
-        self._ended[session_id] = None
-        self._ready.set()
-
-    def end(self) -> None:
-        self._over = True
-        self._ready.set()
-
-    async def batches(self) -> AsyncIterator[verifier_pb2.CommitBatch]:
-        """One message whenever there is something to tell; commits of a session merge while they wait."""
-        while True:
-            await self._ready.wait()
-            if self._over:
-                return
-            self._ready.clear()
-            dirty, self._dirty = self._dirty, {}
-            ended, self._ended = self._ended, {}
-            batch = verifier_pb2.CommitBatch(ended=ended)
-            for session_id, session in dirty.items():
-                base = session.acknowledged or 0
-                batch.commits.add(session_id=session_id, base=base, tokens=session.log[base:])
-            if self._stamp_us:
-                batch.echo_us = self._stamp_us
-                batch.held_us = int((self._clock() - self._heard_at) * 1e6)
-            yield batch
 
 
 def load_to_wire(load: Load) -> verifier_pb2.Load:
@@ -127,4 +123,6 @@ def load_to_wire(load: Load) -> verifier_pb2.Load:
         preemptions=load.preemptions,
         draining=load.draining,
         draft_starvation=load.draft_starvation,
+        unread_prompt_tokens=load.unread_prompt_tokens,
+        prompt_token_seconds=load.prompt_token_seconds,
     )

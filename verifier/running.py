@@ -9,7 +9,7 @@ from outrider.engine.engine import Work
 from outrider.engine.kv_blocks import BlockTable
 from outrider.sampling.sampler import Row, TokenCounts
 from verifier.pace import FIRST_ACCEPTANCE, Arrivals, Awaited, Pace, acceptance_after
-from verifier.session import Outcome, Session
+from verifier.session import Outcome, Session, SessionSpec
 from verifier.trust import Trust
 
 Path = tuple[list[int], list[float]]
@@ -30,10 +30,17 @@ class Running:
     acceptance: float = FIRST_ACCEPTANCE
     trust: Trust = field(default_factory=Trust)
     cached_prompt_tokens: int | None = None  # at its first start
+    preemptions: int = 0  # times that its blocks were taken from it
+    orphaned: bool = False  # its router is gone, and may come back
     id: bytes = field(init=False)
 
     def __post_init__(self) -> None:
         self.id = self.session.spec.session_id
+
+    def adopted(self, spec: SessionSpec) -> None:
+        """A router has it, and has opened it so: the same request, and as much of the log as it knows."""
+        self.session.spec = spec
+        self.orphaned = False
 
     def drafted_by(self, pace: Pace | None) -> None:
         """Another drafter has taken over, which has missed nothing yet; None = nobody drafts."""
@@ -42,6 +49,11 @@ class Running:
     @property
     def pending(self) -> int:
         return len(self.session.log) - self.table.length
+
+    @property
+    def unread(self) -> int:
+        """Tokens that are to be read before the next one can be drawn; 0 while it decodes, or a step runs."""
+        return max(self.pending - 1, 0)
 
     @property
     def decoding(self) -> bool:

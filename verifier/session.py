@@ -13,6 +13,8 @@ from typing import NamedTuple
 from outrider.sampling.params import SamplingParams
 from verifier.draft_tree import MAX_NODES, DraftTree
 
+MAX_BEHIND = 1024  # committed tokens that a draft is compared with: who is further behind has been away
+
 
 class Finish(Enum):
     STOP = "stop"
@@ -75,6 +77,18 @@ class Session:
         """Output tokens that may still come."""
         return self._full - len(self.log)
 
+    def continues(self, spec: SessionSpec) -> bool:
+        """Whether it is what a session that is opened so would be: the same request, and a log that begins
+        with what the opener knows."""
+        own = self.spec
+        return (
+            own.prompt == spec.prompt
+            and own.sampling == spec.sampling
+            and own.max_tokens == spec.max_tokens
+            and own.stop_token_ids == spec.stop_token_ids
+            and tuple(self.log[len(spec.prompt) :][: len(spec.output)]) == spec.output
+        )
+
     def offer(self, base: int, tokens: list[int], parents: Sequence[int], survival: bytes) -> DraftFate:
         """Takes a Draft message in, from a peer that is not trusted."""
         behind = len(self.log) - base
@@ -84,6 +98,8 @@ class Session:
             return DraftFate.BEFORE_OUTPUT
         self.acknowledged = base
         count = len(tokens)
+        if behind > MAX_BEHIND:
+            return DraftFate.STALE
         if count > MAX_NODES + behind:
             return DraftFate.TOO_LONG
         if (parents and len(parents) != count) or (survival and len(survival) != count):

@@ -18,8 +18,10 @@ from outrider.engine.engine import Engine
 from outrider.engine.scheduler import Candidate, Grant, Limits, plan
 from outrider.errors import InvalidRequest, PeerLost, Unavailable
 from outrider.sampling.sampler import TokenCounts
+from outrider.stepwatch import StepUnderWay, under_way
 from verifier.admission import admit
 from verifier.meter import Meter
+from verifier.orphans import dispensable
 from verifier.pace import StartAt, Waits, start_at
 from verifier.price import StepTime
 from verifier.running import Part, Path, Running
@@ -40,6 +42,8 @@ class Load:
     preemptions: int = 0
     draining: bool = False
     draft_starvation: float = 0.0
+    unread_prompt_tokens: int = 0
+    prompt_token_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,8 @@ class Stepper:
         self._changed = asyncio.Event()  # a session or a draft has come, or a session gone
         self._empty = asyncio.Event()
         self._empty.set()
+        self._step_time = step_time
+        self.under_way: StepUnderWay | None = None  # the step that the engine runs now
         self._meter = Meter(step_time) if step_time is not None else Meter()
         self._waits = Waits()
         self._at_hand: dict[bytes, int] | None = None  # drafts of each session when a wait began, if one did
@@ -141,8 +147,10 @@ class Stepper:
         await self._engine.serve(self._steps())
 
     async def _steps(self) -> None:
-        with ThreadPoolExecutor(1, thread_name_prefix="engine") as engine_thread:
+        engine_thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        try:
             free_since = self._clock()
+            expected: StepTime | None = None  # of the first step: it makes ready what the others find
             while True:
                 free_since, began = await self._until_due(free_since)
                 parts = self._next_step()
@@ -153,13 +161,19 @@ class Stepper:
                     continue
                 inputs = self._engine.prepare([part.work() for part in parts])
                 rows = [row for part in parts for row in part.rows()]
+                tokens = sum(part.tokens + len(part.path) for part in parts)
+                self.under_way = under_way(expected.at(tokens) if expected else None)
+                expected = self._step_time
                 step = asyncio.get_running_loop().run_in_executor(
                     engine_thread, self._engine.choose, inputs, rows
                 )
                 self._tell()  # while the device runs
                 chosen = await _result(step)
+                self.under_way = None
                 waited, free_since = began - free_since, self._clock()
                 self._report = self._finish(parts, chosen, free_since - began, waited)
+        finally:
+            engine_thread.shutdown(wait=False)  # a step that is under way may hang
 
     def _check(self, spec: SessionSpec) -> None:
         info = self._engine.info
@@ -231,16 +245,32 @@ class Stepper:
             decoding = sum(running.decoding for running in everyone)
             drafts = self._admit(everyone, paths, decoding)
             candidates = [
-                Candidate(running.pending, count, running.table.length, len(running.table.blocks))
+                Candidate(
+                    running.pending,
+                    count,
+                    running.table.length,
+                    len(running.table.blocks),
+                    running.preemptions,
+                )
                 for running, count in zip(everyone, drafts, strict=True)
             ]
+
+            def lost(index: int, everyone: Sequence[Running] = everyone) -> int:
+                return pool.own_tokens(everyone[index].table)
+
             reading = self._meter.reading(decoding + sum(drafts))
-            chosen = plan(candidates, pool.available, self._limits, reading)
+            chosen = plan(candidates, pool.available, self._limits, reading, lost)
+            in_the_way = dispensable(everyone, chosen, pool.available, pool.block_size)
+            if in_the_way is not None:
+                self.close(in_the_way.id)
+                continue
             if chosen.preempt is None:
                 return [
                     self._start(everyone[grant.index], grant, paths[grant.index]) for grant in chosen.grants
                 ]
-            pool.close(everyone[chosen.preempt].table)
+            victim = everyone[chosen.preempt]
+            pool.close(victim.table)
+            victim.preemptions += 1
             self._preemptions += 1
 
     def _admit(self, everyone: Sequence[Running], paths: Sequence[Path], decoding: int) -> list[int]:
@@ -339,6 +369,8 @@ class Stepper:
             preemptions=self._preemptions,
             draining=self._draining,
             draft_starvation=self._meter.starvation,
+            unread_prompt_tokens=sum(running.unread for running in self._sessions.values()),
+            prompt_token_seconds=self._meter.prompt_token_seconds,
         )
 
     def _tell(self) -> None:

@@ -10,11 +10,12 @@ from itertools import groupby, product
 PLAIN = "plain"
 LOCK_STEP = "lock-step"
 STREAMING = "streaming"
+CHAINS = "streaming, chains"  # without branches
 TRANSFORMERS = "transformers"  # its generate: plain, with the draft model, and that with its best setting
 ASSISTED = "assisted"
 TUNED = "assisted, tuned"
 SERVER = "server"  # one that was there before
-OURS = (PLAIN, LOCK_STEP, STREAMING)
+OURS = (PLAIN, LOCK_STEP, CHAINS, STREAMING)
 PEERS = (TRANSFORMERS, ASSISTED, TUNED)
 
 

@@ -127,8 +127,8 @@ class ServerClient:
             ) as response:
                 if response.status_code >= 400:
                     raise InvalidRequest(_message(response.status_code, await response.aread()))
-                async for line in response.aiter_lines():
-                    if line.startswith("data:") and not line.endswith("[DONE]"):
+                async for line in _lines(response.aiter_bytes()):
+                    if line.startswith(b"data:") and not line.endswith(b"[DONE]"):
                         yield json.loads(line[5:])
         except (httpx.UnsupportedProtocol, httpx.InvalidURL, httpx.ConnectError, httpx.ConnectTimeout):
             raise self._nobody() from None
@@ -136,6 +136,15 @@ class ServerClient:
             raise Unavailable(f"the connection to {self.url} broke before the answer was complete") from None
         except ValueError:
             raise Unavailable(f"{self.url} answered with what is no JSON: is it OpenAI-compatible?") from None
+
+
+async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Those that a newline ends: httpx would end one at other characters too, which JSON may hold."""
+    rest = b""
+    async for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line.rstrip(b"\r")
 
 
 def count_tokens(pieces: list[tuple[float, str, int | None]], total: int | None) -> list[tuple[float, int]]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from outrider.bench.cells import LOCK_STEP, STREAMING, TUNED, Cell, asked, in_order, prompts_needed
+from outrider.bench.cells import CHAINS, LOCK_STEP, STREAMING, TUNED, Cell, asked, in_order, prompts_needed
 from outrider.bench.client import Reply, Request, Watch
 from outrider.bench.figures import Measured, measured
 from outrider.bench.group import Seconds, ask_together
@@ -124,7 +124,7 @@ class Bench:
             return
         self._relay.rtt_seconds = rtt_ms / 1e3
         prompt = self._prompts[self._plan.workloads[0]][0]
-        for way in (LOCK_STEP, STREAMING):
+        for way in (LOCK_STEP, CHAINS, STREAMING):
             if way in self._servers:
                 await self._servers[way].ask(Request(prompt, SETTLING_TOKENS, 0.0, 0))
 

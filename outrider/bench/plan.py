@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from outrider.bench.cells import LOCK_STEP, OURS, PEERS, PLAIN, SERVER, Cell, cells
+from outrider.bench.cells import CHAINS, LOCK_STEP, OURS, PEERS, PLAIN, SERVER, Cell, cells
 from outrider.bench.placing import Cores
 from outrider.bench.workloads import WORKLOADS
 from outrider.cli.plan import Models
@@ -27,6 +27,7 @@ class Plan:
     url: str | None = None  # of that server
     model: str | None = None  # its name for the model; None = whatever it serves
     lock_step: bool = True
+    chains: bool = False  # streaming without branches, too
     peers: bool = True
     num_speculative_tokens: int = 8
     kv_memory: str = "2GiB"  # of each worker
@@ -51,7 +52,8 @@ class Plan:
         """What is measured, side by side."""
         if self.models is None:
             return (SERVER,)
-        ours = [way for way in OURS if way != LOCK_STEP or self.lock_step]
+        left_out = {LOCK_STEP: not self.lock_step, CHAINS: not self.chains}
+        ours = [way for way in OURS if not left_out.get(way)]
         return (*ours, *(PEERS if self.peers else ()))
 
     @property

@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outrider.bench.cells import LOCK_STEP, SERVER, STREAMING, Cell, Setting
+from outrider.bench.cells import CHAINS, LOCK_STEP, SERVER, STREAMING, Cell, Setting
 from outrider.bench.figures import Spread, figures
 from outrider.bench.goals import over_plain
 from outrider.bench.measuring import Result
@@ -23,6 +23,7 @@ COLOURS = {
     "plain": "#7f7f7f",
     "lock-step": "#e6a532",
     "streaming": "#1f6fb4",
+    "streaming, chains": "#8fbbe0",
     "server": "#1f6fb4",
     "transformers": "#c9c9c9",
     "assisted": "#e3a59f",
@@ -118,7 +119,7 @@ def along(
 
 
 def _lines(plan: Plan) -> list[str]:
-    return [way for way in plan.ways if way in (STREAMING, LOCK_STEP, SERVER)]
+    return [way for way in plan.ways if way in (STREAMING, CHAINS, LOCK_STEP, SERVER)]
 
 
 def _by_streams(workload: str, temperature: float, streams: float, rtt_ms: float) -> Setting:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
-from outrider.bench.cells import ASSISTED, LOCK_STEP, OURS, PLAIN, SERVER, TRANSFORMERS
+from outrider.bench.cells import ASSISTED, CHAINS, LOCK_STEP, OURS, PLAIN, SERVER, TRANSFORMERS
 from outrider.bench.client import Reply, Request, ServerClient, Watch
 from outrider.bench.group import Seconds
 from outrider.bench.measuring import Bench, Progress, Result, Server
@@ -68,6 +68,7 @@ async def _start(plan: Plan, stack: AsyncExitStack, progress: Progress) -> Bench
                 kv_memory=plan.kv_memory,
                 draft_quantization=plan.draft_quantization,
                 lock_step=way == LOCK_STEP,
+                branches=way != CHAINS,
                 drafter_environment=relay.environment if relay is not None else {},
             )
         )

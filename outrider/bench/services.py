@@ -62,6 +62,7 @@ async def service(
     kv_memory: str,
     draft_quantization: str | None = None,
     lock_step: bool = False,
+    branches: bool = True,
     drafter_environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Service]:
     """Starts router, verifier and, where `models` has a draft, drafter; ends them at the end.
@@ -78,11 +79,12 @@ async def service(
         threads=len(cores.target),
         draft_quantization=draft_quantization,
         lock_step=lock_step,
+        branches=branches,
     )
     router = router_child("127.0.0.1", 0, 0, num_speculative_tokens, 0, lock_step)
     try:
         said = await supervisor.start(behind(router, cores.prefix(cores.draft)))
-        url, grpc_address = (reachable(address) for address in router_addresses(said))
+        url, grpc_address, _ = (reachable(address) for address in router_addresses(said))
         verifier = worker_children(replace(models, draft=None), workers, grpc_address)
         drafter = worker_children(models, replace(workers, threads=len(cores.draft)), grpc_address)[1:]
         variables = ("env", *(f"{name}={value}" for name, value in (drafter_environment or {}).items()))

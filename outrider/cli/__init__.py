@@ -7,6 +7,7 @@ import typer
 from outrider.cli.bench import bench
 from outrider.cli.follower import follower
 from outrider.cli.generate import generate
+from outrider.cli.keys import keys
 from outrider.cli.roles import drafter, router, verifier
 from outrider.cli.serve import serve
 from outrider.cli.sizing import plan
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 for command in (serve, generate, router, verifier, drafter, plan, bench):
     app.command()(command)
+app.add_typer(keys)
 app.command(hidden=True)(follower)
 
 

@@ -6,21 +6,25 @@ import importlib.util
 import json
 import shlex
 import sys
+from pathlib import Path
 
 PROMPT = "def fibonacci(n):\n"
 MAX_TOKENS = 64
 
 
-def banner(url: str, grpc_address: str, model: str) -> str:
-    """The text for a service at `url` (http://host:port) that serves `model`."""
+def banner(url: str, grpc_address: str, model: str, *, keyed: bool = False, ca: Path | None = None) -> str:
+    """The text for a service at `url` (http://host:port) that serves `model`. `keyed`: to those who have a
+    key; `ca`: file of the authority of its certificate."""
+    trust = "" if ca is None else f"SSL_CERT_FILE={shlex.quote(str(ca))} "
     lines = [
         "",
         f"Outrider is ready: {url}  (model {model}; gRPC {grpc_address})",
         "",
-        "  " + curl_line(url, model),
+        *(("  export OUTRIDER_API_KEY=YOUR_KEY",) if keyed else ()),
+        "  " + trust + curl_line(url, model, keyed),
         "",
         *(() if importlib.util.find_spec("openai") else (f"  {_python()} -m pip install openai",)),
-        "  " + python_line(url, model),
+        "  " + trust + python_line(url, model, keyed),
         "",
         "Ctrl-C stops.",
         "",
@@ -28,14 +32,17 @@ def banner(url: str, grpc_address: str, model: str) -> str:
     return "\n".join(lines)
 
 
-def curl_line(url: str, model: str) -> str:
+def curl_line(url: str, model: str, keyed: bool = False) -> str:
     body = json.dumps({"model": model, "prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0})
-    return f"curl {url}/v1/completions -H 'content-type: application/json' -d {shlex.quote(body)}"
+    key = '-H "authorization: Bearer $OUTRIDER_API_KEY" ' if keyed else ""
+    return f"curl {url}/v1/completions {key}-H 'content-type: application/json' -d {shlex.quote(body)}"
 
 
-def python_line(url: str, model: str) -> str:
+def python_line(url: str, model: str, keyed: bool = False) -> str:
+    key = 'os.environ["OUTRIDER_API_KEY"]' if keyed else '"none"'
     program = (
-        f'from openai import OpenAI; print(OpenAI(base_url="{url}/v1", api_key="none").completions.create('
+        f"{'import os; ' if keyed else ''}from openai import OpenAI; "
+        f'print(OpenAI(base_url="{url}/v1", api_key={key}).completions.create('
         f"model={json.dumps(model)}, prompt={json.dumps(PROMPT)}, max_tokens={MAX_TOKENS}, temperature=0)"
         ".choices[0].text)"
     )

@@ -60,6 +60,9 @@ def bench(
             show_default=False,
         ),
     ] = True,
+    chains: Annotated[
+        bool, typer.Option("--chains", help="Measure streaming drafts without branches too.")
+    ] = False,
     num_speculative_tokens: options.NumSpeculativeTokens = 8,
     kv_memory: options.KvMemory = "2GiB",
     draft_quantization: options.DraftQuantization = None,
@@ -89,7 +92,11 @@ def bench(
     ] = None,
 ) -> None:
     """Measure how fast text comes: with drafts, without, in lock-step, and from transformers."""
-    os.environ.pop("OUTRIDER_STORE", None)  # of routers that share one: these processes keep to themselves
+    for name in (
+        "OUTRIDER_STORE",
+        "OUTRIDER_API_KEYS",
+    ):  # of other routers: these processes keep to themselves
+        os.environ.pop(name, None)
     with reported("bench"):
         from outrider.bench.plan import Plan, numbers, parse_cores, words
         from outrider.cli.serve import choose_models
@@ -111,6 +118,7 @@ def bench(
             url=url,
             model=model,
             lock_step=lock_step,
+            chains=chains,
             peers=peers,
             num_speculative_tokens=num_speculative_tokens,
             kv_memory=kv_memory,

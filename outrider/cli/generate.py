@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from outrider.cli.reporting import WRONG_USAGE, fail, reported
 
+if TYPE_CHECKING:
+    from outrider.client import Client
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="Text to continue; - reads it from standard input.")],
-    url: Annotated[str, typer.Option(help="Address of the server's HTTP API.")] = "http://127.0.0.1:8000",
+    url: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Address of the HTTP API. Several, by commas or by repeating it, are routers of one "
+            "service: where one fails, the next goes on.",
+            show_default=DEFAULT_URL,
+        ),
+    ] = None,
     model: Annotated[
         str | None, typer.Option(help="Name of the model.", show_default="the one that is served")
     ] = None,
@@ -26,7 +39,7 @@ def generate(
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(help="Replays an answer drawn with it.", show_default="drawn by the server"),
+        typer.Option(help="Replays an answer drawn with it.", show_default="drawn"),
     ] = None,
     stop: Annotated[
         list[str] | None,
@@ -45,6 +58,34 @@ def generate(
             show_default="adaptive",
         ),
     ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key",
+            envvar="OUTRIDER_API_KEY",
+            help="Key that the service asks for. In $OUTRIDER_API_KEY it is seen by nobody else.",
+            show_default="$OUTRIDER_API_KEY, or none",
+            show_envvar=False,
+        ),
+    ] = None,
+    ca_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-ca",
+            metavar="FILE",
+            help="Authority (PEM) behind the certificates of https addresses.",
+            show_default="the public ones",
+        ),
+    ] = None,
+    patience: Annotated[
+        float,
+        typer.Option(
+            "--patience",
+            metavar="SECONDS",
+            min=0,
+            help="How long to try to go on with an answer that broke off; 0 = not at all.",
+        ),
+    ] = 60.0,
 ) -> None:
     """Continue a prompt on a running server; statistics follow on stderr."""
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -67,17 +108,22 @@ def generate(
         "num_speculative_tokens": num_speculative_tokens,
     }
     request |= {name: value for name, value in optional.items() if value is not None}
+    urls = [part.strip() for given in url or [DEFAULT_URL] for part in given.split(",") if part.strip()]
+    if not urls:
+        fail("generate", "--url is empty: name a server", WRONG_USAGE)
     with reported("generate"):
-        _stream(url, "/v1/chat/completions" if chat else "/v1/completions", request)
+        from outrider.client import Client
+
+        with Client(urls, api_key=api_key, ca_file=ca_file, patience_seconds=patience) as client:
+            _stream(client, "/v1/chat/completions" if chat else "/v1/completions", request)
 
 
-def _stream(url: str, path: str, request: dict[str, object]) -> None:
-    from outrider.client import Client, Statistics
+def _stream(client: Client, path: str, request: dict[str, object]) -> None:
+    from outrider.client import Statistics
 
-    with Client(url) as client:
-        for piece in client.stream(path, request):
-            if isinstance(piece, Statistics):
-                print(flush=True)
-                print(piece, file=sys.stderr, flush=True)
-            else:
-                print(piece, end="", flush=True)
+    for piece in client.stream(path, request):
+        if isinstance(piece, Statistics):
+            print(flush=True)
+            print(piece, file=sys.stderr, flush=True)
+        else:
+            print(piece, end="", flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,6 +17,77 @@ class Dtype(StrEnum):
     FLOAT16 = "float16"
 
 
+TlsCert = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-cert",
+        metavar="FILE",
+        help="Certificate (PEM) that this process shows, and those above it. Read again on change.",
+        show_default="none: nothing is encrypted",
+    ),
+]
+TlsKey = Annotated[
+    Path | None,
+    typer.Option("--tls-key", metavar="FILE", help="Private key of it (PEM).", show_default="none"),
+]
+TlsCa = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-ca",
+        metavar="FILE",
+        help="Authority (PEM) whose certificates routers, verifiers and drafters must show one another.",
+        show_default="none: they speak in the clear, and on this machine only",
+    ),
+]
+Insecure = Annotated[
+    bool,
+    typer.Option("--insecure", help="Allow what is not encrypted to leave this machine: trust the network."),
+]
+ApiKeys = Annotated[
+    Path | None,
+    typer.Option(
+        "--api-keys",
+        metavar="FILE",
+        help="Keys of the clients, hashed: lines of `outrider keys add NAME`. Read again on change.",
+        show_default="$OUTRIDER_API_KEYS, or none: everybody may ask",
+    ),
+]
+WorkerRegistryPort = Annotated[
+    int | None,
+    typer.Option(
+        "--worker-port",
+        min=0,
+        max=65535,
+        help="Port at which workers register; 0 = any free one.",
+        show_default="50052 with TLS, otherwise --grpc-port",
+    ),
+]
+
+
+SessionTtl = Annotated[
+    int,
+    typer.Option(
+        "--session-ttl",
+        metavar="SECONDS",
+        min=1,
+        help="How long after its last token an answer that broke off can be resumed.",
+    ),
+]
+
+
+class Level(StrEnum):
+    """From which on a process logs what it does."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+LogLevel = Annotated[
+    Level,
+    typer.Option("--log-level", help="From which on to log. Prompts, answers and secrets never are."),
+]
 HttpHost = Annotated[str, typer.Option("--host", help="Address to listen on, for HTTP and gRPC.")]
 HttpPort = Annotated[
     int,
@@ -27,7 +99,7 @@ GrpcPort = Annotated[
         "--grpc-port",
         min=0,
         max=65535,
-        help="Port of gRPC, for clients and workers; 0 = any free one.",
+        help="Port of gRPC, for clients, and for workers where no other is theirs; 0 = any free one.",
     ),
 ]
 NumSpeculativeTokens = Annotated[
@@ -166,6 +238,14 @@ DrainSeconds = Annotated[
         "--drain-seconds",
         min=0,
         help="How long sessions may go on after SIGTERM; those left then move to another verifier.",
+    ),
+]
+Branches = Annotated[
+    bool,
+    typer.Option(
+        "--branches/--no-branches",
+        help="Draft on from likely corrections, too, where no session wants a next token.",
+        show_default=False,
     ),
 ]
 LockStep = Annotated[

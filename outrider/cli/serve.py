@@ -16,9 +16,9 @@ import outrider
 from outrider.cli import options
 from outrider.cli.banner import banner
 from outrider.cli.display import PersistentConsole, ServeDisplay
-from outrider.cli.plan import Models, Workers, router_child, threads_each, worker_children
+from outrider.cli.plan import Models, Protection, Workers, router_child, threads_each, worker_children
 from outrider.cli.reporting import WRONG_USAGE, fail
-from outrider.cli.roles import STORE
+from outrider.cli.roles import API_KEYS, STORE
 from outrider.supervisor import ChildDied, ChildSpec, Supervisor
 from outrider.tasks import first_of
 
@@ -48,13 +48,21 @@ def serve(
     kv_memory: options.KvMemory = "1GiB",
     threads: options.ThreadsEach = None,
     draft_quantization: options.DraftQuantization = None,
+    tls_cert: options.TlsCert = None,
+    tls_key: options.TlsKey = None,
+    tls_ca: options.TlsCa = None,
+    insecure: options.Insecure = False,
+    api_keys: options.ApiKeys = None,
+    worker_port: options.WorkerRegistryPort = None,
     lock_step: options.LockStep = False,
+    log_level: options.LogLevel = options.Level.WARNING,
 ) -> None:
     """Serve a model on this machine: a router, verifiers and drafters, each a process of its own."""
     os.environ.pop(STORE, None)  # of routers that share one: these processes keep to themselves
     models = choose_models(target, draft, drafters)
     if draft_quantization is not None and drafters == 0:
         fail("serve", "--draft-quantization is of no use with --drafters 0: leave one out", WRONG_USAGE)
+    protection = Protection(tls_cert, tls_key, tls_ca, insecure, api_keys, worker_port)
     workers = Workers(
         verifiers=verifiers,
         tensor_parallel_size=tensor_parallel_size,
@@ -64,15 +72,20 @@ def serve(
         kv_memory=kv_memory,
         draft_quantization=draft_quantization.value if draft_quantization else None,
         lock_step=lock_step,
+        protection=protection,
+        log_level=log_level.value,
         threads=threads
         or threads_each(len(os.sched_getaffinity(0)), verifiers * tensor_parallel_size + drafters),
     )
-    router = router_child(host, port, grpc_port, num_speculative_tokens, seed, lock_step)
+    router = router_child(
+        host, port, grpc_port, num_speculative_tokens, seed, lock_step, protection, log_level.value
+    )
 
     def others(router_address: str) -> list[ChildSpec]:
         return worker_children(models, workers, router_address)
 
-    asyncio.run(run(router, others, models.name))
+    asked = api_keys is not None or API_KEYS in os.environ
+    asyncio.run(run(router, others, models.name, keyed=asked, ca=tls_ca))
 
 
 def choose_models(target: str | None, draft: str | None, drafters: int) -> Models:
@@ -102,8 +115,16 @@ def choose_models(target: str | None, draft: str | None, drafters: int) -> Model
     return Models(str(demo_target), str(demo_draft) if drafters else None, DEMO_NAME)
 
 
-async def run(router: ChildSpec, others: Callable[[str], list[ChildSpec]], model: str) -> None:
-    """Runs a router and, once its gRPC address is known, the others, until a signal. Leaves no process.
+async def run(
+    router: ChildSpec,
+    others: Callable[[str], list[ChildSpec]],
+    model: str,
+    *,
+    keyed: bool = False,
+    ca: Path | None = None,
+) -> None:
+    """Runs a router and, once it is known where workers register, the others, until a signal. Leaves no
+    process. `keyed`: whether clients need a key; `ca`: the authority that they may have to be told of.
 
     A failure ends the process with one line and a non-zero code; a signal is the usual end and none."""
     display = ServeDisplay(PersistentConsole())
@@ -113,7 +134,13 @@ async def run(router: ChildSpec, others: Callable[[str], list[ChildSpec]], model
         asyncio.get_running_loop().add_signal_handler(sign, stopped.set)
     failure = None
     try:
-        serving = _serve(supervisor, display, router, others, model)
+        serving = _serve(
+            supervisor,
+            display,
+            router,
+            others,
+            lambda url, grpc: banner(url, grpc, model, keyed=keyed, ca=ca),
+        )
         await first_of(serving, supervisor.failed(), stopped.wait())
         display.note("stopping")
     except ChildDied as death:
@@ -130,26 +157,28 @@ async def _serve(
     display: ServeDisplay,
     router: ChildSpec,
     others: Callable[[str], list[ChildSpec]],
-    model: str,
+    announce: Callable[[str, str], str],
 ) -> None:
     """Starts everything, says that it is ready, and then waits for ever."""
-    url, grpc_address = (reachable(address) for address in router_addresses(await supervisor.start(router)))
-    await supervisor.start_all(others(grpc_address))
+    said = router_addresses(await supervisor.start(router))
+    url, grpc_address, workers_address = (reachable(address) for address in said)
+    await supervisor.start_all(others(workers_address))
     display.close()
-    display.block(banner(url, grpc_address, model))
+    display.block(announce(url, grpc_address))
     await asyncio.Event().wait()
 
 
-def router_addresses(announcement: str) -> tuple[str, str]:
-    """HTTP url and gRPC host:port from what a router says when it is ready."""
-    found = re.match(r"(http://\S+) \(gRPC (\S+?)\)", announcement)
+def router_addresses(announcement: str) -> tuple[str, str, str]:
+    """HTTP url, gRPC host:port and the one at which workers register, from what a router says when it is
+    ready."""
+    found = re.match(r"(https?://\S+) \(gRPC (\S+?)(?:, workers (\S+?))?\)", announcement)
     if found is None:
         raise ValueError(f"a router announced itself with {announcement!r}")
-    return found[1], found[2]
+    return found[1], found[2], found[3] or found[2]
 
 
 def reachable(address: str) -> str:
     """The address for a client on this machine: a listener on every address is reached by loopback."""
     for everywhere, here in (("0.0.0.0", "127.0.0.1"), ("[::]", "[::1]")):
-        address = re.sub(rf"^(http://)?{re.escape(everywhere)}(?=:\d)", rf"\g<1>{here}", address)
+        address = re.sub(rf"^(https?://)?{re.escape(everywhere)}(?=:\d)", rf"\g<1>{here}", address)
     return address

@@ -80,7 +80,7 @@ class Engine:
         """Runs the step and draws a token for each of its rows; only ids below `vocab_size`, where given."""
         with self._stepping:
             logits = self.forward(inputs)  # [rows, V]
-            return draw(logits, rows, vocab_size).tokens.tolist() if rows else []
+            return draw(logits, rows, vocab_size).tolist() if rows else []
 
     def rank(
         self, inputs: StepInputs, rows: Sequence[Row], count: int, vocab_size: int | None = None

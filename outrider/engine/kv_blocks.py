@@ -144,6 +144,11 @@ class BlockPool:
             self._release(block)
         table.blocks, table.length, table.sealed, table.digest = [], 0, 0, b""
 
+    def own_tokens(self, table: BlockTable) -> int:
+        """Tokens in blocks that no other table holds: what may be forgotten once this one is closed."""
+        own = sum(self._holders[block] == 1 for block in table.blocks)
+        return min(own * self.block_size, table.length)
+
     def check_integrity(self, tables: Iterable[BlockTable] | None = None) -> None:
         """Raises IntegrityError where the books contradict themselves, or the tables (all open ones) where
         given."""

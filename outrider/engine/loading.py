@@ -204,7 +204,7 @@ def max_context(config: Any) -> int:
 def _config(folder: Path) -> Any:
     model_type = json.loads(config_text(folder)).get("model_type")
     try:
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # unknown types and damaged values raise all kinds
         reason = str(error).strip().split("\n")[0]
         raise StartupError(
@@ -238,6 +238,7 @@ def _model(
             config=config,
             dtype=dtype if dtype is not None else "auto",
             use_safetensors=True,
+            trust_remote_code=False,  # otherwise it asks on the terminal
             attn_implementation="eager",
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # so that they are reported, and refused below by name

@@ -18,6 +18,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
 from outrider.engine.activations import placeless
+from outrider.engine.norms import in_one_call
 
 MAX_ROWS = 512  # of one product
 EXPERTS_NAME = "outrider_packed"
@@ -122,14 +123,15 @@ class PackedWeight(torch.Tensor):
 
 
 def pack(model: Any) -> None:
-    """Makes an fp32 CPU model's rows independent of one another: linear layers, experts, activations.
+    """Makes an fp32 CPU model's rows independent of one another, linear layers, experts and activations, and
+    joins what can be joined.
 
     The memory of the original weights is freed as it goes."""
     for parent in list(model.modules()):
         for names in SAME_INPUT:
             _join(parent, names)
         for name, child in list(parent.named_children()):
-            replacement = _packed(child) or placeless(child)
+            replacement = _packed(child) or placeless(child) or in_one_call(child)
             if replacement is not None:
                 setattr(parent, name, replacement)
     for module in list(model.modules()):

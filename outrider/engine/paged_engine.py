@@ -129,7 +129,7 @@ class PagedEngine(Engine):
             if whole:
                 index = torch.tensor(whole, device=logits.device)
                 some = draw(logits[index], [rows[row] for row in whole], limit)
-                graphs.replace(whole, some.tokens)
+                graphs.replace(whole, some)
             return graphs.tokens(len(rows))
 
     def _recorded(self, step: FlatStep) -> StepGraphs | None:

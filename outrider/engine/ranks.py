@@ -97,7 +97,8 @@ class Ranks:
         """Makes the connections, when all are there. Raises PeerLost, or StartupError with the sentence of a
         follower that could not start."""
         if sys.platform == "linux" and _is_loopback(self.group.host):
-            os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # no listener that other machines reach
+            # No listener that other machines reach.
+            os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"] = "lo", "=lo"
         if device.type == "cuda":
             torch.cuda.set_device(device.index or 0)
         with self.talking():

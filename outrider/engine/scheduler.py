@@ -6,9 +6,11 @@ its prompt is read in (or read in again after a preemption). Drafts ride on top 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+SPARED_AFTER = 3  # preemptions after which a session is left alone while others had fewer
 
 
 class Candidate(NamedTuple):
@@ -18,6 +20,7 @@ class Candidate(NamedTuple):
     drafts: int  # draft tokens that may follow them
     cached: int  # tokens in the cache
     blocks: int  # KV blocks held; 0 = not started, or preempted
+    preempted: int = 0  # times so far
 
     @property
     def decoding(self) -> bool:
@@ -44,13 +47,20 @@ class Plan:
     preempt: int | None = None  # release this candidate's blocks, then plan again
 
 
-def plan(candidates: Sequence[Candidate], available: int, limits: Limits, reading: int | None = None) -> Plan:
+def plan(
+    candidates: Sequence[Candidate],
+    available: int,
+    limits: Limits,
+    reading: int | None = None,
+    lost: Callable[[int], int] | None = None,
+) -> Plan:
     """Plans one step. `candidates` stand in order of arrival; `available` blocks can be taken. Where others
-    decode, at most `reading` tokens of prompts take part; None = as the limits say.
+    decode, at most `reading` tokens of prompts take part; None = as the limits say. `lost`: of a candidate by
+    index, the tokens that would have to be computed again if it were preempted; None = all that it has.
 
     Every decoding session gets its token first, then prompts are read in by chunks, as they would be without
-    any drafts; drafts get what is left of tokens and blocks. Where blocks run out, the youngest holder gives
-    its own up, so that the oldest session always goes on.
+    any drafts; drafts get what is left of tokens and blocks. Where blocks run out, the session that loses
+    least gives its own up, so that the one that has most always goes on.
     """
     granted: dict[int, int] = {}  # candidate -> pending tokens to run
     budget = limits.max_tokens
@@ -58,7 +68,7 @@ def plan(candidates: Sequence[Candidate], available: int, limits: Limits, readin
         if candidate.decoding and budget > 0:
             need = _blocks_needed(candidate, 1, limits)
             if need > available:
-                return Plan(preempt=_youngest_holder(candidates))
+                return Plan(preempt=_loses_least(candidates, lost))
             granted[index], available, budget = 1, available - need, budget - 1
 
     decoding = list(granted)
@@ -78,7 +88,7 @@ def plan(candidates: Sequence[Candidate], available: int, limits: Limits, readin
         else:
             need = _blocks_needed(candidate, count, limits)
             if need > available:
-                return Plan(preempt=_youngest_holder(candidates))
+                return Plan(preempt=_loses_least(candidates, lost))
         granted[index], available = count, available - need
         reading, budget = reading - count, budget - count
 
@@ -98,5 +108,13 @@ def _blocks_needed(candidate: Candidate, tokens: int, limits: Limits) -> int:
     return max(0, -(-(candidate.cached + tokens) // limits.block_size) - candidate.blocks)
 
 
-def _youngest_holder(candidates: Sequence[Candidate]) -> int:
-    return max(index for index, candidate in enumerate(candidates) if candidate.blocks > 0)
+def _loses_least(candidates: Sequence[Candidate], lost: Callable[[int], int] | None) -> int:
+    """The holder of blocks with the least to compute again; of equals the youngest. One that was preempted
+    often is spared, so that nobody is held up for ever by others that grow faster."""
+
+    def order(index: int) -> tuple[int, int, int]:
+        candidate = candidates[index]
+        again = candidate.cached if lost is None else lost(index)
+        return candidate.preempted // SPARED_AFTER, again, -index
+
+    return min((index for index, candidate in enumerate(candidates) if candidate.blocks > 0), key=order)

@@ -109,7 +109,7 @@ class LeadingEngine(ShardedEngine):
             chosen: list[int] = tokens.tolist()
         whole = [index for index, row in enumerate(plan.rows) if row.how is How.WHOLE]
         if whole:
-            drawn = draw(logits, [rows[index] for index in whole], limit).tokens.tolist()
+            drawn = draw(logits, [rows[index] for index in whole], limit).tolist()
             for index, token in zip(whole, drawn, strict=True):
                 chosen[index] = token
         return chosen

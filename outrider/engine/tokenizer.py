@@ -17,7 +17,7 @@ def load_tokenizer(path_or_id: str | Path) -> TokenizerFiles:
     """Reads a tokenizer. Raises StartupError where there is none that the `tokenizers` library can run."""
     folder = locate(str(path_or_id))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # whatever a missing, foreign or damaged file raises in there
         reason = str(error).strip().split("\n")[0]
         raise StartupError(f"{folder} holds no tokenizer that can be read ({reason})") from None

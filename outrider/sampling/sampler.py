@@ -18,7 +18,7 @@ from outrider.sampling.noise import gumbel, noisy_argmax, row_key
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.token_counts import TokenCounts
 
-__all__ = ["Drawn", "Ranked", "Row", "TokenCounts", "draw", "rank"]
+__all__ = ["Ranked", "Row", "TokenCounts", "draw", "rank"]
 
 SMALLEST_TEMPERATURE = 1e-30  # below it float32 divides by zero; as good as greedy already
 
@@ -33,18 +33,8 @@ class Row:
     drafted: Sequence[int]  # drafted tokens between those and this position; they count as output
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    tokens: torch.Tensor  # [R] int64
-    probability: (
-        torch.Tensor | None
-    )  # [R] p' of each token (greedy: after penalties and bias); None if not asked for
-
-
-def draw(
-    logits: torch.Tensor, rows: Sequence[Row], vocab_size: int | None = None, *, probability: bool = False
-) -> Drawn:
-    """One token for each row of logits [R, V] float32, which stay as they are.
+def draw(logits: torch.Tensor, rows: Sequence[Row], vocab_size: int | None = None) -> torch.Tensor:
+    """One token for each row of logits [R, V] float32, which stay as they are: [R] int64.
 
     In this order: repetition penalty (prompt and output), frequency and presence penalty (output), logit
     bias, temperature, top_k (ties with the k-th stay), top_p (the smallest set of at least that mass), min_p,
@@ -57,21 +47,13 @@ def draw(
         _add_bias(logits, rows)
     sampled = [index for index, row in enumerate(rows) if not row.params.greedy]
     if len(sampled) == len(rows):
-        shaped = _shape(logits, rows)
-        tokens = _noisy_argmax(shaped, rows)
-    else:
-        shaped = logits
-        tokens = logits.argmax(-1)
-        if sampled:
-            index = torch.tensor(sampled, device=logits.device)
-            some = [rows[i] for i in sampled]
-            some_shaped = _shape(logits[index], some)
-            tokens[index] = _noisy_argmax(some_shaped, some)
-            if probability:
-                shaped = logits.index_copy(0, index, some_shaped)
-    if not probability:
-        return Drawn(tokens, None)
-    return Drawn(tokens, shaped.softmax(-1).gather(1, tokens[:, None])[:, 0])
+        return _noisy_argmax(_shape(logits, rows), rows)
+    tokens = logits.argmax(-1)
+    if sampled:
+        index = torch.tensor(sampled, device=logits.device)
+        some = [rows[i] for i in sampled]
+        tokens[index] = _noisy_argmax(_shape(logits[index], some), some)
+    return tokens
 
 
 @dataclass(frozen=True, slots=True)

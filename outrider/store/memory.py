@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 
 from outrider.rpc import Identity
+from outrider.store.memory_logs import MemorySessionLogs
 from outrider.store.store import (
     TTL_SECONDS,
     WORD_SECONDS,
@@ -37,6 +38,7 @@ class MemoryStore:
         word_seconds: float = WORD_SECONDS,
     ) -> None:
         """`clock` gives seconds; waits are the event loop's."""
+        self.logs = MemorySessionLogs(clock=clock)
         self._ttl_seconds = ttl_seconds
         self._clock = clock
         self._word_seconds = word_seconds

@@ -6,6 +6,7 @@
 | `outrider:workers` | set | the IDs of the above; those that have expired are taken out when somebody reads it |
 | `outrider:value:KEY` | string | what `update` wrote |
 | `outrider:epoch` | string | random; another one than before means that the Redis has lost its memory |
+| `outrider:session:HEX`, `outrider:owner:HEX` | stream, hash | a session's log: redis_logs.py |
 | `outrider:changes` | channel | the ID of a worker that came, changed or left |
 
 Who watches asks again every POLL_SECONDS too: an expiry is announced to nobody, and a message may be lost.
@@ -32,6 +33,7 @@ from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissi
 
 from outrider.errors import InvalidRequest, StartupError, Unavailable
 from outrider.rpc import Identity
+from outrider.store.redis_logs import RedisSessionLogs
 from outrider.store.store import (
     TTL_SECONDS,
     WORD_SECONDS,
@@ -127,6 +129,7 @@ class RedisStore:
         self._clock = clock
         self._word_seconds = word_seconds
         self._reached = False
+        self.logs = RedisSessionLogs(self._redis, self._asked)
         self._beat, self._leave, self._answer, self._list, self._replace = (
             self._redis.register_script(script) for script in (BEAT, LEAVE, ANSWER, LIST, REPLACE)
         )

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.rpc import Identity
+from outrider.store.logs import SessionLogs
 from outrider.wire.description import WorkerLoad as WorkerLoad
 from outrider.wire.description import WorkerRecord as WorkerRecord
 
@@ -55,6 +56,11 @@ class Registrar(Protocol):
 
 class Store(Registrar, Protocol):
     """What a router needs."""
+
+    @property
+    def logs(self) -> SessionLogs:
+        """The logs of sessions."""
+        ...
 
     def workers(self) -> AsyncIterator[Mapping[str, WorkerRecord]]:
         """All live records by worker id: now, and whenever one came, went or changed.

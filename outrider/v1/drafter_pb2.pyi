@@ -20,7 +20,7 @@ class DrafterCommand(_message.Message):
     def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., open: _Optional[_Union[OpenDraft, _Mapping]] = ..., window: _Optional[_Union[SetWindow, _Mapping]] = ..., close: _Optional[_Union[CloseDraft, _Mapping]] = ...) -> None: ...
 
 class OpenDraft(_message.Message):
-    __slots__ = ("session_id", "prompt", "output", "sampling", "max_tokens", "verifier_address", "draft_key", "window", "target_vocab_size")
+    __slots__ = ("session_id", "prompt", "output", "sampling", "max_tokens", "verifier_address", "draft_key", "window", "target_vocab_size", "opening")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class OpenDraft(_message.Message):
     DRAFT_KEY_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     TARGET_VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     prompt: _containers.RepeatedScalarFieldContainer[int]
     output: _containers.RepeatedScalarFieldContainer[int]
@@ -39,7 +40,8 @@ class OpenDraft(_message.Message):
     draft_key: bytes
     window: int
     target_vocab_size: int
-    def __init__(self, session_id: _Optional[bytes] = ..., prompt: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., verifier_address: _Optional[str] = ..., draft_key: _Optional[bytes] = ..., window: _Optional[int] = ..., target_vocab_size: _Optional[int] = ...) -> None: ...
+    opening: int
+    def __init__(self, session_id: _Optional[bytes] = ..., prompt: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., verifier_address: _Optional[str] = ..., draft_key: _Optional[bytes] = ..., window: _Optional[int] = ..., target_vocab_size: _Optional[int] = ..., opening: _Optional[int] = ...) -> None: ...
 
 class SetWindow(_message.Message):
     __slots__ = ("session_id", "window")
@@ -66,12 +68,14 @@ class DrafterEvents(_message.Message):
     def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., ended: _Optional[_Iterable[_Union[DraftEnded, _Mapping]]] = ..., load: _Optional[_Union[DraftLoad, _Mapping]] = ...) -> None: ...
 
 class DraftEnded(_message.Message):
-    __slots__ = ("session_id", "reason")
+    __slots__ = ("session_id", "reason", "opening")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     reason: str
-    def __init__(self, session_id: _Optional[bytes] = ..., reason: _Optional[str] = ...) -> None: ...
+    opening: int
+    def __init__(self, session_id: _Optional[bytes] = ..., reason: _Optional[str] = ..., opening: _Optional[int] = ...) -> None: ...
 
 class DraftLoad(_message.Message):
     __slots__ = ("sessions", "token_seconds", "busy", "kv_usage", "round_trip_seconds", "round_trips")

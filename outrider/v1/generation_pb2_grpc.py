@@ -39,6 +39,11 @@ class GenerationStub:
                 request_serializer=outrider_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Resume = channel.unary_stream(
+                '/outrider.v1.Generation/Resume',
+                request_serializer=outrider_dot_v1_dot_generation__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
+                _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/outrider.v1.Generation/Cancel',
                 request_serializer=outrider_dot_v1_dot_generation__pb2.CancelRequest.SerializeToString,
@@ -58,6 +63,16 @@ class GenerationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Resume(self, request, context):
+        """Goes on with a generation whose stream broke off, through whichever router: `started` again, then the
+        deltas that follow what the client has, then `completed` for the whole. It may be over already. The stream
+        that is left behind, if it still is one, ends with ABORTED. An unknown or expired id ends with NOT_FOUND; a
+        store that is away with UNAVAILABLE: ask again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Cancel(self, request, context):
         """Ends a generation, through whichever router: for clients behind a proxy that does not pass on that they
         have gone. Its own stream ends with CANCELLED. An id that is unknown or over already is no error.
@@ -72,6 +87,11 @@ def add_GenerationServicer_to_server(servicer, server):
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
                     request_deserializer=outrider_dot_v1_dot_generation__pb2.GenerateRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_generation__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_stream_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=outrider_dot_v1_dot_generation__pb2.ResumeRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_generation__pb2.GenerateResponse.SerializeToString,
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
@@ -106,6 +126,33 @@ class Generation:
             target,
             '/outrider.v1.Generation/Generate',
             outrider_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
+            outrider_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/outrider.v1.Generation/Resume',
+            outrider_dot_v1_dot_generation__pb2.ResumeRequest.SerializeToString,
             outrider_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
             options,
             channel_credentials,

@@ -25,15 +25,17 @@ _sym_db = _symbol_database.Default()
 from outrider.v1 import common_pb2 as outrider_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoutrider/v1/verifier.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"\xf8\x01\n\x0fVerifierCommand\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.outrider.v1.HelloH\x00\x12(\n\x04open\x18\x02 \x01(\x0b\x32\x18.outrider.v1.OpenSessionH\x00\x12\x32\n\x0bspeculation\x18\x03 \x01(\x0b\x32\x1b.outrider.v1.SetSpeculationH\x00\x12*\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x19.outrider.v1.CloseSessionH\x00\x12+\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x19.outrider.v1.CloseSessionH\x00\x42\t\n\x07\x63ommand\"\xcf\x01\n\x0bOpenSession\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0e\n\x06prompt\x18\x02 \x03(\r\x12\x0e\n\x06output\x18\x03 \x03(\r\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\x1e\n\x16num_speculative_tokens\x18\x07 \x01(\r\x12\x11\n\tdraft_key\x18\x08 \x01(\x0c\"D\n\x0eSetSpeculation\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x1e\n\x16num_speculative_tokens\x18\x02 \x01(\r\"\"\n\x0c\x43loseSession\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\"\xcd\x01\n\x0eVerifierEvents\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.outrider.v1.Hello\x12)\n\tcommitted\x18\x02 \x03(\x0b\x32\x16.outrider.v1.Committed\x12\'\n\x08\x66inished\x18\x03 \x03(\x0b\x32\x15.outrider.v1.Finished\x12#\n\x06\x66\x61iled\x18\x04 \x03(\x0b\x32\x13.outrider.v1.Failed\x12\x1f\n\x04load\x18\x05 \x01(\x0b\x32\x11.outrider.v1.Load\"\x7f\n\tCommitted\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0c\n\x04\x62\x61se\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\r\x12\x10\n\x08verified\x18\x05 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x06 \x01(\r\"I\n\x08\x46inished\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12)\n\x06reason\x18\x02 \x01(\x0e\x32\x19.outrider.v1.FinishReason\";\n\x06\x46\x61iled\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0c\n\x04\x63ode\x18\x02 \x01(\r\x12\x0f\n\x07message\x18\x03 \x01(\t\"\xd3\x01\n\x04Load\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x10\n\x08kv_usage\x18\x03 \x01(\x01\x12\x14\n\x0cstep_seconds\x18\x04 \x01(\x01\x12\x13\n\x0bstep_tokens\x18\x05 \x01(\r\x12\r\n\x05price\x18\x06 \x01(\x01\x12\x1c\n\x14typical_step_seconds\x18\x07 \x01(\x01\x12\x13\n\x0bpreemptions\x18\x08 \x01(\x04\x12\x10\n\x08\x64raining\x18\t \x01(\x08\x12\x18\n\x10\x64raft_starvation\x18\n \x01(\x01\"\x8a\x01\n\nDraftBatch\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.outrider.v1.Hello\x12#\n\x06\x61ttach\x18\x02 \x03(\x0b\x32\x13.outrider.v1.Attach\x12\"\n\x06\x64rafts\x18\x03 \x03(\x0b\x32\x12.outrider.v1.Draft\x12\x10\n\x08stamp_us\x18\x04 \x01(\x04\"/\n\x06\x41ttach\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x11\n\tdraft_key\x18\x02 \x01(\x0c\"\\\n\x05\x44raft\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0c\n\x04\x62\x61se\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x0f\n\x07parents\x18\x04 \x03(\x05\x12\x10\n\x08survival\x18\x05 \x01(\x0c\"\x87\x01\n\x0b\x43ommitBatch\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.outrider.v1.Hello\x12$\n\x07\x63ommits\x18\x02 \x03(\x0b\x32\x13.outrider.v1.Commit\x12\r\n\x05\x65nded\x18\x03 \x03(\x0c\x12\x0f\n\x07\x65\x63ho_us\x18\x04 \x01(\x04\x12\x0f\n\x07held_us\x18\x05 \x01(\x04\":\n\x06\x43ommit\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0c\n\x04\x62\x61se\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xa4\x02\n\x08Verifier\x12I\n\x08Sessions\x12\x1c.outrider.v1.VerifierCommand\x1a\x1b.outrider.v1.VerifierEvents(\x01\x30\x01\x12\x42\n\tSpeculate\x12\x17.outrider.v1.DraftBatch\x1a\x18.outrider.v1.CommitBatch(\x01\x30\x01\x12?\n\x07GetInfo\x12\x1b.outrider.v1.GetInfoRequest\x1a\x17.outrider.v1.WorkerInfo\x12H\n\x0cGetTokenizer\x12 .outrider.v1.GetTokenizerRequest\x1a\x16.outrider.v1.Tokenizerb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoutrider/v1/verifier.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"\xf8\x01\n\x0fVerifierCommand\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.outrider.v1.HelloH\x00\x12(\n\x04open\x18\x02 \x01(\x0b\x32\x18.outrider.v1.OpenSessionH\x00\x12\x32\n\x0bspeculation\x18\x03 \x01(\x0b\x32\x1b.outrider.v1.SetSpeculationH\x00\x12*\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x19.outrider.v1.CloseSessionH\x00\x12+\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x19.outrider.v1.CloseSessionH\x00\x42\t\n\x07\x63ommand\"\xcf\x01\n\x0bOpenSession\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0e\n\x06prompt\x18\x02 \x03(\r\x12\x0e\n\x06output\x18\x03 \x03(\r\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\x1e\n\x16num_speculative_tokens\x18\x07 \x01(\r\x12\x11\n\tdraft_key\x18\x08 \x01(\x0c\"D\n\x0eSetSpeculation\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x1e\n\x16num_speculative_tokens\x18\x02 \x01(\r\"\"\n\x0c\x43loseSession\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\"\xe5\x02\n\x0eVerifierEvents\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.outrider.v1.Hello\x12)\n\tcommitted\x18\x02 \x03(\x0b\x32\x16.outrider.v1.Committed\x12\'\n\x08\x66inished\x18\x03 \x03(\x0b\x32\x15.outrider.v1.Finished\x12#\n\x06\x66\x61iled\x18\x04 \x03(\x0b\x32\x13.outrider.v1.Failed\x12\x1f\n\x04load\x18\x05 \x01(\x0b\x32\x11.outrider.v1.Load\x12+\n\x07\x63ut_off\x18\x06 \x03(\x0b\x32\x1a.outrider.v1.DrafterCutOff\x12\x39\n\x07\x64ropped\x18\x07 \x03(\x0b\x32(.outrider.v1.VerifierEvents.DroppedEntry\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x7f\n\tCommitted\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0c\n\x04\x62\x61se\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\r\x12\x10\n\x08verified\x18\x05 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x06 \x01(\r\"I\n\x08\x46inished\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12)\n\x06reason\x18\x02 \x01(\x0e\x32\x19.outrider.v1.FinishReason\";\n\x06\x46\x61iled\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0c\n\x04\x63ode\x18\x02 \x01(\r\x12\x0f\n\x07message\x18\x03 \x01(\t\"A\n\rDrafterCutOff\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0c\n\x04turn\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x8f\x02\n\x04Load\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x10\n\x08kv_usage\x18\x03 \x01(\x01\x12\x14\n\x0cstep_seconds\x18\x04 \x01(\x01\x12\x13\n\x0bstep_tokens\x18\x05 \x01(\r\x12\r\n\x05price\x18\x06 \x01(\x01\x12\x1c\n\x14typical_step_seconds\x18\x07 \x01(\x01\x12\x13\n\x0bpreemptions\x18\x08 \x01(\x04\x12\x10\n\x08\x64raining\x18\t \x01(\x08\x12\x18\n\x10\x64raft_starvation\x18\n \x01(\x01\x12\x1c\n\x14unread_prompt_tokens\x18\x0b \x01(\r\x12\x1c\n\x14prompt_token_seconds\x18\x0c \x01(\x01\"\x8a\x01\n\nDraftBatch\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.outrider.v1.Hello\x12#\n\x06\x61ttach\x18\x02 \x03(\x0b\x32\x13.outrider.v1.Attach\x12\"\n\x06\x64rafts\x18\x03 \x03(\x0b\x32\x12.outrider.v1.Draft\x12\x10\n\x08stamp_us\x18\x04 \x01(\x04\"/\n\x06\x41ttach\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x11\n\tdraft_key\x18\x02 \x01(\x0c\"\\\n\x05\x44raft\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0c\n\x04\x62\x61se\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x0f\n\x07parents\x18\x04 \x03(\x05\x12\x10\n\x08survival\x18\x05 \x01(\x0c\"\x87\x01\n\x0b\x43ommitBatch\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.outrider.v1.Hello\x12$\n\x07\x63ommits\x18\x02 \x03(\x0b\x32\x13.outrider.v1.Commit\x12\r\n\x05\x65nded\x18\x03 \x03(\x0c\x12\x0f\n\x07\x65\x63ho_us\x18\x04 \x01(\x04\x12\x0f\n\x07held_us\x18\x05 \x01(\x04\":\n\x06\x43ommit\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0c\n\x04\x62\x61se\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xa4\x02\n\x08Verifier\x12I\n\x08Sessions\x12\x1c.outrider.v1.VerifierCommand\x1a\x1b.outrider.v1.VerifierEvents(\x01\x30\x01\x12\x42\n\tSpeculate\x12\x17.outrider.v1.DraftBatch\x1a\x18.outrider.v1.CommitBatch(\x01\x30\x01\x12?\n\x07GetInfo\x12\x1b.outrider.v1.GetInfoRequest\x1a\x17.outrider.v1.WorkerInfo\x12H\n\x0cGetTokenizer\x12 .outrider.v1.GetTokenizerRequest\x1a\x16.outrider.v1.Tokenizerb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.verifier_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=1805
-  _globals['_FINISHREASON']._serialized_end=1900
+  _globals['_VERIFIEREVENTS_DROPPEDENTRY']._loaded_options = None
+  _globals['_VERIFIEREVENTS_DROPPEDENTRY']._serialized_options = b'8\001'
+  _globals['_FINISHREASON']._serialized_start=2084
+  _globals['_FINISHREASON']._serialized_end=2179
   _globals['_VERIFIERCOMMAND']._serialized_start=70
   _globals['_VERIFIERCOMMAND']._serialized_end=318
   _globals['_OPENSESSION']._serialized_start=321
@@ -43,25 +45,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLOSESESSION']._serialized_start=600
   _globals['_CLOSESESSION']._serialized_end=634
   _globals['_VERIFIEREVENTS']._serialized_start=637
-  _globals['_VERIFIEREVENTS']._serialized_end=842
-  _globals['_COMMITTED']._serialized_start=844
-  _globals['_COMMITTED']._serialized_end=971
-  _globals['_FINISHED']._serialized_start=973
-  _globals['_FINISHED']._serialized_end=1046
-  _globals['_FAILED']._serialized_start=1048
-  _globals['_FAILED']._serialized_end=1107
-  _globals['_LOAD']._serialized_start=1110
-  _globals['_LOAD']._serialized_end=1321
-  _globals['_DRAFTBATCH']._serialized_start=1324
-  _globals['_DRAFTBATCH']._serialized_end=1462
-  _globals['_ATTACH']._serialized_start=1464
-  _globals['_ATTACH']._serialized_end=1511
-  _globals['_DRAFT']._serialized_start=1513
-  _globals['_DRAFT']._serialized_end=1605
-  _globals['_COMMITBATCH']._serialized_start=1608
-  _globals['_COMMITBATCH']._serialized_end=1743
-  _globals['_COMMIT']._serialized_start=1745
-  _globals['_COMMIT']._serialized_end=1803
-  _globals['_VERIFIER']._serialized_start=1903
-  _globals['_VERIFIER']._serialized_end=2195
+  _globals['_VERIFIEREVENTS']._serialized_end=994
+  _globals['_VERIFIEREVENTS_DROPPEDENTRY']._serialized_start=948
+  _globals['_VERIFIEREVENTS_DROPPEDENTRY']._serialized_end=994
+  _globals['_COMMITTED']._serialized_start=996
+  _globals['_COMMITTED']._serialized_end=1123
+  _globals['_FINISHED']._serialized_start=1125
+  _globals['_FINISHED']._serialized_end=1198
+  _globals['_FAILED']._serialized_start=1200
+  _globals['_FAILED']._serialized_end=1259
+  _globals['_DRAFTERCUTOFF']._serialized_start=1261
+  _globals['_DRAFTERCUTOFF']._serialized_end=1326
+  _globals['_LOAD']._serialized_start=1329
+  _globals['_LOAD']._serialized_end=1600
+  _globals['_DRAFTBATCH']._serialized_start=1603
+  _globals['_DRAFTBATCH']._serialized_end=1741
+  _globals['_ATTACH']._serialized_start=1743
+  _globals['_ATTACH']._serialized_end=1790
+  _globals['_DRAFT']._serialized_start=1792
+  _globals['_DRAFT']._serialized_end=1884
+  _globals['_COMMITBATCH']._serialized_start=1887
+  _globals['_COMMITBATCH']._serialized_end=2022
+  _globals['_COMMIT']._serialized_start=2024
+  _globals['_COMMIT']._serialized_end=2082
+  _globals['_VERIFIER']._serialized_start=2182
+  _globals['_VERIFIER']._serialized_end=2474
 # @@protoc_insertion_point(module_scope)

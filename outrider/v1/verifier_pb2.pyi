@@ -66,18 +66,29 @@ class CloseSession(_message.Message):
     def __init__(self, session_id: _Optional[bytes] = ...) -> None: ...
 
 class VerifierEvents(_message.Message):
-    __slots__ = ("hello", "committed", "finished", "failed", "load")
+    __slots__ = ("hello", "committed", "finished", "failed", "load", "cut_off", "dropped")
+    class DroppedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     HELLO_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    CUT_OFF_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
     hello: _common_pb2.Hello
     committed: _containers.RepeatedCompositeFieldContainer[Committed]
     finished: _containers.RepeatedCompositeFieldContainer[Finished]
     failed: _containers.RepeatedCompositeFieldContainer[Failed]
     load: Load
-    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., committed: _Optional[_Iterable[_Union[Committed, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+    cut_off: _containers.RepeatedCompositeFieldContainer[DrafterCutOff]
+    dropped: _containers.ScalarMap[str, int]
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., committed: _Optional[_Iterable[_Union[Committed, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., cut_off: _Optional[_Iterable[_Union[DrafterCutOff, _Mapping]]] = ..., dropped: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class Committed(_message.Message):
     __slots__ = ("session_id", "base", "tokens", "accepted", "verified", "cached_prompt_tokens")
@@ -113,8 +124,18 @@ class Failed(_message.Message):
     message: str
     def __init__(self, session_id: _Optional[bytes] = ..., code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
+class DrafterCutOff(_message.Message):
+    __slots__ = ("session_id", "turn", "reason")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    TURN_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    session_id: bytes
+    turn: int
+    reason: str
+    def __init__(self, session_id: _Optional[bytes] = ..., turn: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "kv_usage", "step_seconds", "step_tokens", "price", "typical_step_seconds", "preemptions", "draining", "draft_starvation")
+    __slots__ = ("running", "waiting", "kv_usage", "step_seconds", "step_tokens", "price", "typical_step_seconds", "preemptions", "draining", "draft_starvation", "unread_prompt_tokens", "prompt_token_seconds")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     KV_USAGE_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +146,8 @@ class Load(_message.Message):
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     DRAFT_STARVATION_FIELD_NUMBER: _ClassVar[int]
+    UNREAD_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     kv_usage: float
@@ -135,7 +158,9 @@ class Load(_message.Message):
     preemptions: int
     draining: bool
     draft_starvation: float
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., step_seconds: _Optional[float] = ..., step_tokens: _Optional[int] = ..., price: _Optional[float] = ..., typical_step_seconds: _Optional[float] = ..., preemptions: _Optional[int] = ..., draining: _Optional[bool] = ..., draft_starvation: _Optional[float] = ...) -> None: ...
+    unread_prompt_tokens: int
+    prompt_token_seconds: float
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., step_seconds: _Optional[float] = ..., step_tokens: _Optional[int] = ..., price: _Optional[float] = ..., typical_step_seconds: _Optional[float] = ..., preemptions: _Optional[int] = ..., draining: _Optional[bool] = ..., draft_starvation: _Optional[float] = ..., unread_prompt_tokens: _Optional[int] = ..., prompt_token_seconds: _Optional[float] = ...) -> None: ...
 
 class DraftBatch(_message.Message):
     __slots__ = ("hello", "attach", "drafts", "stamp_us")

@@ -1,16 +1,21 @@
-"""A client that leaves: noticed while its answer is being made, not only when a write fails."""
+"""A client's connection: its end is noticed while an answer is made, and no silence ends it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 T = TypeVar("T")
+
+KEEP_ALIVE_SECONDS = 5.0  # a client that hears nothing for some of these takes the connection for broken
+# No blank line after it: there are decoders that take an id and a blank line for an event without data.
+KEEP_ALIVE = b": keep-alive\n"
 
 
 class ClientLeft(Exception):
@@ -38,15 +43,40 @@ async def _left(receive: Receive) -> None:
         pass
 
 
+@dataclass(frozen=True, slots=True)
+class ServerSentEvent:
+    """html.spec.whatwg.org, server-sent events."""
+
+    data: str  # one line
+    id: str | None = None  # what a client that has the event gives as Last-Event-ID
+
+    def encoded(self) -> bytes:
+        identity = "" if self.id is None else f"id: {self.id}\n"
+        return f"{identity}data: {self.data}\n\n".encode()
+
+
 class EventStream(Response):
-    """Server-sent events, one for each string. The source is closed at its end and when the client leaves."""
+    """Server-sent events. The source is closed at its end and when the client leaves.
+
+    The status is sent with the first event: until then an error of the source is raised, and can still become
+    a status. It is sent without one after KEEP_ALIVE_SECONDS; from then on errors are events."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[str, None]) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[ServerSentEvent, None],
+        told: Callable[[Exception], Sequence[ServerSentEvent]],
+        keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
+    ) -> None:
+        """`told`: an error in the middle as last events."""
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events = events
+        self._told = told
+        self._keep_alive_seconds = keep_alive_seconds
+        self._started = False
+        self._writing = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events):
@@ -56,8 +86,44 @@ class EventStream(Response):
                 return
 
     async def _send_all(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async for event in self._events:
-            data = f"data: {event}\n\n".encode()
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        self._written_at = asyncio.get_running_loop().time()
+        keeping_alive = asyncio.create_task(self._keep_alive(send))
+        try:
+            async for event in self._with_errors():
+                await self._write(send, event.encoded())
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            keeping_alive.cancel()
+            await asyncio.gather(keeping_alive, return_exceptions=True)
+
+    async def _with_errors(self) -> AsyncGenerator[ServerSentEvent, None]:
+        try:
+            async for event in self._events:
+                yield event
+        except Exception as error:
+            if not self._started:
+                raise
+            for event in self._told(error):
+                yield event
+
+    async def _write(self, send: Send, body: bytes) -> None:
+        async with self._writing:
+            if not self._started:
+                self._started = True
+                start = {
+                    "type": "http.response.start",
+                    "status": self.status_code,
+                    "headers": self.raw_headers,
+                }
+                await send(start)
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+            self._written_at = asyncio.get_running_loop().time()
+
+    async def _keep_alive(self, send: Send) -> None:
+        now = asyncio.get_running_loop().time
+        while True:
+            silent_until = self._written_at + self._keep_alive_seconds
+            if now() < silent_until:
+                await asyncio.sleep(silent_until - now())
+            else:
+                await self._write(send, KEEP_ALIVE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -12,8 +12,10 @@ from router.api.acceptance import SpeculationStats
 from router.api.validation import Generation
 from router.detokenize import Detokenizer
 from router.metrics import Metrics
-from router.requests import FinishReason, GenerationRequest, SessionEnded, SessionRunner, TokensCommitted
+from router.requests import FinishReason, GenerationRequest, SessionEnded, SessionEvent, TokensCommitted
 from router.stop import StopMatcher
+
+Events = AsyncGenerator[SessionEvent, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,7 @@ class Chunk:
 
     text: str
     token_ids: tuple[int, ...]
+    position: int  # output tokens up to the end of it
 
 
 @dataclass(slots=True)
@@ -37,9 +40,15 @@ class Usage:
 class Result:
     """The last item of a session."""
 
+    text: str  # what only the end has settled
     finish_reason: FinishReason
     usage: Usage
     speculation: SpeculationStats
+
+    @property
+    def position(self) -> int:
+        """The end counts as one token: who has it is further than who has only the last token."""
+        return self.usage.completion_tokens + 1
 
 
 @dataclass(slots=True)
@@ -52,19 +61,23 @@ class _Output:
     usage: Usage
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
 
-    def add(self, event: TokensCommitted) -> Chunk:
-        """Takes a step's tokens; those after a stop string are dropped."""
+    def add(self, event: TokensCommitted, after: int) -> Chunk:
+        """Takes a step's tokens; those after a stop string are dropped.
+
+        The client has the first `after` tokens and their text: it is the same however steps were cut."""
         self.usage.cached_prompt_tokens = self.usage.cached_prompt_tokens or event.cached_prompt_tokens
         self.speculation.add(event.accepted, event.verified)
-        text, taken = "", 0
+        before, text, taken = self.usage.completion_tokens, "", 0
         for token in event.tokens:
             taken += 1
             if token not in self.end_ids:
-                text += self.matcher.push(self.detokenizer.push((token,)))
+                settled = self.matcher.push(self.detokenizer.push((token,)))
+                if before + taken > after:
+                    text += settled
             if self.matcher.stopped:
                 break
         self.usage.completion_tokens += taken
-        return Chunk(text, event.tokens[:taken])
+        return Chunk(text, event.tokens[max(0, after - before) : taken], before + taken)
 
     def finish(self) -> str:
         """The text that was still open; sets `stopped` where it completes a stop string."""
@@ -73,42 +86,52 @@ class _Output:
 
 
 async def generate(
-    runner: SessionRunner, generation: Generation, session: GenerationRequest, metrics: Metrics
+    events: Events,
+    generation: Generation,
+    session: GenerationRequest,
+    metrics: Metrics,
+    after: int | None = None,
 ) -> AsyncGenerator[Chunk | Result, None]:
     """Chunks, then one Result. Closing it closes the session; so does a stop string, at once.
 
-    Raises what the runner raises (Unavailable, Overloaded); chunks given before stay valid."""
+    `events`: all of the session. `after`: where it is resumed, the position of its client, who gets what
+    follows it; None = a new session. Raises what `events` raises; chunks given before stay valid."""
     output = _Output(
         detokenizer=generation.tokenizer.detokenizer(),
         matcher=StopMatcher(generation.stop),
         end_ids=frozenset() if session.ignore_eos else generation.model.eos_token_ids,
         usage=Usage(prompt_tokens=len(session.prompt)),
     )
-    measured = metrics.session(session.model, len(session.prompt))
+    measured = metrics.session(session.model, len(session.prompt), resumed=after is not None)
+    has = after or 0
     ended = "abort"
     try:
         reason: FinishReason | None = None
-        async with aclosing(runner.run(session)) as events:
+        async with aclosing(events):
             async for event in events:
                 if isinstance(event, SessionEnded):
                     reason = event.reason
                     break
-                measured.committed(event)
-                chunk = output.add(event)
+                chunk = output.add(event, has)
+                if chunk.position > has:
+                    measured.committed(event)
                 if output.matcher.stopped:
                     break
-                yield chunk
+                if chunk.position > has:
+                    yield chunk
+                else:
+                    await asyncio.sleep(0)  # a long log comes at once, and other answers are streaming
+        rest = ""
         if output.matcher.stopped:  # the session is closed before its last text goes out
-            yield chunk
+            if chunk.position > has:
+                yield chunk
         elif reason is None:
             raise OutriderError("the session ended without a reason; please send the request again")
         else:
             rest = output.finish()
-            if rest:
-                yield Chunk(rest, ())
         reason = FinishReason.STOP if output.matcher.stopped or reason is None else reason
         ended = reason.value
-        yield Result(reason, output.usage, output.speculation)
+        yield Result(rest, reason, output.usage, output.speculation)
     except Exception:
         ended = "error"
         raise
@@ -117,16 +140,21 @@ async def generate(
 
 
 async def generate_all(
-    runner: SessionRunner, generation: Generation, metrics: Metrics
+    start: Callable[[GenerationRequest], Events],
+    generation: Generation,
+    metrics: Metrics,
+    after: Sequence[int] | None = None,
 ) -> AsyncGenerator[tuple[int, Chunk | Result], None]:
     """All sessions of a request side by side: (index of the prompt, item). Closing it closes them all.
 
-    The first error of any session ends all of them and is raised."""
+    `start` gives the events of a session; `after` as for `generate`, of each. The first error of any session
+    ends all of them and is raised."""
     items: asyncio.Queue[tuple[int, Chunk | Result | Exception]] = asyncio.Queue(maxsize=1)
 
     async def pump(index: int, session: GenerationRequest) -> None:
+        has = None if after is None else after[index]
         try:
-            async with aclosing(generate(runner, generation, session, metrics)) as stream:
+            async with aclosing(generate(start(session), generation, session, metrics, has)) as stream:
                 async for item in stream:
                     await items.put((index, item))
         except Exception as error:

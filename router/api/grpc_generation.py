@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from outrider.errors import InvalidRequest, OutriderError
+from outrider.errors import InvalidRequest, OutriderError, Overloaded
 from outrider.rpc import errors_as_status
 from outrider.v1 import generation_pb2, generation_pb2_grpc, verifier_pb2
-from outrider.wire.codec import SessionId, new_session_id, session_id_from_wire
-from router.api import schema
+from outrider.wire.codec import new_session_id
+from router.api import position, schema
+from router.api.access import Access, guarded, owner
 from router.api.body import MAX_BODY_BYTES, too_large
-from router.api.generate import Result, generate
+from router.api.deadline import TimeLimits, call_limits
+from router.api.generate import Events, Result, generate
 from router.api.grpc_health import HealthServicer
+from router.api.record import Record, check_owner, named, recalled
 from router.api.stream import internal_error
-from router.api.validation import Body, DrawBelow, prepare
+from router.api.validation import Body, DrawBelow, Generation, prepare
 from router.metrics import Metrics
 from router.requests import FinishReason, SessionRunner
 
@@ -49,65 +52,110 @@ _OPTIONAL = (
 )
 
 
+Responses = AsyncGenerator[generation_pb2.GenerateResponse, None]
+
+
 class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     """Converts and delegates. A cancelled call closes its session."""
 
-    def __init__(self, runner: SessionRunner, metrics: Metrics, draw_below: DrawBelow) -> None:
+    def __init__(
+        self,
+        runner: SessionRunner,
+        metrics: Metrics,
+        draw_below: DrawBelow,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`clock` gives unix seconds."""
         self._runner = runner
         self._metrics = metrics
         self._draw_below = draw_below
+        self._clock = clock
 
     async def Generate(
         self, request: generation_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
+        async with aclosing(self._told(self._generated(request, call_limits(context)), context)) as responses:
+            async for response in responses:
+                yield response
+
+    async def Resume(
+        self, request: generation_pb2.ResumeRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
+        async with aclosing(self._told(self._resumed(request), context)) as responses:
+            async for response in responses:
+                yield response
+
+    async def Cancel(
+        self, request: generation_pb2.CancelRequest, context: Any
+    ) -> generation_pb2.CancelResponse:
+        async with errors_as_status(context):
+            session_id = position.parse_id(request.id)
+            await check_owner(self._runner, session_id)
+            self._runner.cancel(session_id)
+        return generation_pb2.CancelResponse()
+
+    async def _told(self, responses: Responses, context: grpc.aio.ServicerContext[Any, Any]) -> Responses:
+        """The same; an error of theirs ends the call with its status."""
         try:
-            async with aclosing(self._responses(request)) as responses:
+            async with aclosing(responses):
                 async for response in responses:
                     yield response
             return
         except OutriderError as error:
             refusal = error
         except Exception:
-            logger.exception("a call of Generate failed")
+            logger.exception("a call of Generation failed")
             refusal = internal_error()
         self._metrics.request_refused(refusal.kind)
-        await context.abort(refusal.grpc_code, refusal.message)
+        later = (("retry-after", str(refusal.retry_after)),) if isinstance(refusal, Overloaded) else ()
+        await context.abort(refusal.grpc_code, refusal.message, later)
 
-    async def Cancel(
-        self, request: generation_pb2.CancelRequest, context: Any
-    ) -> generation_pb2.CancelResponse:
-        async with errors_as_status(context):
-            self._runner.cancel(_session_id(request.id))
-        return generation_pb2.CancelResponse()
-
-    async def _responses(
-        self, request: generation_pb2.GenerateRequest
-    ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
+    async def _generated(self, request: generation_pb2.GenerateRequest, limits: TimeLimits) -> Responses:
         if request.ByteSize() > MAX_BODY_BYTES:
             raise too_large(MAX_BODY_BYTES)
         body = _body(request)
         model = self._runner.model(body.model)
+        self._runner.check_room()
         generation = await asyncio.to_thread(prepare, body, model, self._draw_below)
-        session_id = new_session_id()
-        session = replace(generation.sessions[0], session_id=session_id)
+        generation = named(generation, new_session_id()).until(limits)
+        shape = "chat" if isinstance(body, schema.ChatRequest) else "completion"
+        record = Record(shape, int(self._clock()), 1, generation.stop, owner())
+        events = self._runner.run(generation.sessions[0], record.to_bytes())
+        async with aclosing(self._responses(generation, events)) as responses:
+            async for response in responses:
+                yield response
+
+    async def _resumed(self, request: generation_pb2.ResumeRequest) -> Responses:
+        session_id = position.parse_id(request.id)
+        _, generation = await recalled(self._runner, session_id)
+        if len(generation.sessions) > 1:
+            raise InvalidRequest(
+                f"this answer has {len(generation.sessions)} prompts: resume it over HTTP", field="id"
+            )
+        position.check((request.after,), generation.sessions)
+        events = self._runner.resume(session_id)
+        async with aclosing(self._responses(generation, events, request.after)) as responses:
+            async for response in responses:
+                yield response
+
+    async def _responses(self, generation: Generation, events: Events, after: int | None = None) -> Responses:
+        (session,) = generation.sessions
+        assert session.session_id is not None
         started = generation_pb2.Started(
-            id=session_id.hex(), model=model.name, seed=generation.seed, prompt_tokens=len(session.prompt)
+            id=session.session_id.hex(),
+            model=generation.model.name,
+            seed=generation.seed,
+            prompt_tokens=len(session.prompt),
         )
         yield generation_pb2.GenerateResponse(started=started)
-        async with aclosing(generate(self._runner, generation, session, self._metrics)) as items:
+        async with aclosing(generate(events, generation, session, self._metrics, after)) as items:
             async for item in items:
                 if isinstance(item, Result):
+                    if item.text and item.position > (after or 0):
+                        yield _delta(item.text, ())
                     yield generation_pb2.GenerateResponse(completed=_completed(item))
                 else:
-                    delta = generation_pb2.Delta(text=item.text, token_ids=item.token_ids)
-                    yield generation_pb2.GenerateResponse(delta=delta)
-
-
-def _session_id(text: str) -> SessionId:
-    try:
-        return session_id_from_wire(bytes.fromhex(text))
-    except (ValueError, InvalidRequest):
-        raise InvalidRequest("id must be the one that Started told", field="id") from None
+                    yield _delta(item.text, item.token_ids)
 
 
 def _body(request: generation_pb2.GenerateRequest) -> Body:
@@ -128,6 +176,10 @@ def _body(request: generation_pb2.GenerateRequest) -> Body:
             messages = [{"role": turn.role, "content": turn.content} for turn in request.chat.messages]
             return schema.parse(schema.ChatRequest, fields | {"messages": messages})
     raise InvalidRequest("prompt is required: one of text, token_ids, chat", field="prompt")
+
+
+def _delta(text: str, token_ids: Sequence[int]) -> generation_pb2.GenerateResponse:
+    return generation_pb2.GenerateResponse(delta=generation_pb2.Delta(text=text, token_ids=token_ids))
 
 
 def _completed(result: Result) -> generation_pb2.Completed:
@@ -151,11 +203,15 @@ def _completed(result: Result) -> generation_pb2.Completed:
 
 
 def add_generation_service(
-    server: grpc.aio.Server, runner: SessionRunner, metrics: Metrics, *, draw_below: DrawBelow
+    server: grpc.aio.Server,
+    runner: SessionRunner,
+    metrics: Metrics,
+    *,
+    draw_below: DrawBelow,
+    access: Access | None = None,
 ) -> None:
     """Adds Generation, the standard health service and server reflection. Before the server is started."""
-    generation_pb2_grpc.add_GenerationServicer_to_server(
-        GenerationServicer(runner, metrics, draw_below), server
-    )
+    generation = GenerationServicer(runner, metrics, draw_below)
+    generation_pb2_grpc.add_GenerationServicer_to_server(guarded(generation, access), server)
     health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(runner.ready, [SERVICE]), server)
     reflection.enable_server_reflection([SERVICE, HEALTH, reflection.SERVICE_NAME], server)

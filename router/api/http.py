@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import TypeVar
@@ -15,16 +14,21 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from outrider.errors import InvalidRequest, OutriderError
-from router.api import schema
+from outrider.errors import InvalidRequest, OutriderError, Overloaded
+from outrider.wire.codec import SessionId, new_session_id
+from router.api import position, schema
+from router.api.access import owner
 from router.api.body import MAX_BODY_BYTES, read_json
-from router.api.connection import ClientLeft, EventStream, while_connected
-from router.api.generate import Chunk, Result, generate_all
-from router.api.responses import ChatShape, CompletionShape, Envelope, Json, Shape, error_body
-from router.api.stream import Items, events, internal_error
+from router.api.connection import KEEP_ALIVE_SECONDS, ClientLeft, EventStream, while_connected
+from router.api.deadline import time_limits
+from router.api.generate import Events, Result, generate_all
+from router.api.openapi import add_document
+from router.api.record import Record, named, recalled
+from router.api.responses import SHAPES, Envelope, Json, error_body
+from router.api.stream import Items, events, internal_error, last_words
 from router.api.validation import DrawBelow, Generation, prepare
 from router.metrics import Metrics
-from router.requests import ServedModel, SessionRunner
+from router.requests import GenerationRequest, ServedModel, SessionRunner
 
 RETRY_SECONDS = 1  # after which one who was refused for now may ask again
 CLIENT_CLOSED_REQUEST = 499  # nginx's code; nobody is there to read it
@@ -39,6 +43,7 @@ def create_app(
     draw_below: DrawBelow,
     max_body_bytes: int = MAX_BODY_BYTES,
     clock: Callable[[], float] = time.time,
+    keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
 ) -> FastAPI:
     """The application. `draw_below` draws seeds (`secrets.randbelow`); `clock` gives unix seconds."""
     app = FastAPI(title="Outrider", docs_url=None, redoc_url=None, openapi_url=None)
@@ -46,25 +51,90 @@ def create_app(
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        return await answer(request, schema.CompletionRequest, CompletionShape())
+        return await answer(request, schema.CompletionRequest, "completion")
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        return await answer(request, schema.ChatRequest, ChatShape())
+        return await answer(request, schema.ChatRequest, "chat")
 
-    async def answer(request: Request, kind: type[Kind], shape: Shape) -> Response:
+    @app.get("/v1/sessions/{id}/events")
+    async def session_events(request: Request, id: str) -> Response:
+        session_id = position.parse_id(id)
+        if last := request.headers.get(
+            "last-event-id"
+        ):  # what EventSource sends when it reconnects by itself
+            named_id, after = position.parse_event_id(last)
+            if named_id != session_id:
+                raise InvalidRequest(
+                    "Last-Event-ID must be of the session in the path", field="Last-Event-ID"
+                )
+            return await resumed(session_id, after)
+        text = request.query_params.get("after")
+        return await resumed(session_id, None if text is None else position.parse_position(text))
+
+    async def answer(request: Request, kind: type[Kind], shape: str) -> Response:
+        asked_at = asyncio.get_running_loop().time()
         body = schema.parse(kind, await read_json(request, max_body_bytes))
+        limits = time_limits(request.headers, body.stream, asked_at)
+        if last := request.headers.get("last-event-id"):
+            if not body.stream:
+                raise InvalidRequest("Last-Event-ID is only for stream = true", field="Last-Event-ID")
+            return await resumed(*position.parse_event_id(last), shape)
         model = runner.model(body.model)
+        runner.check_room()
         # In a thread: a megabyte of text takes long to tokenize, and other answers are streaming.
-        generation = await asyncio.to_thread(prepare, body, model, draw_below)
-        envelope = Envelope(shape, uuid.uuid4().hex, int(clock()), model.name, generation.seed)
-        items = generate_all(runner, generation, metrics)
-        if not body.stream:
-            return JSONResponse(await while_connected(request.receive, _whole(items, generation, envelope)))
-        # The status is sent only when the first token is there: until then an error can still be an error.
-        first = await while_connected(request.receive, _first(items))
-        prompt_tokens = [len(session.prompt) for session in generation.sessions]
-        return EventStream(events(first, items, envelope, body.stream_options, prompt_tokens, metrics))
+        generation = named(await asyncio.to_thread(prepare, body, model, draw_below), new_session_id())
+        generation = generation.until(limits)
+        record = Record(
+            shape,
+            int(clock()),
+            len(generation.sessions),
+            generation.stop,
+            owner(),
+            include_usage=body.stream_options.include_usage or not body.stream,
+            continuous_usage_stats=body.stream_options.continuous_usage_stats,
+        )
+        kept = record.to_bytes()
+
+        def start(session: GenerationRequest) -> Events:
+            return runner.run(session, kept if session is generation.sessions[0] else b"")
+
+        items = generate_all(start, generation, metrics)
+        if body.stream:
+            return streamed(items, record, generation)
+        whole = _whole(items, generation, _envelope(record, generation))
+        return JSONResponse(await while_connected(request.receive, whole))
+
+    async def resumed(
+        session_id: SessionId, after: position.Position | None, shape: str | None = None
+    ) -> Response:
+        record, generation = await recalled(runner, session_id)
+        if shape not in (None, record.shape):
+            raise InvalidRequest(
+                f"Last-Event-ID is of a {record.shape}: ask where it was asked for", field="Last-Event-ID"
+            )
+        if after is not None:
+            position.check(after, generation.sessions)
+
+        def start(session: GenerationRequest) -> Events:
+            assert session.session_id is not None
+            return runner.resume(session.session_id)
+
+        items = generate_all(start, generation, metrics, after or [0] * record.prompts)
+        return streamed(items, record, generation, after)
+
+    def streamed(
+        items: Items, record: Record, generation: Generation, after: position.Position | None = None
+    ) -> Response:
+        chunks = events(
+            items,
+            _envelope(record, generation),
+            [len(session.prompt) for session in generation.sessions],
+            include_usage=record.include_usage,
+            continuous_usage_stats=record.continuous_usage_stats,
+            after=after,
+        )
+        return EventStream(chunks, lambda error: last_words(error, metrics), keep_alive_seconds)
 
     @app.get("/v1/models")
     async def models() -> Json:
@@ -80,10 +150,20 @@ def create_app(
             return PlainTextResponse("ready\n")
         return PlainTextResponse("not ready: no verifier is connected\n", status_code=503)
 
+    @app.api_route("/ready", methods=["GET", "HEAD"])
+    async def ready() -> Response:
+        """As /health; and says what is away that requests can do without."""
+        response = await health()
+        degraded = runner.degraded()
+        if degraded and response.status_code == 200:
+            return PlainTextResponse(f"ready, degraded: {degraded}\n")
+        return response
+
     @app.get("/metrics")
     async def exposition() -> Response:
         return Response(metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
+    add_document(app)
     return app
 
 
@@ -97,8 +177,10 @@ def _described(model: ServedModel) -> Json:
     }
 
 
-async def _first(items: Items) -> tuple[int, Chunk | Result]:
-    return await anext(items)
+def _envelope(record: Record, generation: Generation) -> Envelope:
+    session_id = generation.sessions[0].session_id
+    assert session_id is not None
+    return Envelope(SHAPES[record.shape], session_id, record.created, generation.model.name, generation.seed)
 
 
 async def _whole(items: Items, generation: Generation, envelope: Envelope) -> Json:
@@ -106,10 +188,9 @@ async def _whole(items: Items, generation: Generation, envelope: Envelope) -> Js
     results: dict[int, Result] = {}
     async with aclosing(items):
         async for index, item in items:
+            texts[index] += item.text
             if isinstance(item, Result):
                 results[index] = item
-            else:
-                texts[index] += item.text
     return envelope.whole(texts, [results[index] for index in range(len(texts))])
 
 
@@ -117,8 +198,11 @@ def _add_error_handlers(app: FastAPI, metrics: Metrics) -> None:
     @app.exception_handler(OutriderError)
     async def expected(request: Request, error: OutriderError) -> Response:
         metrics.request_refused(error.kind)
-        again = {"Retry-After": str(RETRY_SECONDS)} if error.http_status in (429, 503) else None
-        return JSONResponse(error_body(error), status_code=error.http_status, headers=again)
+        headers = None
+        if error.http_status in (429, 503):
+            seconds = error.retry_after if isinstance(error, Overloaded) else RETRY_SECONDS
+            headers = {"Retry-After": str(seconds)}
+        return JSONResponse(error_body(error), status_code=error.http_status, headers=headers)
 
     @app.exception_handler(HTTPException)
     async def no_route(request: Request, error: HTTPException) -> Response:

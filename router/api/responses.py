@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.errors import OutriderError
+from outrider.wire.codec import SessionId
 from router.api.acceptance import SpeculationStats
 from router.api.generate import Result
 
@@ -16,6 +17,7 @@ Json = Mapping[str, object]
 class Shape(Protocol):
     """What differs between the two endpoints."""
 
+    name: str  # as kept with a session
     id_prefix: str
     whole: str  # `object` of a whole answer
     chunk: str  # `object` of a chunk
@@ -34,6 +36,7 @@ class Shape(Protocol):
 
 
 class CompletionShape:
+    name = "completion"
     id_prefix = "cmpl-"
     whole = chunk = "text_completion"
 
@@ -48,6 +51,7 @@ class CompletionShape:
 
 
 class ChatShape:
+    name = "chat"
     id_prefix = "chatcmpl-"
     whole = "chat.completion"
     chunk = "chat.completion.chunk"
@@ -66,12 +70,15 @@ class ChatShape:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
 
 
+SHAPES: Mapping[str, Shape] = {shape.name: shape for shape in (CompletionShape(), ChatShape())}
+
+
 @dataclass(frozen=True, slots=True)
 class Envelope:
     """What is the same on every object of one response."""
 
     shape: Shape
-    id: str
+    id: SessionId
     created: int  # unix seconds
     model: str
     seed: int
@@ -89,7 +96,7 @@ class Envelope:
 
     def _head(self, object: str) -> Json:
         return {
-            "id": self.shape.id_prefix + self.id,
+            "id": self.shape.id_prefix + self.id.hex(),
             "object": object,
             "created": self.created,
             "model": self.model,
@@ -120,5 +127,6 @@ def usage(prompt_tokens: int, completion_tokens: int) -> Json:
     }
 
 
-def error_body(error: OutriderError) -> Json:
-    return {"error": {"message": error.message, "type": error.kind, "param": error.field, "code": None}}
+def error_body(error: OutriderError, code: str | None = None) -> Json:
+    """`code`: OpenAI's, where its clients know one."""
+    return {"error": {"message": error.message, "type": error.kind, "param": error.field, "code": code}}

@@ -4,75 +4,77 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from outrider.errors import OutriderError
+from router.api.connection import ServerSentEvent
 from router.api.generate import Chunk, Result
+from router.api.position import event_id
 from router.api.responses import Envelope, Json, error_body, totals, usage
-from router.api.schema import StreamOptions
 from router.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
 Items = AsyncGenerator[tuple[int, Chunk | Result], None]
 
-DONE = "[DONE]"
+DONE = ServerSentEvent("[DONE]")
 
 
 async def events(
-    first: tuple[int, Chunk | Result],
-    rest: Items,
+    items: Items,
     envelope: Envelope,
-    options: StreamOptions,
-    prompt_tokens: list[int],
-    metrics: Metrics,
-) -> AsyncGenerator[str, None]:
-    """JSON texts, then [DONE]. An error in the middle is an event too: the HTTP status has long been sent.
+    prompt_tokens: Sequence[int],
+    *,
+    include_usage: bool,
+    continuous_usage_stats: bool,
+    after: Sequence[int] | None = None,
+) -> AsyncGenerator[ServerSentEvent, None]:
+    """Each chunk has the position of who has it as its id. Closing it closes the sessions.
 
-    `prompt_tokens`: of each session, by index. Closing it closes the sessions."""
+    `prompt_tokens`: of each session, by index. `after`: the position of a client that resumes; None = it has
+    nothing. Raises what `items` raises."""
     shape = envelope.shape
-    completed = [0] * len(prompt_tokens)
+    position = list(after or [0] * len(prompt_tokens))
+    opened = after is not None
     results: dict[int, Result] = {}
 
-    def chunk(index: int, choice: Json) -> str:
-        if not options.include_usage:
-            return to_json(envelope.chunk(choice))
-        so_far = usage(prompt_tokens[index], completed[index]) if options.continuous_usage_stats else None
-        return to_json(envelope.chunk(choice, usage=so_far))
+    def chunk(index: int, choice: Json, completion_tokens: int) -> ServerSentEvent:
+        told: Json = {}
+        if include_usage:
+            so_far = usage(prompt_tokens[index], completion_tokens) if continuous_usage_stats else None
+            told = {"usage": so_far}
+        return ServerSentEvent(to_json(envelope.chunk(choice, **told)), event_id(envelope.id, position))
 
-    async with aclosing(rest):
-        try:
-            for index in range(len(prompt_tokens)):
-                opening = shape.opening(index)
-                if opening is not None:
-                    yield chunk(index, opening)
-            async for index, item in _chained(first, rest):
-                if isinstance(item, Result):
-                    results[index] = item
-                    yield chunk(index, shape.delta(index, None, item.finish_reason.value))
-                    continue
-                completed[index] += len(item.token_ids)
-                if item.text:
-                    yield chunk(index, shape.delta(index, item.text, None))
-            if options.include_usage:
-                yield to_json(envelope.chunk(**totals(results[index] for index in sorted(results))))
-        except OutriderError as error:
-            metrics.request_refused(error.kind)
-            yield to_json(error_body(error))
-        except Exception:
-            logger.exception("a streamed answer failed")
-            metrics.request_refused(OutriderError.kind)
-            yield to_json(error_body(internal_error()))
-        yield DONE
+    async with aclosing(items):
+        async for index, item in items:
+            if not opened:  # not before there is something: until then an error can be a status
+                opened = True
+                for opening_index in range(len(prompt_tokens)):
+                    opening = shape.opening(opening_index)
+                    if opening is not None:
+                        yield chunk(opening_index, opening, 0)
+            has, position[index] = position[index], max(position[index], item.position)
+            if isinstance(item, Result):
+                results[index] = item
+                if item.position > has:
+                    end = shape.delta(index, item.text or None, item.finish_reason.value)
+                    yield chunk(index, end, item.usage.completion_tokens)
+            elif item.text:
+                yield chunk(index, shape.delta(index, item.text, None), item.position)
+    if include_usage:
+        # Without an id: who has all chunks, but not the end of the stream, gets it again.
+        yield ServerSentEvent(to_json(envelope.chunk(**totals(results[index] for index in sorted(results)))))
+    yield DONE
 
 
-async def _chained(
-    first: tuple[int, Chunk | Result], rest: Items
-) -> AsyncGenerator[tuple[int, Chunk | Result], None]:
-    yield first
-    async for item in rest:
-        yield item
+def last_words(error: Exception, metrics: Metrics) -> Sequence[ServerSentEvent]:
+    """An error in the middle of a stream: the HTTP status has long been sent."""
+    if not isinstance(error, OutriderError):
+        logger.error("a streamed answer failed", exc_info=error)
+        error = internal_error()
+    metrics.request_refused(error.kind)
+    return ServerSentEvent(to_json(error_body(error))), DONE
 
 
 def internal_error() -> OutriderError:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.errors import InvalidRequest
 from outrider.sampling.params import SamplingParams
 from router import tokenizer
+from router.api.deadline import TimeLimits
 from router.api.schema import MAX_SPECULATIVE_TOKENS, ChatRequest, CompletionRequest
 from router.requests import GenerationRequest, ServedModel
 from router.tokenizer import Tokenizer
@@ -31,6 +32,14 @@ class Generation:
     @property
     def seed(self) -> int:
         return self.sessions[0].sampling.seed
+
+    def until(self, limits: TimeLimits) -> Generation:
+        """The same, for a client that waits so long."""
+        sessions = (
+            replace(session, first_token_by=limits.first_token_by, deadline=limits.deadline)
+            for session in self.sessions
+        )
+        return replace(self, sessions=tuple(sessions))
 
 
 def prepare(body: Body, model: ServedModel, draw_below: DrawBelow) -> Generation:

@@ -22,6 +22,7 @@ def test_a_plan_measures_all_ways_unless_told_otherwise() -> None:
         "assisted, tuned",
     )
     assert Plan(models=PAIR, peers=False, lock_step=False).ways == ("plain", "streaming")
+    assert Plan(models=PAIR, peers=False, chains=True).ways[-2:] == ("streaming, chains", "streaming")
     other = Plan(url="http://h", rtts_ms=(0.0,))
     assert (other.ways, other.reference) == (("server",), "server")
 

@@ -14,17 +14,17 @@ from typer.testing import CliRunner
 
 from drafter.config import DrafterConfig
 from outrider.cli import app
-from outrider.cli.plan import Models, Workers, router_child, threads_each, worker_children
+from outrider.cli.plan import Models, Protection, Workers, router_child, threads_each, worker_children
 from outrider.cli.serve import DEMO_MODELS, DEMO_NAME, choose_models, reachable, router_addresses
 from outrider.config import parse_memory
 from outrider.errors import StartupError
 from router.config import RouterConfig
 from verifier.config import VerifierConfig
 
-COMMANDS = {"serve", "generate", "router", "verifier", "drafter", "plan", "bench"}
+COMMANDS = {"serve", "generate", "router", "verifier", "drafter", "plan", "bench"}  # and the group keys
 SIZES = {"kv_memory": "kv_memory_bytes"}
 NAMES = {**SIZES, "draft_quantization": "quantization"}  # of an option, as the configuration has it
-NO_OPTIONS = {"cache"}  # read from the environment
+NO_OPTIONS = {"cache", "api_key_lines"}  # read from the environment
 
 
 def parameters(command: str) -> dict[str, Any]:
@@ -75,7 +75,11 @@ def test_help_loads_no_heavy_library(arguments: list[str]) -> None:
 )
 def test_options_and_configuration_agree(command: str, config: Any) -> None:
     options = parameters(command)
+    assert options.pop("log_level").default == "warning"  # of the process, whatever it runs
+    files = [options.pop(f"tls_{name}") for name in ("cert", "key", "ca")]
+    assert [file.default for file in files] == [None] * 3
     fields = {field.name: field for field in dataclasses.fields(config)}
+    assert fields.pop("tls").default is None  # the three files
     assert {NAMES.get(name, name) for name in options} == set(fields) - NO_OPTIONS
     for name, option in options.items():
         field = fields[NAMES.get(name, name)]
@@ -162,6 +166,43 @@ def test_a_pair_that_is_none(arguments: list[str], sentence: str) -> None:
             1,
             "outrider router: --store must begin with redis:// or rediss://",
         ),
+        (
+            ["router", "--host", "0.0.0.0"],
+            1,
+            "outrider router: --host 0.0.0.0 is reached from other machines: give --tls-cert, --tls-key and "
+            "--tls-ca, or say --insecure",
+        ),
+        (
+            ["drafter", "--draft", "x", "--router", "h:1", "--host", "10.0.0.1"],
+            1,
+            "outrider drafter: --host 10.0.0.1 is reached from other machines: give --tls-cert",
+        ),
+        (
+            ["verifier", "--target", "x", "--store", "redis://:secret@10.0.0.1"],
+            1,
+            "outrider verifier: --store is on another machine and not encrypted",
+        ),
+        (
+            ["verifier", "--target", "x", "--router", "h:1", "--tls-cert", "c", "--tls-key", "k"],
+            1,
+            "outrider verifier: --tls-ca is missing",
+        ),
+        (
+            ["router", "--tls-ca", "f"],
+            1,
+            "outrider router: --tls-ca is given without --tls-cert and --tls-key",
+        ),
+        (["router", "--tls-cert", "f"], 1, "outrider router: --tls-cert is given without --tls-key"),
+        (
+            ["router", "--tls-cert", "nowhere.pem", "--tls-key", "k"],
+            1,
+            "outrider router: the TLS files cannot be used: nowhere.pem: no such file",
+        ),
+        (
+            ["router", "--api-keys", "nowhere"],
+            1,
+            "outrider router: --api-keys nowhere: nowhere: no such file",
+        ),
         (["router", "--port", "70000"], 2, "Error: Invalid value for '--port'"),
         (["serve", "--verifiers", "0"], 2, "Error: Invalid value for '--verifiers'"),
         (["verifier", "--router", "h:1"], 2, "Error: Missing option '--target'"),
@@ -207,7 +248,33 @@ def test_serve_is_the_role_commands() -> None:
             assert values["kv_memory"] == "2GiB"
             assert values["dtype"].value == "float32"
         assert values.get("lock_step", True)
+        assert not values.get("branches", False)
     assert children[1].command == children[2].command
+
+
+def test_serve_hands_its_protection_on() -> None:
+    """All of it to the router; to workers, which are on this machine, what they show one another."""
+    cert, key, ca, keys = (Path(name) for name in ("cert", "key", "ca", "keys"))
+    workers = Workers(verifiers=1, drafters=1, device="cpu", dtype=None, kv_memory="1GiB", threads=1)
+    for authority in (ca, None):
+        protection = Protection(cert, key, authority, True, keys, 9)
+        workers = dataclasses.replace(workers, protection=protection, log_level="debug")
+        router = router_child("h", 0, 0, 1, None, False, protection, "debug")
+        values = {
+            child.role: typer.main.get_command(app)  # type: ignore[attr-defined]
+            .commands[child.role]
+            .make_context(child.role, list(child.command[4:]))
+            .params
+            for child in (router, *worker_children(Models("t", "d", "n"), workers, "127.0.0.1:9"))
+        }
+        told = values["router"]
+        assert (told["tls_cert"], told["tls_key"], told["tls_ca"]) == (cert, key, authority)
+        assert (told["api_keys"], told["worker_port"], told["insecure"]) == (keys, 9, True)
+        for role in ("verifier", "drafter"):
+            shown = (values[role]["tls_cert"], values[role]["tls_key"], values[role]["tls_ca"])
+            assert shown == ((cert, key, ca) if authority else (None, None, None))
+            assert not values[role]["insecure"]
+        assert {told["log_level"] for told in values.values()} == {"debug"}
 
 
 def test_plain_decoding_runs_no_drafter() -> None:
@@ -236,8 +303,11 @@ def test_what_is_no_size(text: str) -> None:
 
 def test_what_a_router_says_is_understood() -> None:
     said = router_addresses("http://0.0.0.0:8000 (gRPC [::]:50051)")
-    assert said == ("http://0.0.0.0:8000", "[::]:50051")
-    assert [reachable(address) for address in said] == ["http://127.0.0.1:8000", "[::1]:50051"]
+    assert said == ("http://0.0.0.0:8000", "[::]:50051", "[::]:50051")
+    assert [reachable(address) for address in said] == ["http://127.0.0.1:8000", *["[::1]:50051"] * 2]
+    said = router_addresses("https://0.0.0.0:8000 (gRPC 0.0.0.0:50051, workers 0.0.0.0:50052)")
+    here = ["https://127.0.0.1:8000", "127.0.0.1:50051", "127.0.0.1:50052"]
+    assert [reachable(address) for address in said] == here
     assert reachable("10.0.0.0:80") == "10.0.0.0:80"
 
 

@@ -24,7 +24,7 @@ class Roles:
     url: str = ""
 
     def router(self) -> None:
-        process = self._start(self.router_host, "router", "--host", "0.0.0.0")
+        process = self._start(self.router_host, "router", "--host", "0.0.0.0", "--insecure")
         process.wait_for("outrider router ready: http://")
         self.url = f"http://{self.router_host.address}:8000"
 
@@ -35,7 +35,7 @@ class Roles:
         return self._worker(host, "drafter", "--draft", draft, *options)
 
     def _worker(self, host: Host, role: str, *options: str) -> Process:
-        where = ("--router", f"{self.router_host.address}:50051", "--host", "0.0.0.0")
+        where = ("--router", f"{self.router_host.address}:50051", "--host", "0.0.0.0", "--insecure")
         return self._start(host, role, *where, "--advertise", host.address, "--threads", "1", *options)
 
     def _start(self, host: Host, role: str, *options: str) -> Process:

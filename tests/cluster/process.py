@@ -65,13 +65,21 @@ class Process:
 
     def kill(self) -> None:
         """SIGKILL to its whole group."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._popen.pid, signal.SIGKILL)
+        self.signal(signal.SIGKILL)
         self._popen.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        """To its whole group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._popen.pid, number)
 
     @property
     def pid(self) -> int:
         return self._popen.pid
+
+    @property
+    def running(self) -> bool:
+        return self._popen.poll() is None
 
     def __str__(self) -> str:
         return " ".join(self.command) + "\n" + "".join(self.said[-40:])

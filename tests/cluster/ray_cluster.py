@@ -129,6 +129,7 @@ def application(target: Path, draft: Path, **args: Any) -> dict[str, Any]:
         "args": {
             "target": str(target),
             "draft": str(draft),
+            "insecure": True,
             "router": {"labels": {"pool": "head"}},
             "verifier": {"labels": {"pool": "target"}},
             "drafter": {"labels": {"pool": "draft"}},

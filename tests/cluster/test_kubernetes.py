@@ -53,6 +53,9 @@ class Rehearsal:
     def client(self) -> HostClient:
         return HostClient(self.hosts["head"], f"http://{self.hosts['router'].address}:8000")
 
+    def has_secret(self, name: str) -> bool:
+        return any(e["kind"] == "Secret" and e["metadata"]["name"] == name for e in self.manifests)
+
     def secret(self, name: str, key: str) -> str:
         found = [e for e in self.manifests if e["kind"] == "Secret" and e["metadata"]["name"] == name]
         return base64.b64decode(found[0]["data"][key]).decode()
@@ -62,6 +65,8 @@ class Rehearsal:
         made: dict[str, str] = {}
         for entry in group.containers[0]["env"]:
             reference = entry.get("valueFrom", {}).get("secretKeyRef")
+            if reference and reference.get("optional") and not self.has_secret(reference["name"]):
+                continue
             value = self.secret(reference["name"], reference["key"]) if reference else entry["value"]
             for name, known in made.items():
                 value = value.replace(f"$({name})", known)

@@ -10,6 +10,7 @@ from typing import Any
 from drafter.drafting import Drafting
 from drafter.link import VerifierLink
 from drafter.session import DraftSession, DraftSpec, Guess
+from outrider.heartbeat import HEARTBEAT_SECONDS
 from outrider.rpc import Identity, Role, bind, new_server
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
@@ -24,6 +25,7 @@ class Listener(verifier_pb2_grpc.VerifierServicer):
         self.heard: asyncio.Queue[tuple[int, verifier_pb2.DraftBatch]] = asyncio.Queue()
         self.streams = 0
         self.hang_up = asyncio.Event()
+        self.beats = True  # False: it is silent
         self._tokenizer_hash = tokenizer_hash
 
     async def Speculate(self, request_iterator: Any, context: Any) -> AsyncIterator[verifier_pb2.CommitBatch]:
@@ -38,7 +40,13 @@ class Listener(verifier_pb2_grpc.VerifierServicer):
         yield verifier_pb2.CommitBatch(
             hello=Identity(Role.VERIFIER, "v", 1, "", self._tokenizer_hash).hello()
         )
-        await self.hang_up.wait()
+        while not self.hang_up.is_set():
+            try:
+                async with asyncio.timeout(HEARTBEAT_SECONDS):
+                    await self.hang_up.wait()
+            except TimeoutError:
+                if self.beats:
+                    yield verifier_pb2.CommitBatch()
         self.hang_up.clear()
         listening.cancel()
 
@@ -125,3 +133,37 @@ async def test_a_verifier_with_another_tokenizer_is_given_up_with_a_sentence() -
     assert session_id == b"s" * 16 and "tokenizer" in reason
     await link.close()
     await server.stop(0)
+
+
+async def test_a_silent_verifier_is_connected_anew() -> None:
+    listener = Listener()
+    server, address = await started(listener)
+    link = VerifierLink(
+        address, Identity(Role.DRAFTER, "d", 1, "", TOKENS), print, print, lambda: None, time.monotonic
+    )
+    link.add(drafting())
+    await until_attached(listener, 1)
+    listener.beats = False
+    batch = await until_attached(listener, 2)
+    assert [attach.session_id for attach in batch.attach] == [b"s" * 16]
+    await link.close()
+    await server.stop(0)
+
+
+async def test_the_sessions_of_a_verifier_that_cannot_be_reached_are_given_up() -> None:
+    ended: asyncio.Queue[tuple[bytes, str]] = asyncio.Queue()
+    over = asyncio.Event()
+    link = VerifierLink(
+        "127.0.0.1:1",
+        Identity(Role.DRAFTER, "d", 1, "", TOKENS),
+        print,
+        lambda session_id, reason: (ended.put_nowait((session_id, reason)), link.remove(session_id)),
+        over.set,
+        time.monotonic,
+    )
+    link.add(drafting())
+    async with asyncio.timeout(20):
+        session_id, reason = await ended.get()
+        await over.wait()
+    assert session_id == b"s" * 16 and "does not reach" in reason
+    await link.close()

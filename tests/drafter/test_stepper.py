@@ -49,11 +49,13 @@ class Heard:
 
 
 @asynccontextmanager
-async def running(engine: Engine, heard: Callable[[list[Drafting]], None]) -> AsyncIterator[DraftStepper]:
+async def running(
+    engine: Engine, heard: Callable[[list[Drafting]], None], branches: bool = True
+) -> AsyncIterator[DraftStepper]:
     def failed(drafting: Drafting, reason: str) -> None:
         raise AssertionError(reason)
 
-    stepper = DraftStepper(engine, Limits(), heard, failed, time.monotonic)
+    stepper = DraftStepper(engine, Limits(), heard, failed, time.monotonic, branches)
     task = asyncio.create_task(stepper.run())
     try:
         yield stepper
@@ -233,9 +235,12 @@ async def test_branches_wait_while_a_trunk_has_a_likely_token_to_draft(engine: E
     assert all(waiting < LIKELY for branches, waiting in steps if branches)
 
 
-async def test_a_draft_model_that_is_divided_has_no_branches(engine: Engine) -> None:
-    engine.divided = True
-    async with running(engine, Heard()) as stepper:
+@pytest.mark.parametrize(("divided", "branches"), [(True, True), (False, False)])
+async def test_no_branches_where_the_model_is_divided_or_they_are_switched_off(
+    engine: Engine, divided: bool, branches: bool
+) -> None:
+    engine.divided = divided
+    async with running(engine, Heard(), branches) as stepper:
         drafting = stepper.open(DraftSession(spec(), 6))
         await until(lambda: not drafting.session.wants_token)
         await asyncio.sleep(0.05)

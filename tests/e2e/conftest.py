@@ -110,7 +110,7 @@ class Alone:
             start = table.length
             pool.extend(table, len(log) - start)
             logits = self.engine.step([Work(table.blocks, start, log[start:], 1)])
-            token = int(draw(logits, [Row(sampling, len(log), counts, ())]).tokens[0])
+            token = int(draw(logits, [Row(sampling, len(log), counts, ())])[0])
             counts.extend([token])
             log.append(token)
         pool.close(table)

@@ -84,11 +84,13 @@ def check_statistics(told: dict[str, object]) -> None:
     assert told["num_accepted_draft_tokens"] <= told["num_draft_tokens"]  # type: ignore[operator]
 
 
-async def over_grpc(stub: generation_pb2_grpc.GenerationStub, case: Case) -> list[int]:
+async def over_grpc(
+    stub: generation_pb2_grpc.GenerationStub, case: Case, max_tokens: int = MAX_TOKENS
+) -> list[int]:
     s = case.sampling
     request = generation_pb2.GenerateRequest(
         token_ids=generation_pb2.TokenIds(ids=case.prompt),
-        max_tokens=MAX_TOKENS,
+        max_tokens=max_tokens,
         temperature=s.temperature,
         top_p=s.top_p,
         top_k=s.top_k,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.engine.scheduler import Candidate, Grant, Limits, Plan, plan
+from outrider.engine.scheduler import SPARED_AFTER, Candidate, Grant, Limits, Plan, plan
 
 LIMITS = Limits(max_tokens=64, prefill_chunk=32, block_size=16)
 
@@ -41,8 +41,19 @@ def test_drafts_are_left_out_before_anybody_is_preempted() -> None:
     assert plan([decoding(30, cached=31)], 0, LIMITS).grants == (Grant(0, 1, 0),)
 
 
-def test_the_youngest_gives_its_blocks_up_so_that_the_oldest_goes_on() -> None:
+def test_who_has_least_to_compute_again_gives_its_blocks_up() -> None:
     assert plan([decoding(cached=32), decoding(cached=32)], 1, LIMITS).preempt == 1
+    assert plan([decoding(cached=32), decoding(cached=64)], 1, LIMITS).preempt == 0
+    everyone = [decoding(cached=32), decoding(cached=64), decoding(cached=48)]
+    assert plan(everyone, 1, LIMITS, lost=[30, 10, 20].__getitem__).preempt == 1  # much of it is shared
+
+
+def test_who_was_preempted_often_is_spared_while_others_had_fewer() -> None:
+    small, large = decoding(cached=32), decoding(cached=64)
+    often = small._replace(preempted=SPARED_AFTER)
+    assert plan([small._replace(preempted=SPARED_AFTER - 1), large], 1, LIMITS).preempt == 0
+    assert plan([often, large], 1, LIMITS).preempt == 1
+    assert plan([often, large._replace(preempted=SPARED_AFTER)], 1, LIMITS).preempt == 0
 
 
 def test_a_newcomer_waits_where_its_prompt_does_not_fit_beside_the_others() -> None:
@@ -101,10 +112,11 @@ def test_a_plan_keeps_its_limits(everyone: list[Candidate], available: int) -> N
 
 
 @given(candidates, st.integers(0, 12))
-def test_preempting_comes_to_an_end_and_the_oldest_holder_is_the_last(
+def test_preempting_comes_to_an_end_and_who_has_most_is_the_last(
     everyone: list[Candidate], available: int
 ) -> None:
     holders = [index for index, candidate in enumerate(everyone) if candidate.blocks > 0]
+    holders.sort(key=lambda index: (-everyone[index].cached, index))
     for _ in range(len(everyone) + 1):
         got = plan(everyone, available, LIMITS)
         if got.preempt is None:

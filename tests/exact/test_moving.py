@@ -12,7 +12,7 @@ from outrider.errors import Cancelled, Unavailable
 from outrider.sampling.params import SamplingParams
 from router import session as session_module
 from router.requests import GenerationRequest, TokensCommitted
-from router.session import MAX_MOVES
+from router.session import MAX_LOSSES
 from tests.in_process import Cluster, Worker
 from tests.tiny_models import build
 
@@ -102,7 +102,7 @@ async def test_a_session_may_move_often_while_it_gains_tokens(
                 cluster.verifier.service.give_back()
 
         answer = await cluster.ask(PROMPTS[2], VARIANTS[2], MAX_TOKENS, on_tokens=send_away)
-    assert len(moves) > MAX_MOVES
+    assert len(moves) > MAX_LOSSES
     assert answer.tokens == expected[2]
     assert answer.cached_prompt_tokens == 0
 

@@ -223,6 +223,21 @@ async def test_target_and_draft_both_divided(serve: Serve, drafter: None, alone:
 
 
 @pytest.mark.process
+async def test_a_follower_that_stands_still_ends_its_verifier_which_comes_back(
+    serve: Serve, alone: Alone
+) -> None:
+    """In the middle of a step: every session of it is waiting for that follower."""
+    serve.said.clear()
+    expected = [alone.tokens(case.prompt, case.sampling, 40) for case in cases(8)]
+    assert await ask(serve) == expected  # a first step would be given more time
+    os.kill(serve.child("follower").pid, signal.SIGSTOP)
+    answers = asyncio.create_task(ask(serve))
+    await asyncio.to_thread(serve.wait_for, "a step takes much longer than it should")
+    assert "exit code 1: outrider verifier: " in await asyncio.to_thread(serve.wait_for, "verifier died")
+    assert await answers == expected
+
+
+@pytest.mark.process
 async def test_a_lost_follower_ends_its_verifier_which_comes_back(serve: Serve, alone: Alone) -> None:
     serve.said.clear()
     os.kill(serve.child("follower").pid, signal.SIGKILL)

@@ -11,6 +11,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from outrider.heartbeat import HEARTBEAT_SECONDS
 from outrider.registration import RouterRegistrar, register
 from outrider.rpc import Identity, Outbox, Role, bind, new_server
 from outrider.store.memory import MemoryStore
@@ -24,6 +25,7 @@ from outrider.v1 import (
 from outrider.wire.codec import tokenizer_to_wire
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo, WorkerLoad, WorkerRecord
 from router.fleet import Fleet
+from router.logbook import Logbook
 from router.metrics import Metrics
 from router.priors import Priors
 from router.recruiter import Recruiter
@@ -50,6 +52,7 @@ class Worker:
     states: asyncio.Queue[tuple[str | None, str]] = field(default_factory=asyncio.Queue)
     load: WorkerLoad = field(default_factory=WorkerLoad)
     greeting_load: verifier_pb2.Load | None = None
+    beats: bool = True  # False: it is silent, but for what `say` is given
     registration: asyncio.Task[Any] | None = None
 
     @property
@@ -112,7 +115,13 @@ class Worker:
                 if command.WhichOneof("command") != "hello":
                     self.commands.put_nowait(command)
 
-        recording = asyncio.create_task(record())
+        async def beat(events: Outbox[Any]) -> None:
+            while True:
+                await asyncio.sleep(HEARTBEAT_SECONDS)
+                if self.beats:
+                    events.put(message())
+
+        recording, beating = asyncio.create_task(record()), asyncio.create_task(beat(self.events))
         verifies = self.info.identity.role is Role.VERIFIER
         message = verifier_pb2.VerifierEvents if verifies else drafter_pb2.DrafterEvents
         greeting = {} if self.greeting_load is None else {"load": self.greeting_load}
@@ -122,6 +131,7 @@ class Worker:
                 await context.write(event)
         finally:
             recording.cancel()
+            beating.cancel()
             self.stream_over.set()
 
 
@@ -195,17 +205,20 @@ async def rig() -> AsyncIterator[Rig]:
     metrics = Metrics()
     fleet = Fleet(metrics, clock=lambda: 1234.5)
     store = MemoryStore(TTL_SECONDS)
-    sessions = Sessions(fleet, Priors(store), max_sessions=4, num_speculative_tokens=8)
+    logbook = Logbook(store.logs, ROUTER.worker_id, metrics)
+    sessions = Sessions(fleet, Priors(store), logbook, max_sessions=4, num_speculative_tokens=8)
     server = new_server()
     registry_pb2_grpc.add_RegistryServicer_to_server(Registry(store), server)
     address = bind(server, "127.0.0.1", 0)
     await server.start()
     recruiting = asyncio.create_task(Recruiter(store, fleet, ROUTER, first_difference).run())
+    writing = asyncio.create_task(logbook.run())
     made = Rig(address, fleet, sessions, metrics, store)
     yield made
     sessions.stop()
-    recruiting.cancel()
-    await asyncio.gather(recruiting, return_exceptions=True)
+    for task in (recruiting, writing):
+        task.cancel()
+    await asyncio.gather(recruiting, writing, return_exceptions=True)
     for worker in made.workers:
         await worker.stop()
     await server.stop(None)

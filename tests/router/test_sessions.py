@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from outrider.draft_right import right
 from outrider.errors import InvalidRequest, OutriderError, Overloaded, Unavailable, UnknownModel
 from outrider.rpc import Outbox
 from outrider.v1 import drafter_pb2, verifier_pb2
@@ -20,7 +21,7 @@ async def test_a_session_is_opened_on_both_workers_with_all_that_they_need(rig: 
     opened = await verifier.next_command("open")
     drafted = await drafter.next_command("open")
     assert len(opened.session_id) == len(opened.draft_key) == 16
-    assert (drafted.session_id, drafted.draft_key) == (opened.session_id, opened.draft_key)
+    assert (drafted.session_id, drafted.draft_key) == (opened.session_id, right(opened.draft_key, 0))
     for message in (opened, drafted):
         assert tuple(message.prompt) == PROMPT
         assert list(message.output) == []
@@ -143,7 +144,7 @@ async def test_a_lost_drafter_is_replaced_by_another_that_gets_prompt_and_output
     await first.stop()
     reopened = await second.next_command("open")
     assert reopened.session_id == opened.session_id
-    assert reopened.draft_key == opened.draft_key
+    assert reopened.draft_key == right(opened.draft_key, 1)
     assert tuple(reopened.prompt) == PROMPT
     assert list(reopened.output) == [10, 11]
     verifier.say(**committed(opened.session_id, 5, 12), **finished(opened.session_id))
@@ -170,8 +171,8 @@ async def test_a_drafter_that_gives_a_session_up_does_not_get_it_again(rig: Any)
     verifier, drafter = await rig.verifier(), await rig.drafter("d1")
     running = Running(rig, request())
     sid = (await verifier.next_command("open")).session_id
-    await drafter.next_command("open")
-    drafter.say(ended=[drafter_pb2.DraftEnded(session_id=sid, reason="no room")])
+    draft = await drafter.next_command("open")
+    drafter.say(ended=[drafter_pb2.DraftEnded(session_id=sid, opening=draft.opening, reason="no room")])
     await rig.until(lambda: rig.fleet.drafters["d1"].placed == 0)
     other = await rig.drafter("d2")
     assert (await other.next_command("open")).session_id == sid

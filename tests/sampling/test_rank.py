@@ -31,9 +31,9 @@ def test_the_best_is_the_token_drawn_and_each_next_what_would_be_drawn_without_t
         alone = scores[ROWS.index(row)].clone()[None]
         for token in ranked.ids:
             if row.params.top_p == 1.0:  # else what is left may be another set
-                assert draw(alone, [row], VOCAB - 5).tokens.tolist() == [token]
+                assert draw(alone, [row], VOCAB - 5).tolist() == [token]
             alone[0, token] = -torch.inf
-        assert draw(scores, ROWS, VOCAB - 5).tokens.tolist()[ROWS.index(row)] == ranked.ids[0]
+        assert draw(scores, ROWS, VOCAB - 5).tolist()[ROWS.index(row)] == ranked.ids[0]
 
 
 def test_shares_fall_and_come_to_at_most_one() -> None:

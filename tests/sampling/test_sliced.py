@@ -62,7 +62,7 @@ def test_every_rank_finds_the_token_of_the_whole_vocabulary(size: int, allowed: 
     generator = torch.Generator().manual_seed(size)
     logits = torch.randn(60, VOCAB, generator=generator) * 3
     rows = [Row(rng.choice(KINDS), rng.randrange(10**6), None, ()) for _ in range(60)]
-    expected = draw(logits, rows, allowed).tokens.tolist()
+    expected = draw(logits, rows, allowed).tolist()
     assert len(set(expected)) > (20 if allowed > 3 else 2)
     assert chosen(logits, rows, size, allowed) == [expected] * size
 
@@ -72,7 +72,7 @@ def test_of_equals_the_lowest_id_is_taken() -> None:
     logits[1, [150, 60, 170]] = 4.0
     logits[2, [199 - 1, 100]] = 1.0
     rows = [Row(KINDS[0], 1, None, ())] * 3
-    assert draw(logits, rows).tokens.tolist() == [0, 60, 100]
+    assert draw(logits, rows).tolist() == [0, 60, 100]
     assert chosen(logits, rows, 2, VOCAB) == [[0, 60, 100]] * 2
 
 

@@ -16,6 +16,7 @@ from outrider.v1 import verifier_pb2_grpc
 from outrider.wire.description import WorkerInfo
 from tests.tiny_models import build
 from tests.verifier.talk import Running
+from verifier.drafts_wire import BoundedDrafts
 from verifier.service import VerifierService
 from verifier.stepper import Stepper
 
@@ -28,12 +29,14 @@ async def verifier(tmp_path: Path) -> AsyncIterator[Running]:
     service = VerifierService(WorkerInfo(identity, engine.info, engine.pool.num_blocks, 16), tokenizer)
     stepper = Stepper(engine, Limits(), service.on_step, time.monotonic)
     service.use(stepper)
-    server = new_server()
+    server = new_server(BoundedDrafts())
     verifier_pb2_grpc.add_VerifierServicer_to_server(service, server)
     address = bind(server, "127.0.0.1", 0)
     await server.start()
     steps = asyncio.create_task(stepper.run())
     async with channel(address) as connection:
-        yield Running(service, stepper, verifier_pb2_grpc.VerifierStub(connection), identity)
+        yield Running(service, stepper, verifier_pb2_grpc.VerifierStub(connection), identity, connection)
+    if steps.done():
+        steps.result()  # raises what ended them
     steps.cancel()
     await server.stop(0)

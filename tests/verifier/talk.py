@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc.aio
 
+from outrider.draft_right import right
 from outrider.rpc import Identity, Role
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
@@ -26,6 +27,7 @@ class Running:
     stepper: Stepper
     stub: verifier_pb2_grpc.VerifierStub
     identity: Identity
+    connection: grpc.aio.Channel
 
 
 @dataclass
@@ -55,8 +57,10 @@ class Talk:
         return message
 
 
-def hello(role: Role, tokenizer_hash: str = "", version: int = 1) -> common_pb2.Hello:
-    message = Identity(role, "peer", 2, "", tokenizer_hash).hello()
+def hello(
+    role: Role, tokenizer_hash: str = "", version: int = 1, worker_id: str = "peer"
+) -> common_pb2.Hello:
+    message = Identity(role, worker_id, 2, "", tokenizer_hash).hello()
     message.protocol_version = version
     return message
 
@@ -68,11 +72,17 @@ async def router(verifier: Running) -> Talk:
     return talk
 
 
-async def drafter(verifier: Running) -> Talk:
+async def drafter(verifier: Running, worker_id: str = "peer") -> Talk:
     talk = Talk.start(verifier.stub.Speculate)
-    talk.say(verifier_pb2.DraftBatch(hello=hello(Role.DRAFTER, verifier.identity.tokenizer_hash)))
+    talk.say(greeting(verifier, worker_id))
     assert (await talk.hear()).hello.worker_id == "v"
     return talk
+
+
+def greeting(verifier: Running, worker_id: str = "peer") -> verifier_pb2.DraftBatch:
+    """A drafter's first message."""
+    said = hello(Role.DRAFTER, verifier.identity.tokenizer_hash, worker_id=worker_id)
+    return verifier_pb2.DraftBatch(hello=said)
 
 
 def open_session(session_id: bytes, max_tokens: int = 4, **changed: Any) -> verifier_pb2.VerifierCommand:
@@ -88,8 +98,9 @@ def open_session(session_id: bytes, max_tokens: int = 4, **changed: Any) -> veri
     )
 
 
-def attach(session_id: bytes, key: bytes = KEY) -> verifier_pb2.DraftBatch:
-    return verifier_pb2.DraftBatch(attach=[verifier_pb2.Attach(session_id=session_id, draft_key=key)])
+def attach(session_id: bytes, key: bytes = KEY, turn: int = 0) -> verifier_pb2.DraftBatch:
+    shown = right(key, turn)
+    return verifier_pb2.DraftBatch(attach=[verifier_pb2.Attach(session_id=session_id, draft_key=shown)])
 
 
 async def output(talk: Talk, session_id: bytes) -> list[int]:

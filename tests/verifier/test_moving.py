@@ -42,11 +42,30 @@ async def test_draining_finishes_what_is_there_and_takes_nothing_new(verifier: R
     talk.say(open_session(b"t" * 16))
     refused = await failure(talk)
     assert (refused.session_id, refused.code) == (b"t" * 16, grpc.StatusCode.UNAVAILABLE.value[0])
-    idle = asyncio.create_task(verifier.service.until_idle())
-    await output(talk, b"s" * 16)
-    assert not idle.done()  # who hears that the verifier leaves hangs up: the end has to be there before
-    await idle
+    await verifier.service.until_idle()
+    await (
+        verifier.service.part()
+    )  # who hears that the verifier leaves hangs up: the end has to be there before
+    assert len(await output(talk, b"s" * 16)) > 100
+    while await talk.call.read() is not grpc.aio.EOF:
+        pass
+    assert await talk.call.code() is grpc.StatusCode.OK
     assert verifier.service.load().draining
+
+
+async def test_what_a_verifier_that_leaves_gives_back_is_heard_before_its_stream_ends(
+    verifier: Running,
+) -> None:
+    talk = await router(verifier)
+    talk.say(open_session(b"s" * 16, max_tokens=1000))
+    assert (await talk.hear()).committed
+    verifier.service.drain()
+    verifier.service.give_back()
+    await verifier.service.part()
+    assert (await failure(talk)).code == grpc.StatusCode.UNAVAILABLE.value[0]
+    late = Talk.start(verifier.stub.Sessions)
+    late.say(verifier_pb2.VerifierCommand(hello=hello(Role.ROUTER)))
+    assert await late.call.code() is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_what_is_given_back_can_go_on_elsewhere(verifier: Running) -> None:
@@ -131,11 +150,11 @@ async def test_a_step_that_fails_ends_what_it_ran_and_not_what_was_opened_anew_m
     former.say(open_session(b"s" * 16))
     await asyncio.to_thread(running.wait)
     before = verifier.stepper.get(b"s" * 16)
-    talk.say(open_session(b"s" * 16))
+    talk.say(open_session(b"s" * 16, max_tokens=5))  # another request
     while verifier.stepper.get(b"s" * 16) is before:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     go_on.set()
-    assert len(await output(talk, b"s" * 16)) == 4
+    assert len(await output(talk, b"s" * 16)) == 5
 
 
 async def test_a_session_that_was_cancelled_on_its_way_here_does_not_begin(verifier: Running) -> None:

@@ -23,7 +23,6 @@ VERIFIER = Identity(Role.VERIFIER, "v", 7, "model", "tokenizer")
         ({"role": "ROLE_DRAFTER"}, "expected a verifier here; the peer's role is ROLE_DRAFTER"),
         ({"role": 77}, "the peer's role is unknown"),
         ({"worker_id": ""}, "worker_id is empty"),
-        ({"model_fingerprint": "x"}, "fingerprint 'x', expected 'model'"),
         ({"tokenizer_hash": "y"}, "hash 'y', expected 'tokenizer'"),
     ],
 )
@@ -35,12 +34,12 @@ def test_a_hello_that_does_not_fit_is_refused_by_its_first_difference(
         setattr(hello, field, common_pb2.Role.Value(value) if value == "ROLE_DRAFTER" else value)
     message = verifier_pb2.VerifierEvents(hello=hello)
     with pytest.raises(PeerRefused, match=sentence):
-        check_hello(message, Role.VERIFIER, model_fingerprint="model", tokenizer_hash="tokenizer")
+        check_hello(message, Role.VERIFIER, tokenizer_hash="tokenizer")
 
 
 def test_a_hello_that_fits_gives_the_identity() -> None:
     command = verifier_pb2.VerifierCommand(hello=VERIFIER.hello())
-    assert check_hello(command, Role.VERIFIER, model_fingerprint="model") == VERIFIER
+    assert check_hello(command, Role.VERIFIER) == VERIFIER
 
 
 def test_a_stream_that_does_not_begin_with_a_hello_is_refused() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 import yaml
 
 from deploy.app import LEAVE_SECONDS, build
+from deploy.args import parse as parse_arguments
 from deploy.validate import CRD_VARIABLE, find_crd, main, validate
 from deploy.validation.finding import Manifest, groups
 from deploy.validation.render import kubectl, parse, render
@@ -91,7 +94,7 @@ def test_the_application_takes_its_store_from_the_environment(monkeypatch: pytes
     """So that no password stands in the configuration of a RayService."""
     address = "redis://:secret@outrider-redis:6379/0"
     monkeypatch.setenv("OUTRIDER_STORE", address)
-    _, store, *workers = build({})._bound_deployment.init_args
+    _, store, *workers = build({"insecure": True})._bound_deployment.init_args
     assert store == address
     assert [worker._bound_deployment.init_args[-1] for worker in workers] == [address] * 2
     monkeypatch.delenv("OUTRIDER_STORE")
@@ -192,3 +195,42 @@ def test_replicas_have_the_time_that_they_may_take_to_leave(overlay: str, render
         env = {entry["name"]: entry.get("value") for entry in group.containers[0]["env"]}
         drain = float(env["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
         assert ours[group.name] + LEAVE_SECONDS < drain < group.pod["terminationGracePeriodSeconds"]
+
+
+def test_certificates_reach_every_pod_and_fit_the_names_that_workers_register(tmp_path: Path) -> None:
+    """components/tls beside an overlay: the Secret that cert-manager makes is the one that pods mount."""
+    program = kubectl()
+    if program is None:
+        pytest.skip("kubectl is not installed: the overlays cannot be rendered")
+    parts = {
+        "resources": [os.path.relpath(KUBERAY / "overlays" / "gpu", tmp_path)],
+        "components": [os.path.relpath(KUBERAY / "components" / "tls", tmp_path)],
+    }
+    (tmp_path / "kustomization.yaml").write_text(json.dumps({"namespace": "outrider", **parts}))
+    manifests = render(tmp_path, program)
+    assert validate(manifests, None).findings == []
+    certificate = one(manifests, "Certificate", "outrider-tls")["spec"]
+    for group in groups(one(manifests, "RayService")):
+        mounts = {mount["name"]: mount["mountPath"] for mount in group.containers[0].get("volumeMounts", [])}
+        secrets = {
+            volume["name"]: volume["secret"]["secretName"]
+            for volume in group.pod.get("volumes", [])
+            if "secret" in volume
+        }
+        if group.name != "head":  # which runs no replica
+            assert (mounts["tls"], secrets["tls"]) == ("/tls", certificate["secretName"])
+            assert ("models" in mounts) == (group.name != "router")
+    files = {"cert": "/tls/tls.crt", "key": "/tls/tls.key", "ca": "/tls/ca.crt"}  # as cert-manager names them
+    told = parse_arguments({"tls": {**files, "domain": "outrider.pod.cluster.local"}})
+    name = told.network.advertised("10.0.0.1")
+    assert certificate["dnsNames"] == [f"*.{name.partition('.')[2]}"]
+
+
+def test_only_routers_are_told_the_clients_keys(rendered: Rendered) -> None:
+    for overlay in OVERLAYS:
+        told = {
+            group.name
+            for group in groups(one(rendered(overlay), "RayService"))
+            if any(entry["name"] == "OUTRIDER_API_KEYS" for entry in group.containers[0].get("env", []))
+        }
+        assert told == {"router"}

@@ -210,4 +210,4 @@ def expected() -> Callable[..., str]:
 
 
 # One worker in each pool, of the demo pair.
-DEMO = {"target": str(TARGET), "draft": str(DRAFT), "name": "demo"}
+DEMO = {"target": str(TARGET), "draft": str(DRAFT), "name": "demo", "insecure": True}

@@ -189,7 +189,8 @@ def test_a_streamed_answer_comes_in_pieces_that_make_the_text(
 ) -> None:
     body = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0, "ignore_eos": True, "stream": True}
     with application.http.stream("POST", "/v1/completions", json=body) as response:
-        events = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+        lines = list(response.iter_lines())
+    events = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
     assert events[-1] == "[DONE]"
     pieces = [json.loads(event)["choices"][0]["text"] for event in events[:-1]]
     assert len(pieces) > 1

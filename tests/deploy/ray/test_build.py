@@ -36,13 +36,18 @@ def deployments(application: Application) -> set[str]:
     ("args", "names"),
     [
         ({}, {"Router", "Verifier", "Drafter", "Registry"}),
-        ({"store": "redis://host:6379/0"}, {"Router", "Verifier", "Drafter"}),
+        ({"store": "redis://10.0.0.1:6379/0", "insecure": True}, {"Router", "Verifier", "Drafter"}),
         ({"target": "T"}, {"Router", "Verifier", "Registry"}),
         ({"target": "T", "draft": "D", "store": "rediss://host"}, {"Router", "Verifier", "Drafter"}),
     ],
 )
 def test_there_is_a_deployment_for_each_pool(args: dict[str, Any], names: set[str]) -> None:
     assert deployments(build(args)) == names
+
+
+def test_a_store_that_is_not_encrypted_is_to_be_called_insecure() -> None:
+    with pytest.raises(StartupError, match="--store is on another machine and not encrypted"):
+        build({"store": "redis://10.0.0.1:6379/0"})
 
 
 def test_wrong_arguments_end_the_build_with_a_sentence() -> None:

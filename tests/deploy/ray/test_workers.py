@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from ray.exceptions import RayActorError
 
 from deploy.args import parse
 from deploy.workers import Replica, drafter_config, verifier_config
-from outrider.errors import PeerLost, PeerRefused, Unhealthy
+from outrider.errors import PeerLost, PeerRefused, StartupError, Unhealthy
+from outrider.tls import TlsFiles
 
 
 class Worker:
@@ -85,12 +87,33 @@ async def test_one_that_has_ended_is_dead(
 
 def test_a_worker_is_told_what_its_pool_was_told() -> None:
     given: dict[str, Any] = {"kv_memory": "2GiB", "threads": 3, "device": "cuda", "prefill_chunk": 64}
-    told = parse({"verifier": {**given, "tensor_parallel_size": 2, "drain_seconds": 5}, "drafter": given})
-    verifier = verifier_config("T", "mine", told.verifier, "10.0.0.1")
+    pools = {"verifier": {**given, "tensor_parallel_size": 2, "drain_seconds": 5}, "drafter": given}
+    told = parse({**pools, "insecure": True})
+    verifier = verifier_config("T", "mine", told.verifier, told.network, "10.0.0.1")
     assert (verifier.served_name, verifier.drain_seconds, verifier.tensor_parallel_size) == ("mine", 5, 2)
-    drafter = drafter_config("org/D", told.drafter, "10.0.0.1")
+    drafter = drafter_config("org/D", told.drafter, told.network, "10.0.0.1")
     assert (drafter.draft, drafter.tensor_parallel_size) == ("org/D", 1)
     for config in (verifier, drafter):
         assert config.advertised_address(9) == "10.0.0.1:9"
         assert (config.kv_memory_bytes, config.threads, config.prefill_chunk) == (2 * 2**30, 3, 64)
         assert (config.device, config.dtype) == ("cuda", "bfloat16")
+
+
+def test_a_worker_listens_to_other_nodes_only_with_certificates_or_where_that_is_said_to_be_insecure() -> (
+    None
+):
+    told = parse({})
+    with pytest.raises(StartupError, match=r"--host 10\.0\.0\.1 is reached from other machines"):
+        verifier_config("T", None, told.verifier, told.network, "10.0.0.1")
+    assert drafter_config("D", told.drafter, told.network, "127.0.0.1").tls is None
+
+
+def test_with_certificates_a_worker_is_reached_by_a_name_that_they_can_hold() -> None:
+    files = {"cert": "/tls/tls.crt", "key": "/tls/tls.key", "ca": "/tls/ca.crt"}
+    told = parse({"tls": {**files, "domain": "outrider.pod.cluster.local"}})
+    config = verifier_config("T", None, told.verifier, told.network, "10.0.0.1")
+    assert config.advertised_address(9) == "10-0-0-1.outrider.pod.cluster.local:9"
+    assert config.tls == TlsFiles(Path("/tls/tls.crt"), Path("/tls/tls.key"), Path("/tls/ca.crt"))
+    by_address = parse({f"tls.{name}": path for name, path in files.items()})  # as on a command line
+    config = verifier_config("T", None, by_address.verifier, by_address.network, "10.0.0.1")
+    assert config.advertised_address(9) == "10.0.0.1:9"

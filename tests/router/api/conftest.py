@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import httpx
 import pytest
@@ -32,8 +33,9 @@ async def client_of(metrics: Metrics) -> AsyncIterator[Callable[..., httpx.Async
     """An HTTP client of the application over a runner, without a socket."""
     clients = []
 
-    def make(runner: SessionRunner, **settings: int) -> httpx.AsyncClient:
-        app = create_app(runner, metrics, draw_below=lambda limit: DRAWN, clock=lambda: 1234.5, **settings)
+    def make(runner: SessionRunner, **settings: Any) -> httpx.AsyncClient:
+        settings = {"clock": lambda: 1234.5, **settings}
+        app = create_app(runner, metrics, draw_below=lambda limit: DRAWN, **settings)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         clients.append(httpx.AsyncClient(transport=transport, base_url="http://router"))
         return clients[-1]
@@ -48,8 +50,8 @@ async def serve(metrics: Metrics) -> AsyncIterator[Callable[[SessionRunner], Awa
     """A real server on a free port; gives its URL."""
     servers: list[tuple[uvicorn.Server, asyncio.Task[None]]] = []
 
-    async def start(runner: SessionRunner) -> str:
-        app: FastAPI = create_app(runner, metrics, draw_below=lambda limit: DRAWN)
+    async def start(runner: SessionRunner, **settings: Any) -> str:
+        app: FastAPI = create_app(runner, metrics, draw_below=lambda limit: DRAWN, **settings)
         listener = socket.create_server(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
         servers.append((server, asyncio.create_task(server.serve(sockets=[listener]))))

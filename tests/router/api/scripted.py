@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
 
 from tokenizers import (
     AddedToken,
@@ -17,11 +19,12 @@ from tokenizers import (
     trainers,
 )
 
-from outrider.errors import UnknownModel
+from outrider.errors import Overloaded, Superseded, Unavailable, UnknownModel, UnknownSession
 from outrider.wire.codec import SessionId
 from router.requests import (
     FinishReason,
     GenerationRequest,
+    Recalled,
     ServedModel,
     SessionEnded,
     SessionEvent,
@@ -120,21 +123,42 @@ def steps(ids: Sequence[int], width: int = 1) -> list[SessionEvent]:
     return [*events, SessionEnded(FinishReason.LENGTH)]
 
 
+Script = Callable[[GenerationRequest], Sequence[SessionEvent | Exception | None]]
+
+
+@dataclass
+class Log:
+    """What is known of a session, by all runners that share the logs."""
+
+    recalled: Recalled
+    events: list[SessionEvent] = field(default_factory=list)
+    takes: int = 1  # how often the session was taken: the last one has it
+
+
+Logs = dict[SessionId, Log]
+
+
 class ScriptedRunner:
-    """Replays what `script` makes of a request. A None there waits until the session is closed."""
+    """Replays what `script` makes of a request. A None there waits until `go_on` is set.
+
+    `logs` may be shared with other runners, as routers share a store. `forgets`: a log lacks that many of the
+    last events, as after the loss of a router that had not written them yet."""
 
     def __init__(
-        self,
-        model: ServedModel,
-        script: Callable[[GenerationRequest], Sequence[SessionEvent | Exception | None]],
+        self, model: ServedModel, script: Script, logs: Logs | None = None, forgets: int = 0
     ) -> None:
         self._model = model
         self._script = script
+        self.logs: Logs = {} if logs is None else logs
+        self._forgets = forgets
         self.is_ready = True
+        self.is_full = False
+        self.store_is_away = False
         self.requests: list[GenerationRequest] = []
         self.open = 0
         self.cancelled: list[SessionId] = []
         self.waiting = asyncio.Event()  # a session has come to a None
+        self.go_on = asyncio.Event()
 
     def model(self, name: str) -> ServedModel:
         if name not in ("", self._model.name):
@@ -147,24 +171,76 @@ class ScriptedRunner:
     def ready(self) -> bool:
         return self.is_ready
 
+    def check_room(self) -> None:
+        if self.is_full:
+            raise Overloaded("full", retry_after=7)
+
+    def degraded(self) -> str:
+        return "the store is away" if self.store_is_away else ""
+
     def cancel(self, session_id: SessionId) -> None:
         self.cancelled.append(session_id)
 
-    async def run(self, request: GenerationRequest) -> AsyncGenerator[SessionEvent, None]:
+    async def run(
+        self, request: GenerationRequest, answer: bytes = b""
+    ) -> AsyncGenerator[SessionEvent, None]:
         self.requests.append(request)
+        log = Log(Recalled(request, answer))
+        if request.session_id is not None:
+            assert self.logs.setdefault(request.session_id, log) is log, "a session id was used twice"
+        async with aclosing(self._go_on(log)) as events:
+            async for event in events:
+                yield event
+
+    async def recall(self, session_id: SessionId) -> Recalled:
+        if self.store_is_away:
+            raise Unavailable("the store is away")
+        if session_id not in self.logs:
+            raise UnknownSession("no such session, or it has expired")
+        return self.logs[session_id].recalled
+
+    async def resume(self, session_id: SessionId) -> AsyncGenerator[SessionEvent, None]:
+        await self.recall(session_id)
+        log = self.logs[session_id]
+        log.takes += 1
+        del log.events[max(0, len(log.events) - self._forgets) :]
+        for event in list(log.events):
+            yield event
+        if not (log.events and isinstance(log.events[-1], SessionEnded)):
+            async with aclosing(self._go_on(log)) as events:
+                async for event in events:
+                    yield event
+
+    async def _go_on(self, log: Log) -> AsyncGenerator[SessionEvent, None]:
         self.open += 1
+        mine = log.takes
         try:
-            for event in self._script(request):
+            known = sum(len(event.tokens) for event in log.events if isinstance(event, TokensCommitted))
+            for event in self._script(log.recalled.request):
+                if known and isinstance(event, TokensCommitted):
+                    event, known = _beyond(event, known), max(0, known - len(event.tokens))
+                    if not event.tokens:
+                        continue
+                elif known:
+                    continue
                 await asyncio.sleep(0)
+                if log.takes != mine:
+                    raise Superseded("the session goes on elsewhere")
                 if event is None:
                     self.waiting.set()
-                    await asyncio.Event().wait()
+                    await self.go_on.wait()
                 elif isinstance(event, Exception):
                     raise event
                 else:
+                    log.events.append(event)
                     yield event
         finally:
             self.open -= 1
+
+
+def _beyond(step: TokensCommitted, known: int) -> TokensCommitted:
+    """The step without its first `known` tokens."""
+    return TokensCommitted(step.tokens[known:], max(0, step.accepted - known), max(0, step.verified - known))
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -32,10 +32,14 @@ async def run(
     script: list[SessionEvent | Exception | None], metrics: Metrics, **fields: object
 ) -> tuple[list[Chunk], Result, ScriptedRunner]:
     runner, made = ScriptedRunner(MODEL, lambda request: script), generation(**fields)
-    items = [item async for item in generate(runner, made, made.sessions[0], metrics)]
+    items = [item async for item in generate(runner.run(made.sessions[0]), made, made.sessions[0], metrics)]
     *chunks, result = items
     assert isinstance(result, Result) and all(isinstance(chunk, Chunk) for chunk in chunks)
     return chunks, result, runner  # type: ignore[return-value]
+
+
+def whole(chunks: list[Chunk], result: Result) -> str:
+    return "".join(chunk.text for chunk in chunks) + result.text
 
 
 @pytest.mark.parametrize("width", [1, 3, 50])
@@ -43,7 +47,7 @@ async def test_text_tokens_usage_and_statistics(width: int, metrics: Metrics) ->
     text = "naïve café, 中文 and 😀👍🏽"
     ids = ids_of(text)
     chunks, result, _ = await run(steps(ids, width), metrics)
-    assert "".join(chunk.text for chunk in chunks) == text
+    assert whole(chunks, result) == text
     assert not any("\ufffd" in chunk.text for chunk in chunks)
     assert [id for chunk in chunks for id in chunk.token_ids] == ids
     assert result.finish_reason is FinishReason.LENGTH
@@ -60,7 +64,7 @@ async def test_a_stop_string_ends_text_count_and_session_at_its_last_token(
     ids = ids_of("the quick STOP there")
     through = next(n for n in range(len(ids) + 1) if "STOP" in TOKENIZER.decode(ids[:n]))
     chunks, result, runner = await run([*steps(ids, width)[:-1], None], metrics, stop=["STOP", "zzz"])
-    assert "".join(chunk.text for chunk in chunks) == "the quick "
+    assert whole(chunks, result) == "the quick "
     assert result.finish_reason is FinishReason.STOP
     assert result.usage.completion_tokens == through
     assert [id for chunk in chunks for id in chunk.token_ids] == ids[:through]
@@ -69,14 +73,14 @@ async def test_a_stop_string_ends_text_count_and_session_at_its_last_token(
 
 async def test_what_only_began_like_a_stop_string_comes_at_the_end(metrics: Metrics) -> None:
     chunks, result, _ = await run(steps(ids_of("the fox STO")), metrics, stop="STOP")
-    assert "".join(chunk.text for chunk in chunks) == "the fox STO"
+    assert whole(chunks, result) == "the fox STO"
     assert result.finish_reason is FinishReason.LENGTH
 
 
 async def test_a_stop_string_completed_only_by_the_last_broken_character(metrics: Metrics) -> None:
     broken = [TOKENIZER.token_to_id(c) for c in "aðŁ"]
     chunks, result, _ = await run(steps(broken), metrics, stop="\ufffd")
-    assert "".join(chunk.text for chunk in chunks) == "a"
+    assert whole(chunks, result) == "a"
     assert result.finish_reason is FinishReason.STOP
 
 
@@ -91,7 +95,9 @@ async def test_the_token_that_ends_the_text_is_counted_and_not_shown(metrics: Me
             SessionEnded(FinishReason.STOP),
         ]
         runner = ScriptedRunner(MODEL, lambda request, events=events: events)
-        chunk, result = [item async for item in generate(runner, made, made.sessions[0], metrics)]
+        chunk, result = [
+            item async for item in generate(runner.run(made.sessions[0]), made, made.sessions[0], metrics)
+        ]
         assert isinstance(chunk, Chunk) and isinstance(result, Result)
         assert chunk.text == "the fox" and chunk.token_ids[-1] == end
         assert result.usage.completion_tokens == len(chunk.token_ids)
@@ -102,7 +108,7 @@ async def test_with_ignore_eos_an_ordinary_end_token_is_text(metrics: Metrics) -
     ordinary = TOKENIZER.token_to_id("w→rd")
     made = replace(made, model=replace(MODEL, eos_token_ids=frozenset({ordinary})))
     runner = ScriptedRunner(MODEL, lambda request: steps([ordinary, *ids_of("x")], 2))
-    chunks = [item async for item in generate(runner, made, made.sessions[0], metrics)]
+    chunks = [item async for item in generate(runner.run(made.sessions[0]), made, made.sessions[0], metrics)]
     assert isinstance(chunks[0], Chunk) and chunks[0].text == "w→rdx"
 
 
@@ -110,7 +116,7 @@ async def test_an_error_keeps_what_was_given_before_and_counts_as_one(metrics: M
     script = [*steps(ids_of("the fox"))[:-1], Unavailable("the verifier was lost")]
     runner, made, text = ScriptedRunner(MODEL, lambda request: script), generation(), ""
     with pytest.raises(Unavailable):
-        async for item in generate(runner, made, made.sessions[0], metrics):
+        async for item in generate(runner.run(made.sessions[0]), made, made.sessions[0], metrics):
             assert isinstance(item, Chunk)
             text += item.text
     assert text == "the fox"
@@ -126,7 +132,7 @@ async def test_a_session_without_an_end_is_an_error(metrics: Metrics) -> None:
 async def test_closing_closes_every_session(metrics: Metrics) -> None:
     runner = ScriptedRunner(MODEL, lambda request: [*steps(ids_of("x"))[:-1], None])
     made = generation(prompt=["the", "fox", "jumps"])
-    async with aclosing(generate_all(runner, made, metrics)) as items:
+    async with aclosing(generate_all(runner.run, made, metrics)) as items:
         await anext(items)
         await until(lambda: runner.open == 3)
     assert runner.open == 0
@@ -139,10 +145,11 @@ async def test_sessions_run_side_by_side_and_one_error_ends_all(metrics: Metrics
     both = asyncio.Barrier(2)
 
     class Together(ScriptedRunner):
-        async def run(self, request):  # type: ignore[no-untyped-def]
+        async def run(self, request, answer=b""):  # type: ignore[no-untyped-def]
             await both.wait()
-            async for event in super().run(request):
-                yield event
+            async with aclosing(super().run(request, answer)) as events:
+                async for event in events:
+                    yield event
 
     def script(request: object) -> list[SessionEvent | Exception | None]:
         if request is made.sessions[0]:
@@ -151,6 +158,6 @@ async def test_sessions_run_side_by_side_and_one_error_ends_all(metrics: Metrics
 
     runner = Together(MODEL, script)
     with pytest.raises(Unavailable):
-        async for _ in generate_all(runner, made, metrics):
+        async for _ in generate_all(runner.run, made, metrics):
             pass
     assert runner.open == 0

@@ -212,7 +212,9 @@ async def test_cancel_names_the_session_that_started_told(connect: Connect) -> N
 async def test_cancel_of_something_that_is_no_id_is_refused(connect: Connect, id: str) -> None:
     runner = answering()
     stub = generation_pb2_grpc.GenerationStub(await connect(runner))
-    with pytest.raises(grpc.aio.AioRpcError, match="id must be the one that Started told") as refusal:
+    with pytest.raises(
+        grpc.aio.AioRpcError, match="id must be that of an answer: 32 hexadecimal digits"
+    ) as refusal:
         await stub.Cancel(generation_pb2.CancelRequest(id=id))
     assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert runner.cancelled == []

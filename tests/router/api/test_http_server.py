@@ -53,7 +53,7 @@ async def test_a_client_that_leaves_closes_its_sessions(
 
 
 async def test_a_client_that_leaves_while_the_stream_is_running(serve: Serve) -> None:
-    runner = ScriptedRunner(MODEL, lambda request: steps(IDS * 100_000))
+    runner = ScriptedRunner(MODEL, lambda request: steps(IDS * 5_000))
     url = await serve(runner)
     async with (
         httpx.AsyncClient() as client,

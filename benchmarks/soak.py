@@ -1,0 +1,238 @@
+"""Whether memory stays flat under load that never ends.
+
+    python benchmarks/soak.py --minutes 30 --write benchmarks/results/soak-demo.json --plot soak.png
+
+Real processes on one machine, kept full by clients of three kinds: some read as fast as they can and ask
+again at once, some read one token a second, and some vanish in the middle of an answer or before it begins.
+The resident memory of each process is sampled all the time. Told is its slope over the second half, by least
+squares, with a 95 % confidence interval; samples are thinned first, as neighbours are nearly the same sample.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import socket
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from scipy import stats
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.serving import ask, http_client, serving
+from demo.heldout import heldout_prompts
+from outrider.cli.bench import machine
+
+CONSOLE = Console()
+SAMPLE_SECONDS = 1.0
+THINNED = 10  # samples that become one, their median
+LEAST_POINTS = 5  # for a slope; a short soak is thinned less
+SLOW_BUFFER = 4096  # bytes that the kernel keeps for a client that reads slowly
+PAUSE_SECONDS = 0.2  # of a client that was refused
+GOAL_SHARE = 0.01  # of a process's memory: most growth in half an hour that counts as flat
+MIB = 2**20
+
+Json = dict[str, object]
+
+
+@dataclass
+class Soak:
+    """What the clients do, and what was seen of it."""
+
+    url: str
+    prompts: list[str]
+    max_tokens: int
+    rng: random.Random
+    until: float
+    ended: Counter[str] = field(default_factory=Counter)
+
+    async def quick(self) -> None:
+        """Reads as fast as it can, and asks again."""
+        async with http_client(self.url) as client:
+            while time.monotonic() < self.until:
+                answer = await ask(client, self.rng.choice(self.prompts), self.max_tokens)
+                self.ended[f"quick {answer.status}"] += 1
+                if answer.status != 200:
+                    await asyncio.sleep(PAUSE_SECONDS)
+
+    async def slow(self) -> None:
+        """Reads about one event a second."""
+        while time.monotonic() < self.until:
+            reader, writer = await self._asked()
+            with suppress(ConnectionError, asyncio.IncompleteReadError):
+                while time.monotonic() < self.until and await reader.readline():
+                    await reader.readline()  # the empty line after an event
+                    await asyncio.sleep(1.0)
+            writer.close()
+            self.ended["slow"] += 1
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    async def vanishing(self) -> None:
+        """Hangs up after some events, or before the first."""
+        while time.monotonic() < self.until:
+            reader, writer = await self._asked()
+            with suppress(ConnectionError):
+                for _ in range(self.rng.choice((0, 0, 8, 40))):
+                    if not await reader.readline():
+                        break
+            writer.transport.abort()
+            self.ended["vanished"] += 1
+            await asyncio.sleep(self.rng.random() * PAUSE_SECONDS)
+
+    async def _asked(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection on which a streamed completion was asked for."""
+        place = urlsplit(self.url)
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SLOW_BUFFER)
+        connection.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(connection, (place.hostname, place.port))
+        reader, writer = await asyncio.open_connection(sock=connection, limit=2 * SLOW_BUFFER)
+        prompt = self.rng.choice(self.prompts)
+        body = json.dumps(
+            {"prompt": prompt, "max_tokens": self.max_tokens, "ignore_eos": True, "stream": True}
+        )
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: {place.netloc}\r\ncontent-type: application/json\r\n"
+        writer.write(f"{head}content-length: {len(body.encode())}\r\n\r\n{body}".encode())
+        await writer.drain()
+        return reader, writer
+
+
+def resident_bytes(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def slope(seconds: list[float], values: list[float]) -> Json:
+    """Bytes a second over the second half, as MiB an hour, and whether that is flat."""
+    half = len(seconds) // 2
+    width = max(1, min(THINNED, half // LEAST_POINTS))
+    thin = [
+        (seconds[start + width // 2], sorted(values[start : start + width])[width // 2])
+        for start in range(half, len(seconds) - width + 1, width)
+    ]
+    if len(thin) < LEAST_POINTS:
+        raise SystemExit("the soak was too short for a slope: give it more --minutes")
+    fit = stats.linregress([at for at, _ in thin], [value for _, value in thin])
+    reach = float(stats.t.ppf(0.975, len(thin) - 2)) * float(fit.stderr)
+    an_hour = 3600 / MIB
+    growth = float(fit.slope) * 1800  # in half an hour
+    return {
+        "slope_mib_an_hour": round(float(fit.slope) * an_hour, 3),
+        "confidence_95_mib_an_hour": [
+            round((float(fit.slope) - reach) * an_hour, 3),
+            round((float(fit.slope) + reach) * an_hour, 3),
+        ],
+        "last_mib": round(values[-1] / MIB, 1),
+        "most_mib": round(max(values) / MIB, 1),
+        "flat": float(fit.slope) - reach <= 0 or growth < GOAL_SHARE * values[-1],
+        "points": len(thin),
+    }
+
+
+async def sample(pids: dict[str, int], until: float) -> tuple[list[float], dict[str, list[float]]]:
+    """Seconds since the beginning, and the resident memory of each process in bytes."""
+    began, seconds = time.monotonic(), []
+    memory: dict[str, list[float]] = {name: [] for name in pids}
+    while (now := time.monotonic()) < until:
+        seconds.append(now - began)
+        for name, pid in pids.items():
+            memory[name].append(resident_bytes(pid))
+        await asyncio.sleep(SAMPLE_SECONDS)
+    return seconds, memory
+
+
+async def run(
+    target: str, draft: str | None, minutes: float, clients: tuple[int, int, int], max_tokens: int, seed: int
+) -> tuple[Json, list[float], dict[str, list[float]]]:
+    quick, slow, vanishing = clients
+    async with serving(target, draft, max_sessions=quick + slow) as service:
+        until = time.monotonic() + 60 * minutes
+        soak = Soak(service.url, heldout_prompts(64), max_tokens, random.Random(seed), until)
+        kinds = [soak.quick] * quick + [soak.slow] * slow + [soak.vanishing] * vanishing
+        asking = [asyncio.create_task(kind()) for kind in kinds]
+        seconds, memory = await sample(service.pids, until)
+        for task in asking:
+            task.cancel()
+        failures = [
+            repr(done)
+            for done in await asyncio.gather(*asking, return_exceptions=True)
+            if isinstance(done, Exception)
+        ]
+    found: Json = {
+        "answers": dict(soak.ended),
+        "clients_failed": failures,
+        "processes": {name: slope(seconds, values) for name, values in memory.items()},
+    }
+    return found, seconds, memory
+
+
+def draw(path: Path, seconds: list[float], memory: dict[str, list[float]]) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for name, values in memory.items():
+        axes.plot([at / 60 for at in seconds], [value / MIB for value in values], label=name)
+    axes.set(xlabel="minutes", ylabel="resident memory, MiB", ylim=(0, None))
+    axes.legend()
+    figure.savefig(path)
+
+
+def main(
+    target: Annotated[str, typer.Option(help="Folder of the target.")] = "demo/models/target",
+    draft: Annotated[
+        str, typer.Option(help="Folder of the draft model; empty = none.")
+    ] = "demo/models/draft",
+    minutes: Annotated[float, typer.Option(min=0.1, help="How long it lasts.")] = 30.0,
+    quick: Annotated[int, typer.Option(min=1, help="Clients that read as fast as they can.")] = 24,
+    slow: Annotated[int, typer.Option(min=0, help="Clients that read one token a second.")] = 8,
+    vanishing: Annotated[int, typer.Option(min=0, help="Clients that hang up.")] = 4,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Output tokens of each request.")] = 200,
+    seed: Annotated[int, typer.Option(help="Of what the clients choose.")] = 1,
+    write: Annotated[Path | None, typer.Option(help="File to keep the result in, as JSON.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="File to draw the memory in, as PNG.")] = None,
+) -> None:
+    """Keep a service full and watch its memory."""
+    clients = (quick, slow, vanishing)
+    found, seconds, memory = asyncio.run(run(target, draft or None, minutes, clients, max_tokens, seed))
+    table = Table("process", "MiB at the end", "slope, MiB/h", "95 % confidence", "flat")
+    processes = found["processes"]
+    assert isinstance(processes, dict)
+    for name, one in processes.items():
+        low, high = one["confidence_95_mib_an_hour"]
+        shown = (one["last_mib"], one["slope_mib_an_hour"], f"{low} to {high}", one["flat"])
+        table.add_row(name, *map(str, shown))
+    CONSOLE.print(table)
+    CONSOLE.print(f"answers: {found['answers']}; clients that failed: {found['clients_failed'] or 'none'}")
+    result: Json = {
+        "command": "python " + " ".join(sys.argv),
+        "machine": machine(),
+        "versions": {name: version(name) for name in ("torch", "transformers", "grpcio")},
+        "minutes": minutes,
+        "clients": {"quick": quick, "slow": slow, "vanishing": vanishing},
+        "max_tokens": max_tokens,
+        **found,
+        "sampled_every_seconds": SAMPLE_SECONDS,
+        "mib": {name: [round(value / MIB, 2) for value in values] for name, values in memory.items()},
+    }
+    if write is not None:
+        write.write_text(json.dumps(result) + "\n", encoding="utf-8")
+    if plot is not None:
+        draw(plot, seconds, memory)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,77 @@
+"""When a step of a model takes so long that it hangs.
+
+What hangs is in a kernel or in a collective, and cannot be ended from here. First the step is overdue: that
+may be a false alarm. If it still runs long after, only a new process helps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from outrider.heartbeat import Stillness
+from outrider.tasks import cancel
+
+LEAST_SECONDS = 2.0  # less is no hang, whatever was expected: the machine may be busy with something else
+TIMES_EXPECTED = 8.0
+UNKNOWN_SECONDS = 30.0  # where nothing is known of a step
+TIMES_OVERDUE = 3.0  # of the time at which a step is overdue, before it is given up
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepUnderWay:
+    """A step that an engine runs: itself and no other."""
+
+    overdue_seconds: float  # after which it takes longer than it should
+
+
+def under_way(expected_seconds: float | None = None) -> StepUnderWay:
+    """A step that begins; `expected_seconds`: None where nothing is known of it."""
+    if expected_seconds is None:
+        return StepUnderWay(UNKNOWN_SECONDS)
+    return StepUnderWay(max(LEAST_SECONDS, TIMES_EXPECTED * expected_seconds))
+
+
+class Pulse(Enum):
+    """The state of an engine, from its steps."""
+
+    WELL = "well"
+    OVERDUE = "overdue"  # the step takes longer than it should
+    HUNG = "hung"  # it will not end any more
+
+
+class StepWatch:
+    """Told at every tick which step runs. Pure."""
+
+    def __init__(self, tick_seconds: float) -> None:
+        self._still = Stillness(tick_seconds)
+        self._step: StepUnderWay | None = None
+
+    def tick(self, step: StepUnderWay | None) -> Pulse:
+        """`step`: None where none runs."""
+        if step is None or step is not self._step:
+            self._step = step
+            self._still.moved()
+            return Pulse.WELL
+        seconds = self._still.tick()
+        if seconds < step.overdue_seconds:
+            return Pulse.WELL
+        return Pulse.OVERDUE if seconds < TIMES_OVERDUE * step.overdue_seconds else Pulse.HUNG
+
+
+async def watched(steps: Coroutine[Any, Any, None], watching: Coroutine[Any, Any, None]) -> None:
+    """Runs an engine's steps and who watches them until either ends; raises what that raised. Where it is the
+    watch, the steps are left alone: they hang, and waiting for their end would hang too."""
+    stepping, watch = asyncio.create_task(steps), asyncio.create_task(watching)
+    try:
+        done, _ = await asyncio.wait((stepping, watch), return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        await cancel([stepping, watch])
+        raise
+    if watch not in done:
+        await cancel([watch])
+    for task in done:
+        task.result()

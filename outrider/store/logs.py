@@ -1,0 +1,67 @@
+"""The logs of sessions, as routers share them: append-only records, each log with one owner.
+
+A log is a help, not the truth: tokens are a function of the request, so what a log lacks is computed again.
+What it has is never wrong: only its owner appends, and only at its end. Whoever takes a log over becomes its
+owner, and the former one learns it with its next append.
+
+Implementations: `memory_logs.MemorySessionLogs` in one process, `redis_logs.RedisSessionLogs` for several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from outrider.wire.codec import SessionId
+
+SESSION_TTL_SECONDS = 600  # a log outlives what was written to it last by so much
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who may append to a log: of two the one with the larger generation, even where a store lost its memory
+    and the other wrote first."""
+
+    name: str  # of a router's incarnation
+    generation: int = 0  # 0 = it began the log; every take is one more
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Records for the end of one log. Those that it has already, as when an answer was lost, are skipped."""
+
+    session_id: SessionId
+    owner: Owner
+    base: int  # records before these; with 0 a log begins
+    records: Sequence[bytes]  # at least one
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A log, by who owns it now."""
+
+    owner: Owner
+    length: int  # in records
+    content: bytes  # the records one after the other
+
+
+class SessionLogs(Protocol):
+    """All methods raise Unavailable where the store cannot be reached at the moment; an append may then have
+    been made or not."""
+
+    async def append(self, appends: Sequence[Append], ttl_seconds: float) -> list[int | None]:
+        """For each, the log's length now, in records; None where the log is another owner's.
+
+        The logs live `ttl_seconds` from now on. A length below an append's `base` means that nothing was
+        appended: the log has lost what came before (0: all of it), and is to be written from there."""
+        ...
+
+    async def take(self, session_id: SessionId, name: str, ttl_seconds: float) -> Taken | None:
+        """Makes `name` the owner of the log, as the next generation, and returns all of it; None where there
+        is no such log."""
+        ...
+
+    async def read(self, session_id: SessionId) -> bytes | None:
+        """The log's first record; None where there is no such log."""
+        ...

@@ -1,0 +1,97 @@
+"""The logs of sessions in the memory of one process, bounded in bytes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from outrider.store.logs import Append, Owner, Taken
+from outrider.wire.codec import SessionId
+
+MAX_BYTES = 256 * 2**20
+LOG_BYTES = 500  # that a log takes up beside its records
+
+
+@dataclass(slots=True)
+class _Log:
+    owner: Owner
+    expires: float
+    length: int = 0  # in records
+    first: bytes = b""
+    content: bytearray = field(default_factory=bytearray)
+
+    @property
+    def size(self) -> int:
+        return LOG_BYTES + len(self.content)
+
+
+class MemorySessionLogs:
+    """Implements SessionLogs. Over the limit, the log that was written to longest ago is forgotten first."""
+
+    def __init__(self, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` gives seconds."""
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._logs: dict[SessionId, _Log] = {}  # the one written to longest ago first
+        self.size = 0  # bytes
+
+    async def append(self, appends: Sequence[Append], ttl_seconds: float) -> list[int | None]:
+        expires = self._clock() + ttl_seconds
+        return [self._append(one, expires) for one in appends]
+
+    def _append(self, append: Append, expires: float) -> int | None:
+        log = self._live(append.session_id)
+        if log is not None and log.owner != append.owner:
+            if log.owner.generation >= append.owner.generation:
+                return None
+            self._forget(append.session_id)
+            log = None
+        if log is None:
+            if append.base > 0:
+                return 0
+            log = _Log(append.owner, expires)
+        elif append.base > log.length:
+            return log.length
+        else:
+            self._forget(append.session_id)  # to come back as the newest
+        for record in append.records[log.length - append.base :]:
+            log.first = log.first or record
+            log.content += record
+            log.length += 1
+        self._keep(append.session_id, log, expires)
+        return log.length
+
+    async def take(self, session_id: SessionId, name: str, ttl_seconds: float) -> Taken | None:
+        log = self._live(session_id)
+        if log is None:
+            return None
+        self._forget(session_id)
+        log.owner = Owner(name, log.owner.generation + 1)
+        self._keep(session_id, log, self._clock() + ttl_seconds)
+        return Taken(log.owner, log.length, bytes(log.content))
+
+    async def read(self, session_id: SessionId) -> bytes | None:
+        log = self._live(session_id)
+        return None if log is None else log.first
+
+    def _keep(self, session_id: SessionId, log: _Log, expires: float) -> None:
+        log.expires = expires
+        self._logs[session_id] = log
+        self.size += log.size
+        while self.size > self._max_bytes:
+            self._forget(next(iter(self._logs)))
+
+    def _forget(self, session_id: SessionId) -> None:
+        self.size -= self._logs.pop(session_id).size
+
+    def _live(self, session_id: SessionId) -> _Log | None:
+        """That log; and those written to longest ago are forgotten where their time is over."""
+        now = self._clock()
+        while self._logs and next(iter(self._logs.values())).expires <= now:
+            self._forget(next(iter(self._logs)))
+        log = self._logs.get(session_id)
+        if log is not None and log.expires <= now:
+            self._forget(session_id)
+            return None
+        return log

@@ -1,0 +1,97 @@
+"""Who is let in: a pure function over what the verifiers said last.
+
+A request is refused early where its first token would come too late, so that those which are in keep their
+pace: the queue for KV blocks is short, and who would wait longer than the client does is told so at once.
+What verifiers report may be anything; it is bounded before it counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from router.placement import VerifierCandidate, bounded
+
+LEAST_QUEUE = 8  # sessions that may wait for KV blocks at a verifier, or half as many as run there
+READING_SHARE = 0.5  # of the time in which prompts are read while others decode
+LONGEST_RETRY = 60  # seconds
+SMOOTHING = 0.1  # weight of one more session in how long they last
+MAX_SECONDS = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    message: str
+    retry_after: int  # whole seconds
+
+
+@dataclass(slots=True)
+class Lasting:
+    """How long sessions last, from their admission to their end: a moving average."""
+
+    seconds: float = 1.0
+
+    def observe(self, seconds: float) -> None:
+        self.seconds += SMOOTHING * (seconds - self.seconds)
+
+
+def refused(
+    candidates: Iterable[VerifierCandidate],
+    model: str,
+    prompt_tokens: int,
+    patience: float,
+    session_seconds: float,
+) -> Refusal | None:
+    """Why a request is not let in, or None where it is; also None where no verifier serves the model, which
+    is for others to say.
+
+    `patience`: seconds that it may wait for its first token. `session_seconds`: that a session lasts.
+    """
+    open_here = [one for one in candidates if one.model == model and not one.load.draining]
+    if not open_here:
+        return None
+    waits = [_Wait.at(one, prompt_tokens, session_seconds) for one in open_here]
+    short = [wait.seconds for wait in waits if not wait.queue_full]
+    if not short:
+        seconds = min(wait.seconds for wait in waits)
+        return Refusal("every target worker has a full queue; try again later", retry_after(seconds))
+    first_token = min(short)
+    if first_token > patience:
+        return Refusal(
+            f"the first token would come after some {first_token:.1f} seconds, and the client waits "
+            f"{max(patience, 0.0):.1f}: try again later, or with a longer timeout",
+            retry_after(first_token - patience),
+        )
+    return None
+
+
+def retry_after(seconds: float) -> int:
+    """Whole seconds to tell a client that should come back after so many."""
+    return min(max(math.ceil(seconds), 1), LONGEST_RETRY)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """What a new session waits for at a verifier."""
+
+    seconds: float  # until its first token, about
+    queue_full: bool
+
+    @classmethod
+    def at(cls, one: VerifierCandidate, prompt_tokens: int, session_seconds: float) -> _Wait:
+        load = one.load
+        needed = max(prompt_tokens - one.cached_tokens, 1)
+        free = (1 - bounded(load.kv_usage, 0.0, 1.0)) * one.kv_tokens
+        unreported = max(one.placed - load.running - load.waiting, 0)  # placed since the last report
+        coming = unreported + 1
+        unread = load.unread_prompt_tokens + coming * needed
+        # Those without blocks yet, this one included; where there is room for all, they only wait for a step.
+        queued = load.waiting + coming if unread > free else 0
+        # Every so often one of those that run ends, and one that waits takes its place.
+        until_started = queued * session_seconds / max(load.running, 1)
+        share = READING_SHARE if load.running else 1.0
+        reading = unread * bounded(load.prompt_token_seconds, 0.0, 1.0) / share
+        step = bounded(load.typical_step_seconds, 0.0, MAX_SECONDS)
+        queue_full = queued > max(LEAST_QUEUE, load.running // 2)
+        return cls(min(until_started + reading + step, MAX_SECONDS), queue_full)

@@ -1,0 +1,216 @@
+"""Who may use the API, and how much at a time: keys before HTTP and gRPC alike.
+
+Without keys everybody may. With them all but OPEN asks for one: `Authorization: Bearer KEY` over HTTP, the
+same as metadata over gRPC. A session belongs to the name that began it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter as Tally
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import ExitStack, aclosing, contextmanager
+from contextvars import ContextVar
+from typing import Any, NoReturn
+
+from fastapi.responses import JSONResponse
+from prometheus_client import Counter, Gauge
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from outrider.errors import Overloaded, Unauthenticated
+from outrider.keys import ApiKey, Keys, find
+from outrider.v1 import generation_pb2, generation_pb2_grpc
+from router.api.responses import error_body
+from router.metrics import Metrics
+
+OPEN = frozenset({"/health", "/ready", "/metrics", "/openapi.json"})  # nothing of anybody's is there
+SCHEME = "bearer"
+MINUTE = 60.0
+INVALID_KEY = "invalid_api_key"  # OpenAI's code
+
+_owner: ContextVar[str] = ContextVar("owner", default="")
+
+
+def owner() -> str:
+    """The name of the key with which the request that is being answered came; "" where none is asked for."""
+    return _owner.get()
+
+
+class Access:
+    """The keys, and what each name uses at the moment."""
+
+    def __init__(
+        self,
+        keys: Keys,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`clock` gives seconds."""
+        self._keys = keys
+        self.metrics = metrics
+        self._clock = clock
+        self._running: Tally[str] = Tally()
+        self._due: dict[str, float] = {}  # name -> when the requests so far would end, came they evenly
+        registry = metrics.registry
+        self._requests = Counter("outrider_key_requests", "Requests, by key.", ["key"], registry=registry)
+        self._refused = Counter(
+            "outrider_key_requests_refused",
+            "Requests over a key's limit.",
+            ["key", "limit"],
+            registry=registry,
+        )
+        self._in_progress = Gauge(
+            "outrider_key_requests_running", "Requests in progress, by key.", ["key"], registry=registry
+        )
+
+    def identify(self, authorization: str | None) -> ApiKey:
+        """Whose request it is, from its header; owner() says so from now on. Raises Unauthenticated."""
+        scheme, _, shown = (authorization or "").partition(" ")
+        if scheme.lower() != SCHEME or not shown.strip():
+            raise Unauthenticated("this service asks for an API key: send it as Authorization: Bearer KEY")
+        key = find(self._keys(), shown.strip())
+        if key is None:
+            raise Unauthenticated("the API key is not known here: check it, or ask for another")
+        _owner.set(key.name)
+        return key
+
+    @contextmanager
+    def admitted(self, key: ApiKey) -> Iterator[None]:
+        """While a request is answered. Raises Overloaded where it is one too many."""
+        self._check(key)
+        self._requests.labels(key.name).inc()
+        self._in_progress.labels(key.name).inc()
+        self._running[key.name] += 1
+        try:
+            yield
+        finally:
+            self._running[key.name] -= 1
+            self._in_progress.labels(key.name).dec()
+
+    def _check(self, key: ApiKey) -> None:
+        if key.max_concurrent is not None and self._running[key.name] >= key.max_concurrent:
+            self._refused.labels(key.name, "max-concurrent").inc()
+            raise Overloaded(
+                f"{key.max_concurrent} requests with this API key are in progress, the most that it may "
+                "have; try again when one has ended"
+            )
+        if key.requests_per_minute is not None:
+            # The generic cell rate algorithm: a minute's requests may come at once, then evenly.
+            now, each = self._clock(), MINUTE / key.requests_per_minute
+            due = max(self._due.get(key.name, now), now) + each
+            if (wait := due - now - MINUTE) > 1e-9:
+                self._refused.labels(key.name, "requests-per-minute").inc()
+                seconds = math.ceil(wait)
+                raise Overloaded(
+                    f"this API key may make {key.requests_per_minute} requests a minute; "
+                    f"try again in {seconds} s",
+                    retry_after=seconds,
+                )
+            self._due[key.name] = due
+
+
+class HttpAccess:
+    """ASGI middleware: every path but the open ones. What it refuses, the application never sees."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN:
+            await self._app(scope, receive, send)
+            return
+        try:
+            key = self._access.identify(_authorization(scope))
+            if not _generates(scope):
+                await self._app(scope, receive, send)
+                return
+            with self._access.admitted(key):
+                await self._app(scope, receive, send)
+        except (Unauthenticated, Overloaded) as error:  # ours: the application answers its own
+            self._access.metrics.request_refused(error.kind)
+            await _refusal(error)(scope, receive, send)
+
+
+def _authorization(scope: Scope) -> str | None:
+    return next(
+        (value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"), None
+    )
+
+
+def _generates(scope: Scope) -> bool:
+    """Whether the request is one that limits are for."""
+    return bool(scope["method"] == "POST" or scope["path"].endswith("/events"))
+
+
+def _refusal(error: Unauthenticated | Overloaded) -> JSONResponse:
+    if isinstance(error, Unauthenticated):
+        body, headers = error_body(error, INVALID_KEY), {"WWW-Authenticate": "Bearer"}
+    else:
+        body, headers = error_body(error), {"Retry-After": str(error.retry_after)}
+    return JSONResponse(body, status_code=error.http_status, headers=headers)
+
+
+class GrpcAccess(generation_pb2_grpc.GenerationServicer):
+    """Generation behind keys. The context is gRPC's, or one like it that has its metadata and `abort`."""
+
+    def __init__(self, generation: generation_pb2_grpc.GenerationServicer, access: Access) -> None:
+        self._generation: Any = generation
+        self._access = access
+
+    async def Generate(
+        self, request: generation_pb2.GenerateRequest, context: Any
+    ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
+        async with aclosing(self._stream(self._generation.Generate, request, context)) as responses:
+            async for response in responses:
+                yield response
+
+    async def Resume(
+        self, request: generation_pb2.ResumeRequest, context: Any
+    ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
+        async with aclosing(self._stream(self._generation.Resume, request, context)) as responses:
+            async for response in responses:
+                yield response
+
+    async def Cancel(
+        self, request: generation_pb2.CancelRequest, context: Any
+    ) -> generation_pb2.CancelResponse:
+        await self._identify(context)
+        response: generation_pb2.CancelResponse = await self._generation.Cancel(request, context)
+        return response
+
+    async def _stream(
+        self,
+        method: Callable[..., AsyncGenerator[generation_pb2.GenerateResponse, None]],
+        request: Any,
+        context: Any,
+    ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
+        key = await self._identify(context)
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(self._access.admitted(key))
+            except Overloaded as error:
+                await self._abort(context, error)
+            async with aclosing(method(request, context)) as responses:
+                async for response in responses:
+                    yield response
+
+    async def _identify(self, context: Any) -> ApiKey:
+        try:
+            return self._access.identify(dict(context.invocation_metadata() or ()).get("authorization"))
+        except Unauthenticated as error:
+            await self._abort(context, error)
+
+    async def _abort(self, context: Any, error: Unauthenticated | Overloaded) -> NoReturn:
+        later = (("retry-after", str(error.retry_after)),) if isinstance(error, Overloaded) else ()
+        self._access.metrics.request_refused(error.kind)
+        await context.abort(error.grpc_code, error.message, later)
+        raise AssertionError("abort raises")
+
+
+def guarded(
+    generation: generation_pb2_grpc.GenerationServicer, access: Access | None
+) -> generation_pb2_grpc.GenerationServicer:
+    """The service, behind keys where there are any."""
+    return generation if access is None else GrpcAccess(generation, access)

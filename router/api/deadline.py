@@ -1,0 +1,62 @@
+"""How long a client waits for its answer, as it says so: in HTTP headers, or as the deadline of a gRPC call.
+
+All times are on the event loop's clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import grpc.aio
+
+from outrider.errors import InvalidRequest
+
+TIMEOUT = "x-request-timeout"  # seconds, of the whole answer
+SDK_TIMEOUTS = ("x-stainless-timeout", "x-stainless-read-timeout")
+"""What OpenAI's SDKs send: seconds until an answer has begun. One that is not streamed begins at its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimits:
+    """Each None = none."""
+
+    first_token_by: float | None = None
+    deadline: float | None = None
+
+
+def time_limits(headers: Mapping[str, str], streamed: bool, now: float) -> TimeLimits:
+    """Raises InvalidRequest for a bad x-request-timeout; what an SDK sends by itself is never refused."""
+    given = headers.get(TIMEOUT)
+    whole = math.inf if given is None else _seconds(given)
+    if not whole > 0:
+        raise InvalidRequest(f"{TIMEOUT} must be a number of seconds above 0, not {given!r}", field=TIMEOUT)
+    sdk = [_seconds(headers[name]) for name in SDK_TIMEOUTS if name in headers]
+    begun = min((seconds for seconds in sdk if seconds > 0), default=math.inf)
+    if not streamed:
+        whole = min(whole, begun)
+    return TimeLimits(_after(now, min(begun, whole)), _after(now, whole))
+
+
+def call_limits(context: grpc.aio.ServicerContext[Any, Any]) -> TimeLimits:
+    """Of a gRPC call: its deadline."""
+    left = context.time_remaining()
+    if left is None:
+        return TimeLimits()
+    at = asyncio.get_running_loop().time() + left
+    return TimeLimits(at, at)
+
+
+def _after(now: float, seconds: float) -> float | None:
+    return now + seconds if seconds < math.inf else None
+
+
+def _seconds(text: str) -> float:
+    """NaN where it is no number."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

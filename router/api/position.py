@@ -1,0 +1,81 @@
+"""Where a client is in an answer: the ids of server-sent events, and what a request that resumes one says.
+
+A position has one number for each prompt of the request: the output tokens that the client has, and one more
+once it has been told how that answer ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+
+from outrider.errors import InvalidRequest
+from outrider.wire.codec import SESSION_ID_BYTES, SessionId
+from router.requests import GenerationRequest
+
+Position = tuple[int, ...]
+
+_ID = re.compile(rf"(?:cmpl-|chatcmpl-)?([0-9a-f]{{{2 * SESSION_ID_BYTES}}})")
+_POSITION = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")
+
+
+def event_id(session_id: SessionId, position: Sequence[int]) -> str:
+    return f"{session_id.hex()}:{','.join(map(str, position))}"
+
+
+def parse_event_id(text: str) -> tuple[SessionId, Position]:
+    """Raises InvalidRequest that says the form."""
+    identity, separator, position = text.partition(":")
+    if not (separator and _ID.fullmatch(identity) and _POSITION.fullmatch(position)):
+        raise InvalidRequest(
+            "Last-Event-ID must be the id of an event of this server: 32 hexadecimal digits, a colon and the "
+            "position, as in 0123456789abcdef0123456789abcdef:17",
+            field="Last-Event-ID",
+        )
+    return parse_id(identity), parse_position(position)
+
+
+def parse_id(text: str) -> SessionId:
+    """The session of a response's id. Raises InvalidRequest."""
+    found = _ID.fullmatch(text)
+    if found is None:
+        raise InvalidRequest(
+            "id must be that of an answer: 32 hexadecimal digits, with or without cmpl- or chatcmpl-",
+            field="id",
+        )
+    return SessionId(bytes.fromhex(found[1]))
+
+
+def parse_position(text: str) -> Position:
+    """Raises InvalidRequest that says the form."""
+    if not _POSITION.fullmatch(text):
+        raise InvalidRequest(
+            "after must be a number of output tokens, or with several prompts one for each, as in 17,9",
+            field="after",
+        )
+    return tuple(map(int, text.split(",")))
+
+
+def check(position: Position, sessions: Sequence[GenerationRequest]) -> None:
+    """Raises InvalidRequest where no client of these sessions can be there."""
+    if len(position) != len(sessions):
+        raise InvalidRequest(
+            f"after must have {len(sessions)} numbers, one for each prompt of the request; "
+            f"it has {len(position)}",
+            field="after",
+        )
+    for count, session in zip(position, sessions, strict=True):
+        if count > session.max_tokens + 1:
+            raise InvalidRequest(
+                f"after must be at most {session.max_tokens + 1} here, not {count}: the request has a "
+                f"max_tokens of {session.max_tokens}, and the end counts as one",
+                field="after",
+            )
+
+
+def companion(first: SessionId, index: int) -> SessionId:
+    """The session of a request's prompt at `index`, from that of its prompt 0: only that one's id is told."""
+    if index == 0:
+        return first
+    return SessionId(hashlib.sha256(first + index.to_bytes(4)).digest()[:SESSION_ID_BYTES])

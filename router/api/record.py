@@ -1,0 +1,84 @@
+"""What the API keeps in a session's log, and a whole answer made again from it, by this router or another."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import asdict, dataclass, replace
+
+from outrider.errors import Unavailable, UnknownSession
+from outrider.wire.codec import SessionId
+from router import tokenizer
+from router.api.access import owner
+from router.api.position import companion
+from router.api.validation import Generation
+from router.requests import Recalled, SessionRunner
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What of a request is no part of its sessions. Kept with that of the first prompt."""
+
+    shape: str  # name of the Shape
+    created: int  # unix seconds
+    prompts: int
+    stop: tuple[str, ...]
+    owner: str  # name of the key that it was asked with; "" = keys were not asked for
+    include_usage: bool = True  # in a stream of its events
+    continuous_usage_stats: bool = False
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> Record:
+        """Raises ValueError, KeyError or TypeError where it is none."""
+        fields = json.loads(raw)
+        return cls(**fields | {"stop": tuple(fields["stop"])})
+
+
+def named(generation: Generation, session_id: SessionId) -> Generation:
+    """With an id for each session; that of the first is the answer's."""
+    sessions = (
+        replace(session, session_id=companion(session_id, index))
+        for index, session in enumerate(generation.sessions)
+    )
+    return replace(generation, sessions=tuple(sessions))
+
+
+async def check_owner(runner: SessionRunner, session_id: SessionId) -> None:
+    """Where keys are asked for: raises UnknownSession where another's owner began the session, or none."""
+    if owner():
+        _record(await runner.recall(session_id))
+
+
+def _record(first: Recalled) -> Record:
+    """Raises UnknownSession where it is that of a later prompt or of another key's owner."""
+    try:
+        record = Record.from_bytes(first.answer)
+    except (ValueError, KeyError, TypeError):
+        raise UnknownSession(
+            "this session has no answer of its own: give the id that its client was told"
+        ) from None
+    if record.owner != owner():
+        raise UnknownSession("no session with this id is known to the owner of this API key")
+    return record
+
+
+async def recalled(runner: SessionRunner, session_id: SessionId) -> tuple[Record, Generation]:
+    """An answer as it was begun.
+
+    Raises what the runner's `recall` and `model` raise; UnknownSession also for that of a later prompt or of
+    another key's owner; and
+    Unavailable where another checkpoint is served under the model's name now."""
+    first = await runner.recall(session_id)
+    record = _record(first)
+    others = await asyncio.gather(
+        *(runner.recall(companion(session_id, index)) for index in range(1, record.prompts))
+    )
+    requests = tuple(one.request for one in (first, *others))
+    model = runner.model(requests[0].model)
+    if requests[0].fingerprint not in (None, model.fingerprint):
+        raise Unavailable(f"another checkpoint of {model.name!r} is served now; send the request again")
+    built = await asyncio.to_thread(tokenizer.load, model.tokenizer)
+    return record, Generation(model, built, requests, record.stop)

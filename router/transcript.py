@@ -1,0 +1,136 @@
+"""What a session has committed, step by step: what its reader gets, and what its log is written from."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+
+from outrider.wire.codec import SessionId
+from outrider.wire.session_log import (
+    LoggedEnd,
+    LoggedRequest,
+    end_record,
+    log_from_bytes,
+    request_record,
+    step_record,
+)
+from router.requests import FinishReason, GenerationRequest, TokensCommitted
+
+END_REASONS = {LoggedEnd.STOP: FinishReason.STOP, LoggedEnd.LENGTH: FinishReason.LENGTH}
+STEP_BYTES = 12  # in memory, beside its tokens
+TOKEN_BYTES = 4
+REQUEST_BYTES = 500  # beside the prompt and what the API keeps
+
+
+class Transcript:
+    """Append-only. As records (see outrider/store/logs.py): the request, the steps, the end."""
+
+    def __init__(
+        self, request: GenerationRequest, stop_token_ids: tuple[int, ...] = (), answer: bytes = b""
+    ) -> None:
+        """`request` has its session_id and fingerprint. `answer`: what the API keeps with the session."""
+        self.request = request
+        self.stop_token_ids = stop_token_ids
+        self.answer = answer
+        self.log = array("I", request.prompt)  # committed tokens by position: prompt, then output
+        self.end: LoggedEnd | None = None
+        self._ends = array("I")  # by step: tokens of the log up to and including it
+        self._accepted = array("I")
+        self._verified = array("I")
+        self._cached_prompt_tokens = 0
+
+    @classmethod
+    def from_log(cls, session_id: SessionId, content: bytes) -> Transcript:
+        """Of a whole log. Raises InvalidRequest where it is none."""
+        logged = log_from_bytes(content)
+        asked = logged.request
+        request = GenerationRequest(
+            model=asked.model,
+            prompt=asked.prompt,
+            sampling=asked.sampling,
+            max_tokens=asked.max_tokens,
+            ignore_eos=asked.ignore_eos,
+            num_speculative_tokens=asked.num_speculative_tokens,
+            session_id=session_id,
+            fingerprint=asked.fingerprint,
+        )
+        made = cls(request, asked.stop_token_ids, asked.answer)
+        for step in logged.steps:
+            made.add(TokensCommitted(*step))
+        made.end = logged.end
+        return made
+
+    @property
+    def output(self) -> list[int]:
+        return self.log[len(self.request.prompt) :].tolist()
+
+    @property
+    def output_tokens(self) -> int:
+        return len(self.log) - len(self.request.prompt)
+
+    @property
+    def steps(self) -> int:
+        return len(self._ends)
+
+    def step(self, index: int) -> TokensCommitted:
+        start = self._ends[index - 1] if index else len(self.request.prompt)
+        return TokensCommitted(
+            tuple(self.log[start : self._ends[index]]),
+            self._accepted[index],
+            self._verified[index],
+            0 if index else self._cached_prompt_tokens,
+        )
+
+    def add(self, step: TokensCommitted) -> None:
+        if not self._ends:
+            self._cached_prompt_tokens = step.cached_prompt_tokens
+        self.log.extend(step.tokens)
+        self._ends.append(len(self.log))
+        self._accepted.append(step.accepted)
+        self._verified.append(step.verified)
+
+    @property
+    def reached(self) -> LoggedEnd | None:
+        """The end that was told, or the one that the last token is, told or not."""
+        if self.end is not None:
+            return self.end
+        if self.steps and self.log[-1] in self.stop_token_ids:
+            return LoggedEnd.STOP
+        return LoggedEnd.LENGTH if self.output_tokens >= self.request.max_tokens else None
+
+    @property
+    def length(self) -> int:
+        """In records."""
+        return 1 + self.steps + (self.end is not None)
+
+    def records(self, start: int) -> Iterator[bytes]:
+        """From that one on."""
+        if start == 0:
+            yield self._request_record()
+        for index in range(max(start - 1, 0), self.steps):
+            step = self.step(index)
+            yield step_record(step.tokens, step.accepted, step.verified, step.cached_prompt_tokens)
+        if self.end is not None and start < self.length:
+            yield end_record(self.end)
+
+    @property
+    def size_bytes(self) -> int:
+        """In memory, about."""
+        tokens = len(self.request.prompt) + len(self.log)
+        return REQUEST_BYTES + len(self.answer) + TOKEN_BYTES * tokens + STEP_BYTES * self.steps
+
+    def _request_record(self) -> bytes:
+        request = self.request
+        return request_record(
+            LoggedRequest(
+                model=request.model,
+                fingerprint=request.fingerprint or "",
+                prompt=request.prompt,
+                sampling=request.sampling,
+                max_tokens=request.max_tokens,
+                ignore_eos=request.ignore_eos,
+                stop_token_ids=self.stop_token_ids,
+                num_speculative_tokens=request.num_speculative_tokens,
+                answer=self.answer,
+            )
+        )

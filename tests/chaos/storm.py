@@ -1,0 +1,167 @@
+"""A storm: the service, its clients, and a fault every few seconds.
+
+python -m tests.chaos.storm --seconds 600 --streams 64 [--seed N] [--out benchmarks/results/chaos]
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import secrets
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from tests.chaos.clients import Plan, Record
+from tests.chaos.cluster import CLIENT, Cluster, cluster
+from tests.chaos.faults import ROGUE, Fault, Health, Kind, allowed, proposals
+from tests.chaos.references import Case, cases
+from tests.chaos.report import Happened, Report, summarise, to_markdown
+
+POLL_SECONDS = 0.1
+END_SECONDS = 300.0  # for the streams that are open when the faults end
+REFUSED_IN_A_ROW = 20  # proposals that are looked at before the storm waits a moment
+MOST_WAITING = 8  # refused ones that are tried again, before new ones
+
+
+@dataclass
+class Storm:
+    """Faults on a cluster, each mended in time."""
+
+    cluster: Cluster
+    faults: Iterator[Fault]
+    happened: list[Happened] = field(default_factory=list)
+    _waiting: list[Fault] = field(default_factory=list)
+    _mends: list[tuple[float, int, Fault]] = field(default_factory=list)
+    _next: float = 0.0
+
+    def blow(self, seconds: float) -> None:
+        """Begins faults for so long, and mends them all."""
+        until = time.monotonic() + seconds
+        self._next = time.monotonic() + 3.0
+        while time.monotonic() < until:
+            self._mend(time.monotonic())
+            health = self.cluster.health()
+            if time.monotonic() >= self._next:
+                fault = self._choose(health)
+                if fault is not None:
+                    self._begin(fault)
+            time.sleep(POLL_SECONDS)
+        self._mend(float("inf"))
+
+    def _choose(self, health: Health) -> Fault | None:
+        """The first that is allowed now: of those that were not before, then of new ones."""
+        for fault in self._waiting:
+            if self._free(fault.target) and allowed(fault, health):
+                self._waiting.remove(fault)
+                return fault
+        for fault in islice(self.faults, REFUSED_IN_A_ROW):
+            if self._free(fault.target) and allowed(fault, health):
+                return fault
+            if len(self._waiting) < MOST_WAITING:
+                self._waiting.append(fault)
+        return None
+
+    def _free(self, target: str) -> bool:
+        return all(fault.target != target for _, _, fault in self._mends)
+
+    def _begin(self, fault: Fault) -> None:
+        at = time.monotonic()
+        self.cluster.hurt(fault.kind, fault.target)
+        self.happened.append(Happened(at, fault.label, fault.target, fault.seconds))
+        print(f"{len(self.happened):4} {fault.label}: {fault.target}, {fault.seconds:.1f} s", flush=True)
+        heapq.heappush(self._mends, (at + fault.seconds, len(self.happened), fault))
+        self._next = at + fault.wait
+
+    def _mend(self, now: float) -> None:
+        while self._mends and self._mends[0][0] <= now:
+            _, _, fault = heapq.heappop(self._mends)
+            self.cluster.mend(fault.kind, fault.target)
+
+
+def run(
+    *,
+    seconds: float,
+    streams: int,
+    seed: int,
+    tokens: tuple[int, int],
+    without: Collection[Kind] = (),
+    targets: Collection[str] = (),
+) -> Report:
+    """One storm from start to end. `targets`: roles that faults hit; none = all."""
+    known = cases(streams, tokens)
+    with cluster() as service, tempfile.TemporaryDirectory() as folder:
+        if service.no_cables is not None:
+            without = {*without, Kind.CUT}
+        names = {*service.members, ROGUE}
+        hit = {name for name in names if not targets or name.partition("-")[0] in targets}
+        storm = Storm(service, proposals(seed, hit, without))
+        records = _with_clients(service, known, streams, seed, Path(folder), lambda: storm.blow(seconds))
+        return summarise(
+            records,
+            storm.happened,
+            seed=seed,
+            seconds=seconds,
+            streams=streams,
+            deaths=service.deaths,
+            no_cables=service.no_cables,
+        )
+
+
+def _with_clients(
+    service: Cluster, known: list[Case], streams: int, seed: int, folder: Path, blow: object
+) -> list[Record]:
+    assert callable(blow)
+    plan = Plan(service.urls, service.grpc_addresses, [asdict(case) for case in known], streams, seed)
+    plan_file, result_file = folder / "plan.json", folder / "result.jsonl"
+    plan_file.write_text(json.dumps(asdict(plan)))
+    module = (sys.executable, "-m", "tests.chaos.clients", str(plan_file), str(result_file))
+    clients = service.places[CLIENT].start(*module)
+    try:
+        clients.wait_for("clients ready")
+        blow()
+        clients.signal(signal.SIGTERM)
+        clients.wait(END_SECONDS)
+    finally:
+        clients.kill()
+    return [Record(**json.loads(line)) for line in result_file.read_text().splitlines()]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="A storm of faults over a service of real processes.")
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--tokens", type=int, nargs=2, default=(150, 600), help="least and most of an answer")
+    parser.add_argument("--targets", nargs="*", default=(), help="roles that faults hit")
+    parser.add_argument("--without", nargs="*", type=Kind, default=(), help="kinds of faults to leave out")
+    parser.add_argument(
+        "--out", type=Path, default=None, help="file without suffix: .json and .md are written"
+    )
+    options = parser.parse_args()
+    seed = secrets.randbelow(2**32) if options.seed is None else options.seed
+    print(f"the storm's seed is {seed}", flush=True)
+    report = run(
+        seconds=options.seconds,
+        streams=options.streams,
+        seed=seed,
+        tokens=tuple(options.tokens),
+        without=options.without,
+        targets=options.targets,
+    )
+    text = to_markdown(report)
+    print(text)
+    if options.out is not None:
+        options.out.with_suffix(".json").write_text(json.dumps(asdict(report), indent=1) + "\n")
+        options.out.with_suffix(".md").write_text(text)
+    return 0 if report.sound else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,224 @@
+"""Two routers around one Redis, all real processes: what one of them streamed, the other goes on with."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from outrider.v1 import generation_pb2, generation_pb2_grpc
+from tests.e2e.conftest import DRAFT, TARGET, Alone
+from tests.e2e.test_serve import SAMPLINGS, Case, cases
+from tests.e2e.test_several_routers import Role
+from tests.redis_server import RedisServer
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+
+MAX_TOKENS = 300
+ENOUGH = 30  # tokens of every stream before something happens to its router
+
+
+@dataclass
+class Service:
+    routers: list[Role]
+    addresses: list[str] = field(default_factory=list)  # of the routers' gRPC
+
+    async def channel(self, index: int) -> grpc.aio.Channel:
+        """To a router that has the verifier."""
+        made = grpc.aio.insecure_channel(self.addresses[index])
+        await made.channel_ready()
+        return made
+
+
+def grpc_address(router: Role) -> str:
+    found = re.search(r"gRPC ([^,)\s]+)", router.wait())
+    assert found is not None
+    return found[1]
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    with RedisServer() as redis:
+        store = ("--store", redis.url)
+        worker = ("--threads", "1", "--kv-memory", "128MiB", *store)
+        routers = [Role(("router", "--port", "0", "--grpc-port", "0", *store)) for _ in range(2)]
+        workers = [
+            Role(("verifier", "--target", str(TARGET), "--name", "outrider-demo", *worker)),
+            Role(("drafter", "--draft", str(DRAFT), *worker)),
+        ]
+        try:
+            for role in (*routers, *workers):
+                role.start()
+            for role in workers:
+                role.wait()
+            yield Service(routers, [grpc_address(router) for router in routers])
+        finally:
+            for role in (*routers, *workers):
+                role.process.kill()
+                role.process.wait()
+
+
+@dataclass
+class Stream:
+    """What a client has of one answer."""
+
+    case: Case
+    id: str = ""
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    completed: generation_pb2.Completed | None = None
+    broke: grpc.StatusCode | None = None
+
+    async def read(self, responses: Any, on_tokens: Callable[[], Awaitable[None]] | None = None) -> None:
+        try:
+            async for response in responses:
+                match response.WhichOneof("event"):
+                    case "started":
+                        assert self.id in ("", response.started.id)
+                        self.id = response.started.id
+                    case "delta":
+                        self.tokens += response.delta.token_ids
+                        self.text += response.delta.text
+                    case "completed":
+                        self.completed = response.completed
+                if on_tokens is not None:
+                    await on_tokens()
+        except grpc.aio.AioRpcError as error:
+            self.broke = error.code()
+
+
+def asked(case: Case) -> generation_pb2.GenerateRequest:
+    sampling = case.sampling
+    return generation_pb2.GenerateRequest(
+        token_ids=generation_pb2.TokenIds(ids=case.prompt),
+        max_tokens=MAX_TOKENS,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=sampling.seed,
+        presence_penalty=sampling.presence_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        ignore_eos=True,
+    )
+
+
+@asynccontextmanager
+async def stubs(service: Service) -> AsyncIterator[list[Any]]:
+    channels = [await service.channel(index) for index in range(2)]
+    made = [generation_pb2_grpc.GenerationStub(channel) for channel in channels]
+    try:
+        for stub in made:
+            await until_served(stub)
+        yield made
+    finally:
+        for channel in channels:
+            await channel.close()
+
+
+async def until_served(stub: Any) -> None:
+    """Until the router has the verifier."""
+    while True:
+        probe = Stream(cases(1)[0])
+        await probe.read(stub.Generate(asked(probe.case)))
+        if probe.completed is not None:
+            return
+        assert probe.broke is grpc.StatusCode.UNAVAILABLE
+        await asyncio.sleep(0.1)
+
+
+async def begin_all(stub: Any, streams: list[Stream], act: Callable[[], Any]) -> None:
+    """Reads them all side by side; does it once each has enough, and returns when all streams have ended."""
+    done = False
+
+    async def on_tokens() -> None:
+        nonlocal done
+        if not done and all(len(stream.tokens) >= ENOUGH for stream in streams):
+            done = True
+            found = act()
+            if asyncio.iscoroutine(found):
+                await found
+
+    await asyncio.gather(*(stream.read(stub.Generate(asked(stream.case)), on_tokens) for stream in streams))
+    assert done
+
+
+async def resume_all(stub: Any, streams: list[Stream]) -> None:
+    await asyncio.gather(
+        *(
+            stream.read(stub.Resume(generation_pb2.ResumeRequest(id=stream.id, after=len(stream.tokens))))
+            for stream in streams
+        )
+    )
+
+
+def check(streams: list[Stream], alone: Alone) -> None:
+    for stream in streams:
+        assert stream.tokens == alone.tokens(stream.case.prompt, stream.case.sampling, MAX_TOKENS)
+        assert stream.completed is not None
+        usage, drafts = stream.completed.usage, stream.completed.speculative_decoding
+        assert usage.completion_tokens == MAX_TOKENS
+        assert sum(drafts.acceptance_histogram) == drafts.num_spec_steps > 0
+        assert drafts.num_accepted_draft_tokens <= drafts.num_draft_tokens
+
+
+def streams_of_all_kinds() -> list[Stream]:
+    return [Stream(case) for case in cases(len(SAMPLINGS))]
+
+
+async def test_what_a_killed_router_streamed_goes_on_at_the_other(service: Service, alone: Alone) -> None:
+    streams = streams_of_all_kinds()
+    killed = service.routers[0]
+    async with stubs(service) as (dying, other):
+        await begin_all(dying, streams, lambda: killed.process.send_signal(signal.SIGKILL))
+        killed.process.wait(30)
+        cut_off = [stream for stream in streams if stream.completed is None]
+        assert cut_off and {stream.broke for stream in cut_off} == {grpc.StatusCode.UNAVAILABLE}
+        await resume_all(other, streams)
+        check(streams, alone)
+        # The log has all of it: it is told again from the beginning, with the same text.
+        again = [Stream(stream.case, stream.id) for stream in streams]
+        await resume_all(other, again)
+        check(again, alone)
+        assert [stream.text for stream in again] == [stream.text for stream in streams]
+    killed.start()
+    service.addresses[0] = grpc_address(killed)
+
+
+async def test_a_stream_goes_to_the_other_router_and_back_while_both_live(
+    service: Service, alone: Alone
+) -> None:
+    """Only the client lost its connection: both routers have the session, and one of them the log."""
+    streams = streams_of_all_kinds()
+    copies = [Stream(stream.case) for stream in streams]
+    async with stubs(service) as (one, other):
+
+        def move() -> None:
+            for copy, stream in zip(copies, streams, strict=True):
+                copy.id, copy.tokens = stream.id, list(stream.tokens)
+
+        async def takes_over() -> None:
+            move()
+            asyncio.get_running_loop().call_soon(moved.set)
+
+        moved = asyncio.Event()
+        former = asyncio.create_task(begin_all(one, streams, takes_over))
+        await moved.wait()
+        await resume_all(other, copies)
+        await former
+        check(copies, alone)
+        for stream in streams:
+            # It ended superseded, or had come to its end just before.
+            assert stream.broke is grpc.StatusCode.ABORTED or stream.completed is not None
+            whole = alone.tokens(stream.case.prompt, stream.case.sampling, MAX_TOKENS)
+            assert stream.tokens == whole[: len(stream.tokens)]
+        assert any(stream.broke is grpc.StatusCode.ABORTED for stream in streams)
+        await resume_all(one, streams)  # and back
+        check(streams, alone)

@@ -1,0 +1,74 @@
+"""A drafter that says nothing any more: the text is the same, and another one drafts on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+from drafter.service import DrafterService
+from outrider.rpc import Role, new_server
+from outrider.sampling.params import SamplingParams
+from outrider.v1 import drafter_pb2, drafter_pb2_grpc
+from router.requests import GenerationRequest, TokensCommitted
+from tests.in_process import Cluster, Worker, load
+from tests.tiny_models import build
+
+OUTPUT = 600
+STEP_SECONDS = 0.01
+
+
+class SilentDrafter(DrafterService):
+    """Answers the hello, takes what it is given, and says nothing."""
+
+    def __init__(self, *about: Any) -> None:
+        super().__init__(*about)
+        self.given = asyncio.Event()
+
+    async def Sessions(self, request_iterator: Any, context: Any) -> Any:
+        async for command in request_iterator:
+            if command.HasField("hello"):
+                yield drafter_pb2.DrafterEvents(hello=self._info.identity.hello())
+            elif command.HasField("open"):
+                self.given.set()
+
+
+async def test_a_silent_drafter_is_replaced_and_acceptance_is_back(tmp_path: Path) -> None:
+    target = build("llama", tmp_path / "target")
+    greedy = SamplingParams(temperature=0.0)
+    async with Cluster(target) as cluster:
+        expected = await cluster.ask([5, 6, 7], greedy, OUTPUT)
+        _, tokenizer, info = load(Role.DRAFTER, target)
+        silent = SilentDrafter(info, tokenizer)
+        server = new_server()
+        drafter_pb2_grpc.add_DrafterServicer_to_server(silent, server)
+        await cluster._join(Worker(server), info)
+        slowly(cluster)
+        tokens: list[int] = []
+        steps: list[TokensCommitted] = []  # from the first accepted draft on
+        request = GenerationRequest("", (5, 6, 7), greedy, OUTPUT, ignore_eos=True)
+        async for event in cluster.sessions.run(request):
+            if isinstance(event, TokensCommitted):
+                if not tokens:
+                    await silent.given.wait()
+                    await cluster.add_drafter(target)
+                tokens += event.tokens
+                if steps or event.accepted:
+                    steps.append(event)
+    assert tokens == expected.tokens
+    # Draft and target are one model: nearly all is accepted, at once.
+    assert sum(len(step.tokens) for step in steps) > OUTPUT / 4
+    assert sum(step.accepted for step in steps) > 0.6 * sum(len(step.tokens) for step in steps)
+
+
+def slowly(cluster: Cluster) -> None:
+    """Steps take so long that the answer outlasts the silence."""
+    engine = cluster.verifier.stepper._engine
+    choose = engine.choose
+
+    def choose_slowly(*work: Any) -> list[int]:
+        time.sleep(STEP_SECONDS)
+        return choose(*work)
+
+    engine.choose = choose_slowly

@@ -1,0 +1,106 @@
+"""The OpenAPI document says what the application serves and what its schemas take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from jsonschema import Draft202012Validator
+
+from outrider.errors import InvalidRequest
+from router.api import schema
+from router.api.http import create_app
+from router.api.openapi import openapi
+from router.api.validation import prepare
+from router.metrics import Metrics
+from router.requests import ServedModel
+from tests.router.api import scripted
+
+DOCUMENT = openapi()
+SCHEMAS = DOCUMENT["components"]["schemas"]
+KINDS = [schema.CompletionRequest, schema.ChatRequest, schema.ChatMessage, schema.StreamOptions]
+
+
+def body(kind: type[schema.GenerationFields]) -> Draft202012Validator:
+    reference = {"$ref": f"#/components/schemas/{kind.__name__}"}
+    return Draft202012Validator({**reference, "components": DOCUMENT["components"]})
+
+
+@pytest.fixture
+def app() -> FastAPI:
+    runner = scripted.ScriptedRunner(scripted.served(scripted.byte_level()), lambda request: [])
+    return create_app(runner, Metrics(), draw_below=lambda below: 0)
+
+
+@pytest.fixture
+def model() -> ServedModel:
+    return scripted.served(scripted.byte_level(), max_context=8192)
+
+
+def test_every_route_is_in_it_and_no_other(app: FastAPI) -> None:
+    served = {
+        (route.path.replace(":path", ""), method)
+        for route in app.routes
+        if isinstance(route, APIRoute)
+        for method in route.methods
+    }
+    described = {(path, method.upper()) for path, methods in DOCUMENT["paths"].items() for method in methods}
+    assert described == served
+
+
+async def test_it_is_served(app: FastAPI) -> None:
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://router") as http:
+        assert (await http.get("/openapi.json")).json() == DOCUMENT
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_field_of_a_request_has_a_type(kind: type[schema.CompletionRequest]) -> None:
+    described = SCHEMAS[kind.__name__]["properties"]
+    assert described.keys() == kind.model_fields.keys()
+    for name, field in described.items():
+        kinds = field.get("anyOf", [field])
+        assert all(one.keys() & {"type", "anyOf", "enum", "const", "$ref"} for one in kinds), name
+
+
+def test_the_schemas_are_schemas() -> None:
+    for described in SCHEMAS.values():
+        Draft202012Validator.check_schema(described)
+
+
+@pytest.mark.parametrize(
+    ("field", "within", "beyond"),
+    [
+        ("temperature", [0, 100], [-0.1, 100.5, "1"]),
+        ("top_p", [0.1, 1], [0, 1.5]),
+        ("top_k", [-1, 0, 2**31 - 1], [-2, 2**31, 1.5]),
+        ("min_p", [0, 1], [-0.1, 1.1]),
+        ("presence_penalty", [-2, 2], [-2.1, 2.1]),
+        ("frequency_penalty", [-2, 2], [-2.1, 2.1]),
+        ("repetition_penalty", [0.1, 10], [0, 10.5]),
+        ("seed", [0, 2**64 - 1, None], [-1, 2**64]),
+        ("num_speculative_tokens", [0, 1024], [-1, 1025]),
+        ("max_tokens", [1], [0, "1"]),
+        ("stop", ["a", ["a", "b"], []], ["", [""], ["a"] * 17, 5]),
+        ("logit_bias", [{"5": 100.0}], [{"5": 101}, {"x": 1}, []]),
+        ("n", [1, None], [2]),
+        ("prompt", ["a", [1, 2], ["a", "b"], [[1], [2]]], [[], 5, None, [[]]]),
+        ("stream", [True, None], [1]),
+        ("nonsense", [], [1, None]),
+    ],
+)
+def test_it_allows_what_the_server_takes(
+    model: ServedModel, field: str, within: list[Any], beyond: list[Any]
+) -> None:
+    request = {"prompt": "a"}
+    validator = body(schema.CompletionRequest)
+    for value in within:
+        validator.validate({**request, field: value})
+        prepare(schema.parse(schema.CompletionRequest, {**request, field: value}), model, lambda below: 0)
+    for value in beyond:
+        assert not validator.is_valid({**request, field: value}), value
+        with pytest.raises(InvalidRequest):
+            prepare(schema.parse(schema.CompletionRequest, {**request, field: value}), model, lambda below: 0)

@@ -1,0 +1,101 @@
+"""Deadlines, refusals by load, and drafters that verifiers cut off, at a router with scripted workers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from outrider.errors import DeadlineExceeded, Overloaded
+from outrider.v1 import verifier_pb2
+from tests.router.asking import Running, committed, request
+
+
+def in_seconds(seconds: float) -> float:
+    return asyncio.get_running_loop().time() + seconds
+
+
+async def test_what_runs_past_its_deadline_is_ended_and_closed_at_its_workers(rig: Any) -> None:
+    verifier, drafter = await rig.verifier(), await rig.drafter()
+    running = Running(rig, request(deadline=in_seconds(0.3), first_token_by=in_seconds(60)))
+    session_id = (await verifier.next_command("open")).session_id
+    await drafter.next_command("open")
+    verifier.say(**committed(session_id, 3, 10))
+    with pytest.raises(DeadlineExceeded):
+        await running.task
+    assert [event.tokens for event in running.events] == [(10,)]
+    assert (await verifier.next_command("close")).session_id == session_id
+    assert (await drafter.next_command("close")).session_id == session_id
+
+
+async def test_the_deadline_of_a_session_that_has_ended_holds_nothing(rig: Any) -> None:
+    verifier = await rig.verifier()
+    running = Running(rig, request(deadline=in_seconds(3600)))
+    await verifier.next_command("open")
+    (session,) = rig.sessions._open.values()
+    running.task.cancel()
+    await verifier.next_command("close")
+    assert session._expiry.cancelled()
+
+
+async def test_what_cannot_begin_in_time_is_refused_before_any_worker_hears_of_it(rig: Any) -> None:
+    verifier = await rig.verifier()
+    load = verifier_pb2.Load(running=1, unread_prompt_tokens=50, prompt_token_seconds=0.1)
+    verifier.say(load=load)
+    await rig.until(lambda: rig.fleet.verifiers["v"].load.unread_prompt_tokens == 50)
+    with pytest.raises(Overloaded, match="first token would come after some 10") as refused:
+        await Running(rig, request(first_token_by=in_seconds(5))).task
+    assert 4 <= refused.value.retry_after <= 6
+    assert verifier.commands.empty()
+    patient = Running(rig, request(first_token_by=in_seconds(60)))
+    await verifier.next_command("open")
+    patient.task.cancel()
+
+
+async def test_a_full_queue_refuses(rig: Any) -> None:
+    verifier = await rig.verifier()
+    verifier.say(load=verifier_pb2.Load(running=4, waiting=9, kv_usage=1.0))
+    await rig.until(lambda: rig.fleet.verifiers["v"].load.waiting == 9)
+    with pytest.raises(Overloaded, match="full queue"):
+        await Running(rig, request()).task
+
+
+async def test_a_drafter_that_a_verifier_cut_off_is_replaced_and_others_are_preferred(
+    rig: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    verifier, liar = await rig.verifier(), await rig.drafter("a")
+    running = [Running(rig, request()) for _ in range(2)]
+    ids = [(await verifier.next_command("open")).session_id for _ in running]
+    for _ in running:
+        await liar.next_command("open")
+    honest = await rig.drafter("b")
+    verifier.say(
+        cut_off=[verifier_pb2.DrafterCutOff(session_id=each, turn=0, reason="bad_token") for each in ids],
+        dropped={"bad_token": 9},
+    )
+    assert {(await honest.next_command("open")).session_id for _ in ids} == set(ids)
+    assert {(await liar.next_command("close")).session_id for _ in ids} == set(ids)
+    assert [record.getMessage() for record in caplog.records if "cut off" in record.getMessage()] == [
+        "drafter a was cut off by a verifier (bad_token): others are preferred"
+    ]
+    shown = rig.metrics.exposition().decode()
+    assert "outrider_drafters_cut_off_total 1.0" in shown
+    assert 'outrider_drafts_dropped_total{engine="v",model_name="m",reason="bad_token"} 9.0' in shown
+    third = Running(rig, request())  # though the honest one has two sessions already, and the other none
+    assert (await honest.next_command("open")).session_id not in ids
+    for session in [*running, third]:
+        session.task.cancel()
+
+
+async def test_where_there_is_no_other_a_distrusted_drafter_is_better_than_none(rig: Any) -> None:
+    verifier, liar = await rig.verifier(), await rig.drafter("a")
+    running = Running(rig, request())
+    session_id = (await verifier.next_command("open")).session_id
+    await liar.next_command("open")
+    verifier.say(cut_off=[verifier_pb2.DrafterCutOff(session_id=session_id, reason="ahead")])
+    await liar.next_command("close")
+    second = Running(rig, request())
+    assert (await liar.next_command("open")).session_id != session_id
+    for session in (running, second):
+        session.task.cancel()

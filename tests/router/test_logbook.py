@@ -1,0 +1,299 @@
+"""The logbook on a real Redis: what it costs, and what a Redis that goes away cannot do to it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+
+from outrider.errors import Unavailable, UnknownSession
+from outrider.store.logs import Append, Taken
+from outrider.store.memory_logs import MemorySessionLogs
+from outrider.store.redis import RedisStore
+from outrider.store.url import parse_store_url
+from outrider.wire.codec import SessionId, new_session_id
+from outrider.wire.session_log import LoggedEnd
+from router import logbook as logbook_module
+from router.logbook import Logbook, Page
+from router.metrics import Metrics
+from router.requests import TokensCommitted
+from router.transcript import Transcript
+from tests.redis_server import RedisServer
+from tests.router.asking import request
+
+TTL = 100.0
+
+
+@pytest.fixture(scope="module")
+def redis_of_all() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def redis() -> Iterator[RedisServer]:
+    """One of the test's own, to be maltreated."""
+    with RedisServer() as server:
+        yield server
+
+
+def transcript(tokens: int = 0, session_id: SessionId | None = None) -> Transcript:
+    made = Transcript(request(session_id=session_id or new_session_id(), fingerprint="f"))
+    for _ in range(tokens):
+        commit(made)
+    return made
+
+
+def commit(transcript: Transcript) -> None:
+    transcript.add(TokensCommitted((transcript.output_tokens,), 0, 0))
+
+
+@asynccontextmanager
+async def writing(logs: Any, name: str = "router", **options: Any) -> AsyncIterator[Logbook]:
+    logbook = Logbook(logs, name, Metrics(), TTL, **options)
+    task = asyncio.create_task(logbook.run())
+    try:
+        yield logbook
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+@asynccontextmanager
+async def store_of(redis: RedisServer) -> AsyncIterator[RedisStore]:
+    store = RedisStore(parse_store_url(redis.url))
+    yield store
+    await store.close()
+
+
+def pages(logbook: Logbook, count: int) -> list[Page]:
+    return [logbook.begin(transcript(), lambda: None) for _ in range(count)]
+
+
+async def taken(logs: Any, page: Page) -> Transcript:
+    """As another router finds it."""
+    found: Taken | None = await logs.take(page.session_id, "another", TTL)
+    assert found is not None
+    return Transcript.from_log(page.session_id, found.content)
+
+
+def metric(logbook: Logbook, name: str) -> float | None:
+    return logbook._metrics.registry.get_sample_value(name)
+
+
+async def until(condition: Any) -> None:
+    while not condition():  # noqa: ASYNC110 (plain state)
+        await asyncio.sleep(0.005)
+
+
+async def test_a_step_of_all_sessions_is_one_command(redis_of_all: RedisServer) -> None:
+    async with store_of(redis_of_all) as store, writing(store.logs) as logbook:
+        book = pages(logbook, 64)
+        await logbook.flush()
+
+        async def calls() -> dict[str, int]:
+            stats: Any = await store._redis.info("commandstats")
+            by_client = {
+                name for name in stats if "eval" in name or name in ("cmdstat_ping", "cmdstat_script|load")
+            }
+            return {name: stats[name]["calls"] for name in by_client}
+
+        before = await calls()
+        for step in range(10):
+            for page in book:
+                commit(page.transcript)
+                logbook.note(page)
+            await logbook.flush()
+            assert [page.written for page in book] == [step + 2] * 64
+        after = await calls()
+        assert after.pop("cmdstat_evalsha") - before.pop("cmdstat_evalsha") == 10
+        assert after == before
+        assert (await taken(store.logs, book[-1])).output == list(range(10))
+
+
+async def test_what_comes_while_it_writes_goes_together_with_the_next(redis_of_all: RedisServer) -> None:
+    class Slow(MemorySessionLogs):
+        def __init__(self) -> None:
+            super().__init__()
+            self.may, self.appends = asyncio.Semaphore(0), list[list[Append]]()
+
+        async def append(self, appends: Any, ttl_seconds: float) -> list[int | None]:
+            self.appends.append(list(appends))
+            await self.may.acquire()
+            return await super().append(appends, ttl_seconds)
+
+    logs = Slow()
+    async with writing(logs) as logbook:
+        (page,) = pages(logbook, 1)
+        await until(lambda: logs.appends)
+        for _ in range(100):
+            commit(page.transcript)
+            logbook.note(page)
+            await asyncio.sleep(0)
+        logs.may.release()
+        logs.may.release()
+        await logbook.flush()
+        assert [[len(one.records) for one in appends] for appends in logs.appends] == [[1], [100]]
+
+
+@pytest.mark.parametrize("hang", [False, True])
+async def test_a_redis_that_is_away_keeps_nobody_waiting_and_is_caught_up_when_it_is_back(
+    redis: RedisServer, hang: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    async with store_of(redis) as store, writing(store.logs) as logbook:
+        live, ending, idle = pages(logbook, 3)
+        await logbook.flush()
+        redis.signal(signal.SIGSTOP) if hang else redis.kill()
+        turns = 0
+        while not logbook.degraded:
+            commit(live.transcript)
+            logbook.note(live)
+            commit(ending.transcript)
+            logbook.note(ending)
+            await asyncio.sleep(0)  # nothing to wait for but the others' turn
+            turns += 1
+            if hang:
+                await asyncio.sleep(0.01)
+        assert metric(logbook, "outrider_store_degraded") == 1
+        ending.transcript.end = LoggedEnd.LENGTH
+        logbook.note(ending)
+        logbook.close(ending)
+        assert live.written == 1
+        with pytest.raises(Unavailable):
+            await logbook.take(new_session_id())
+        redis.signal(signal.SIGCONT) if hang else redis.start()
+        await logbook.flush()
+        assert (live.transcript.output_tokens, ending.transcript.output_tokens) == (turns, turns)
+        await until(lambda: not logbook.degraded)
+        assert metric(logbook, "outrider_store_degraded") == 0
+        for page in (live, ending):
+            found = await taken(store.logs, page)
+            assert (found.output, found.end) == (page.transcript.output, page.transcript.end)
+        if not hang:
+            assert await store.logs.read(idle.session_id) is None, "a Redis without memory has lost it"
+            commit(idle.transcript)
+            logbook.note(idle)
+            await logbook.flush()
+        assert (await taken(store.logs, idle)).output == idle.transcript.output
+    said = [record.getMessage() for record in caplog.records if record.name == "router.logbook"]
+    assert len(said) == 2 and "cannot be reached" in said[0] and "is back" in said[1]
+
+
+async def test_it_notices_that_the_store_is_away_though_it_has_nothing_to_write(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logbook_module, "PROBE_SECONDS", 0.05)
+    async with store_of(redis) as store, writing(store.logs) as logbook:
+        redis.kill()
+        await until(lambda: logbook.degraded)
+        redis.start()
+        await until(lambda: not logbook.degraded)
+
+
+async def test_what_is_over_and_not_written_is_bounded_and_the_oldest_goes_first(redis: RedisServer) -> None:
+    room = 3 * transcript(5).size_bytes
+    async with store_of(redis) as store, writing(store.logs, max_pending_bytes=room) as logbook:
+        redis.kill()
+        live = logbook.begin(transcript(100), lambda: None)
+        await until(lambda: logbook.degraded)
+        over = [logbook.begin(transcript(5), lambda: None) for _ in range(5)]
+        for page in over:
+            logbook.close(page)
+        assert metric(logbook, "outrider_session_logs_dropped_total") == 2
+        for page in over[:2]:
+            with pytest.raises(Unavailable):
+                await logbook.read(page.session_id)
+        assert await logbook.read(over[2].session_id) is over[2].transcript
+        redis.start()
+        await logbook.flush()
+        assert logbook._pending_bytes == 0 and not logbook._pending
+        for page in over[:2]:
+            with pytest.raises(UnknownSession):
+                await logbook.take(page.session_id)
+        for page in (live, *over[2:]):
+            assert (await taken(store.logs, page)).output == page.transcript.output
+
+
+async def test_a_session_that_is_not_written_yet_is_taken_from_where_it_is(redis: RedisServer) -> None:
+    async with store_of(redis) as store, writing(store.logs) as logbook:
+        redis.kill()
+        page = logbook.begin(transcript(5), lambda: None)
+        logbook.close(page)
+        got = await logbook.take(page.session_id)
+        assert got.transcript is page.transcript
+        again = logbook.go_on(got, lambda: None)
+        commit(again.transcript)
+        logbook.note(again)
+        redis.start()
+        await logbook.flush()
+        assert (await taken(store.logs, page)).output == list(range(6))
+
+
+async def test_a_session_is_written_before_it_is_taken() -> None:
+    """Its last tokens may only just have come."""
+    logs = MemorySessionLogs()
+    logbook = Logbook(logs, "router", Metrics(), TTL)  # that nobody runs
+    page = logbook.begin(transcript(3000), lambda: None)
+    logbook.close(page)
+    got = await logbook.take(page.session_id)
+    assert got.transcript.output == list(range(3000))
+    assert got.owner.generation == 1 and got.written == 3001
+
+
+async def test_who_is_superseded_hears_it_once_and_writes_no_more() -> None:
+    logs = MemorySessionLogs()
+    async with writing(logs) as logbook:
+        heard: list[str] = []
+        page = logbook.begin(transcript(2), lambda: heard.append("superseded"))
+        await logbook.flush()
+        assert (await taken(logs, page)).output == [0, 1]
+        for _ in range(3):
+            commit(page.transcript)
+            logbook.note(page)
+            await logbook.flush()
+        assert heard == ["superseded"]
+        assert (await taken(logs, page)).output == [0, 1]
+
+
+async def test_a_long_absence_is_made_good_in_several_writings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logbook_module, "MAX_WRITE_BYTES", 10_000)
+
+    class Counting(MemorySessionLogs):
+        def __init__(self) -> None:
+            super().__init__()
+            self.sizes: list[int] = []
+
+        async def append(self, appends: Any, ttl_seconds: float) -> list[int | None]:
+            self.sizes.append(sum(len(record) for one in appends for record in one.records))
+            return await super().append(appends, ttl_seconds)
+
+    logs = Counting()
+    async with writing(logs) as logbook:
+        book = [logbook.begin(transcript(3000), lambda: None) for _ in range(5)]
+        await logbook.flush()
+        assert max(logs.sizes) < 2 * 10_000 and len(logs.sizes) > 5
+        for page in book:
+            assert (await taken(logs, page)).output == list(range(3000))
+
+
+async def test_a_log_that_is_lost_again_and_again_is_given_up() -> None:
+    """As where the memory that the store may take is too small for what runs."""
+    logs = MemorySessionLogs(max_bytes=1000)
+    async with writing(logs) as logbook:
+        book = [logbook.begin(transcript(), lambda: None) for _ in range(5)]
+        for _ in range(100):
+            for page in book:
+                commit(page.transcript)
+                logbook.note(page)
+            await logbook.flush()
+        given_up = len([page for page in book if page.given_up])
+        assert given_up >= 4, "there is room for one"
+        assert metric(logbook, "outrider_session_logs_dropped_total") == given_up
+        assert logs.size <= 1000

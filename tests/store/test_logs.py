@@ -1,0 +1,165 @@
+"""The logs of sessions: one suite for every store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from outrider.store.logs import Append, Owner, SessionLogs, Taken
+from outrider.store.memory_logs import LOG_BYTES, MemorySessionLogs
+from outrider.store.redis import RedisStore
+from outrider.store.url import parse_store_url
+from outrider.wire.codec import SessionId
+from tests.redis_server import RedisServer
+
+TTL = 100.0
+ONE, OTHER = SessionId(b"\x01" * 16), SessionId(b"\xfe" * 16)
+A, B = Owner("a"), Owner("b")
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def logs(request: pytest.FixtureRequest, redis_of_all: RedisServer) -> AsyncIterator[SessionLogs]:
+    if request.param == "memory":
+        yield MemorySessionLogs()
+        return
+    store = RedisStore(parse_store_url(redis_of_all.url))
+    await store._redis.flushall()
+    yield store.logs
+    await store.close()
+
+
+def append(base: int, *records: bytes, owner: Owner = A, session: SessionId = ONE) -> Append:
+    return Append(session, owner, base, records)
+
+
+async def content(logs: SessionLogs, session: SessionId = ONE) -> bytes | None:
+    taken = await logs.take(session, "reader", TTL)
+    return None if taken is None else taken.content
+
+
+async def test_what_is_appended_is_read_and_taken(logs: SessionLogs) -> None:
+    assert await logs.append([append(0, b"request", b"\x00\xff")], TTL) == [2]
+    assert await logs.append([append(2, b"", b"x" * 100_000, b"end")], TTL) == [5]
+    assert await logs.read(ONE) == b"request"
+    assert await logs.take(ONE, "b", TTL) == Taken(
+        Owner("b", 1), 5, b"request\x00\xff" + b"x" * 100_000 + b"end"
+    )
+    assert await logs.read(ONE) == b"request"
+
+
+async def test_many_logs_in_one_call_each_go_their_own_way(logs: SessionLogs) -> None:
+    ids = [SessionId(bytes([n]) * 16) for n in range(100)]
+    assert await logs.append([append(0, b"r", b"%d" % n, session=id) for n, id in enumerate(ids)], TTL) == (
+        [2] * 100
+    )
+    await logs.take(ids[7], "b", TTL)
+    wanted: list[int | None] = [3] * 100
+    wanted[7], wanted[9] = None, 2
+    appends = [append(2, b"!", session=id) for id in ids]
+    appends[9] = append(5, b"a gap", session=ids[9])
+    assert await logs.append(appends, TTL) == wanted
+    assert await content(logs, ids[99]) == b"r99!"
+    assert await content(logs, ids[9]) == b"r9"
+
+
+async def test_no_appends_are_asked_for_without_harm(logs: SessionLogs) -> None:
+    assert await logs.append([], TTL) == []
+
+
+async def test_an_append_that_is_repeated_or_overlaps_is_made_once(logs: SessionLogs) -> None:
+    await logs.append([append(0, b"0", b"1")], TTL)
+    assert await logs.append([append(0, b"0", b"1")], TTL) == [2]
+    assert await logs.append([append(1, b"1", b"2", b"3")], TTL) == [4]
+    assert await logs.append([append(0, b"0")], TTL) == [4]  # the answer to a later one was lost
+    assert await content(logs) == b"0123"
+
+
+async def test_a_gap_is_refused_and_the_length_is_told(logs: SessionLogs) -> None:
+    assert await logs.append([append(3, b"3")], TTL) == [0]
+    assert await logs.read(ONE) is None
+    await logs.append([append(0, b"0", b"1")], TTL)
+    assert await logs.append([append(3, b"3")], TTL) == [2]
+    assert await content(logs) == b"01"
+
+
+async def test_only_the_owner_appends_and_who_takes_the_log_is_the_owner(logs: SessionLogs) -> None:
+    await logs.append([append(0, b"0")], TTL)
+    assert await logs.append([append(0, b"9", owner=B)], TTL) == [None]
+    taken = await logs.take(ONE, "b", TTL)
+    assert taken == Taken(Owner("b", 1), 1, b"0")
+    assert await logs.append([append(1, b"1")], TTL) == [None]
+    assert await logs.append([append(1, b"1", owner=taken.owner)], TTL) == [2]
+    again = await logs.take(ONE, "a", TTL)
+    assert again == Taken(Owner("a", 2), 2, b"01")
+    assert await logs.append([append(2, b"2", owner=taken.owner)], TTL) == [None]
+    assert await logs.append([append(2, b"2")], TTL) == [None], "what it was before it was taken from it"
+    assert await logs.append([append(2, b"2", owner=again.owner)], TTL) == [3]
+
+
+async def test_after_a_loss_the_later_owner_has_it(logs: SessionLogs) -> None:
+    """A Redis that lost its memory has forgotten the take, too."""
+    later = Owner("b", 1)
+    assert await logs.append([append(0, b"0", b"1", owner=A)], TTL) == [2]
+    assert await logs.append([append(2, b"2", owner=later)], TTL) == [0], "it is to write all of it"
+    assert await logs.append([append(0, b"01", b"2", owner=later)], TTL) == [2]
+    assert await logs.append([append(2, b"3", owner=A)], TTL) == [None]
+    assert await logs.append([append(2, b"3", owner=Owner("c", 1))], TTL) == [None]
+    assert await content(logs) == b"012"
+
+
+async def test_there_is_no_log_that_never_was(logs: SessionLogs) -> None:
+    await logs.append([append(0, b"0")], TTL)
+    assert await logs.take(OTHER, "b", TTL) is None
+    assert await logs.read(OTHER) is None
+
+
+async def test_a_log_lives_for_so_long_after_its_last_append_or_take(logs: SessionLogs) -> None:
+    third = SessionId(b"\x03" * 16)
+    await logs.append([append(0, b"0")], 0.5)
+    await logs.append([append(0, b"0")], TTL)  # nothing new, but a sign of life
+    await logs.append([append(0, b"0", session=third)], TTL)
+    await logs.take(third, "b", 0.5)
+    await logs.append([append(0, b"0", session=OTHER)], 0.5)
+    for session in (OTHER, third):
+        while await logs.read(session) is not None:  # noqa: ASYNC110 (an expiry tells nobody)
+            await asyncio.sleep(0.01)
+    assert await logs.read(ONE) == b"0"
+    assert await logs.take(OTHER, "b", TTL) is None
+    assert await logs.append([append(1, b"1", session=OTHER)], TTL) == [0]
+
+
+async def test_a_redis_that_evicted_half_of_a_log_has_none(redis_of_all: RedisServer) -> None:
+    store = RedisStore(parse_store_url(redis_of_all.url))
+    for evicted in ("session", "owner"):
+        await store._redis.flushall()
+        await store.logs.append([append(0, b"0", b"1")], TTL)
+        await store._redis.delete(f"outrider:{evicted}:{ONE.hex()}")
+        assert await store.logs.take(ONE, "b", TTL) is None
+        assert await store.logs.append([append(2, b"2")], TTL) == [0]
+        assert await store.logs.append([append(0, b"0", b"1", b"2")], TTL) == [3]
+        assert await content(store.logs) == b"012"
+    await store.close()
+
+
+async def test_in_memory_what_was_written_to_longest_ago_is_forgotten_first() -> None:
+    logs = MemorySessionLogs(max_bytes=3 * (LOG_BYTES + 10))
+    ids = [SessionId(bytes([n]) * 16) for n in range(4)]
+    for id in ids[:3]:
+        await logs.append([append(0, b"12345", session=id)], TTL)
+    await logs.append([append(1, b"6789!", session=ids[0])], TTL)
+    await logs.append([append(0, b"1234567890", session=ids[3])], TTL)
+    assert [await logs.read(id) is not None for id in ids] == [True, False, True, True]
+    assert logs.size == 2 * (LOG_BYTES + 10) + LOG_BYTES + 5
+    assert await logs.append([append(1, b"6", session=ids[1])], TTL) == [0]
+
+
+async def test_in_memory_nothing_is_left_of_what_expired() -> None:
+    now = [0.0]
+    logs = MemorySessionLogs(clock=lambda: now[0])
+    for n in range(10):
+        await logs.append([append(0, b"0", session=SessionId(bytes([n]) * 16))], 5.0)
+    now[0] = 5.0
+    assert await logs.read(ONE) is None
+    assert (logs.size, logs._logs) == (0, {})

@@ -1,0 +1,83 @@
+"""Signs of life: what counts as silence, and what as a step that hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from outrider.errors import StepHung
+from outrider.heartbeat import Stillness
+from outrider.stepwatch import Pulse, StepWatch, under_way, watched
+
+
+def test_stillness_is_counted_in_ticks_since_the_last_move() -> None:
+    still = Stillness(0.25)
+    assert [still.tick() for _ in range(3)] == [0.25, 0.5, 0.75]
+    still.moved()
+    assert still.tick() == 0.25
+
+
+def pulses(watch: StepWatch, step: object, ticks: int) -> list[Pulse]:
+    return [watch.tick(step) for _ in range(ticks)]  # type: ignore[arg-type]
+
+
+def test_a_step_is_overdue_and_then_given_up() -> None:
+    watch, step = StepWatch(1.0), under_way(0.001)  # 2 seconds at least
+    assert pulses(watch, step, 8) == [
+        *[Pulse.WELL] * 2,  # it had just begun at the first tick
+        *[Pulse.OVERDUE] * 4,
+        *[Pulse.HUNG] * 2,
+    ]
+
+
+def test_what_is_expected_to_take_long_may_take_long() -> None:
+    assert pulses(StepWatch(1.0), under_way(0.5), 5)[-2:] == [Pulse.WELL, Pulse.OVERDUE]  # 8 x 0.5
+    assert set(pulses(StepWatch(1.0), under_way(None), 30)) == {Pulse.WELL}
+
+
+def test_steps_that_come_and_go_are_well_however_many() -> None:
+    watch, step = StepWatch(1.0), under_way(0.001)
+    assert pulses(watch, step, 3)[-1] is Pulse.OVERDUE
+    assert watch.tick(under_way(0.001)) is Pulse.WELL  # another one: that one has ended after all
+    assert {watch.tick(under_way(0.001)) for _ in range(10)} == {Pulse.WELL}
+    assert {watch.tick(None) for _ in range(10)} == {Pulse.WELL}
+
+
+async def test_steps_that_hang_are_not_waited_for() -> None:
+    go_on, hangs = threading.Event(), asyncio.Event()
+
+    async def steps() -> None:
+        hangs.set()
+        try:
+            await asyncio.to_thread(go_on.wait)
+        finally:
+            await asyncio.to_thread(go_on.wait)  # nor what they do at their end
+
+    async def watching() -> None:
+        await hangs.wait()
+        raise StepHung("it hangs")
+
+    try:
+        with pytest.raises(StepHung):
+            await watched(steps(), watching())
+    finally:
+        go_on.set()
+
+
+async def test_the_end_of_the_steps_is_the_end_of_the_watch() -> None:
+    ended = asyncio.Event()
+
+    async def steps() -> None:
+        raise RuntimeError("a mistake")
+
+    async def watching() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    with pytest.raises(RuntimeError, match="a mistake"):
+        await watched(steps(), watching())
+    assert ended.is_set()

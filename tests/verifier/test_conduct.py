@@ -1,0 +1,47 @@
+"""Who is cut off, for how long, and how much of a drafter is read."""
+
+from __future__ import annotations
+
+from verifier.conduct import BAN_SECONDS, LEAK, LIMIT, REMEMBERED, WEIGHTS, Allowance, Conducts
+from verifier.session import DraftFate
+
+
+def test_one_that_keeps_offending_is_cut_off_and_let_in_again_later() -> None:
+    conducts = Conducts()
+    offences = [conducts.offend("d", 4.0, 10.0) for _ in range(round(LIMIT / 4))]
+    assert offences == [False] * (len(offences) - 1) + [True]
+    assert conducts.banned_for("d", 10.0) == BAN_SECONDS
+    assert conducts.banned_for("d", 11.0 + BAN_SECONDS) == 0
+    assert conducts.banned_for("another", 10.0) == 0
+    assert not conducts.offend("d", 4.0, 11.0 + BAN_SECONDS)
+
+
+def test_a_fault_now_and_then_is_forgotten() -> None:
+    conducts = Conducts()
+    assert not any(conducts.offend("d", LEAK * 10, 10.0 * turn) for turn in range(1000))
+
+
+def test_what_honest_drafters_do_too_weighs_nothing() -> None:
+    conducts = Conducts()
+    for reason in (DraftFate.STALE.value, "not_attached", "held_back"):
+        assert not any(conducts.offend("d", WEIGHTS.get(reason, 0.0), 0.0) for _ in range(1000))
+
+
+def test_every_fate_of_a_draft_but_two_is_an_offence() -> None:
+    harmless = {fate.value for fate in DraftFate} - WEIGHTS.keys()
+    assert harmless == {DraftFate.TAKEN.value, DraftFate.STALE.value}
+
+
+def test_names_without_end_take_no_memory_without_end() -> None:
+    conducts = Conducts()
+    for name in range(3 * REMEMBERED):
+        conducts.offend(str(name), 1.0, 0.0)
+    assert len(conducts._by_name) == REMEMBERED
+
+
+def test_an_allowance_is_used_up_and_comes_back() -> None:
+    allowance = Allowance(rate=100.0, burst=50.0)
+    assert allowance.spend(50.0, 0.0) == 0
+    assert allowance.spend(25.0, 0.0) == 0.25
+    assert allowance.spend(0.0, 0.25) == 0
+    assert allowance.spend(50.0, 10.0) == 0

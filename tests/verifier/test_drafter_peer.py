@@ -1,0 +1,75 @@
+"""What waits for a drafter that does not read, or does not acknowledge."""
+
+from __future__ import annotations
+
+from outrider.sampling.params import SamplingParams
+from outrider.v1 import verifier_pb2
+from verifier.drafter_peer import MAX_CLAIMS, MOST_REPEATED, DrafterPeer
+from verifier.recent import REMEMBERED
+from verifier.session import Session, SessionSpec
+
+
+def session(output: int = 0) -> Session:
+    spec = SessionSpec(b"s" * 16, (1, 2), (5,) * output, SamplingParams(), 10**6, frozenset(), 100, b"k" * 16)
+    return Session(spec, 4)
+
+
+async def next_batch(peer: DrafterPeer) -> verifier_pb2.CommitBatch:
+    return await anext(peer.batches())
+
+
+async def test_a_commit_starts_at_what_was_acknowledged() -> None:
+    peer, one = DrafterPeer("d", lambda: 0.0), session()
+    peer.attached(one)
+    one.log += range(10)
+    peer.committed(one)
+    (commit,) = (await next_batch(peer)).commits
+    assert (commit.base, list(commit.tokens)) == (2, list(range(10)))
+    one.acknowledged = 7
+    one.log += range(3)
+    peer.committed(one)
+    (commit,) = (await next_batch(peer)).commits
+    assert (commit.base, list(commit.tokens)) == (7, one.log[7:])
+
+
+async def test_who_never_acknowledges_gets_no_ever_longer_commits_and_misses_nothing() -> None:
+    peer, one = DrafterPeer("d", lambda: 0.0), session()
+    peer.attached(one)
+    known = one.log[:]
+    for step in range(200):
+        one.log += [step] * 50
+        peer.committed(one)
+        (commit,) = (await next_batch(peer)).commits
+        assert len(commit.tokens) <= MOST_REPEATED + 50
+        assert commit.base <= len(known)
+        known[commit.base :] = commit.tokens
+    assert known == one.log
+
+
+async def test_an_acknowledgement_that_goes_back_brings_no_more() -> None:
+    peer, one = DrafterPeer("d", lambda: 0.0), session()
+    peer.attached(one)
+    one.log += [1] * 5000
+    peer.committed(one)
+    await next_batch(peer)
+    one.acknowledged = 2
+    one.log += [1]
+    peer.committed(one)
+    (commit,) = (await next_batch(peer)).commits
+    assert len(commit.tokens) == MOST_REPEATED + 1
+
+
+async def test_what_waits_for_one_that_does_not_read_is_bounded() -> None:
+    peer, one = DrafterPeer("d", lambda: 0.0), session()
+    for turn in range(3 * REMEMBERED):
+        peer.ended(turn.to_bytes(16))
+        peer.attached(one)
+        peer.committed(one)
+    assert peer.unsent == REMEMBERED + 1
+
+
+async def test_an_old_claim_goes_where_there_are_too_many() -> None:
+    peer = DrafterPeer("d", lambda: 0.0)
+    assert all(peer.claim(turn.to_bytes(16), b"k") for turn in range(MAX_CLAIMS))
+    assert not peer.claim(b"s" * 16, b"k")
+    assert len(peer.claims) == MAX_CLAIMS and b"s" * 16 in peer.claims

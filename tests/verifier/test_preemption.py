@@ -1,0 +1,84 @@
+"""A KV pool too small for all: sessions give way and come back, nobody fails, and the text is the same."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from outrider.engine.engine import Engine
+from outrider.engine.kv_blocks import BlockPool
+from outrider.engine.loading import load_engine
+from outrider.engine.scheduler import Limits
+from outrider.sampling.params import SamplingParams
+from tests.tiny_models import build
+from verifier.session import SessionSpec
+from verifier.stepper import Running, Stepper, StepReport
+
+BLOCKS = 12  # of 16 tokens: one session of the longest kind, or a few that have just begun
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    folder: Path = build("llama", tmp_path_factory.mktemp("target"))
+    return load_engine(str(folder), threads=1, kv_memory_bytes=2**24)
+
+
+def specs() -> list[SessionSpec]:
+    made = []
+    for number in range(10):
+        sampling = SamplingParams(temperature=0.0 if number % 2 else 0.8, seed=number)
+        prompt = tuple((7 * number + place) % 190 for place in range(5 + 9 * number))
+        max_tokens = 150 - len(prompt) - number
+        made.append(
+            SessionSpec(bytes([number]) * 16, prompt, (), sampling, max_tokens, frozenset(), 199, b"")
+        )
+    return made
+
+
+async def run(engine: Engine, together: list[SessionSpec]) -> tuple[list[list[int]], list[Running], int]:
+    """The outputs, the sessions, and how often one was preempted."""
+    failed: list[Running] = []
+
+    def on_step(report: StepReport) -> None:
+        failed.extend(report.failed)
+
+    stepper = Stepper(engine, Limits(), on_step, time.monotonic, lambda now, *_: now)
+    opened = [stepper.open(each, 0) for each in together]
+    steps = asyncio.create_task(stepper.run())
+    async with asyncio.timeout(120):
+        await stepper.until_empty()
+    steps.cancel()
+    await asyncio.gather(steps, return_exceptions=True)
+    assert not failed
+    outputs = [each.session.log[len(each.session.spec.prompt) :] for each in opened]
+    return outputs, opened, stepper.load.preemptions
+
+
+async def test_with_a_pool_too_small_all_finish_with_the_same_text(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, _, none = await run(engine, specs())
+    assert none == 0
+    monkeypatch.setattr(engine, "pool", BlockPool(BLOCKS))
+    crowded, opened, preemptions = await run(engine, specs())
+    assert crowded == plain
+    assert [len(output) for output in crowded] == [each.max_tokens for each in specs()]
+    assert preemptions == sum(running.preemptions for running in opened) > 0
+    engine.pool.check_integrity([])
+
+
+def test_only_what_nobody_else_holds_is_lost() -> None:
+    pool = BlockPool(8)
+    tokens = list(range(40))
+    first = pool.open(tokens)
+    pool.extend(first, 40)
+    pool.seal(first, tokens)
+    assert pool.own_tokens(first) == 40
+    second = pool.open([*tokens[:32], 99])
+    pool.extend(second, 1)
+    assert (pool.own_tokens(first), pool.own_tokens(second)) == (16, 16)
+    pool.close(second)
+    assert pool.own_tokens(first) == 40

@@ -1,0 +1,54 @@
+"""Records of a session's log."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.errors import InvalidRequest
+from outrider.sampling.params import SamplingParams
+from outrider.wire.session_log import (
+    LoggedEnd,
+    LoggedRequest,
+    SessionLog,
+    end_record,
+    log_from_bytes,
+    request_record,
+    step_record,
+)
+
+SAMPLING = SamplingParams(0.7, 5, 0.9, 0.1, 0.25, -0.5, 1.25, {4: 1.5, 0: -100.0}, 2**64 - 1)
+REQUEST = LoggedRequest(
+    model="m/ö",
+    fingerprint="ab",
+    prompt=(1, 0, 2**31),
+    sampling=SAMPLING,
+    max_tokens=7,
+    ignore_eos=True,
+    stop_token_ids=(2, 3),
+    num_speculative_tokens=None,
+    answer=b"\x00\xff",
+)
+STEPS = [((0, 5), 1, 4, 3), ((7,), 0, 0, 0), ((2**31, 8, 9), 2, 2, 0)]
+
+
+@pytest.mark.parametrize("end", [None, *LoggedEnd])
+@pytest.mark.parametrize("k", [None, 0, 3])
+def test_records_one_after_the_other_are_the_log(end: LoggedEnd | None, k: int | None) -> None:
+    request = LoggedRequest(**{**_fields(REQUEST), "num_speculative_tokens": k})
+    records = [request_record(request), *(step_record(*step) for step in STEPS)]
+    records += [] if end is None else [end_record(end)]
+    assert log_from_bytes(b"".join(records)) == SessionLog(request, STEPS, end)
+
+
+def test_a_log_that_only_begins_is_one() -> None:
+    assert log_from_bytes(request_record(REQUEST)) == SessionLog(REQUEST, [], None)
+
+
+@pytest.mark.parametrize("raw", [b"", b"\xff", step_record(*STEPS[0]), request_record(REQUEST)[:-1]])
+def test_other_bytes_are_refused(raw: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        log_from_bytes(raw)
+
+
+def _fields(request: LoggedRequest) -> dict[str, object]:
+    return {name: getattr(request, name) for name in LoggedRequest.__slots__}

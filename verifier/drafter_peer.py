@@ -1,0 +1,112 @@
+"""One drafter on its stream: what it was given, and what waits to be sent to it, merged until it is read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+
+from outrider.v1 import verifier_pb2
+from verifier.conduct import Allowance
+from verifier.pace import Pace
+from verifier.recent import REMEMBERED, RecentIds
+from verifier.session import Session
+
+MAX_CLAIMS = 1024  # that wait for their sessions
+MOST_REPEATED = 1024  # tokens that are sent again because they were not acknowledged yet
+UNITS_PER_SECOND = 1e6  # about as many as half a processor reads; see Drafters for what costs how much
+BURST_UNITS = 1e5
+
+
+class DrafterPeer:
+    """The commits for one drafter, its claims, and its pace."""
+
+    def __init__(self, name: str, clock: Callable[[], float]) -> None:
+        self.name = name
+        self.pace = Pace()
+        self.allowance = Allowance(UNITS_PER_SECOND, BURST_UNITS)
+        self.given = RecentIds()  # sessions that it has claimed, with the right key as far as is known
+        self.claims: OrderedDict[bytes, bytes] = OrderedDict()  # session -> key, before the session has come
+        self._clock = clock
+        self._told: dict[bytes, int] = {}  # its sessions -> length of the log that was sent to it
+        self._dirty: dict[bytes, Session] = {}
+        self._ended: OrderedDict[bytes, None] = OrderedDict()
+        self._stamp_us = 0
+        self._heard_at = 0.0
+        self._ready = asyncio.Event()
+        self._over = False
+
+    def heard(self, stamp_us: int) -> None:
+        self._stamp_us, self._heard_at = stamp_us, self._clock()
+
+    def claim(self, session_id: bytes, draft_key: bytes) -> bool:
+        """Keeps a claim until its session comes; False where an older one had to go for it."""
+        self.claims[session_id] = draft_key
+        if len(self.claims) <= MAX_CLAIMS:
+            return True
+        self.claims.popitem(last=False)
+        return False
+
+    def attached(self, session: Session) -> None:
+        """It drafts for the session, of which it knows what the router told it."""
+        spec = session.spec
+        session.acknowledged = len(spec.prompt) + len(spec.output)
+        self._told[spec.session_id] = session.acknowledged
+        self.committed(session)
+
+    def detached(self, session_id: bytes) -> None:
+        """It does not any more."""
+        self._dirty.pop(session_id, None)
+        self._told.pop(session_id, None)
+
+    def committed(self, session: Session) -> None:
+        """There is more of this session's log than the drafter has acknowledged."""
+        self._dirty[session.spec.session_id] = session
+        self._ready.set()
+
+    def ended(self, session_id: bytes) -> None:
+        """To be told that the session is over. Of a drafter that does not read, the oldest are forgotten: it
+        hears of them from the router, too."""
+        self.detached(session_id)
+        self._ended[session_id] = None
+        if len(self._ended) > REMEMBERED:
+            self._ended.popitem(last=False)
+        self._ready.set()
+
+    def beat(self) -> None:
+        """A sign of life, perhaps with nothing to say."""
+        self._ready.set()
+
+    def end(self) -> None:
+        self._over = True
+        self._ready.set()
+
+    @property
+    def unsent(self) -> int:
+        """Sessions of which there is something to tell."""
+        return len(self._dirty) + len(self._ended)
+
+    async def batches(self) -> AsyncIterator[verifier_pb2.CommitBatch]:
+        """One message whenever there is something to tell; commits of a session merge while they wait."""
+        while True:
+            await self._ready.wait()
+            if self._over:
+                return
+            self._ready.clear()
+            dirty, self._dirty = self._dirty, {}
+            ended, self._ended = self._ended, OrderedDict()
+            batch = verifier_pb2.CommitBatch(ended=ended)
+            for session_id, session in dirty.items():
+                base = self._base(session_id, session)
+                batch.commits.add(session_id=session_id, base=base, tokens=session.log[base:])
+            if self._stamp_us:
+                batch.echo_us = self._stamp_us
+                batch.held_us = int((self._clock() - self._heard_at) * 1e6)
+            yield batch
+
+    def _base(self, session_id: bytes, session: Session) -> int:
+        """Where a commit starts: at what was acknowledged. A stream loses nothing, so that one that does not
+        acknowledge gets what it was sent before again only as far as an honest one may need it."""
+        told = self._told.get(session_id, 0)
+        self._told[session_id] = len(session.log)
+        return max(session.acknowledged or 0, told - MOST_REPEATED)

@@ -1,0 +1,270 @@
+"""The drafters of a verifier: who drafts for which session, and what becomes of what they send.
+
+They are not trusted. Whatever one sends is bounded, and what cannot be used is dropped and counted by reason;
+one that keeps sending what no drafter should is cut off, refused for a while, and the routers are told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import NoReturn
+
+from outrider.draft_right import turn_of
+from outrider.errors import InvalidRequest, Overloaded, PeerRefused, TooLarge
+from outrider.rpc import Identity, Role, read_hello
+from outrider.v1 import verifier_pb2
+from outrider.wire.codec import SESSION_ID_BYTES
+from verifier import conduct
+from verifier.conduct import BAN_SECONDS, WEIGHTS, Conducts
+from verifier.draft_tree import MAX_NODES
+from verifier.drafter_peer import DrafterPeer
+from verifier.recent import RecentIds
+from verifier.session import MAX_BEHIND, DraftFate
+from verifier.stepper import Running, Stepper
+
+log = logging.getLogger(__name__)
+
+MAX_KEY_BYTES = 64
+MAX_NAME = 256  # characters
+MAX_STREAMS = 1024
+HELLO_SECONDS = 5.0
+
+# What reading costs, in units of about half a microsecond, which is what a token of a chain takes.
+BATCH_UNITS = 100
+ENTRY_UNITS = 10  # a draft or a claim, whatever is in it
+TREE_UNITS = 4  # a token of a tree
+
+
+class Drafters:
+    """`on_cut_off` is called with each session whose drafter was cut off, its turn, and why."""
+
+    def __init__(
+        self,
+        stepper: Stepper,
+        identity: Identity,
+        clock: Callable[[], float],
+        on_cut_off: Callable[[bytes, int, str], None],
+    ) -> None:
+        self._stepper = stepper
+        self._identity = identity
+        self._clock = clock
+        self._on_cut_off = on_cut_off
+        self._streams: set[DrafterPeer] = set()
+        self._peers: dict[bytes, DrafterPeer] = {}  # session -> who drafts for it
+        self._turns: dict[bytes, int] = {}  # session -> the first turn whose drafter may still come
+        self._ended = RecentIds()
+        self._conducts = Conducts()
+        self._open = 0  # streams, those without a hello included
+        self.dropped: Counter[str] = Counter()  # drafts, claims and messages, by reason
+
+    # -- the verifier's sessions --
+
+    def opened(self, running: Running) -> None:
+        """A session has come, perhaps back: who claimed it before may draft for it now."""
+        self._ended.discard(running.id)
+        for peer in self._streams:
+            draft_key = peer.claims.pop(running.id, None)
+            if draft_key is not None:
+                self._count(self._attach(running, peer, draft_key))
+
+    def adopted(self, running: Running, former_key: bytes) -> None:
+        """Another router has a session now. Where it gave the right to draft anew, the former drafter has
+        lost it; that one hears from its own router."""
+        if running.session.spec.draft_key != former_key:
+            self._turns.pop(running.id, None)
+            peer = self._peers.pop(running.id, None)
+            if peer is not None:
+                peer.detached(running.id)
+                running.drafted_by(None)
+        self.opened(running)
+
+    def committed(self, running: Running) -> None:
+        """A step has committed tokens of a session that goes on."""
+        peer = self._peers.get(running.id)
+        if peer is not None:
+            peer.committed(running.session)
+
+    def forget(self, session_id: bytes, over: bool) -> None:
+        """A session has left. Its drafter is told where it is over; of one that goes on elsewhere, or may
+        come back, it hears from the router alone: our word would end what the router has begun anew."""
+        self._turns.pop(session_id, None)
+        peer = self._peers.pop(session_id, None)
+        if peer is not None:
+            peer.detached(session_id)
+        if over:
+            for claimer in self._streams:
+                claimer.claims.pop(session_id, None)
+            if peer is not None:
+                peer.ended(session_id)
+            self._ended.add(session_id)
+
+    def beat(self) -> None:
+        """A sign of life to every drafter."""
+        for peer in self._streams:
+            peer.beat()
+
+    def part(self) -> None:
+        """Ends all streams: the verifier leaves."""
+        for peer in self._streams:
+            peer.end()
+
+    # -- the streams --
+
+    async def speculate(
+        self, messages: AsyncIterator[verifier_pb2.DraftBatch], host: str = ""
+    ) -> AsyncGenerator[verifier_pb2.CommitBatch, None]:
+        """Serves a stream from `host`. Raises what ends it, with a sentence for the drafter."""
+        if self._open >= MAX_STREAMS:
+            raise Overloaded("this verifier has as many drafters as it takes; try again later")
+        self._open += 1
+        peer = reader = None
+        try:
+            name, batches = await self._greeted(messages, host)
+            peer = DrafterPeer(name, self._clock)
+            self._streams.add(peer)
+            reader = asyncio.create_task(self._listen(peer, batches))
+            yield verifier_pb2.CommitBatch(hello=self._identity.hello())
+            async for batch in peer.batches():
+                yield batch
+            if reader.done():
+                reader.result()  # raises what ended it
+        finally:
+            self._open -= 1
+            if reader is not None:
+                reader.cancel()
+            if peer is not None:
+                self._leave(peer)
+
+    async def _greeted(
+        self, messages: AsyncIterator[verifier_pb2.DraftBatch], host: str
+    ) -> tuple[str, AsyncIterator[verifier_pb2.DraftBatch]]:
+        """Under which name its conduct is kept, and the batches that follow. Raises PeerRefused."""
+        try:
+            async with asyncio.timeout(HELLO_SECONDS):
+                drafter, batches = await read_hello(
+                    messages, Role.DRAFTER, tokenizer_hash=self._identity.tokenizer_hash
+                )
+        except TimeoutError:
+            raise PeerRefused(f"no hello came within {HELLO_SECONDS:g} seconds") from None
+        if len(drafter.worker_id) > MAX_NAME:
+            raise PeerRefused(f"the hello's worker_id has more than {MAX_NAME} characters")
+        name = f"{drafter.worker_id} at {host}" if host else drafter.worker_id
+        banned_for = self._conducts.banned_for(name, self._clock())
+        if banned_for > 0:
+            raise PeerRefused(f"this drafter was cut off and is refused for another {banned_for:.0f} seconds")
+        return name, batches
+
+    async def _listen(self, peer: DrafterPeer, batches: AsyncIterator[verifier_pb2.DraftBatch]) -> None:
+        try:
+            async for batch in batches:
+                await self._take(peer, batch)
+        except TooLarge:
+            self._judge(peer, self._count(conduct.TOO_LARGE))
+            raise
+        except InvalidRequest:
+            self._judge(peer, self._count(conduct.GARBAGE))
+            raise
+        finally:
+            peer.end()
+
+    async def _take(self, peer: DrafterPeer, batch: verifier_pb2.DraftBatch) -> None:
+        """Raises PeerRefused where it cuts the drafter off."""
+        peer.heard(batch.stamp_us)
+        seen: set[str] = set()
+        await self._ration(peer, BATCH_UNITS)
+        for attach in batch.attach:
+            seen |= self._count(self._claim(peer, attach))
+            await self._ration(peer, ENTRY_UNITS)
+        for draft in batch.drafts:
+            seen |= self._count(self._offer(peer, draft))
+            await self._ration(peer, ENTRY_UNITS + len(draft.tokens) + TREE_UNITS * len(draft.parents))
+        self._judge(peer, seen)
+
+    async def _ration(self, peer: DrafterPeer, units: int) -> None:
+        """Lets the drafter wait that has used up its allowance: until then nothing is read of it."""
+        wait = peer.allowance.spend(units, self._clock())
+        if wait > 0:
+            self._count(conduct.HELD_BACK)
+            await asyncio.sleep(wait)
+
+    def _count(self, reason: str | None) -> set[str]:
+        if reason is None:
+            return set()
+        self.dropped[reason] += 1
+        return {reason}
+
+    def _judge(self, peer: DrafterPeer, reasons: set[str]) -> None:
+        weight = max((WEIGHTS.get(reason, 0.0) for reason in reasons), default=0.0)
+        if self._conducts.offend(peer.name, weight, self._clock()):
+            self._cut_off(peer, max(reasons, key=lambda reason: WEIGHTS.get(reason, 0.0)))
+
+    def _cut_off(self, peer: DrafterPeer, reason: str) -> NoReturn:
+        what = f"cut off for {BAN_SECONDS:.0f} seconds: it keeps sending what no drafter may, lately {reason}"
+        log.warning("drafter %r is %s", peer.name, what)
+        for session_id in self._leave(peer):
+            turn = self._turns[session_id]
+            self._turns[session_id] = turn + 1
+            self._on_cut_off(session_id, turn, reason)
+        raise PeerRefused(f"this drafter is {what}")
+
+    def _claim(self, peer: DrafterPeer, attach: verifier_pb2.Attach) -> str | None:
+        """Why it was dropped, if it was."""
+        if len(attach.session_id) != SESSION_ID_BYTES or len(attach.draft_key) > MAX_KEY_BYTES:
+            return conduct.BAD_ATTACH
+        running = self._stepper.get(attach.session_id)
+        if running is not None and not running.orphaned:
+            return self._attach(running, peer, attach.draft_key)
+        peer.given.add(attach.session_id)
+        if attach.session_id in self._ended:
+            peer.ended(attach.session_id)
+            return None
+        # The drafter was faster than the Open of the router, which may be one that comes back.
+        return None if peer.claim(attach.session_id, attach.draft_key) else conduct.TOO_MANY_CLAIMS
+
+    def _attach(self, running: Running, peer: DrafterPeer, draft_key: bytes) -> str | None:
+        expected = running.session.spec.draft_key
+        turn = turn_of(expected, draft_key) if expected else None
+        if turn is None or turn < self._turns.get(running.id, 0):
+            peer.given.discard(running.id)
+            peer.ended(running.id)
+            return conduct.WRONG_KEY if turn is None else conduct.FORMER_TURN
+        self._turns[running.id] = turn
+        before = self._peers.get(running.id)
+        if before is not None and before is not peer:
+            before.ended(running.id)
+        self._peers[running.id] = peer
+        peer.given.add(running.id)
+        running.drafted_by(peer.pace)
+        peer.attached(running.session)
+        return None
+
+    def _offer(self, peer: DrafterPeer, draft: verifier_pb2.Draft) -> str | None:
+        """Why it was dropped, if it was."""
+        session_id = draft.session_id
+        running = self._stepper.get(session_id)
+        if running is None or self._peers.get(session_id) is not peer:
+            if session_id not in peer.given:
+                return conduct.NOT_GIVEN
+            if session_id in self._ended:
+                peer.ended(session_id)
+            return conduct.NOT_ATTACHED
+        if len(draft.tokens) > MAX_NODES + MAX_BEHIND:
+            return DraftFate.TOO_LONG.value
+        tokens = list(draft.tokens)
+        fate = self._stepper.offer(running, draft.base, tokens, draft.parents, draft.survival)
+        return fate.value if fate is not DraftFate.TAKEN and tokens else None
+
+    def _leave(self, peer: DrafterPeer) -> list[bytes]:
+        """Its sessions, which decode plainly from now on."""
+        self._streams.discard(peer)
+        left = [session_id for session_id, drafter in self._peers.items() if drafter is peer]
+        for session_id in left:
+            del self._peers[session_id]
+            running = self._stepper.get(session_id)
+            if running is not None:
+                running.drafted_by(None)
+        peer.end()
+        return left

@@ -1,0 +1,76 @@
+"""Sessions whose router's stream broke: they run on for a while, for whoever comes back for them.
+
+Pure: the clock is passed in. The sessions themselves stay with the stepper; here is until when, what those
+came to that have finished since, and which of them is in the way of others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from outrider.engine.scheduler import Plan
+from verifier.running import Running
+from verifier.session import Finish
+
+GRACE_SECONDS = 5.0
+MOST_FINISHED = 256  # that are remembered; the oldest go first
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A session that nobody has heard the end of."""
+
+    running: Running
+    finish: Finish
+
+
+class Orphans:
+    def __init__(self, clock: Callable[[], float], grace_seconds: float = GRACE_SECONDS) -> None:
+        self._clock = clock
+        self._grace_seconds = grace_seconds
+        self._until: dict[bytes, float] = {}  # in the order in which they lapse
+        self._finished: dict[bytes, Finished] = {}
+
+    def add(self, running: Running) -> None:
+        running.orphaned = True
+        self._until[running.id] = self._clock() + self._grace_seconds
+
+    def finish(self, running: Running, finish: Finish) -> None:
+        """An orphan is over: its end is kept for what is left of its time."""
+        self._finished[running.id] = Finished(running, finish)
+        if len(self._finished) > MOST_FINISHED:
+            self.forget(next(iter(self._finished)))
+
+    def finished(self, session_id: bytes) -> Finished | None:
+        return self._finished.get(session_id)
+
+    def forget(self, session_id: bytes) -> None:
+        """It has a router again, or is closed; unknown ids are ignored."""
+        self._until.pop(session_id, None)
+        self._finished.pop(session_id, None)
+
+    def __contains__(self, session_id: bytes) -> bool:
+        return session_id in self._until
+
+    def all(self) -> list[bytes]:
+        return list(self._until)
+
+    def lapsed(self) -> list[bytes]:
+        """Those that nobody has come back for in time."""
+        now = self._clock()
+        return [session_id for session_id, until in self._until.items() if until <= now]
+
+
+def dispensable(sessions: Sequence[Running], plan: Plan, available: int, block_size: int) -> Running | None:
+    """The youngest orphan, where one of the other sessions is short of KV blocks: it would be preempted, or
+    waits for the blocks of its prompt. `available`: blocks that can be taken."""
+    orphan = next((running for running in reversed(sessions) if running.orphaned), None)
+    if orphan is None or plan.preempt is not None:
+        return orphan
+    granted = {grant.index for grant in plan.grants}
+    for index, running in enumerate(sessions):
+        waits = not running.table.blocks and not running.orphaned and index not in granted
+        if waits and -(-(running.pending + 1) // block_size) + len(granted) > available:
+            return orphan
+    return None

@@ -1,0 +1,254 @@
+"""The routers of a verifier: whose session is whose, and what becomes of those whose router is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+from outrider.errors import Cancelled, OutriderError, Superseded, Unavailable
+from outrider.rpc import Identity, Role, read_hello
+from outrider.v1 import verifier_pb2
+from outrider.wire.codec import SESSION_ID_BYTES, sampling_from_wire, session_id_from_wire
+from verifier.drafters import Drafters
+from verifier.orphans import GRACE_SECONDS, Orphans
+from verifier.peers import RouterPeer, load_to_wire
+from verifier.recent import RecentIds
+from verifier.session import SessionSpec
+from verifier.stepper import Running, Stepper, StepReport
+
+
+class Routers:
+    def __init__(
+        self,
+        stepper: Stepper,
+        drafters: Drafters,
+        identity: Identity,
+        vocab_size: int,
+        clock: Callable[[], float],
+        grace_seconds: float = GRACE_SECONDS,
+    ) -> None:
+        """`grace_seconds`: that sessions run on for when the stream of their router broke."""
+        self._stepper = stepper
+        self._drafters = drafters
+        self._identity = identity
+        self._vocab_size = vocab_size
+        self._peers: set[RouterPeer] = set()
+        self._alone = asyncio.Event()  # there is no stream
+        self._alone.set()
+        self._owners: dict[bytes, RouterPeer] = {}  # session -> who opened it last
+        self._orphans = Orphans(clock, grace_seconds)
+        self._cancelled = RecentIds()  # before they came here
+        self._closed: OutriderError | None = None  # why no router is let in, where that is so
+        self._leaving = False
+
+    # -- the streams --
+
+    async def sessions(
+        self, messages: AsyncIterator[verifier_pb2.VerifierCommand]
+    ) -> AsyncGenerator[verifier_pb2.VerifierEvents, None]:
+        _, commands = await read_hello(messages, Role.ROUTER)
+        if self._closed is not None:
+            raise self._closed
+        load = self._stepper.load
+        peer = RouterPeer(load)
+        self._peers.add(peer)
+        self._alone.clear()
+        reader = asyncio.create_task(self._obey(peer, commands))
+        try:
+            yield verifier_pb2.VerifierEvents(hello=self._identity.hello(), load=load_to_wire(load))
+            async for events in peer.events():
+                yield events
+            if reader.done():
+                reader.result()  # raises what ended it
+        finally:
+            reader.cancel()
+            self._peers.discard(peer)
+            for session_id in [key for key, owner in self._owners.items() if owner is peer]:
+                self._orphan(session_id)
+            if not self._peers:
+                self._alone.set()
+
+    def _orphan(self, session_id: bytes) -> None:
+        running = self._stepper.get(session_id)
+        if running is None or self._leaving:
+            self._close(session_id, over=False)
+        else:
+            del self._owners[session_id]
+            self._orphans.add(running)
+
+    async def _obey(self, peer: RouterPeer, commands: AsyncIterator[verifier_pb2.VerifierCommand]) -> None:
+        try:
+            async for command in commands:
+                match command.WhichOneof("command"):
+                    case "open":
+                        self._open(peer, command.open)
+                    case "speculation":
+                        change = command.speculation
+                        running = self._stepper.get(change.session_id)
+                        if running is not None and self._owners.get(change.session_id) is peer:
+                            running.session.num_speculative_tokens = change.num_speculative_tokens
+                    case "close":
+                        if self._owners.get(command.close.session_id, peer) is peer:
+                            self._close(command.close.session_id)
+                        peer.report(self._stepper.load)
+                    case "cancel":
+                        self._cancel(command.cancel.session_id)
+        finally:
+            peer.end()
+
+    def _open(self, peer: RouterPeer, message: verifier_pb2.OpenSession) -> None:
+        try:
+            spec = SessionSpec(
+                session_id=session_id_from_wire(message.session_id),
+                prompt=tuple(message.prompt),
+                output=tuple(message.output),
+                sampling=sampling_from_wire(message.sampling),
+                max_tokens=message.max_tokens,
+                stop_token_ids=frozenset(message.stop_token_ids),
+                vocab_size=self._vocab_size,
+                draft_key=message.draft_key,
+            )
+            if spec.session_id in self._cancelled:
+                raise _cancelled()
+            if self._adopt(peer, spec, message.num_speculative_tokens):
+                return
+            running = self._stepper.open(spec, message.num_speculative_tokens)
+        except OutriderError as error:
+            peer.failed(message.session_id, error)
+            return
+        self._owners[spec.session_id] = peer
+        self._drafters.opened(running)
+
+    def _adopt(self, peer: RouterPeer, spec: SessionSpec, num_speculative_tokens: int) -> bool:
+        """Whether a session that is here without this router is the one that it opens, which it then has.
+        Where not, none of that id is here any more."""
+        session_id = spec.session_id
+        former = self._owners.get(session_id)
+        if former is peer:
+            return False  # it has it already: that is for the stepper to refuse
+        finished = self._orphans.finished(session_id)
+        running = self._stepper.get(session_id) if finished is None else finished.running
+        if former is not None:
+            former.failed(session_id, Superseded("the session goes on by another connection or router"))
+        elif running is None:
+            return False
+        if running is None or not running.session.continues(spec):
+            self._close(session_id, over=False)
+            return False
+        self._orphans.forget(session_id)
+        former_key = running.session.spec.draft_key
+        running.adopted(spec)
+        peer.adopted(running, None if finished is None else finished.finish)
+        if finished is None:
+            self._owners[session_id] = peer
+            running.session.num_speculative_tokens = num_speculative_tokens
+            self._drafters.adopted(running, former_key)
+        return True
+
+    def _cancel(self, session_id: bytes) -> None:
+        """Ends a session, whoever opened it: now, or when it comes, as it may be moving here."""
+        router = self._owners.get(session_id)
+        if router is not None:
+            self._close(session_id)
+            router.failed(session_id, _cancelled())
+        elif len(session_id) == SESSION_ID_BYTES:
+            if session_id in self._orphans:
+                self._close(session_id)
+            self._cancelled.add(session_id)
+
+    def _close(self, session_id: bytes, over: bool = True) -> None:
+        self._forget(session_id, over)
+        self._stepper.close(session_id)
+
+    def _forget(self, session_id: bytes, over: bool = True) -> None:
+        """Lets go of a session: it is over, or it goes on elsewhere, or may come back."""
+        self._owners.pop(session_id, None)
+        self._orphans.forget(session_id)
+        self._drafters.forget(session_id, over)
+
+    # -- what the service tells --
+
+    def on_step(self, report: StepReport) -> None:
+        """Hands a step's results to the streams: one batch for each router, and one for each drafter."""
+        for running, outcome in report.outcomes:
+            if not self._is_here(running):
+                continue
+            router = self._owners.get(running.id)
+            if router is not None:
+                router.committed(running, outcome)
+            if outcome.finish is None:
+                self._drafters.committed(running)
+                continue
+            self._forget(running.id)
+            if router is None:
+                self._orphans.finish(running, outcome.finish)
+        for running in report.failed:
+            if not self._is_here(running):
+                continue
+            router = self._owners.get(running.id)
+            if router is not None:
+                router.failed(
+                    running.id, OutriderError("the target worker failed on this request; send it again")
+                )
+            self._forget(running.id)
+        for router in self._peers:
+            router.report(report.load)
+
+    def _is_here(self, running: Running) -> bool:
+        """Whether it has not been closed since, nor opened anew."""
+        known = running.id in self._owners or running.id in self._orphans
+        return known and self._stepper.get(running.id) in (None, running)
+
+    def cut_off(self, session_id: bytes, turn: int, reason: str) -> None:
+        """Tells the router whose session it is that the drafter of that turn was cut off."""
+        router = self._owners.get(session_id)
+        if router is not None:
+            router.cut_off(session_id, turn, reason)
+
+    def beat(self) -> None:
+        """A sign of life to every router, with what was dropped; and orphans that nobody came back for go."""
+        for session_id in self._orphans.lapsed():
+            self._close(session_id, over=False)
+        load = self._stepper.load
+        for router in self._peers:
+            router.dropped(self._drafters.dropped)
+            router.beat(load)
+
+    def drain(self) -> None:
+        """Nobody is waited for any more."""
+        self._leaving = True
+        for session_id in self._orphans.all():
+            self._close(session_id, over=False)
+        for router in self._peers:
+            router.report(self._stepper.load)
+
+    def give_back(self) -> None:
+        """Ends all sessions here; they go on elsewhere."""
+        for session_id, router in list(self._owners.items()):
+            self._close(session_id, over=False)
+            router.failed(session_id, Unavailable("this target worker leaves"))
+
+    def turn_away(self, why: OutriderError) -> None:
+        """Ends all streams and their sessions, which the routers take for the loss of this worker, and lets
+        nobody in before `let_in`."""
+        self._closed = why
+        for session_id in [*self._owners, *self._orphans.all()]:
+            self._close(session_id, over=False)
+        for router in self._peers:
+            router.end(why)
+
+    def let_in(self) -> None:
+        if not self._leaving:
+            self._closed = None
+
+    async def part(self) -> None:
+        """Ends the streams when all is said. Returns once the routers have what was said, or are gone."""
+        self._leaving = True
+        self._closed = Unavailable("this target worker leaves")
+        for router in self._peers:
+            router.part()
+        await self._alone.wait()
+
+
+def _cancelled() -> Cancelled:
+    return Cancelled("the request was cancelled")
