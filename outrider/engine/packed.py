@@ -8,7 +8,10 @@ machine at hand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle, islice
 from typing import Any, cast
 
 import torch
@@ -22,6 +25,11 @@ from outrider.engine.norms import in_one_call
 
 MAX_ROWS = 512  # of one product
 EXPERTS_NAME = "outrider_packed"
+FEWEST_ROWS = (1, 2, 3, 4)  # of which the fastest is taken for a product of fewer
+WORTH_FILLING = 0.95  # share of the time that a product with more rows may take to be taken
+READ_BYTES = 2**28  # of weights of one shape: more than the caches next to a core hold
+PRODUCTS = 24  # of a trial, at least
+TRIALS = 5  # of each number of rows
 SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # layers that are given one tensor
 
 product = torch.ops.mkldnn._linear_pointwise.default
@@ -35,15 +43,15 @@ class PackedLinear(nn.Module):
         self.out_features, self.in_features = weight.shape
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), MAX_ROWS)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-        self.lone = self._keeps_bits_alone()  # whether one row may run by itself
+        self.fewest = 1 if self._keeps_bits_alone() else 2  # rows; fewer are filled up to it
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         count = x.numel() // self.in_features
-        if 1 < count <= MAX_ROWS or (count == 1 and self.lone):
+        if self.fewest <= count <= MAX_ROWS:
             return self._product(x)
         rows = x.reshape(-1, self.in_features)  # [n, in]
-        if count == 1:
-            out = self._product(torch.cat((rows, rows)))[:1]
+        if count < self.fewest:
+            out = self._product(F.pad(rows, (0, 0, 0, self.fewest - count)))[:count]
         else:
             out = torch.cat([self.forward(part) for part in torch.split(rows, MAX_ROWS)])
         return out.view(*x.shape[:-1], self.out_features)
@@ -54,7 +62,7 @@ class PackedLinear(nn.Module):
 
     def _keeps_bits_alone(self) -> bool:
         """A single row runs by a kernel of its own, which sums in the others' order where the weight is not
-        deep. Where it does not, the row is given a second one to run with."""
+        deep. Where it does not, the row has to run with a second one."""
         with torch.inference_mode():
             x = torch.randn(2, self.in_features, generator=torch.Generator().manual_seed(3))
             return torch.equal(self._product(x)[:1], self._product(x[:1]))
@@ -143,6 +151,48 @@ def pack(model: Any) -> None:
             module.weight = PackedWeight.of(weight)
     if any(hasattr(module, "packed_up") for module in model.modules()):
         model.set_experts_implementation(EXPERTS_NAME)
+    fill_up(model)
+
+
+def fill_up(model: nn.Module) -> None:
+    """Lets a few rows run with empty ones beside them where that is faster here.
+
+    oneDNN has other kernels for one or two rows than for more, which read the weights slower on some machines
+    and faster on others. The layers of one shape are timed in turn, so that each weight comes from memory as
+    it does in a step."""
+    shapes: defaultdict[tuple[int, int], list[PackedLinear]] = defaultdict(list)
+    for module in model.modules():
+        if isinstance(module, PackedLinear):
+            shapes[module.in_features, module.out_features].append(module)
+    for (width, height), layers in shapes.items():
+        fewest = max(layer.fewest for layer in layers)
+        some = layers[: max(1, READ_BYTES // (4 * width * height))]
+        chosen = fastest(seconds_by_rows(some, [rows for rows in FEWEST_ROWS if rows >= fewest]))
+        for layer in layers:
+            layer.fewest = chosen
+
+
+def seconds_by_rows(layers: Sequence[PackedLinear], counts: Sequence[int]) -> dict[int, float]:
+    """Of one row through all the layers, by the number of rows that it runs with: the fastest of a few
+    trials. Leaves the layers with the last number."""
+    seconds = dict.fromkeys(counts, float("inf"))
+    row = torch.zeros(1, layers[0].in_features)
+    with torch.inference_mode():
+        for _ in range(TRIALS):
+            for rows in counts:
+                for layer in layers:
+                    layer.fewest = rows
+                began = time.perf_counter()
+                for layer in islice(cycle(layers), max(len(layers), PRODUCTS)):
+                    layer.forward(row)  # without what joins it to other ranks
+                seconds[rows] = min(seconds[rows], time.perf_counter() - began)
+    return seconds
+
+
+def fastest(seconds: Mapping[int, float]) -> int:
+    """The number of rows to run fewer with: the smallest, unless another is clearly faster."""
+    smallest, best = min(seconds), min(seconds, key=lambda rows: (seconds[rows], rows))
+    return best if seconds[best] < WORTH_FILLING * seconds[smallest] else smallest
 
 
 def _join(parent: nn.Module, names: Sequence[str]) -> None:

@@ -13,7 +13,16 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from outrider.engine.invariance import linears_keep_bits
-from outrider.engine.packed import MAX_ROWS, PackedColumns, PackedLinear, PackedWeight, pack
+from outrider.engine.packed import (
+    FEWEST_ROWS,
+    MAX_ROWS,
+    PackedColumns,
+    PackedLinear,
+    PackedWeight,
+    fastest,
+    pack,
+    seconds_by_rows,
+)
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -106,3 +115,39 @@ def test_one_row_has_the_bits_of_many(width: int) -> None:
     layer = PackedLinear(random(24, width), None)
     x = random(3, width, seed=1)
     assert torch.equal(layer(x[1]), layer(x)[1])
+
+
+@pytest.mark.parametrize("fewest", [2, 3, 4])
+def test_rows_that_are_filled_up_keep_their_bits(fewest: int) -> None:
+    layer = PackedLinear(random(24, 384), random(24))
+    x = random(6, 384, seed=1)
+    whole, ran = layer(x), []
+    layer.fewest, product = fewest, layer._product
+    layer._product = lambda rows: ran.append(rows.numel() // 384) or product(rows)  # type: ignore[method-assign]
+    for count in range(1, 7):
+        assert torch.equal(layer(x[:count]), whole[:count])
+    assert torch.equal(layer(x[0]), whole[0]) and torch.equal(layer(x[None, :2]), whole[None, :2])
+    assert ran == [max(count, fewest) for count in (1, 2, 3, 4, 5, 6, 1, 2)]
+
+
+def test_a_few_rows_run_with_as_many_as_are_fastest() -> None:
+    assert fastest({1: 1.7, 2: 1.7, 3: 1.4, 4: 1.3}) == 4
+    assert fastest({2: 1.0, 3: 0.97, 4: 1.3}) == 2  # not worth it
+    assert fastest({1: 1.0, 2: 0.9, 3: 0.9, 4: 0.9}) == 2
+    layers = [PackedLinear(random(8, 32), None) for _ in range(2)]
+    assert list(seconds_by_rows(layers, (1, 2))) == [1, 2]
+
+
+def test_layers_of_one_shape_run_with_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two widths: of one, a single row is slow here."""
+    tried = []
+
+    def seconds(layers: list[PackedLinear], counts: list[int]) -> dict[int, float]:
+        tried.append((layers[0].in_features, counts))
+        return {rows: (2.0 if rows < 3 and layers[0].in_features == 32 else 1.0) for rows in counts}
+
+    monkeypatch.setattr("outrider.engine.packed.seconds_by_rows", seconds)
+    model = nn.ModuleList([nn.Linear(32, 8), nn.Linear(16, 8), nn.Linear(32, 8)]).requires_grad_(False)
+    pack(model)
+    assert tried == [(32, list(FEWEST_ROWS)), (16, list(FEWEST_ROWS))]
+    assert [layer.fewest for layer in model] == [3, 1, 3]
