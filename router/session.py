@@ -11,12 +11,13 @@ import logging
 from collections.abc import Callable, Sequence
 
 from outrider.draft_right import right
-from outrider.errors import Cancelled, DeadlineExceeded, OutriderError, Superseded, Unavailable
+from outrider.errors import Cancelled, DeadlineExceeded, OutriderError, Unavailable
 from outrider.wire.codec import SessionId
 from outrider.wire.session_log import LoggedEnd
 from router.fleet import Fleet
 from router.logbook import Logbook, TakenSession
-from router.requests import FinishReason, SessionEnded, SessionEvent, TokensCommitted
+from router.reader import Reader, superseded
+from router.requests import FinishReason, SessionEnded, TokensCommitted
 from router.speculation import Estimator, PriorPool, choose_k, settled, window, worth_sending
 from router.transcript import Transcript
 from router.workers import Drafter, Verifier
@@ -75,9 +76,9 @@ class Session:
         self._pool_for = pool_for
         self._cap = cap
         self._lock_step = lock_step
-        self._outcome: SessionEnded | OutriderError | None = None
-        self._reader: Reader | None = None
-        self._news = asyncio.Event()  # for readers
+        self.outcome: SessionEnded | OutriderError | None = None  # None = it goes on
+        self.reader: Reader | None = None
+        self.news = asyncio.Event()  # for readers
         self._begun = False
         self._over = False
         self._pool = pool_for(self._fingerprint, "")
@@ -87,16 +88,16 @@ class Session:
 
     def read(self) -> Reader:
         """Gives it a reader, which begins with the first output token. The former one hears Superseded."""
-        self._reader = Reader(self)
-        self._news.set()
-        return self._reader
+        self.reader = Reader(self)
+        self.news.set()
+        return self.reader
 
     @property
     def broken_off(self) -> bool:
         """It ended before its end: its log can be gone on with."""
-        return isinstance(self._outcome, OutriderError) and not isinstance(self._outcome, Cancelled)
+        return isinstance(self.outcome, OutriderError) and not isinstance(self.outcome, Cancelled)
 
-    def _open(self) -> bool:
+    def open(self) -> bool:
         """Seeks its workers; False where that has begun already."""
         if self._begun or self._over:
             return False
@@ -188,7 +189,7 @@ class Session:
         self._losses = 0
         self.transcript.add(step)
         self._logbook.note(self._page)
-        self._news.set()
+        self.news.set()
         self._estimator.observe(step.accepted, step.verified, len(step.tokens))
         self._steer()
 
@@ -248,13 +249,13 @@ class Session:
         """An end or a cancellation is final, and logged; after any other error somebody may go on."""
         if self._over:
             return
-        self._outcome = outcome
+        self.outcome = outcome
         if isinstance(outcome, SessionEnded):
             self.transcript.end = LOGGED[outcome.reason]
         elif isinstance(outcome, Cancelled):
             self.transcript.end = LoggedEnd.CANCELLED
         self._logbook.note(self._page)
-        self._news.set()
+        self.news.set()
         self.close()
 
     def drafter_cut_off(self, turn: int, reason: str) -> None:
@@ -348,37 +349,3 @@ class Session:
             drafter.load.round_trips.get(verifier.registration.address, drafter.load.round_trip_seconds),
             drafter.load.token_seconds,
         )
-
-
-class Reader:
-    """Goes through a session's events, from the first output token on."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._steps = 0  # that it has had
-
-    @property
-    def superseded(self) -> bool:
-        return self._session._reader is not self
-
-    async def next(self) -> SessionEvent:
-        """What comes next. Raises the error that ended the session, and Superseded where another reads it."""
-        session = self._session
-        while True:
-            if self.superseded:
-                raise superseded()
-            if self._steps < session.transcript.steps:
-                self._steps += 1
-                return session.transcript.step(self._steps - 1)
-            if isinstance(session._outcome, OutriderError):
-                raise session._outcome
-            if session._outcome is not None:
-                return session._outcome
-            if session._open():  # once what is known has been read
-                continue
-            session._news.clear()
-            await session._news.wait()
-
-
-def superseded() -> Superseded:
-    return Superseded("the session goes on elsewhere: its client has come back by another connection")

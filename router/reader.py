@@ -1,0 +1,45 @@
+"""Who reads a session: from the first output token on, however much of it has come already."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outrider.errors import OutriderError, Superseded
+from router.requests import SessionEvent
+
+if TYPE_CHECKING:
+    from router.session import Session
+
+
+class Reader:
+    """Goes through a session's events, from the first output token on."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._steps = 0  # that it has had
+
+    @property
+    def superseded(self) -> bool:
+        return self._session.reader is not self
+
+    async def next(self) -> SessionEvent:
+        """What comes next. Raises the error that ended the session, and Superseded where another reads it."""
+        session = self._session
+        while True:
+            if self.superseded:
+                raise superseded()
+            if self._steps < session.transcript.steps:
+                self._steps += 1
+                return session.transcript.step(self._steps - 1)
+            if isinstance(session.outcome, OutriderError):
+                raise session.outcome
+            if session.outcome is not None:
+                return session.outcome
+            if session.open():  # once what is known has been read
+                continue
+            session.news.clear()
+            await session.news.wait()
+
+
+def superseded() -> Superseded:
+    return Superseded("the session goes on elsewhere: its client has come back by another connection")
