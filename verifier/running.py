@@ -30,12 +30,13 @@ class Running:
     acceptance: float = FIRST_ACCEPTANCE
     trust: Trust = field(default_factory=Trust)
     cached_prompt_tokens: int | None = None  # at its first start
-    preemptions: int = 0  # times that its blocks were taken from it
+    preemptions: int = 0  # times that its blocks were taken from it, or lost with another verifier
     orphaned: bool = False  # its router is gone, and may come back
     id: bytes = field(init=False)
 
     def __post_init__(self) -> None:
         self.id = self.session.spec.session_id
+        self.preemptions = int(bool(self.session.spec.output))
 
     def adopted(self, spec: SessionSpec) -> None:
         """A router has it, and has opened it so: the same request, and as much of the log as it knows."""

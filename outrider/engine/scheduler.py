@@ -20,7 +20,7 @@ class Candidate(NamedTuple):
     drafts: int  # draft tokens that may follow them
     cached: int  # tokens in the cache
     blocks: int  # KV blocks held; 0 = not started, or preempted
-    preempted: int = 0  # times so far
+    preempted: int = 0  # times so far, here or at another worker
 
     @property
     def decoding(self) -> bool:
@@ -59,8 +59,9 @@ def plan(
     index, the tokens that would have to be computed again if it were preempted; None = all that it has.
 
     Every decoding session gets its token first, then prompts are read in by chunks, as they would be without
-    any drafts; drafts get what is left of tokens and blocks. Where blocks run out, the session that loses
-    least gives its own up, so that the one that has most always goes on.
+    any drafts, those of sessions that were interrupted before those that have not begun; drafts get what is
+    left of tokens and blocks. Where blocks run out, the session that loses least gives its own up, so that
+    the one that has most always goes on.
     """
     granted: dict[int, int] = {}  # candidate -> pending tokens to run
     budget = limits.max_tokens
@@ -75,7 +76,8 @@ def plan(
     reserve = len(decoding)  # a block of growth for each session that decodes
     chunk = limits.prefill_chunk if reading is None else min(reading, limits.prefill_chunk)
     reading = min(budget, chunk) if decoding else budget
-    for index, candidate in enumerate(candidates):
+    for index in sorted(range(len(candidates)), key=lambda index: candidates[index].preempted == 0):
+        candidate = candidates[index]
         if candidate.decoding or reading <= 0:
             continue
         count = min(candidate.pending, reading)

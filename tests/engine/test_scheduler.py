@@ -64,6 +64,18 @@ def test_newcomers_start_in_order_of_arrival() -> None:
     assert plan([decoding(), newcomer(200), newcomer(3)], 6, LIMITS).grants == (Grant(0, 1, 0),)
 
 
+def test_who_was_interrupted_is_read_in_before_newcomers() -> None:
+    """And they among themselves in order of arrival, as newcomers are."""
+    again = newcomer(20)._replace(preempted=1)
+    everyone = [decoding(), newcomer(20), again, newcomer(3), again]
+    assert plan(everyone, 50, LIMITS).grants == (Grant(0, 1, 0), Grant(2, 20, 0), Grant(4, 12, 0))
+    begun = again._replace(pending=4, cached=16, blocks=1)
+    half_read = Candidate(30, 0, 16, 1)
+    assert plan([half_read, newcomer(9), begun], 50, LIMITS).grants == (
+        *(Grant(2, 4, 0), Grant(0, 30, 0), Grant(1, 9, 0)),
+    )
+
+
 def test_drafts_take_nothing_from_a_prompt_that_is_to_be_read() -> None:
     everyone = [decoding(31), decoding(31), newcomer(20)]
     assert plan(everyone, 10, LIMITS).grants == (Grant(0, 1, 31), Grant(1, 1, 11), Grant(2, 20, 0))

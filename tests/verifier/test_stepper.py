@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -164,3 +164,28 @@ def test_a_drafter_that_takes_over_has_missed_nothing_yet() -> None:
     assert running.arrivals.silent
     running.drafted_by(Pace())
     assert not running.arrivals.silent
+
+
+async def test_who_comes_with_output_has_its_next_token_before_those_who_came_first_have_any(
+    engine: Engine,
+) -> None:
+    """It has lost another verifier, and its client waits in the middle of the text."""
+    prompts = [tuple((7 * number + 3 * place) % 199 for place in range(40)) for number in range(SESSIONS)]
+    whole = await Run(engine, FLAT).outputs([spec(number, prompt) for number, prompt in enumerate(prompts)])
+    moved = replace(spec(SESSIONS - 1, prompts[-1]), output=tuple(whole[-1][:20]))
+    told: list[int] = []
+
+    def on_step(report: StepReport) -> None:
+        told.extend(running.id[0] for running, _ in report.outcomes)
+
+    stepper = Stepper(engine, Limits(max_tokens=8), on_step, lambda: 0.0, lambda now, *_: now)
+    everyone = [spec(number, prompt) for number, prompt in enumerate(prompts[:-1])]
+    opened = [stepper.open(each, 0) for each in (*everyone, moved)]
+    steps = asyncio.create_task(stepper.run())
+    async with asyncio.timeout(120):
+        await stepper.until_empty()
+    steps.cancel()
+    await asyncio.gather(steps, return_exceptions=True)
+    assert list(dict.fromkeys(told)) == [SESSIONS - 1, *range(SESSIONS - 1)]
+    assert [running.session.log[40:] for running in opened] == whole
+    assert stepper.load.preemptions == 0
