@@ -9,6 +9,8 @@ from verifier.price import StepTime
 SMOOTHING = 0.1
 LONGEST_STEP = 2.0  # of a step in which others decode while a prompt is read, in steps without one
 LEAST_READING = 8  # prompt tokens that are read beside those who decode, whatever they take
+READING_STEPS = 4  # in a row; the step after them reads nothing, which shows what one without takes now
+LATELY = 0.5  # weight of the last step without a prompt in what such steps take lately
 
 
 def no_profile() -> StepTime:
@@ -27,6 +29,8 @@ class Meter:
     waited_seconds: float = 0.0  # before a step
     starvation: float = 0.0  # share of sessions with k > 0 that had no draft
     prompt_token_seconds: float = 0.0  # that one more prompt token adds to a step
+    slowness: float = 1.0  # what steps without a prompt took lately, over what `step_time` says
+    _read: int = 0  # steps in a row that read prompts
 
     def __post_init__(self) -> None:
         self.prompt_token_seconds = self.step_time.slope(float(self.step_time.tokens[-1]))
@@ -44,22 +48,38 @@ class Meter:
         self.waited_seconds += weight * (waited - self.waited_seconds)
         if starved is not None:
             self.starvation += SMOOTHING * (starved - self.starvation)
+        self._read = 0
+        lately = self._without(tokens)
+        lately += LATELY * (min(seconds, 2 * lately) - lately)  # one slow step is not believed at once
         self.step_time.observe(tokens, seconds)
+        now = self.step_time.at(tokens)
+        if lately > 0 and now > 0:
+            self.slowness = lately / now
 
     def observe_reading(self, seconds: float, decoding: int, prompt_tokens: int) -> None:
         """A step that read so many prompt tokens beside `decoding` tokens."""
-        each = max(0.0, seconds - self.step_time.at(decoding)) / prompt_tokens
+        each = max(0.0, seconds - self._without(decoding)) / prompt_tokens
         if self.prompt_token_seconds:  # one slow step is not believed at once
             each = min(each, 2 * self.prompt_token_seconds)
         self.prompt_token_seconds += SMOOTHING * (each - self.prompt_token_seconds)
+        self._read += 1
 
     def reading(self, decoding: int) -> int:
         """Most prompt tokens to read beside `decoding` tokens, so that those who decode hardly notice: the
-        step takes at most LONGEST_STEP times what it would take without."""
+        step takes at most LONGEST_STEP times what it would take without.
+
+        None in every so many: where prompts never end, it would not be noticed that the machine became slow,
+        as others run on it too. All of that would be put down to the prompts, and ever less of them read."""
+        if self._read >= READING_STEPS:
+            return 0
         if self.prompt_token_seconds <= 0:
             return 2**31
-        spare = (LONGEST_STEP - 1) * self.step_time.at(decoding)
+        spare = (LONGEST_STEP - 1) * self._without(decoding)
         return max(LEAST_READING, round(spare / self.prompt_token_seconds))
+
+    def _without(self, decoding: int) -> float:
+        """Seconds of a step with so many tokens and no prompt, as they are now."""
+        return self.slowness * self.step_time.at(decoding)
 
     @property
     def goodput(self) -> float:
