@@ -111,6 +111,7 @@ class Worker(Generic[Listener]):
     def hang_up(self) -> None:
         """Ends the stream."""
         self._call.cancel()
+        self._outbox.close()  # who waits there to write is not ended where the other side ended the stream
 
     def take_listeners(self) -> list[Listener]:
         """The sessions that lose this worker, which forgets them."""

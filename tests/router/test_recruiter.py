@@ -178,6 +178,18 @@ async def test_a_worker_whose_session_stream_breaks_is_connected_anew(rig: Any) 
     assert worker.states.empty()  # its record lived all the time
 
 
+async def test_of_a_worker_whose_server_is_gone_no_task_is_left_that_would_write_to_it(rig: Any) -> None:
+    def writing() -> list[asyncio.Task[Any]]:
+        """gRPC's own, which take commands from the outbox."""
+        return [task for task in asyncio.all_tasks() if "_consume_request_iterator" in repr(task.get_coro())]
+
+    worker = await rig.verifier("v")
+    assert len(writing()) == 1
+    await worker.server.stop(None)
+    await rig.until(lambda: not rig.fleet.verifiers)
+    await rig.until(lambda: not writing())
+
+
 async def test_a_worker_that_talks_nonsense_is_tried_again_and_harms_nobody(rig: Any) -> None:
     await rig.verifier("sound")
     worker = await rig.worker(Role.VERIFIER, "v")
