@@ -1,8 +1,8 @@
 """Writes what sessions commit into the store's logs, and takes logs over from there.
 
-Nobody waits for it: a session only says that it has news. One task writes the news of all sessions together;
+No session waits for it: it only says that it has news. One task writes the news of all sessions together;
 what comes while it writes, or while the store is away, is in the sessions' own transcripts and goes with the
-next writing.
+next writing. Only a client waits, before its first event, until its request is written; and not for long.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import NoReturn
 
@@ -28,6 +29,7 @@ MAX_WRITE_RECORDS = 1024  # of one session in one writing
 MAX_LOSSES = 16  # a log that the store loses more often than this is not written again
 PROBE_SECONDS = 2.0  # a store that nothing is written to is asked so often whether it is there
 AWAY_SECONDS = 0.25  # between attempts to reach one that is away
+BEGUN_SECONDS = 0.25  # that a slow store may hold back what a client hears first
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +40,7 @@ class Page:
     owner: Owner
     on_superseded: Callable[[], None]
     written: int = 0  # records that the store has, as far as is known
+    begun: asyncio.Event = field(default_factory=asyncio.Event)  # set once it was written to, or cannot be
     losses: int = 0  # how often it turned out to have lost some
     closed: bool = False  # no more comes
     given_up: bool = False
@@ -114,6 +117,16 @@ class Logbook:
         while self._pending_bytes > self._max_pending_bytes:
             self._forget(next(iter(self._pending)))
             self._metrics.session_log_dropped()
+
+    async def begun(self, session_id: SessionId) -> None:
+        """Until the log has the session's request, so that another router can go on with it: for at most
+        BEGUN_SECONDS, and not at all while the store is away."""
+        page = self._dirty.get(session_id)
+        if page is None or self.degraded:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BEGUN_SECONDS):
+                await page.begun.wait()
 
     async def read(self, session_id: SessionId) -> Transcript:
         """The session as its log begins: the steps may be missing. Raises UnknownSession or Unavailable."""
@@ -195,6 +208,7 @@ class Logbook:
 
     def _take_note(self, page: Page, append: Append, length: int | None) -> None:
         """Of what became of an append."""
+        page.begun.set()
         if length is None:
             page.given_up = True
             if not page.closed:
@@ -228,6 +242,8 @@ class Logbook:
             log.warning("%s; sessions go on, but cannot be resumed elsewhere until it is back", error.message)
             self.degraded = "the store is away: sessions cannot be resumed by another router"
             self._metrics.store_degraded(True)
+            for page in self._dirty.values():
+                page.begun.set()
 
     def _note_back(self) -> None:
         if self.degraded:

@@ -49,11 +49,16 @@ class TokensCommitted:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionBegun:
+    """The first event: from now on its client may be told its id, as another router could go on with it."""
+
+
+@dataclass(frozen=True, slots=True)
 class SessionEnded:
     reason: FinishReason
 
 
-SessionEvent = TokensCommitted | SessionEnded
+SessionEvent = SessionBegun | TokensCommitted | SessionEnded
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +98,8 @@ class SessionRunner(Protocol):
         ...
 
     def run(self, request: GenerationRequest, answer: bytes = b"") -> AsyncGenerator[SessionEvent, None]:
-        """Runs the session; the last event is SessionEnded. `answer` is kept in the session's log, unread.
+        """Runs the session; the first event is SessionBegun, the last SessionEnded. `answer` is kept in the
+        session's log, unread.
 
         Closing the generator (aclose, or cancelling the task that iterates it) closes the session on every
         worker at once; its log stays for a while, so that it can be resumed. Raises Unavailable, Overloaded
@@ -114,8 +120,9 @@ class SessionRunner(Protocol):
         ...
 
     def resume(self, session_id: SessionId) -> AsyncGenerator[SessionEvent, None]:
-        """All events of a session from its first output token on, those of its log at once, then new ones as
-        by `run`. Whoever else iterates the session hears Superseded. Raises what `recall` and `run` raise."""
+        """SessionBegun, and all events of a session from its first output token on: those of its log at once,
+        then new ones as by `run`. Whoever else iterates the session hears Superseded. Raises what `recall`
+        and `run` raise."""
         ...
 
     def cancel(self, session_id: SessionId) -> None:

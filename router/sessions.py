@@ -10,6 +10,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from outrider.errors import Cancelled, Overloaded, Unavailable, UnknownModel
+from outrider.tasks import cancel
 from outrider.wire.codec import SessionId, new_session_id
 from outrider.wire.session_log import LoggedEnd
 from router.admission import Lasting, refused, retry_after
@@ -17,7 +18,14 @@ from router.fleet import Fleet
 from router.logbook import Logbook, TakenSession
 from router.placement import choose_verifier
 from router.priors import Priors
-from router.requests import GenerationRequest, Recalled, ServedModel, SessionEnded, SessionEvent
+from router.requests import (
+    GenerationRequest,
+    Recalled,
+    ServedModel,
+    SessionBegun,
+    SessionEnded,
+    SessionEvent,
+)
 from router.session import Session
 from router.transcript import END_REASONS, Transcript
 
@@ -92,6 +100,7 @@ class Sessions:
             taken = await self._logbook.take(session_id)
             end = taken.transcript.reached
             if end is not None:
+                yield SessionBegun()
                 for index in range(taken.transcript.steps):
                     yield taken.transcript.step(index)
                 if end is LoggedEnd.CANCELLED:
@@ -110,16 +119,20 @@ class Sessions:
         return None if session is None or session.broken_off else session
 
     async def _read(self, session: Session) -> AsyncGenerator[SessionEvent, None]:
-        """All its events, from the first output token on. Whoever reads a session last closes it."""
+        """All its events. Whoever reads a session last closes it."""
         reader = session.read()
         began = asyncio.get_running_loop().time()
+        first = asyncio.create_task(reader.next())  # the workers read the prompt while its log is begun
         try:
+            await self._logbook.begun(session.id)
+            yield SessionBegun()
+            event = await first
             while True:
-                event = await reader.next()
                 yield event
                 if isinstance(event, SessionEnded):
                     self._lasting.observe(asyncio.get_running_loop().time() - began)
                     return
+                event = await reader.next()
         finally:
             if not reader.superseded:
                 session.close()
@@ -127,6 +140,7 @@ class Sessions:
                     del self._open[session.id]
                 if not self._open:
                     self._idle.set()
+            await cancel([first])
 
     def _admit(self, request: GenerationRequest, answer: bytes) -> Session:
         model = self.model(request.model)

@@ -12,7 +12,14 @@ from router.api.acceptance import SpeculationStats
 from router.api.validation import Generation
 from router.detokenize import Detokenizer
 from router.metrics import Metrics
-from router.requests import FinishReason, GenerationRequest, SessionEnded, SessionEvent, TokensCommitted
+from router.requests import (
+    FinishReason,
+    GenerationRequest,
+    SessionBegun,
+    SessionEnded,
+    SessionEvent,
+    TokensCommitted,
+)
 from router.stop import StopMatcher
 
 Events = AsyncGenerator[SessionEvent, None]
@@ -91,8 +98,8 @@ async def generate(
     session: GenerationRequest,
     metrics: Metrics,
     after: int | None = None,
-) -> AsyncGenerator[Chunk | Result, None]:
-    """Chunks, then one Result. Closing it closes the session; so does a stop string, at once.
+) -> AsyncGenerator[SessionBegun | Chunk | Result, None]:
+    """SessionBegun, chunks, then one Result. Closing it closes the session; so does a stop string, at once.
 
     `events`: all of the session. `after`: where it is resumed, the position of its client, who gets what
     follows it; None = a new session. Raises what `events` raises; chunks given before stay valid."""
@@ -109,6 +116,9 @@ async def generate(
         reason: FinishReason | None = None
         async with aclosing(events):
             async for event in events:
+                if isinstance(event, SessionBegun):
+                    yield event
+                    continue
                 if isinstance(event, SessionEnded):
                     reason = event.reason
                     break
@@ -147,8 +157,9 @@ async def generate_all(
 ) -> AsyncGenerator[tuple[int, Chunk | Result], None]:
     """All sessions of a request side by side: (index of the prompt, item). Closing it closes them all.
 
-    `start` gives the events of a session; `after` as for `generate`, of each. The first error of any session
-    ends all of them and is raised."""
+    `start` gives the events of a session; `after` as for `generate`, of each. Nothing comes before all have
+    begun: one id is told for all. The first error of any session ends all of them and is raised."""
+    begun = asyncio.Barrier(len(generation.sessions))
     items: asyncio.Queue[tuple[int, Chunk | Result | Exception]] = asyncio.Queue(maxsize=1)
 
     async def pump(index: int, session: GenerationRequest) -> None:
@@ -156,7 +167,10 @@ async def generate_all(
         try:
             async with aclosing(generate(start(session), generation, session, metrics, has)) as stream:
                 async for item in stream:
-                    await items.put((index, item))
+                    if isinstance(item, SessionBegun):
+                        await begun.wait()
+                    else:
+                        await items.put((index, item))
         except Exception as error:
             await items.put((index, error))
 

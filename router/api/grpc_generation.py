@@ -27,7 +27,7 @@ from router.api.record import Record, check_owner, named, recalled
 from router.api.stream import internal_error
 from router.api.validation import Body, DrawBelow, Generation, prepare
 from router.metrics import Metrics
-from router.requests import FinishReason, SessionRunner
+from router.requests import FinishReason, SessionBegun, SessionRunner
 
 logger = logging.getLogger(__name__)
 
@@ -147,10 +147,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             seed=generation.seed,
             prompt_tokens=len(session.prompt),
         )
-        yield generation_pb2.GenerateResponse(started=started)
         async with aclosing(generate(events, generation, session, self._metrics, after)) as items:
             async for item in items:
-                if isinstance(item, Result):
+                if isinstance(item, SessionBegun):
+                    yield generation_pb2.GenerateResponse(started=started)
+                elif isinstance(item, Result):
                     if item.text and item.position > (after or 0):
                         yield _delta(item.text, ())
                     yield generation_pb2.GenerateResponse(completed=_completed(item))

@@ -192,6 +192,25 @@ async def test_what_a_killed_router_streamed_goes_on_at_the_other(service: Servi
     service.addresses[0] = grpc_address(killed)
 
 
+async def test_whoever_was_told_an_id_can_resume(service: Service, alone: Alone) -> None:
+    """Though the router is killed as soon as the first of them was, and nothing was generated."""
+    streams = streams_of_all_kinds()
+    killed = service.routers[0]
+    async with stubs(service) as (dying, other):
+
+        async def kill() -> None:
+            killed.process.send_signal(signal.SIGKILL)
+
+        await asyncio.gather(*(stream.read(dying.Generate(asked(stream.case)), kill) for stream in streams))
+        killed.process.wait(30)
+        told = [stream for stream in streams if stream.id]
+        assert told and all(stream.completed is None for stream in told)
+        await resume_all(other, told)
+        check(told, alone)
+    killed.start()
+    service.addresses[0] = grpc_address(killed)
+
+
 async def test_a_stream_goes_to_the_other_router_and_back_while_both_live(
     service: Service, alone: Alone
 ) -> None:

@@ -1,11 +1,12 @@
 """A client of sessions, and what scripted workers say to it."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import verifier_pb2
-from router.requests import GenerationRequest
+from router.requests import GenerationRequest, SessionBegun, SessionEvent
 
 PROMPT = (5, 6, 7)
 SAMPLING = SamplingParams(temperature=0.7, top_k=5, seed=2**64 - 1, logit_bias={4: 1.5})
@@ -34,14 +35,24 @@ def finished(session_id: bytes, reason: int = verifier_pb2.FINISH_REASON_LENGTH)
     return {"finished": [verifier_pb2.Finished(session_id=session_id, reason=reason)]}
 
 
+async def first_step(events: AsyncGenerator[SessionEvent, None]) -> SessionEvent:
+    """What comes after SessionBegun."""
+    assert await anext(events) == SessionBegun()
+    return await anext(events)
+
+
 class Running:
-    """A session that somebody iterates, as the API does."""
+    """A session that somebody iterates, as the API does: its events but for SessionBegun."""
 
     def __init__(self, rig: Any, wanted: GenerationRequest) -> None:
         self.events: list[Any] = []
         self.task = asyncio.create_task(self._run(rig, wanted))
 
     async def _run(self, rig: Any, wanted: GenerationRequest) -> list[Any]:
-        async for event in rig.sessions.run(wanted):
-            self.events.append(event)
+        return await self._read(rig.sessions.run(wanted))
+
+    async def _read(self, events: AsyncGenerator[SessionEvent, None]) -> list[Any]:
+        async for event in events:
+            if not isinstance(event, SessionBegun):
+                self.events.append(event)
         return self.events

@@ -10,6 +10,7 @@ from outrider.errors import Unavailable
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import drafter_pb2
 from router.requests import GenerationRequest
+from tests.router.asking import first_step
 
 ONE, TWO = tuple(range(10, 30)), tuple(range(50, 70))  # more than a block each
 
@@ -23,9 +24,9 @@ async def test_a_prompt_goes_where_its_like_went_before(rig: Any) -> None:
     first, second = await rig.verifier("v1"), await rig.verifier("v2")
     for prompts in ((ONE, TWO), (TWO, ONE)):
         async with aclosing(ask(rig, prompts[0])) as one, aclosing(ask(rig, prompts[1])) as two:
-            asking = asyncio.ensure_future(anext(one))
+            asking = asyncio.ensure_future(first_step(one))
             await rig.until(lambda: len(rig.sessions._open) == 1)
-            other = asyncio.ensure_future(anext(two))
+            other = asyncio.ensure_future(first_step(two))
             assert tuple((await first.next_command("open")).prompt) == ONE
             assert tuple((await second.next_command("open")).prompt) == TWO
             for task in (asking, other):
@@ -45,7 +46,7 @@ async def test_the_drafter_that_is_nearer_to_the_sessions_verifier_drafts(rig: A
             lambda name=drafter.worker_id: rig.fleet.drafters[name].load.token_seconds > 0  # type: ignore[misc]
         )
     async with aclosing(ask(rig, ONE)) as session:
-        asking = asyncio.ensure_future(anext(session))
+        asking = asyncio.ensure_future(first_step(session))
         opened = await near.next_command("open")
         assert opened.verifier_address == verifier.address
         assert far.commands.empty()
@@ -61,7 +62,7 @@ async def test_the_drafter_whose_model_this_target_accepts_more_often_drafts(rig
         pools.pool("target", draft).absorb(accepted, 100)
         pools.pool("another target", draft).absorb(100 - accepted, 100)
     async with aclosing(ask(rig, ONE)) as session:
-        asking = asyncio.ensure_future(anext(session))
+        asking = asyncio.ensure_future(first_step(session))
         await liked.next_command("open")
         assert disliked.commands.empty()
         asking.cancel()
@@ -83,7 +84,7 @@ async def test_a_request_is_not_run_by_another_checkpoint_than_it_was_read_for(r
     with pytest.raises(Unavailable, match="another checkpoint of 'm' is served since"):
         await anext(ask(rig, ONE, served.fingerprint))
     async with aclosing(ask(rig, ONE, "two")) as session:
-        asking = asyncio.ensure_future(anext(session))
+        asking = asyncio.ensure_future(first_step(session))
         await other.next_command("open")
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
@@ -91,10 +92,10 @@ async def test_a_request_is_not_run_by_another_checkpoint_than_it_was_read_for(r
 
 async def test_a_session_that_lost_its_verifier_does_not_go_on_at_another_checkpoint(rig: Any) -> None:
     first = await rig.verifier("v1", fingerprint="one")
-    lost = asyncio.ensure_future(anext(ask(rig, ONE)))
+    lost = asyncio.ensure_future(first_step(ask(rig, ONE)))
     await first.next_command("open")
     other = await another_checkpoint(rig, first)
-    new = asyncio.ensure_future(anext(ask(rig, TWO)))
+    new = asyncio.ensure_future(first_step(ask(rig, TWO)))
     assert tuple((await other.next_command("open")).prompt) == TWO
     assert other.commands.empty() and not lost.done()
     for asking in (lost, new):

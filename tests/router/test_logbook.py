@@ -142,6 +142,60 @@ async def test_what_comes_while_it_writes_goes_together_with_the_next(redis_of_a
         assert [[len(one.records) for one in appends] for appends in logs.appends] == [[1], [100]]
 
 
+class Held(MemorySessionLogs):
+    """Nothing is written before `may` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.may = asyncio.Event(), asyncio.Event()
+
+    async def append(self, appends: Any, ttl_seconds: float) -> list[int | None]:
+        self.asked.set()
+        await self.may.wait()
+        return await super().append(appends, ttl_seconds)
+
+
+async def test_a_session_has_begun_once_its_request_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logbook_module, "BEGUN_SECONDS", 1000.0)
+    logs = Held()
+    async with writing(logs) as logbook:
+        (page,) = pages(logbook, 1)
+        begun = asyncio.create_task(logbook.begun(page.session_id))
+        await logs.asked.wait()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not begun.done()
+        logs.may.set()
+        await begun
+        assert await logs.read(page.session_id) is not None
+        await logbook.begun(page.session_id)  # and it stays so
+        await logbook.begun(new_session_id())
+
+
+async def test_a_slow_store_does_not_hold_a_session_back_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logbook_module, "BEGUN_SECONDS", 0.01)
+    logs = Held()
+    async with writing(logs) as logbook:
+        (page,) = pages(logbook, 1)
+        await logbook.begun(page.session_id)
+        assert page.written == 0
+
+
+async def test_a_store_that_is_away_does_not_hold_sessions_back(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither those that wait when that is noticed, nor those that come after."""
+    monkeypatch.setattr(logbook_module, "BEGUN_SECONDS", 1000.0)
+    async with store_of(redis) as store, writing(store.logs) as logbook:
+        redis.kill()
+        (before,) = pages(logbook, 1)
+        await logbook.begun(before.session_id)
+        assert logbook.degraded
+        (after,) = pages(logbook, 1)
+        await logbook.begun(after.session_id)
+        assert before.written == after.written == 0
+
+
 @pytest.mark.parametrize("hang", [False, True])
 async def test_a_redis_that_is_away_keeps_nobody_waiting_and_is_caught_up_when_it_is_back(
     redis: RedisServer, hang: bool, caplog: pytest.LogCaptureFixture

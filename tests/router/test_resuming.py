@@ -24,7 +24,7 @@ from router.router import Router
 from router.sessions import Sessions
 from router.transcript import Transcript
 from tests.redis_server import RedisServer
-from tests.router.asking import PROMPT, SAMPLING, Running, committed, finished, request
+from tests.router.asking import PROMPT, SAMPLING, Running, committed, finished, first_step, request
 from tests.router.conftest import Rig, Worker
 
 FIRST, SECOND = TokensCommitted((10, 11), 1, 2, 2), TokensCommitted((12,), 0, 4)
@@ -36,12 +36,7 @@ class Resuming(Running):
 
     def __init__(self, sessions: Sessions, session_id: SessionId) -> None:
         self.events: list[Any] = []
-        self.task = asyncio.create_task(self._resume(sessions, session_id))
-
-    async def _resume(self, sessions: Sessions, session_id: SessionId) -> list[Any]:
-        async for event in sessions.resume(session_id):
-            self.events.append(event)
-        return self.events
+        self.task = asyncio.create_task(self._read(sessions.resume(session_id)))
 
 
 def first(session_id: bytes) -> dict[str, Any]:
@@ -94,7 +89,7 @@ async def test_what_was_asked_for_is_recalled_by_any_router(rig: Rig) -> None:
     named = new_session_id()
     asked = request(session_id=named, model="", num_speculative_tokens=3)
     events = rig.sessions.run(asked, answer=b"chat")
-    reading = asyncio.ensure_future(anext(events))
+    reading = asyncio.ensure_future(first_step(events))
     assert (await verifier.next_command("open")).session_id == named
     live = await rig.sessions.recall(named)
     async with another(rig) as router:
@@ -172,7 +167,7 @@ async def test_who_ended_superseded_can_have_it_back(rig: Rig) -> None:
     """Though the reader of then has not heard of it yet: it does not read."""
     verifier = await rig.verifier()
     slow = rig.sessions.run(request())
-    opening = asyncio.ensure_future(anext(slow))
+    opening = asyncio.ensure_future(first_step(slow))
     session_id = SessionId((await verifier.next_command("open")).session_id)
     verifier.say(**first(session_id))
     assert await opening == FIRST

@@ -17,6 +17,7 @@ from outrider.v1 import verifier_pb2
 from router import priors as priors_module
 from router.requests import GenerationRequest, TokensCommitted
 from router.router import Router
+from tests.router.asking import first_step
 
 REQUEST = GenerationRequest("m", (5, 6), SamplingParams(seed=1), 20)
 
@@ -39,7 +40,7 @@ async def test_a_worker_is_served_by_every_router_of_its_store(rig: Any) -> None
         for router in (one, other):
             await rig.until(router.sessions.ready)
             async with aclosing(router.sessions.run(REQUEST)) as session:
-                first = asyncio.ensure_future(anext(session))
+                first = asyncio.ensure_future(first_step(session))
                 opened = await worker.next_command("open")
                 step = verifier_pb2.Committed(session_id=opened.session_id, base=2, tokens=[7])
                 # Both streams take what is said here from one box: an empty event lets the other come first.
@@ -75,7 +76,7 @@ async def test_sessions_hear_that_it_stops(rig: Any) -> None:
     async with running(store) as router:
         await rig.until(router.sessions.ready)
         session = router.sessions.run(REQUEST)
-        first = asyncio.ensure_future(anext(session))
+        first = asyncio.ensure_future(first_step(session))
         await worker.next_command("open")
     with pytest.raises(Unavailable, match="the service is stopping"):
         await first

@@ -10,9 +10,10 @@ from outrider.errors import InvalidRequest, OutriderError, Overloaded, Unavailab
 from outrider.rpc import Outbox
 from outrider.v1 import drafter_pb2, verifier_pb2
 from outrider.wire.codec import sampling_from_wire
+from router import logbook as logbook_module
 from router import session as session_module
-from router.requests import FinishReason, SessionEnded, TokensCommitted
-from tests.router.asking import PROMPT, SAMPLING, Running, committed, finished, request
+from router.requests import FinishReason, SessionBegun, SessionEnded, TokensCommitted
+from tests.router.asking import PROMPT, SAMPLING, Running, committed, finished, first_step, request
 
 
 async def test_a_session_is_opened_on_both_workers_with_all_that_they_need(rig: Any) -> None:
@@ -33,6 +34,31 @@ async def test_a_session_is_opened_on_both_workers_with_all_that_they_need(rig: 
     assert drafted.window == 18  # two steps of k + 1: nothing is measured yet
     assert drafted.target_vocab_size == 100
     running.task.cancel()
+
+
+async def test_its_client_hears_nothing_before_another_router_could_go_on_with_it(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logbook_module, "BEGUN_SECONDS", 1000.0)
+    written, append = asyncio.Event(), rig.store.logs.append
+
+    async def held(*appends: Any) -> Any:
+        await written.wait()
+        return await append(*appends)
+
+    monkeypatch.setattr(rig.store.logs, "append", held)
+    verifier = await rig.verifier()
+    events = rig.sessions.run(request())
+    begun = asyncio.create_task(anext(events))
+    opened = await verifier.next_command("open")  # its prompt is read meanwhile
+    verifier.say(**committed(opened.session_id, 3, 10))
+    await rig.until(lambda: rig.sessions._open[opened.session_id].transcript.steps == 1)
+    assert not begun.done() and await rig.store.logs.read(opened.session_id) is None
+    written.set()
+    assert await begun == SessionBegun()
+    assert await rig.store.logs.read(opened.session_id) is not None
+    assert await anext(events) == TokensCommitted((10,), 0, 0)
+    await events.aclose()
 
 
 async def test_what_a_client_gets_and_that_a_finished_session_is_closed_at_the_drafter_only(rig: Any) -> None:
@@ -83,7 +109,7 @@ async def test_cancelling_closes_the_session_on_both_workers(rig: Any) -> None:
 async def test_closing_the_generator_closes_the_session_on_both_workers(rig: Any) -> None:
     verifier, drafter = await rig.verifier(), await rig.drafter()
     events = rig.sessions.run(request())
-    first = asyncio.create_task(anext(events))
+    first = asyncio.create_task(first_step(events))
     opened = await verifier.next_command("open")
     await drafter.next_command("open")
     verifier.say(**committed(opened.session_id, 3, 10))

@@ -7,7 +7,7 @@ import pytest
 
 from outrider.v1 import drafter_pb2, verifier_pb2
 from router.speculation import MARGIN, Estimator, PriorPool
-from tests.router.asking import Running, committed, finished, request
+from tests.router.asking import Running, committed, finished, first_step, request
 
 
 @pytest.mark.parametrize(("asked", "k"), [(3, 3), (8, 8), (100, 8), (None, 8)])
@@ -97,7 +97,7 @@ async def test_a_new_session_starts_from_what_earlier_ones_showed(rig: Any) -> N
 async def test_sessions_are_steered_while_their_client_does_not_read(rig: Any) -> None:
     verifier, drafter = await rig.verifier(), await rig.drafter("d1")
     events = rig.sessions.run(request())
-    first = asyncio.create_task(anext(events))
+    first = asyncio.create_task(first_step(events))
     sid = (await verifier.next_command("open")).session_id
     await drafter.next_command("open")
     verifier.say(**committed(sid, 3, 10))

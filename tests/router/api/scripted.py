@@ -26,6 +26,7 @@ from router.requests import (
     GenerationRequest,
     Recalled,
     ServedModel,
+    SessionBegun,
     SessionEnded,
     SessionEvent,
     TokenizerFiles,
@@ -156,6 +157,8 @@ class ScriptedRunner:
         self.store_is_away = False
         self.requests: list[GenerationRequest] = []
         self.open = 0
+        self.logged = asyncio.Event()  # cleared: no session has begun, as far as its log goes
+        self.logged.set()
         self.cancelled: list[SessionId] = []
         self.waiting = asyncio.Event()  # a session has come to a None
         self.go_on = asyncio.Event()
@@ -204,17 +207,24 @@ class ScriptedRunner:
         log = self.logs[session_id]
         log.takes += 1
         del log.events[max(0, len(log.events) - self._forgets) :]
-        for event in list(log.events):
-            yield event
-        if not (log.events and isinstance(log.events[-1], SessionEnded)):
-            async with aclosing(self._go_on(log)) as events:
-                async for event in events:
-                    yield event
+        told = list(log.events)
+        if told and isinstance(told[-1], SessionEnded):
+            yield SessionBegun()
+            for event in told:
+                yield event
+            return
+        async with aclosing(self._go_on(log, told)) as events:
+            async for event in events:
+                yield event
 
-    async def _go_on(self, log: Log) -> AsyncGenerator[SessionEvent, None]:
+    async def _go_on(self, log: Log, told: Sequence[SessionEvent] = ()) -> AsyncGenerator[SessionEvent, None]:
         self.open += 1
         mine = log.takes
         try:
+            await self.logged.wait()
+            yield SessionBegun()
+            for event in told:
+                yield event
             known = sum(len(event.tokens) for event in log.events if isinstance(event, TokensCommitted))
             for event in self._script(log.recalled.request):
                 if known and isinstance(event, TokensCommitted):

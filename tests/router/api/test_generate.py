@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -11,7 +12,14 @@ from router.api import schema
 from router.api.generate import Chunk, Result, generate, generate_all
 from router.api.validation import Generation, prepare
 from router.metrics import Metrics
-from router.requests import FinishReason, SessionEnded, SessionEvent, TokensCommitted
+from router.requests import (
+    FinishReason,
+    GenerationRequest,
+    SessionBegun,
+    SessionEnded,
+    SessionEvent,
+    TokensCommitted,
+)
 from tests.router.api.scripted import EOS, ScriptedRunner, byte_level, served, steps, until
 
 TOKENIZER = byte_level()
@@ -28,12 +36,23 @@ def generation(**fields: object) -> Generation:
     return prepare(body, MODEL, lambda limit: 0)
 
 
+async def items_of(
+    runner: ScriptedRunner, made: Generation, metrics: Metrics
+) -> AsyncGenerator[Chunk | Result, None]:
+    """Of its one session, which begins first."""
+    (session,) = made.sessions
+    async with aclosing(generate(runner.run(session), made, session, metrics)) as items:
+        assert await anext(items) == SessionBegun()
+        async for item in items:
+            assert not isinstance(item, SessionBegun)
+            yield item
+
+
 async def run(
     script: list[SessionEvent | Exception | None], metrics: Metrics, **fields: object
 ) -> tuple[list[Chunk], Result, ScriptedRunner]:
     runner, made = ScriptedRunner(MODEL, lambda request: script), generation(**fields)
-    items = [item async for item in generate(runner.run(made.sessions[0]), made, made.sessions[0], metrics)]
-    *chunks, result = items
+    *chunks, result = [item async for item in items_of(runner, made, metrics)]
     assert isinstance(result, Result) and all(isinstance(chunk, Chunk) for chunk in chunks)
     return chunks, result, runner  # type: ignore[return-value]
 
@@ -95,9 +114,7 @@ async def test_the_token_that_ends_the_text_is_counted_and_not_shown(metrics: Me
             SessionEnded(FinishReason.STOP),
         ]
         runner = ScriptedRunner(MODEL, lambda request, events=events: events)
-        chunk, result = [
-            item async for item in generate(runner.run(made.sessions[0]), made, made.sessions[0], metrics)
-        ]
+        chunk, result = [item async for item in items_of(runner, made, metrics)]
         assert isinstance(chunk, Chunk) and isinstance(result, Result)
         assert chunk.text == "the fox" and chunk.token_ids[-1] == end
         assert result.usage.completion_tokens == len(chunk.token_ids)
@@ -108,7 +125,7 @@ async def test_with_ignore_eos_an_ordinary_end_token_is_text(metrics: Metrics) -
     ordinary = TOKENIZER.token_to_id("w→rd")
     made = replace(made, model=replace(MODEL, eos_token_ids=frozenset({ordinary})))
     runner = ScriptedRunner(MODEL, lambda request: steps([ordinary, *ids_of("x")], 2))
-    chunks = [item async for item in generate(runner.run(made.sessions[0]), made, made.sessions[0], metrics)]
+    chunks = [item async for item in items_of(runner, made, metrics)]
     assert isinstance(chunks[0], Chunk) and chunks[0].text == "w→rdx"
 
 
@@ -116,7 +133,7 @@ async def test_an_error_keeps_what_was_given_before_and_counts_as_one(metrics: M
     script = [*steps(ids_of("the fox"))[:-1], Unavailable("the verifier was lost")]
     runner, made, text = ScriptedRunner(MODEL, lambda request: script), generation(), ""
     with pytest.raises(Unavailable):
-        async for item in generate(runner.run(made.sessions[0]), made, made.sessions[0], metrics):
+        async for item in items_of(runner, made, metrics):
             assert isinstance(item, Chunk)
             text += item.text
     assert text == "the fox"
@@ -161,3 +178,25 @@ async def test_sessions_run_side_by_side_and_one_error_ends_all(metrics: Metrics
         async for _ in generate_all(runner.run, made, metrics):
             pass
     assert runner.open == 0
+
+
+async def test_nothing_comes_before_all_sessions_have_begun(metrics: Metrics) -> None:
+    """The first event tells the id by which all of them are resumed."""
+    made, may_begin, said = generation(prompt=["the", "fox"]), asyncio.Event(), asyncio.Event()
+
+    async def start(session: GenerationRequest) -> AsyncGenerator[SessionEvent, None]:
+        if session is made.sessions[1]:
+            await may_begin.wait()
+        said.set()
+        yield SessionBegun()
+        for event in steps(ids_of("fox")):
+            yield event
+
+    async with aclosing(generate_all(start, made, metrics)) as items:
+        first = asyncio.ensure_future(anext(items))
+        await said.wait()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not first.done()
+        may_begin.set()
+        assert [index for index, _ in [await first, *[item async for item in items]]].count(1) > 1

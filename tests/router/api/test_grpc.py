@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -153,6 +154,22 @@ async def test_an_unknown_model(connect: Connect) -> None:
     with pytest.raises(grpc.aio.AioRpcError, match="'other'") as refused:
         await responses(await connect(answering()), Request(text="x", model="other"))
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_the_id_is_told_once_the_session_has_begun_and_before_any_token(connect: Connect) -> None:
+    runner = ScriptedRunner(MODEL, lambda request: [None, *steps(IDS)])
+    runner.logged.clear()
+    call = generation_pb2_grpc.GenerationStub(await connect(runner)).Generate(Request(text="x"))
+    first = asyncio.create_task(call.read())
+    await until(lambda: runner.open == 1)
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+    assert not first.done()
+    runner.logged.set()
+    assert (await first).started.id
+    await runner.waiting.wait()
+    runner.go_on.set()
+    assert (await call.read()).delta.token_ids
 
 
 @pytest.mark.parametrize("tokens", [0, 3])
