@@ -22,12 +22,13 @@ from outrider.v1 import common_pb2
 log = logging.getLogger(__name__)
 
 PROTOCOL_VERSION = 1
-MAX_MESSAGE_BYTES = 64 * 2**20  # a tokenizer.json is the largest message: a few MiB, rarely tens
+MAX_MESSAGE_BYTES = 16 * 2**20  # received: a request of the largest body as token ids, or a batch of commits
+MAX_TOKENIZER_BYTES = (
+    64 * 2**20
+)  # the answer of GetTokenizer alone: a tokenizer.json has few MiB, rarely tens
 STOP_GRACE_SECONDS = 1.0  # what calls in progress are given when a server stops
 
 _COMMON_OPTIONS: list[tuple[str, int]] = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     # A peer that is silent (its machine gone, a cable pulled) is noticed after time + timeout.
     ("grpc.keepalive_time_ms", 2000),
     ("grpc.keepalive_timeout_ms", 3000),
@@ -37,6 +38,7 @@ _COMMON_OPTIONS: list[tuple[str, int]] = [
 ]
 _SERVER_OPTIONS = [
     *_COMMON_OPTIONS,
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),  # a second process on the same port fails instead of stealing half the calls
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     ("grpc.http2.max_ping_strikes", 0),
@@ -150,7 +152,9 @@ async def read_hello(
 
 
 def new_server(*interceptors: grpc.aio.ServerInterceptor) -> grpc.aio.Server:  # type: ignore[type-arg]
-    """A server with the house options; errors raised by its handlers become status codes."""
+    """A server with the house options; errors raised by its handlers become status codes.
+
+    A message of more than MAX_MESSAGE_BYTES ends its call with RESOURCE_EXHAUSTED before it is read."""
     return grpc.aio.server(interceptors=[_ErrorInterceptor(), *interceptors], options=_SERVER_OPTIONS)
 
 
@@ -183,14 +187,18 @@ def bind(
     return f"{bracketed}:{bound}"
 
 
-def channel(address: str, tls: Tls | None = None) -> grpc.aio.Channel:
+def channel(
+    address: str, tls: Tls | None = None, max_receive_bytes: int = MAX_MESSAGE_BYTES
+) -> grpc.aio.Channel:
     """A channel to host:port that notices a silent peer within seconds and reconnects by itself.
 
     With `tls` both ends show certificates. It keeps those of now: a long-lived channel is to be made anew.
+    A message of more than `max_receive_bytes` ends its call with RESOURCE_EXHAUSTED.
     """
+    options = [*_CHANNEL_OPTIONS, ("grpc.max_receive_message_length", max_receive_bytes)]
     if tls is None:
-        return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
-    return grpc.aio.secure_channel(address, tls.channel_credentials(), options=_CHANNEL_OPTIONS)
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, tls.channel_credentials(), options=options)
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from outrider.errors import OutriderError, PeerRefused
-from outrider.rpc import Identity, Role, channel
+from outrider.rpc import MAX_TOKENIZER_BYTES, Identity, Role, channel
 from outrider.store.store import Store
 from outrider.tls import Tls
 from outrider.wire.description import WorkerRecord
@@ -102,8 +102,9 @@ class Recruiter:
         """Connects, takes the worker in, and returns why it is given up when its stream ends, or is silent.
 
         Raises PeerRefused where it does not fit, Unavailable where it cannot be reached."""
-        async with channel(record.address, self._tls) as connection:
+        async with channel(record.address, self._tls, MAX_TOKENIZER_BYTES) as connection:
             tokenizer = await fetch_tokenizer(connection, record.info.identity)
+        async with channel(record.address, self._tls) as connection:
             registration = Registration(record.info, record.address, tokenizer)
             kind = Verifier if record.info.identity.role is Role.VERIFIER else Drafter
             worker: Verifier | Drafter = kind(registration, connection, record.load)

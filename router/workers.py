@@ -301,6 +301,8 @@ async def fetch_tokenizer(channel: grpc.aio.Channel, worker: Identity) -> Tokeni
     try:
         message = await stub.GetTokenizer(common_pb2.GetTokenizerRequest(), timeout=ANSWER_SECONDS)
     except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            raise PeerRefused(f"the worker's tokenizer is too large ({error.details()})") from None
         raise _worker_error(error) from None
     return tokenizer_from_wire(message)
 

@@ -1,15 +1,17 @@
 """Workers join and leave: real registration on both sides, over real loopback gRPC."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from outrider.errors import PeerRefused
-from outrider.rpc import Identity, Outbox, Role
+from outrider.rpc import MAX_MESSAGE_BYTES, Identity, Outbox, Role
 from outrider.store.memory import MemoryStore
 from outrider.v1 import verifier_pb2
 from outrider.wire.description import TokenizerFiles, WorkerLoad
+from router import recruiter as recruiter_module
 from router.fleet import Fleet
 from router.metrics import Metrics
 from router.recruiter import Recruiter
@@ -199,6 +201,22 @@ async def test_a_worker_that_talks_nonsense_is_tried_again_and_harms_nobody(rig:
     assert list(rig.fleet.verifiers) == ["sound"]
     worker.tokenizer = sound
     assert (await worker.states.get())[0] is not None
+
+
+async def test_only_a_tokenizer_may_be_larger_than_other_messages(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = await rig.worker(Role.VERIFIER, "v")
+    worker.tokenizer = replace(worker.tokenizer, json="x" * (MAX_MESSAGE_BYTES + 1))
+    worker.register(rig.address)
+    assert (await worker.states.get())[0] is not None
+    assert rig.fleet.verifiers["v"].registration.tokenizer == worker.tokenizer
+    monkeypatch.setattr(recruiter_module, "MAX_TOKENIZER_BYTES", MAX_MESSAGE_BYTES)
+    other = await rig.worker(Role.VERIFIER, "w")
+    other.tokenizer = worker.tokenizer
+    with pytest.raises(PeerRefused, match="the worker's tokenizer is too large"):
+        await other.register(rig.address)
+    assert list(rig.fleet.verifiers) == ["v"]
 
 
 async def test_a_word_that_the_store_lost_is_said_again(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:

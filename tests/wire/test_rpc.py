@@ -10,7 +10,16 @@ import grpc.aio
 import pytest
 
 from outrider.errors import Overloaded, PeerRefused, StartupError
-from outrider.rpc import Identity, Outbox, Role, bind, channel, check_hello, new_server
+from outrider.rpc import (
+    MAX_MESSAGE_BYTES,
+    Identity,
+    Outbox,
+    Role,
+    bind,
+    channel,
+    check_hello,
+    new_server,
+)
 from outrider.v1 import common_pb2, registry_pb2, verifier_pb2, verifier_pb2_grpc
 
 VERIFIER = Identity(Role.VERIFIER, "v", 7, "model", "tokenizer")
@@ -124,6 +133,65 @@ async def test_an_error_becomes_a_status_and_nothing_internal_is_told(
                 received.append(message)
         assert len(received) == 1
         assert (stream.value.code(), stream.value.details()) == (code, told)
+
+
+def of_bytes(size: int) -> common_pb2.WorkerInfo:
+    """A message of at least that size."""
+    return common_pb2.WorkerInfo(hello=common_pb2.Hello(worker_id="x" * size))
+
+
+async def test_a_message_over_the_limit_is_refused_in_one_line_and_harms_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Large(Handlers):
+        async def GetInfo(self, request: Any, context: Any) -> common_pb2.WorkerInfo:
+            return of_bytes(MAX_MESSAGE_BYTES)
+
+        async def Sessions(
+            self, request_iterator: Any, context: Any
+        ) -> AsyncIterator[verifier_pb2.VerifierEvents]:
+            async for _ in request_iterator:
+                yield verifier_pb2.VerifierEvents()
+
+    server = new_server()
+    verifier_pb2_grpc.add_VerifierServicer_to_server(Large(asyncio.Event().wait), server)
+    address = bind(server, "127.0.0.1", 0)
+    await server.start()
+    get_info = "/outrider.v1.Verifier/GetInfo"
+    async with channel(address) as usual, channel(address, None, 2 * MAX_MESSAGE_BYTES) as roomy:
+        ask = roomy.unary_unary(get_info, None, common_pb2.WorkerInfo.FromString)
+        received = await ask(b"")
+        assert received == of_bytes(MAX_MESSAGE_BYTES)
+        with pytest.raises(grpc.aio.AioRpcError) as answered:
+            await usual.unary_unary(get_info)(b"")
+        with pytest.raises(grpc.aio.AioRpcError) as asked:
+            await ask(bytes(MAX_MESSAGE_BYTES + 1))
+        stream = roomy.stream_stream("/outrider.v1.Verifier/Sessions")(iter([bytes(MAX_MESSAGE_BYTES + 1)]))
+        with pytest.raises(grpc.aio.AioRpcError) as streamed:
+            async for _ in stream:
+                pass
+        for error in (answered, asked, streamed):
+            assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            told = error.value.details() or ""
+            assert "larger than max" in told and str(MAX_MESSAGE_BYTES) in told and "\n" not in told
+        await ask(b"")
+    await server.stop(None)
+    assert not caplog.records
+
+
+async def test_bytes_that_are_no_message_are_refused_with_a_sentence(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = new_server()
+    verifier_pb2_grpc.add_VerifierServicer_to_server(Handlers(asyncio.Event().wait), server)
+    address = bind(server, "127.0.0.1", 0)
+    await server.start()
+    async with channel(address) as connection:
+        with pytest.raises(grpc.aio.AioRpcError, match="the bytes are no message of this method") as refused:
+            await connection.unary_unary("/outrider.v1.Verifier/GetInfo")(b"\xff")
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    await server.stop(None)
+    assert not caplog.records
 
 
 async def test_a_cancelled_call_closes_the_handlers_generator() -> None:
