@@ -7,9 +7,8 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
 
-from outrider.errors import InvalidRequest, TooLarge
+from outrider.errors import TooLarge
 from outrider.v1 import verifier_pb2
 
 MAX_BATCH_BYTES = 2**20  # some thousand sessions' drafts
@@ -18,13 +17,10 @@ SPECULATE = "/outrider.v1.Verifier/Speculate"
 
 def draft_batch(raw: bytes) -> verifier_pb2.DraftBatch:
     """A drafter's message. Raises TooLarge before it is parsed, as it may grow hundredfold by that, and
-    InvalidRequest where it is none."""
+    DecodeError where it is none."""
     if len(raw) > MAX_BATCH_BYTES:
         raise TooLarge(f"a DraftBatch may have at most {MAX_BATCH_BYTES} bytes, not {len(raw)}")
-    try:
-        return verifier_pb2.DraftBatch.FromString(raw)
-    except DecodeError:
-        raise InvalidRequest("the bytes are no DraftBatch") from None
+    return verifier_pb2.DraftBatch.FromString(raw)
 
 
 class BoundedDrafts(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only

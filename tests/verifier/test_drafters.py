@@ -193,17 +193,21 @@ async def test_what_cannot_be_used_is_counted_by_reason(
 
 
 @pytest.mark.parametrize(
-    ("reason", "said"), [("garbage", b"\xff" * 9), ("too_large", bytes(MAX_BATCH_BYTES + 1))]
+    ("reason", "said", "told"),
+    [
+        ("garbage", b"\xff" * 9, "the bytes are no message of this method"),
+        ("too_large", bytes(MAX_BATCH_BYTES + 1), "a DraftBatch may have at most 1048576 bytes, not 1048577"),
+    ],
 )
 async def test_bytes_that_are_no_batch_end_the_stream_with_a_sentence(
-    verifier: Running, reason: str, said: bytes
+    verifier: Running, reason: str, said: bytes, told: str
 ) -> None:
     talk = raw(verifier)
     talk.say(greeting(verifier).SerializeToString())
     talk.say(said)
     ended = await status(talk)
     assert ended.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "DraftBatch" in ended.details()
+    assert ended.details() == told
     assert verifier.service.drafters.dropped == {reason: 1}
 
 
