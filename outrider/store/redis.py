@@ -4,7 +4,7 @@
 |---|---|---|
 | `outrider:worker:ID` | hash, expires | `record` (outrider.v1.Registration), `description` (the same without its load), `incarnation`, and a `word:ROUTER` for each router: when it was said (unix seconds), a blank, JSON [refusal, trouble] |
 | `outrider:workers` | set | the IDs of the above; those that have expired are taken out when somebody reads it |
-| `outrider:value:KEY` | string | what `update` wrote |
+| `outrider:value:KEY` | string, expires | what `update` wrote |
 | `outrider:epoch` | string | random; another one than before means that the Redis has lost its memory |
 | `outrider:session:HEX`, `outrider:owner:HEX` | stream, hash | a session's log: redis_logs.py |
 | `outrider:changes` | channel | the ID of a worker that came, changed or left |
@@ -51,6 +51,7 @@ from outrider.wire.description import WorkerLoad
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
+VALUE_SECONDS = 30 * 24 * 3600  # what nobody updates for so long is forgotten: its model may be gone
 REDIS_ANSWER_SECONDS = 2.0  # a Redis that has not answered by then is away
 AWAY_SECONDS = 0.25  # between attempts to reach one that is away
 WORKER, INDEX, VALUE, EPOCH, CHANGES = (
@@ -104,7 +105,7 @@ return found
 REPLACE = """
 local value = redis.call('GET', KEYS[1])
 if value ~= (ARGV[1] == '1' and ARGV[2]) then return 0 end
-redis.call('SET', KEYS[1], ARGV[3])
+redis.call('SET', KEYS[1], ARGV[3], 'EX', ARGV[4])
 return 1
 """
 
@@ -227,7 +228,8 @@ class RedisStore:
             former = await self.read(key)
             value = change(former)
             known = b"0" if former is None else b"1"
-            if await self._asked(self._replace(keys=[VALUE + key], args=[known, former or b"", value])):
+            args: list[Any] = [known, former or b"", value, VALUE_SECONDS]
+            if await self._asked(self._replace(keys=[VALUE + key], args=args)):
                 return value
 
     async def _asked(self, asked: Awaitable[T]) -> T:

@@ -82,7 +82,7 @@ class Store(Registrar, Protocol):
         ...
 
     async def read(self, key: str) -> bytes | None:
-        """The value last written by `update`."""
+        """The value last written by `update`; a store that outlives routers forgets it after a month."""
         ...
 
     async def update(self, key: str, change: Change) -> bytes:

@@ -13,6 +13,7 @@ import pytest
 
 from outrider.errors import StartupError, Unavailable
 from outrider.registration import register
+from outrider.store import redis as redis_module
 from outrider.store.redis import RedisStore
 from outrider.store.store import Answer
 from outrider.store.url import parse_store_url
@@ -71,6 +72,17 @@ async def hang(redis: RedisServer, store: RedisStore) -> None:
 async def forget(redis: RedisServer, store: RedisStore) -> None:
     """Dies and comes back so quickly that nobody's call fails."""
     await store._redis.flushall()
+
+
+async def test_a_value_is_forgotten_a_month_after_its_last_update(store: RedisStore) -> None:
+    key = redis_module.VALUE + "prior"
+    for ttl in (-1, 5):  # as written by a former release; nearly over
+        await store._redis.set(key, b"old", ex=ttl if ttl > 0 else None)
+        assert await store.update("prior", lambda value: b"new " + (value or b"")) == b"new old"
+        assert redis_module.VALUE_SECONDS - 100 < await store._redis.ttl(key) <= redis_module.VALUE_SECONDS
+    await store.read("prior")
+    await store._redis.expire(key, 0)
+    assert await store.read("prior") is None
 
 
 @pytest.mark.parametrize("go_away", [kill, hang, forget])
