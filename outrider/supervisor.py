@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-STOP_GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
+STOP_GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL, beyond what the child is told to drain
 DEATHS_FORGIVEN = 3  # within DEATHS_WINDOW_SECONDS, for each child
 DEATHS_WINDOW_SECONDS = 60.0
 FIRST_BACKOFF_SECONDS = 0.5
@@ -35,6 +35,7 @@ class ChildSpec:
     name: str  # what its lines are prefixed with; unique
     command: tuple[str, ...]
     restart: bool  # whether a death after the ready line is repaired
+    drain_seconds: float = 0.0  # that it may go on after SIGTERM with what it has
 
 
 class Display(Protocol):
@@ -110,12 +111,18 @@ class Supervisor:
         raise self._failure
 
     async def stop(self) -> None:
-        """SIGTERM to every child, SIGKILL to those left after the grace; returns when all are gone."""
+        """SIGTERM to every child, SIGKILL to those left after drain time and grace; returns when all are
+        gone."""
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
-        children, self._children = self._children, []
-        await asyncio.gather(*(child.end() for child in children))
+        await asyncio.gather(*(child.end() for child in self._children))
+        self._children = []
+
+    def kill(self) -> None:
+        """SIGKILL to every child: whoever waits in `stop` waits no longer."""
+        for child in self._children:
+            child.send(signal.SIGKILL)
 
     async def _keep(self, child: _Child) -> None:
         """Repairs one child as often as is forgiven."""
@@ -181,16 +188,22 @@ class _Child:
         await asyncio.wait({self._forwarding}, timeout=LAST_WORDS_SECONDS)
 
     async def end(self) -> None:
-        """SIGTERM, then SIGKILL after the grace, to the whole process group."""
-        for sign, patience in ((signal.SIGTERM, STOP_GRACE_SECONDS), (signal.SIGKILL, None)):
+        """SIGTERM, then SIGKILL after its drain time and the grace."""
+        patience = self.spec.drain_seconds + STOP_GRACE_SECONDS
+        for sign, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, None)):
             if not self.alive:
                 break
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, sign)
+            self.send(sign)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), patience)
+                await asyncio.wait_for(self._process.wait(), seconds)
         await self.exited()
         self._forwarding.cancel()
+
+    def send(self, sign: signal.Signals) -> None:
+        """To the whole process group."""
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, sign)
 
     def reason(self) -> str:
         """Why it ended, in its own words where it had some: its error line, otherwise its last line."""

@@ -232,6 +232,7 @@ MaxBatchTokens = Annotated[
     int,
     typer.Option("--max-batch-tokens", min=1, help="Most tokens in one step, over all sessions."),
 ]
+DRAIN_SECONDS = 20.0  # of a verifier that is not told otherwise
 DrainSeconds = Annotated[
     float,
     typer.Option(

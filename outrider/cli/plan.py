@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from outrider.cli.options import DRAIN_SECONDS
 from outrider.supervisor import ChildSpec
 
 DEFAULT_LOG_LEVEL = "warning"
@@ -100,7 +101,7 @@ def worker_children(models: Models, workers: Workers, router: str) -> list[Child
     if workers.lock_step:
         verifier += ["--lock-step"]
     specs = [
-        ChildSpec("verifier", name, _outrider("verifier", verifier), restart=True)
+        ChildSpec("verifier", name, _outrider("verifier", verifier), True, DRAIN_SECONDS)
         for name in _names("verifier", workers.verifiers)
     ]
     if models.draft is not None:

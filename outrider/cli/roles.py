@@ -86,7 +86,7 @@ def verifier(
     tensor_parallel_size: options.TensorParallelSize = 1,
     max_batch_tokens: options.MaxBatchTokens = 512,
     prefill_chunk: options.PrefillChunk = 256,
-    drain_seconds: options.DrainSeconds = 20.0,
+    drain_seconds: options.DrainSeconds = options.DRAIN_SECONDS,
     lock_step: options.LockStep = False,
     log_level: options.LogLevel = options.Level.WARNING,
 ) -> None:

@@ -126,12 +126,19 @@ async def run(
     """Runs a router and, once it is known where workers register, the others, until a signal. Leaves no
     process. `keyed`: whether clients need a key; `ca`: the authority that they may have to be told of.
 
-    A failure ends the process with one line and a non-zero code; a signal is the usual end and none."""
+    A failure ends the process with one line and a non-zero code; a signal is the usual end and none. The
+    children have their time to drain then, unless a second one comes."""
     display = ServeDisplay(PersistentConsole())
     supervisor = Supervisor(display)
     stopped = asyncio.Event()
+
+    def on_signal() -> None:
+        if stopped.is_set():
+            supervisor.kill()
+        stopped.set()
+
     for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(sign, stopped.set)
+        asyncio.get_running_loop().add_signal_handler(sign, on_signal)
     failure = None
     try:
         serving = _serve(
@@ -142,7 +149,7 @@ async def run(
             lambda url, grpc: banner(url, grpc, model, keyed=keyed, ca=ca),
         )
         await first_of(serving, supervisor.failed(), stopped.wait())
-        display.note("stopping")
+        display.note("stopping; Ctrl-C again stops at once")
     except ChildDied as death:
         failure = str(death)
     finally:

@@ -48,8 +48,11 @@ class Folder:
     def signals(self, role: str = "*") -> set[str]:
         return {note.suffix[1:] for note in self.path.glob(f"{role}.*.SIG*")}
 
+    def gone(self, role: str) -> bool:
+        return not any(alive(pid) for pid in self.pids(role))
+
     def none_left(self) -> bool:
-        return not any(alive(pid) for pid in self.pids())
+        return self.gone("*")
 
 
 @pytest.fixture

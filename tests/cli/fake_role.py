@@ -17,6 +17,8 @@ def main() -> None:
 
     def note(number: int, _frame: object) -> None:
         (folder / f"{role}.{os.getpid()}.{signal.Signals(number).name}").touch()
+        while behaviour == "drains" and not (folder / "drained").exists():
+            time.sleep(0.02)
         if behaviour != "stubborn":
             sys.exit(0)
 

@@ -14,7 +14,8 @@ FAKE = str(Path(__file__).with_name("fake_role.py"))
 
 def child(role: str, folder: str, behaviour: str) -> ChildSpec:
     command = (sys.executable, FAKE, role, folder, behaviour)
-    return ChildSpec(role, role, command, restart=role != "router")
+    drain_seconds = 1000.0 if role == "verifier" else 0.0
+    return ChildSpec(role, role, command, role != "router", drain_seconds)
 
 
 def main(folder: str, router: str, verifier: str, drafter: str) -> None:

@@ -241,6 +241,7 @@ def test_serve_is_the_role_commands() -> None:
         assert child.command[:4] == (sys.executable, "-m", "outrider", child.role)
         command = group.commands[child.role]
         values = command.make_context(child.role, list(child.command[4:])).params
+        assert child.drain_seconds == values.get("drain_seconds", 0)
         if child.role == "router":
             assert (values["num_speculative_tokens"], values["seed"], values["port"]) == (5, 7, 0)
         else:

@@ -26,6 +26,17 @@ def test_ctrl_c_stops_everything_and_is_no_error(serve: Callable[..., Any], note
     assert notes.signals() == {"SIGTERM"}  # Ctrl-C itself reached the supervisor alone
 
 
+def test_a_second_ctrl_c_does_not_wait(serve: Callable[..., Any], notes: Any, eventually: Any) -> None:
+    service = serve(verifier="drains")
+    service.until_printed("Ctrl-C stops.")
+    os.killpg(service.process.pid, signal.SIGINT)
+    service.until_printed("Ctrl-C again stops at once")
+    eventually(lambda: notes.signals("verifier") == {"SIGTERM"}, "the verifier drains")
+    os.killpg(service.process.pid, signal.SIGINT)
+    assert service.exit_code() == 0
+    assert notes.none_left()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_other_polite_signals_do_the_same(serve: Callable[..., Any], notes: Any, number: int) -> None:
     service = serve()

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,29 @@ async def test_stop_asks_first_and_then_insists(
     await parent.start_all([fake("verifier", "stubborn"), fake("drafter")])
     await parent.stop()
     assert notes.signals("verifier") == notes.signals("drafter") == {"SIGTERM"}
+    assert notes.none_left()
+
+
+async def test_a_child_is_given_its_time_to_drain_beyond_the_grace(
+    parent: Supervisor, notes: Any, fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "STOP_GRACE_SECONDS", 0.3)
+    draining = replace(fake("verifier", "drains"), drain_seconds=1000.0)
+    await parent.start_all([draining, fake("drafter", "stubborn")])
+    stopping = asyncio.create_task(parent.stop())
+    await until(lambda: notes.gone("drafter"))  # killed after the grace
+    assert notes.living("verifier") and not stopping.done()
+    notes.path.joinpath("drained").touch()
+    await stopping
+    assert notes.none_left() and notes.signals("verifier") == {"SIGTERM"}
+
+
+async def test_kill_ends_the_wait_for_those_that_drain(parent: Supervisor, notes: Any, fake: Any) -> None:
+    await parent.start(replace(fake("verifier", "drains"), drain_seconds=1000.0))
+    stopping = asyncio.create_task(parent.stop())
+    await until(lambda: notes.signals("verifier") == {"SIGTERM"})
+    parent.kill()
+    await stopping
     assert notes.none_left()
 
 
