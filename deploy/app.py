@@ -6,6 +6,7 @@ deploy/serve.yaml.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +26,8 @@ from deploy.workers import DrafterReplica, VerifierReplica
 from outrider.cli.serve import DEMO_MODELS, DEMO_NAME
 from outrider.config import check_reach
 from router.config import LOOPBACK
+
+log = logging.getLogger(__name__)
 
 Options = dict[str, Any]  # of a deployment
 
@@ -46,6 +49,12 @@ def application(told: AppArgs, host: str | None = None) -> Application:
     target, draft, name = models(told)
     shared = told.store or os.environ.get(STORE_VARIABLE)
     check_reach(LOOPBACK, shared, None, told.insecure)
+    if shared is None and told.router.replicas > 1:
+        log.warning(
+            "there are %d routers and no Redis (argument store): a stream that broke off can be resumed only "
+            "where the same router happens to be asked",
+            told.router.replicas,
+        )
     source = shared or serve.deployment(name="Registry", **registry_options(told))(Registry).bind()
     verifiers = serve.deployment(name="Verifier", **verifier_options(told))(VerifierReplica)
     workers = [verifiers.bind(target, name, told.verifier, network, source)]
@@ -55,6 +64,7 @@ def application(told: AppArgs, host: str | None = None) -> Application:
     options = RouterOptions(
         num_speculative_tokens=told.num_speculative_tokens,
         max_sessions=told.router.max_sessions,
+        session_ttl=told.router.session_ttl,
         seed=told.seed,
         api_keys=told.api_keys,
         tls=told.tls,

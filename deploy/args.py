@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from outrider.config import DTYPES, parse_memory
 from outrider.errors import StartupError
 from outrider.sampling.params import MAX_SEED
+from outrider.store.logs import SESSION_TTL_SECONDS
 from outrider.tls import TlsFiles
 
 Count = Annotated[int, Field(ge=1)]
@@ -35,6 +36,7 @@ class RouterArgs(Settings):
     cpus: Resource = 0.2  # Ray's CPUs of each: a count for placement, no limit
     labels: Labels = {}  # of the nodes that they run on
     max_sessions: Count = 256  # most requests at a time in each; more are refused with 429
+    session_ttl: Count = SESSION_TTL_SECONDS  # seconds after its last token in which a stream can be resumed
     drain_seconds: Seconds = 60.0  # for its requests to end when it leaves
 
 

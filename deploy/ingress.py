@@ -39,6 +39,7 @@ class RouterOptions(TypedDict):
 
     num_speculative_tokens: int
     max_sessions: int
+    session_ttl: int
     seed: int | None
     api_keys: str | None  # file on this node
     tls: TlsArgs | None
@@ -58,6 +59,7 @@ class Ingress:
             open_store(source),
             num_speculative_tokens=options["num_speculative_tokens"],
             max_sessions=options["max_sessions"],
+            session_ttl=options["session_ttl"],
             seed=options["seed"],
             keys=keys,
             tls=opened(tls and tls.files),

@@ -121,6 +121,31 @@ def test_serve_gives_a_verifier_the_time_to_drain_and_never_refuses_before_the_r
     assert "max_queued_requests" not in options, "Serve's own is: no limit"
 
 
+@pytest.mark.parametrize(
+    ("args", "warnings"),
+    [
+        ({"router.replicas": 2}, 1),
+        ({"router.replicas": 1}, 0),
+        ({"router.replicas": 2, "store": "redis://127.0.0.1:6379/0"}, 0),
+    ],
+)
+def test_several_routers_without_a_redis_are_warned_of_in_one_line(
+    args: dict[str, Any], warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    build(args)
+    said = [record.getMessage() for record in caplog.records if record.name == "deploy.app"]
+    assert len(said) == warnings
+    assert all("there are 2 routers and no Redis" in line and "\n" not in line for line in said)
+
+
+def test_routers_are_told_how_long_a_stream_can_be_resumed() -> None:
+    for args, seconds in (({}, 600), ({"router.session_ttl": 60}, 60)):
+        options, *_ = build(args)._bound_deployment.init_args
+        assert options["session_ttl"] == seconds
+    with pytest.raises(StartupError, match=r"router\.session_ttl"):
+        build({"router.session_ttl": 0})
+
+
 def test_the_config_file_asks_for_what_there_is() -> None:
     config = yaml.safe_load((ROOT / "deploy" / "serve.yaml").read_text())
     assert config["grpc_options"]["grpc_servicer_functions"] == SERVICER_FUNCTIONS
