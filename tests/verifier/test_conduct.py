@@ -21,6 +21,13 @@ def test_a_fault_now_and_then_is_forgotten() -> None:
     assert not any(conducts.offend("d", LEAK * 10, 10.0 * turn) for turn in range(1000))
 
 
+def test_a_good_name_is_no_credit() -> None:
+    conducts = Conducts()
+    conducts.offend("d", 4.0, 0.0)
+    offences = [conducts.offend("d", 4.0, 1000.0) for _ in range(round(LIMIT / 4))]
+    assert offences == [False] * (len(offences) - 1) + [True]
+
+
 def test_what_honest_drafters_do_too_weighs_nothing() -> None:
     conducts = Conducts()
     for reason in (DraftFate.STALE.value, "not_attached", "held_back"):
@@ -39,9 +46,19 @@ def test_names_without_end_take_no_memory_without_end() -> None:
     assert len(conducts._by_name) == REMEMBERED
 
 
+def test_who_offended_longest_ago_is_forgotten_first() -> None:
+    conducts = Conducts()
+    for name in range(REMEMBERED):
+        conducts.offend(str(name), LIMIT / 2, 0.0)
+    conducts.offend("0", 1.0, 0.0)
+    conducts.offend("another", 1.0, 0.0)
+    assert conducts.offend("0", LIMIT / 2, 0.0) and not conducts.offend("1", LIMIT / 2, 0.0)
+
+
 def test_an_allowance_is_used_up_and_comes_back() -> None:
     allowance = Allowance(rate=100.0, burst=50.0)
     assert allowance.spend(50.0, 0.0) == 0
     assert allowance.spend(25.0, 0.0) == 0.25
     assert allowance.spend(0.0, 0.25) == 0
     assert allowance.spend(50.0, 10.0) == 0
+    assert allowance.spend(25.0, 10.0) == 0.25  # however long nothing was used

@@ -66,6 +66,16 @@ async def test_what_waits_for_one_that_does_not_read_is_bounded() -> None:
         peer.attached(one)
         peer.committed(one)
     assert peer.unsent == REMEMBERED + 1
+    told = (await next_batch(peer)).ended
+    assert (told[0], told[-1]) == ((2 * REMEMBERED).to_bytes(16), (3 * REMEMBERED - 1).to_bytes(16))
+
+
+async def test_of_a_session_that_it_has_lost_it_hears_nothing_more() -> None:
+    peer, one = DrafterPeer("d", lambda: 0.0), session()
+    peer.attached(one)
+    peer.detached(b"s" * 16)
+    peer.beat()
+    assert not (await next_batch(peer)).commits
 
 
 async def test_an_old_claim_goes_where_there_are_too_many() -> None:

@@ -15,7 +15,7 @@ from outrider.draft_right import right
 from outrider.v1 import verifier_pb2
 from tests.verifier.talk import KEY, Running, Talk, attach, drafter, greeting, open_session, output, router
 from verifier import conduct
-from verifier.drafters import MAX_STREAMS
+from verifier.drafters import BATCH_UNITS, MAX_NAME, MAX_STREAMS
 from verifier.drafts_wire import MAX_BATCH_BYTES, SPECULATE
 
 PROMPT = 3  # tokens of talk.open_session's prompt
@@ -166,6 +166,7 @@ def raw(verifier: Running) -> Talk:
         ("ahead", batch(base=TOP, tokens=[1])),
         ("before_output", batch(base=0, tokens=[1])),
         ("too_long", batch(tokens=[1] * 3000)),
+        ("too_long", batch(base=TOP, tokens=[1] * 3000)),  # wherever it would begin
         ("not_given", batch(session_id=OURS, tokens=[1])),
         ("not_given", batch(session_id=b"", tokens=[1])),
         ("wrong_key", attach(OURS, b"wrong")),
@@ -211,6 +212,29 @@ async def test_bytes_that_are_no_batch_end_the_stream_with_a_sentence(
     assert verifier.service.drafters.dropped == {reason: 1}
 
 
+@pytest.mark.parametrize("said", [b"\xff" * 9, bytes(MAX_BATCH_BYTES + 1)], ids=["garbage", "too_large"])
+async def test_who_comes_back_with_such_bytes_again_and_again_is_refused(
+    verifier: Running, said: bytes
+) -> None:
+    for _ in range(3):  # twice would be enough, but for what leaks away meanwhile
+        talk = raw(verifier)
+        talk.say(greeting(verifier).SerializeToString())
+        talk.say(said)
+        await status(talk)
+    again = Talk.start(verifier.stub.Speculate)
+    again.say(greeting(verifier))
+    assert "refused for another" in ((await status(again)).details() or "")
+
+
+async def test_a_name_without_end_is_refused(verifier: Running) -> None:
+    talk = Talk.start(verifier.stub.Speculate)
+    talk.say(greeting(verifier, "n" * (MAX_NAME + 1)))
+    refused = await status(talk)
+    assert refused.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "worker_id" in (refused.details() or "")
+    await drafter(verifier, "n" * MAX_NAME)
+
+
 async def test_one_that_keeps_misbehaving_is_cut_off_and_the_router_is_told(verifier: Running) -> None:
     talk, wrong = await router(verifier), await drafter(verifier)
     talk.say(open_session(THEIRS, max_tokens=1000))
@@ -249,10 +273,39 @@ async def test_a_drafter_that_was_replaced_cannot_take_the_session_back(verifier
     await first.hear()
     second.say(attach(OURS, turn=1))
     await second.hear()
+    while not (heard := await first.hear()).ended:
+        pass
+    assert list(heard.ended) == [OURS]
     drafters = verifier.service.drafters
     first.say(attach(OURS))
     await until(lambda: drafters.dropped["former_turn"] == 1)
     assert drafters._peers[OURS].name.startswith("2 ")
+
+
+async def test_a_drafter_whose_stream_broke_has_its_session_again(verifier: Running) -> None:
+    talk, former = await router(verifier), await drafter(verifier)
+    talk.say(open_session(OURS, max_tokens=1000))
+    former.say(attach(OURS))
+    await former.hear()
+    again = await drafter(verifier)  # before the end of the former stream is seen
+    again.say(attach(OURS))
+    assert (await again.hear()).commits[0].session_id == OURS
+    former.call.cancel()
+    await until(lambda: len(verifier.service.drafters._streams) == 1)
+    running = verifier.stepper.get(OURS)
+    assert running is not None and running.pace is not None
+    assert verifier.service.drafters.dropped.total() == 0
+
+
+async def test_who_claims_a_session_that_is_over_hears_so(verifier: Running) -> None:
+    talk, late = await router(verifier), await drafter(verifier)
+    talk.say(opened(OURS))
+    await output(talk, OURS)
+    late.say(attach(OURS))
+    while not (heard := await late.hear()).ended:
+        pass
+    assert list(heard.ended) == [OURS]
+    assert verifier.service.drafters.dropped.total() == 0
 
 
 async def test_honest_races_are_never_an_offence(verifier: Running) -> None:
@@ -288,6 +341,8 @@ async def test_a_claim_with_the_wrong_key_takes_nothing_from_who_has_the_right_o
     assert list((await wrong.hear()).ended) == [OURS]
     assert (await right.hear()).commits[0].session_id == OURS
     assert drafters.dropped == {"wrong_key": 1}
+    wrong.say(batch(session_id=OURS, tokens=[1]))
+    await until(lambda: drafters.dropped["not_given"] == 1)  # nor is it taken for one that once had it
 
 
 async def test_claims_without_end_push_out_nobody_elses(verifier: Running) -> None:
@@ -316,6 +371,22 @@ async def test_a_flood_is_read_slowly_and_others_go_on(verifier: Running) -> Non
     talk.say(opened(OURS))
     assert len(await output(talk, OURS)) == LENGTH
     await flood.hear()  # it is slow, and not cut off
+
+
+async def test_nothing_is_read_of_one_that_has_used_up_its_allowance(
+    verifier: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("verifier.drafter_peer.UNITS_PER_SECOND", 1e-6)
+    monkeypatch.setattr("verifier.drafter_peer.BURST_UNITS", 2.5 * BATCH_UNITS)
+    talk, wrong, other = await router(verifier), await drafter(verifier, "w"), await drafter(verifier, "o")
+    for _ in range(5):
+        wrong.say(batch(tokens=[1] * 10, parents=range(-1, 9)))  # a tree, of which one uses up most of it
+    talk.say(opened(OURS))
+    await output(talk, OURS)
+    dropped = verifier.service.drafters.dropped
+    other.say(attach(b"short"))
+    await until(lambda: dropped[conduct.BAD_ATTACH] == 1)
+    assert dropped == {conduct.NOT_GIVEN: 1, conduct.HELD_BACK: 1, conduct.BAD_ATTACH: 1}
 
 
 async def test_streams_are_bounded_and_one_without_a_hello_ends(
