@@ -43,6 +43,8 @@ def test_steps_that_come_and_go_are_well_however_many() -> None:
     assert watch.tick(under_way(0.001)) is Pulse.WELL  # another one: that one has ended after all
     assert {watch.tick(under_way(0.001)) for _ in range(10)} == {Pulse.WELL}
     assert {watch.tick(None) for _ in range(10)} == {Pulse.WELL}
+    one, other = under_way(0.001), under_way(0.001)
+    assert pulses(watch, one, 2) + pulses(watch, other, 3) == [Pulse.WELL] * 4 + [Pulse.OVERDUE]
 
 
 async def test_steps_that_hang_are_not_waited_for() -> None:
@@ -64,6 +66,26 @@ async def test_steps_that_hang_are_not_waited_for() -> None:
             await watched(steps(), watching())
     finally:
         go_on.set()
+
+
+async def test_who_is_stopped_stops_the_steps_and_the_watch() -> None:
+    ended: list[str] = []
+    begun = asyncio.Semaphore(0)
+
+    async def forever(name: str) -> None:
+        try:
+            begun.release()
+            await asyncio.Event().wait()
+        finally:
+            ended.append(name)
+
+    running = asyncio.create_task(watched(forever("steps"), forever("watch")))
+    for _ in range(2):
+        await begun.acquire()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert sorted(ended) == ["steps", "watch"]
 
 
 async def test_the_end_of_the_steps_is_the_end_of_the_watch() -> None:

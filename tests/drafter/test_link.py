@@ -7,8 +7,11 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
+import pytest
+
 from drafter.drafting import Drafting
-from drafter.link import VerifierLink
+from drafter.link import MOST_FAILURES, VerifierLink
 from drafter.session import DraftSession, DraftSpec, Guess
 from outrider.heartbeat import HEARTBEAT_SECONDS
 from outrider.rpc import Identity, Role, bind, new_server
@@ -78,12 +81,18 @@ async def test_sessions_are_attached_anew_after_the_stream_broke_while_the_draft
     listener = Listener()
     server, address = await started(listener)
     one = drafting()
+    ended: list[tuple[bytes, str]] = []
     link = VerifierLink(
-        address, Identity(Role.DRAFTER, "d", 1, "", TOKENS), print, print, lambda: None, time.monotonic
+        address,
+        Identity(Role.DRAFTER, "d", 1, "", TOKENS),
+        print,
+        lambda *about: ended.append(about),
+        lambda: None,
+        time.monotonic,
     )
     link.add(one)
     assert (await until_attached(listener, 1)).attach[0].draft_key == b"k" * 16
-    for stream in (2, 3):
+    for stream in range(2, 2 + MOST_FAILURES):
         listener.hang_up.set()
         batch = await until_attached(listener, stream)
         assert [attach.session_id for attach in batch.attach] == [b"s" * 16]
@@ -93,7 +102,11 @@ async def test_sessions_are_attached_anew_after_the_stream_broke_while_the_draft
     async with asyncio.timeout(20):
         number, batch = await listener.heard.get()
     draft = batch.drafts[0]
-    assert (number, list(draft.tokens), draft.survival) == (3, [7], bytes([128]))
+    assert (number, list(draft.tokens), draft.survival) == (1 + MOST_FAILURES, [7], bytes([128]))
+    listener.hang_up.set()
+    batch = await until_attached(listener, 2 + MOST_FAILURES)
+    assert list(batch.drafts[0].tokens) == [7]  # who answers now has not heard of it
+    assert not ended  # each time it was reached
     await link.close()
     await server.stop(0)
 
@@ -131,6 +144,69 @@ async def test_a_verifier_with_another_tokenizer_is_given_up_with_a_sentence() -
     async with asyncio.timeout(20):
         session_id, reason = await ended.get()
     assert session_id == b"s" * 16 and "tokenizer" in reason
+    await link.close()
+    await server.stop(0)
+
+
+@pytest.mark.parametrize(
+    ("code", "streams", "said"),
+    [
+        (grpc.StatusCode.FAILED_PRECONDITION, 1, "its words"),
+        (grpc.StatusCode.UNAVAILABLE, MOST_FAILURES, "does not reach"),
+    ],
+)
+async def test_one_that_refuses_is_given_up_at_once_and_one_that_is_away_after_some_attempts(
+    code: grpc.StatusCode, streams: int, said: str
+) -> None:
+    class Refusing(Listener):
+        async def Speculate(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
+            self.streams += 1
+            await context.abort(code, "its words")
+            yield
+
+    listener = Refusing()
+    server, address = await started(listener)
+    ended: asyncio.Queue[tuple[int, str]] = asyncio.Queue()
+    link = VerifierLink(
+        address,
+        Identity(Role.DRAFTER, "d", 1, "", TOKENS),
+        print,
+        lambda session_id, reason: (
+            ended.put_nowait((listener.streams, reason)),
+            link.remove(session_id),
+        ),
+        lambda: None,
+        time.monotonic,
+    )
+    link.add(drafting())
+    async with asyncio.timeout(20):
+        number, reason = await ended.get()
+    assert number == streams and said in reason
+    await link.close()
+    await server.stop(0)
+
+
+async def test_the_end_of_a_session_that_is_another_links_by_now_is_not_its_end() -> None:
+    class Parting(Listener):
+        async def Speculate(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
+            async for batch in super().Speculate(request_iterator, context):
+                yield batch
+                yield verifier_pb2.CommitBatch(ended=[b"m" * 16, b"s" * 16])
+
+    listener = Parting()
+    server, address = await started(listener)
+    ended: asyncio.Queue[bytes] = asyncio.Queue()
+    link = VerifierLink(
+        address,
+        Identity(Role.DRAFTER, "d", 1, "", TOKENS),
+        print,
+        lambda session_id, _: ended.put_nowait(session_id),
+        lambda: None,
+        time.monotonic,
+    )
+    link.add(drafting())
+    async with asyncio.timeout(20):
+        assert await ended.get() == b"s" * 16
     await link.close()
     await server.stop(0)
 

@@ -28,6 +28,7 @@ from tests.redis_server import RedisServer
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 MAX_TOKENS = 40
+LONG = 120  # tokens: still under way when a process is killed
 READY_SECONDS = 240
 Eventually = Callable[[Callable[[], bool], str], None]
 
@@ -88,6 +89,14 @@ class Service:
             found = re.search(rf'outrider_workers{{role="{role}"}} (\d+)', text)
             counts.append(int(found[1]) if found else 0)
         return counts
+
+    def running(self, verifier: str) -> float:
+        """Sessions in its batch, as the routers heard last."""
+        counts = []
+        for url in self.urls:
+            text = httpx.get(f"{url}/metrics").text
+            counts += re.findall(rf'vllm:num_requests_running{{engine="{verifier}",.*}} (\S+)', text)
+        return max(map(float, counts), default=0.0)
 
     def records(self) -> dict[str, WorkerRecord]:
         """What the store has, by address."""
@@ -170,16 +179,18 @@ def text(answer: dict[str, object]) -> str:
     return str(answer["choices"][0]["text"])  # type: ignore[index]
 
 
-async def ask_all(service: Service, wanted: list[Case]) -> list[dict[str, object]]:
+async def ask_all(
+    service: Service, wanted: list[Case], max_tokens: int = MAX_TOKENS
+) -> list[dict[str, object]]:
     """In turn at one router and the other, all at once."""
     return await asyncio.gather(
-        *(asyncio.to_thread(ask, service.urls[n % 2], case) for n, case in enumerate(wanted))
+        *(asyncio.to_thread(ask, service.urls[n % 2], case, max_tokens) for n, case in enumerate(wanted))
     )
 
 
-def expected(alone: Alone, wanted: list[Case]) -> list[str]:
+def expected(alone: Alone, wanted: list[Case], max_tokens: int = MAX_TOKENS) -> list[str]:
     tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
-    return [tokenizer.decode(alone.tokens(case.prompt, case.sampling, MAX_TOKENS)) for case in wanted]
+    return [tokenizer.decode(alone.tokens(case.prompt, case.sampling, max_tokens)) for case in wanted]
 
 
 def test_what_one_router_learns_of_the_pair_is_shared(complete: Service, eventually: Eventually) -> None:
@@ -213,13 +224,15 @@ def test_a_killed_verifier_is_gone_from_both_and_comes_back_as_another_incarnati
     before = complete.records()[address].info.identity
     wanted = cases(6)
     asked: list[dict[str, object]] = []
-    asking = threading.Thread(target=lambda: asked.extend(asyncio.run(ask_all(complete, wanted))))
+    asking = threading.Thread(target=lambda: asked.extend(asyncio.run(ask_all(complete, wanted, LONG))))
     asking.start()
+    eventually(lambda: complete.running(before.worker_id) > 0, "sessions run there")
     killed.end(signal.SIGKILL)
+    assert asking.is_alive(), "they were over before"
     eventually(lambda: complete.workers("verifier") == [1, 1], "both routers have dropped it")
     eventually(lambda: address not in complete.records(), "the store has forgotten it")
     asking.join()
-    assert [text(answer) for answer in asked] == expected(alone, wanted)
+    assert [text(answer) for answer in asked] == expected(alone, wanted, LONG)
     killed.start()
     killed.wait()
     eventually(lambda: complete.workers("verifier") == [2, 2], "both routers have it again")

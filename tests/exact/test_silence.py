@@ -1,9 +1,11 @@
-"""A drafter that says nothing any more: the text is the same, and another one drafts on."""
+"""A drafter that says nothing any more, or hangs: the text is the same, and another one drafts on."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
+from asyncio.subprocess import DEVNULL, PIPE
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from router.requests import GenerationRequest, TokensCommitted
 from tests.in_process import Cluster, Worker, load
 from tests.tiny_models import build
 
+ROOT = Path(__file__).resolve().parents[2]
 OUTPUT = 600
 STEP_SECONDS = 0.01
 
@@ -60,6 +63,53 @@ async def test_a_silent_drafter_is_replaced_and_acceptance_is_back(tmp_path: Pat
     # Draft and target are one model: nearly all is accepted, at once.
     assert sum(len(step.tokens) for step in steps) > OUTPUT / 4
     assert sum(step.accepted for step in steps) > 0.6 * sum(len(step.tokens) for step in steps)
+
+
+HANGING = """
+import threading
+from drafter import stepper
+from outrider import stepwatch
+from outrider.cli import main
+from outrider.engine.engine import Engine
+
+rank, calls = Engine.rank, []
+
+def hang(*work):
+    calls.append(work)
+    if len(calls) > 10:
+        threading.Event().wait()
+    return rank(*work)
+
+Engine.rank = hang
+stepper.SHORT_SECONDS = 0.0  # each step on the engine's own thread
+stepwatch.UNKNOWN_SECONDS = 1.0
+main()
+"""
+
+
+async def test_a_drafter_whose_step_hangs_ends_with_a_sentence_and_its_session_goes_on_plainly(
+    tmp_path: Path,
+) -> None:
+    target = build("llama", tmp_path / "target")
+    greedy = SamplingParams(temperature=0.0)
+    async with Cluster(target) as cluster:
+        expected = await cluster.ask([5, 6, 7], greedy, 200)
+        options = ["drafter", "--draft", str(target), "--router", cluster.router_address, "--threads", "1"]
+        drafter = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", HANGING, *options, stdout=DEVNULL, stderr=PIPE, cwd=ROOT
+        )
+        while not cluster.fleet.drafters:  # noqa: ASYNC110 (plain state)
+            await asyncio.sleep(0.02)
+        answer = await cluster.ask([5, 6, 7], greedy, 200)
+        _, said = await drafter.communicate()
+        while cluster.fleet.drafters:  # noqa: ASYNC110 (plain state)
+            await asyncio.sleep(0.02)
+    assert answer.tokens == expected.tokens
+    assert answer.accepted > 0  # of what it drafted before
+    assert drafter.returncode == 1
+    assert said.decode().splitlines()[-1] == (
+        "outrider drafter: a step of the draft model does not end; this process can only be replaced"
+    )
 
 
 def slowly(cluster: Cluster) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from outrider.errors import StepHung
+from outrider.errors import StepHung, Unavailable
 from outrider.rpc import Role
 from outrider.stepwatch import under_way
 from outrider.v1 import verifier_pb2
@@ -99,6 +99,13 @@ async def test_its_routers_lose_the_worker_and_nobody_is_let_in_until_the_step_e
             await asyncio.sleep(0.05)
     again.say(open_session(b"s" * 16))
     assert len(await output(again, b"s" * 16)) == 4
+
+
+async def test_one_that_leaves_lets_nobody_in_though_the_step_ends_after_all(verifier: Running) -> None:
+    verifier.service.routers.turn_away(Unavailable("a step does not end"))
+    await verifier.service.part()
+    verifier.service.routers.let_in()
+    assert "leaves" in await until_turned_away(await stranger(verifier))
 
 
 async def test_one_that_does_not_end_at_all_is_given_up_for_good(

@@ -68,6 +68,33 @@ async def test_what_a_verifier_that_leaves_gives_back_is_heard_before_its_stream
     assert await late.call.code() is grpc.StatusCode.UNAVAILABLE
 
 
+async def test_a_verifier_that_leaves_waits_for_no_router_whose_stream_breaks(verifier: Running) -> None:
+    talk = await router(verifier)
+    talk.say(open_session(b"s" * 16, max_tokens=1000))
+    assert (await talk.hear()).committed
+    verifier.service.drain()
+    talk.call.cancel()
+    async with asyncio.timeout(20):
+        await verifier.service.until_idle()
+    assert verifier.service.routers._orphans.all() == [] and verifier.stepper.get(b"s" * 16) is None
+
+
+async def test_only_the_router_of_a_session_decides_how_far_it_speculates(verifier: Running) -> None:
+    owner, other = await router(verifier), await router(verifier)
+    owner.say(open_session(b"s" * 16, max_tokens=1000))
+    assert (await owner.hear()).committed
+    change = verifier_pb2.SetSpeculation(session_id=b"s" * 16, num_speculative_tokens=9)
+    other.say(verifier_pb2.VerifierCommand(speculation=change))
+    other.say(open_session(b"t" * 16))
+    await output(other, b"t" * 16)  # that has been read by now
+    running = verifier.stepper.get(b"s" * 16)
+    assert running is not None and running.session.num_speculative_tokens == 4
+    owner.say(verifier_pb2.VerifierCommand(speculation=change))
+    async with asyncio.timeout(20):
+        while running.session.num_speculative_tokens != 9:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
 async def test_what_is_given_back_can_go_on_elsewhere(verifier: Running) -> None:
     talk = await router(verifier)
     talk.say(open_session(b"s" * 16, max_tokens=1000))
@@ -90,6 +117,14 @@ async def test_a_session_that_comes_back_may_be_drafted_for_again(verifier: Runn
     drafting.say(attach(b"s" * 16))
     batch = await drafting.hear()
     assert batch.commits[0].base == 3 + len(tokens) and not batch.ended
+    verifier.service.give_back()
+    await failure(talk)
+    drafting.say(attach(b"s" * 16))  # before its router has opened it again
+    talk.say(open_session(b"t" * 16))
+    await output(talk, b"t" * 16)  # that has been read by now
+    talk.say(open_session(b"s" * 16, max_tokens=500, output=tokens))
+    while not (batch := await drafting.hear()).commits:
+        assert not batch.ended
 
 
 async def test_of_a_session_that_goes_on_elsewhere_the_drafter_hears_from_its_router_alone(
