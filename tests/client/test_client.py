@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
+from fastapi.responses import StreamingResponse
 
 from outrider.client import LONGEST_PAUSE_SECONDS, Client, Statistics
 from outrider.errors import InvalidRequest, OutriderError, Overloaded, StartupError, Superseded, Unavailable
 from router.requests import GenerationRequest, SessionEvent
-from tests.client.conftest import Between, Serve
+from tests.client.conftest import Between, Serve, ServeApp
 from tests.router.api.scripted import Logs, ScriptedRunner, byte_level, served, steps, until
 
 TOKENIZER = byte_level()
@@ -167,6 +169,36 @@ async def test_progress_renews_the_patience(serve: Serve, between: Between) -> N
     client = Client(url, patience_seconds=4, clock=lambda: now[0], sleep=sleep, uniform=lambda low, high: 0.0)
     assert (await asyncio.to_thread(told, client))[0] == TEXT
     assert now[0] > 30
+
+
+async def test_a_router_that_was_there_is_waited_for(serve: Serve, between: Between) -> None:
+    dying = ScriptedRunner(MODEL, lambda request: [*steps(IDS)[:4], None])
+    proxy, url = await between(await serve(dying))
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    client = Client(url, patience_seconds=30, clock=lambda: now[0], sleep=sleep, uniform=lambda _, high: high)
+    asking = asyncio.create_task(asyncio.to_thread(told, client))
+    await dying.waiting.wait()
+    proxy.kill()
+    with pytest.raises(Unavailable, match="no server answers"):
+        await asking
+    assert 20 < now[0] <= 30
+
+
+async def test_an_answer_without_ids_is_not_asked_for_again(serve_app: ServeApp) -> None:
+    app, asked = FastAPI(), []
+
+    @app.post(PATH)
+    def answer() -> StreamingResponse:
+        asked.append(1)
+        return StreamingResponse(iter([b'data: {"choices": [{"index": 0, "text": "a"}]}\n\n']))
+
+    with pytest.raises(Unavailable, match="broke before the answer was complete"):
+        await asyncio.to_thread(told, hasty(await serve_app(app)))
+    assert len(asked) == 1
 
 
 async def test_no_router_is_said_at_once(refused: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from outrider.errors import Unavailable, UnknownSession
-from outrider.store.logs import Append, Taken
+from outrider.store.logs import Append, Owner, Taken
 from outrider.store.memory_logs import MemorySessionLogs
 from outrider.store.redis import RedisStore
 from outrider.store.url import parse_store_url
@@ -314,6 +314,63 @@ async def test_who_is_superseded_hears_it_once_and_writes_no_more() -> None:
             await logbook.flush()
         assert heard == ["superseded"]
         assert (await taken(logs, page)).output == [0, 1]
+
+
+async def test_who_stops_waiting_for_a_log_stops_nobody_else() -> None:
+    class Slow(MemorySessionLogs):
+        may = asyncio.Event()
+
+        async def take(self, *about: Any) -> Taken | None:
+            await self.may.wait()
+            return await super().take(*about)
+
+    logs = Slow()
+    logbook = Logbook(logs, "router", Metrics(), TTL)
+    session = transcript(2)
+    records = list(session.records(0))
+    assert session.request.session_id is not None
+    await logs.append([Append(session.request.session_id, Owner("former"), 0, records)], TTL)
+    first, second = (asyncio.create_task(logbook.take(session.request.session_id)) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    with suppress(asyncio.CancelledError):
+        await first
+    logs.may.set()
+    assert (await second).transcript.output == [0, 1]
+    assert (await second).owner.generation == 1, "it was taken once"
+
+
+async def test_of_one_that_is_over_nobody_hears_that_it_goes_on_elsewhere() -> None:
+    logs = MemorySessionLogs()
+    logbook = Logbook(logs, "router", Metrics(), TTL)
+    page = logbook.begin(transcript(2), lambda: pytest.fail("there is nobody to tell"))
+    await logbook._write([page])
+    await taken(logs, page)
+    page.transcript.end = LoggedEnd.LENGTH
+    logbook.note(page)
+    logbook.close(page)
+    await logbook._write([page])
+    assert page.given_up
+    await logbook.flush()
+
+
+async def test_one_with_much_to_write_lets_the_others_write_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logbook_module, "MAX_WRITE_BYTES", 1)
+
+    class Ordered(MemorySessionLogs):
+        def __init__(self) -> None:
+            super().__init__()
+            self.order: list[SessionId] = []
+
+        async def append(self, appends: Any, ttl_seconds: float) -> list[int | None]:
+            self.order += [one.session_id for one in appends]
+            return await super().append(appends, ttl_seconds)
+
+    logs = Ordered()
+    async with writing(logs) as logbook:
+        long, short = (logbook.begin(transcript(tokens), lambda: None) for tokens in (5000, 1))
+        await logbook.flush()
+        assert logs.order[:3] == [long.session_id, short.session_id, long.session_id]
 
 
 async def test_a_long_absence_is_made_good_in_several_writings(monkeypatch: pytest.MonkeyPatch) -> None:

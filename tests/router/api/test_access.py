@@ -179,11 +179,13 @@ async def test_a_key_has_so_many_requests_at_a_time(serve: Serve, metrics: Metri
     assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert ("retry-after", "1") in tuple(error.value.trailing_metadata() or ())
     assert (await service.http.get("/v1/models", headers=bearer("alice"))).status_code == 200
+    resumed = await service.http.get(f"/v1/sessions/{'00' * 16}/events?after=0", headers=bearer("alice"))
+    assert resumed.status_code == 429  # a stream is a stream, from wherever it is read
     other = asyncio.create_task(service.post("bob"))
     await until(lambda: runner.open == 3)
     exposed = metrics.exposition().decode()
     assert 'outrider_key_requests_running{key="alice"} 2.0' in exposed
-    assert 'outrider_key_requests_refused_total{key="alice",limit="max-concurrent"} 2.0' in exposed
+    assert 'outrider_key_requests_refused_total{key="alice",limit="max-concurrent"} 3.0' in exposed
     over_grpc.cancel()  # a place is free when one has gone
     await until(lambda: runner.open == 2)
     again = asyncio.create_task(service.post("alice"))
