@@ -61,6 +61,7 @@ class Worker(Generic[Listener]):
         self._call = call
         self._events: AsyncIterator[Any] = aiter(call)
         self._outbox = outbox
+        self._unread = False  # more piled up than the outbox takes
         self._listeners: dict[SessionId, Listener] = {}
 
     @property
@@ -101,6 +102,10 @@ class Worker(Generic[Listener]):
                 return f"it has been silent for {SILENCE_SECONDS:g} seconds"
         except grpc.aio.AioRpcError as error:
             return f"its stream broke off ({error.code().name})"
+        except asyncio.CancelledError:  # so ends a call that was cancelled here, too
+            if not self._unread:
+                raise
+            return "it does not read what it is told"
         return "its stream ended"
 
     async def _read(self, silence: Stillness) -> None:
@@ -121,6 +126,7 @@ class Worker(Generic[Listener]):
 
     def _send(self, command: object) -> None:
         if not self._outbox.put(command):
+            self._unread = True
             self._call.cancel()
 
     def _dispatch(self, events: Any) -> None:

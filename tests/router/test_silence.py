@@ -47,6 +47,38 @@ async def test_a_worker_that_beats_again_is_taken_in_again(rig: Any) -> None:
     assert len(await running.task) == 2
 
 
+async def test_a_worker_that_does_not_answer_the_hello_is_told_so_and_not_taken_in(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.workers.ANSWER_SECONDS", 0.2)
+    model = await rig.worker(Role.VERIFIER, "v")
+
+    class Mute(type(model)):  # type: ignore[misc]
+        async def Sessions(self, request_iterator: Any, context: Any) -> None:
+            await asyncio.Event().wait()
+
+    mute = Mute(model.info, model.tokenizer, model.answers_as)
+    rig.workers.append(mute)
+    await mute.start()
+    mute.register(rig.address)
+    taken_in_by, reason = await mute.states.get()
+    assert taken_in_by is None and "did not answer the router's hello" in reason
+    assert not rig.fleet.verifiers
+
+
+async def test_a_worker_that_lets_commands_pile_up_is_given_up_and_taken_in_again(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.workers.MAX_UNSENT_COMMANDS", 2)
+    worker = await rig.verifier("v")
+    held = rig.fleet.verifiers["v"]
+    for number in range(4):
+        rig.sessions.cancel(bytes([number]) * 16)
+    await worker.stream_over.wait()
+    rig.fleet._cancelled.clear()
+    await rig.until(lambda: rig.fleet.verifiers.get("v") not in (None, held))
+
+
 class Relay:
     """A link that can be cut: what is sent then stays under way until it is mended, as TCP has it."""
 
