@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from outrider.cli import app
 from outrider.errors import StartupError
 from outrider.keys import ApiKey, digest, find, keys_of, new_key, parse_keys
+from outrider.watched import Watched
 
 HASH = "ab" * 32
 
@@ -66,6 +68,25 @@ def test_a_file_that_changes_is_read_again(tmp_path: Path, caplog: pytest.LogCap
     assert len(caplog.records) == 1
     file.write_text(ApiKey("bobby", digest("a")).line)
     assert [key.name for key in keys()] == ["bobby"]
+    file.write_text(ApiKey("carol", digest("a")).line)  # in place, and as long
+    os.utime(file, ns=(0, 0))
+    assert [key.name for key in keys()] == ["carol"]
+
+
+def test_what_changes_while_it_is_read_is_read_again_before_it_is_in_force(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("old")
+    coming = ["half", "whole"]
+
+    def read() -> str:
+        held = file.read_text()
+        if held == "half":
+            file.write_text(coming.pop())
+        return held
+
+    watched = Watched("the file", [file], read)
+    file.write_text(coming.pop(0))
+    assert [watched.current(), watched.current()] == ["old", "whole"]
 
 
 def test_the_command_shows_a_key_once_and_stores_its_hash(tmp_path: Path) -> None:

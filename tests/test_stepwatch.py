@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from outrider.errors import StepHung
-from outrider.heartbeat import Stillness
+from outrider.heartbeat import Stillness, fell_silent
 from outrider.stepwatch import Pulse, StepWatch, under_way, watched
 
 
@@ -17,6 +17,19 @@ def test_stillness_is_counted_in_ticks_since_the_last_move() -> None:
     assert [still.tick() for _ in range(3)] == [0.25, 0.5, 0.75]
     still.moved()
     assert still.tick() == 0.25
+
+
+async def test_who_fell_silent_is_not_listened_to_any_more() -> None:
+    ended: list[str] = []
+
+    async def reading() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("reading")
+
+    assert await fell_silent(reading(), Stillness(1.0))
+    assert ended == ["reading"]
 
 
 def pulses(watch: StepWatch, step: object, ticks: int) -> list[Pulse]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import socket
 from collections.abc import Sequence
@@ -199,6 +200,22 @@ async def test_an_answer_without_ids_is_not_asked_for_again(serve_app: ServeApp)
     with pytest.raises(Unavailable, match="broke before the answer was complete"):
         await asyncio.to_thread(told, hasty(await serve_app(app)))
     assert len(asked) == 1
+
+
+async def test_of_a_complete_answer_nothing_more_is_asked_where_only_its_end_is_cut_off(
+    serve_app: ServeApp,
+) -> None:
+    app = FastAPI()
+    chunk = {"choices": [{"index": 0, "text": "a"}], "usage": {"completion_tokens": 1}, "seed": 5}
+
+    @app.post(PATH)
+    def answer() -> StreamingResponse:
+        return StreamingResponse(iter([f"id: {'00' * 16}:1\ndata: {json.dumps(chunk)}\n\n".encode()]))
+
+    pauses: list[float] = []
+    client = Client(await serve_app(app), sleep=pauses.append)
+    text, statistics = await asyncio.to_thread(told, client)
+    assert (text, statistics.completion_tokens, pauses) == ("a", 1, [])
 
 
 async def test_no_router_is_said_at_once(refused: str) -> None:

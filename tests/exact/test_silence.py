@@ -98,10 +98,15 @@ async def test_a_drafter_whose_step_hangs_ends_with_a_sentence_and_its_session_g
         drafter = await asyncio.create_subprocess_exec(
             sys.executable, "-c", HANGING, *options, stdout=DEVNULL, stderr=PIPE, cwd=ROOT
         )
-        while not cluster.fleet.drafters:  # noqa: ASYNC110 (plain state)
-            await asyncio.sleep(0.02)
-        answer = await cluster.ask([5, 6, 7], greedy, 200)
-        _, said = await drafter.communicate()
+        try:
+            while not cluster.fleet.drafters:  # noqa: ASYNC110 (plain state)
+                await asyncio.sleep(0.02)
+            answer = await cluster.ask([5, 6, 7], greedy, 200)
+            async with asyncio.timeout(60):
+                _, said = await drafter.communicate()
+        finally:
+            if drafter.returncode is None:
+                drafter.kill()
         while cluster.fleet.drafters:  # noqa: ASYNC110 (plain state)
             await asyncio.sleep(0.02)
     assert answer.tokens == expected.tokens

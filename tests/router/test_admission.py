@@ -49,6 +49,7 @@ def test_a_full_queue_refuses_at_one_verifier_and_not_where_another_has_room() -
     full = verifier(running=10, waiting=LEAST_QUEUE, kv_usage=0.995)
     assert QUEUE_FULL in verdict(full).message
     assert verdict(full, verifier(running=10, waiting=LEAST_QUEUE - 1, kv_usage=0.995)) is None
+    assert QUEUE_FULL in verdict(full, verifier(draining=True)).message
     assert verdict(verifier(running=40, waiting=LEAST_QUEUE, kv_usage=0.995)) is None
     assert QUEUE_FULL in verdict(verifier(running=40, waiting=20, kv_usage=0.995)).message
 

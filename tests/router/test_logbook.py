@@ -19,7 +19,7 @@ from outrider.store.url import parse_store_url
 from outrider.wire.codec import SessionId, new_session_id
 from outrider.wire.session_log import LoggedEnd
 from router import logbook as logbook_module
-from router.logbook import Logbook, Page
+from router.logbook import Logbook, Page, TakenSession
 from router.metrics import Metrics
 from router.requests import TokensCommitted
 from router.transcript import Transcript
@@ -299,6 +299,44 @@ async def test_a_session_is_written_before_it_is_taken() -> None:
     got = await logbook.take(page.session_id)
     assert got.transcript.output == list(range(3000))
     assert got.owner.generation == 1 and got.written == 3001
+    logbook.go_on(got, lambda: None)
+    assert not logbook._dirty  # all of it is there
+
+
+async def test_what_is_written_and_cannot_be_taken_is_not_gone_on_with() -> None:
+    """Another router may have it by now."""
+
+    class Away(MemorySessionLogs):
+        async def take(self, *about: Any) -> Taken | None:
+            raise Unavailable("the store is away")
+
+    logbook = Logbook(Away(), "router", Metrics(), TTL)
+    page = logbook.begin(transcript(2), lambda: None)
+    with pytest.raises(Unavailable):
+        await logbook.take(page.session_id)
+
+
+async def test_who_went_on_with_a_session_is_not_taken_for_who_had_it_before() -> None:
+    class Slow(MemorySessionLogs):
+        def __init__(self) -> None:
+            super().__init__()
+            self.may, self.asked = asyncio.Event(), asyncio.Event()
+
+        async def append(self, *about: Any) -> list[int | None]:
+            self.asked.set()
+            await self.may.wait()
+            return await super().append(*about)
+
+    logs = Slow()
+    async with writing(logs) as logbook:
+        former = logbook.begin(transcript(2), lambda: None)
+        await logs.asked.wait()
+        longer = transcript(5, former.session_id)
+        page = logbook.go_on(TakenSession(longer, Owner("router", 1), 0), lambda: None)
+        logs.may.set()
+        await until(lambda: former.written)
+        await logbook.flush()
+        assert (await taken(logs, page)).output == longer.output
 
 
 async def test_who_is_superseded_hears_it_once_and_writes_no_more() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from verifier.conduct import BAN_SECONDS, LEAK, LIMIT, REMEMBERED, WEIGHTS, Allowance, Conducts
+from verifier.drafts_wire import host_of
 from verifier.session import DraftFate
 
 
@@ -37,6 +38,11 @@ def test_what_honest_drafters_do_too_weighs_nothing() -> None:
 def test_every_fate_of_a_draft_but_two_is_an_offence() -> None:
     harmless = {fate.value for fate in DraftFate} - WEIGHTS.keys()
     assert harmless == {DraftFate.TAKEN.value, DraftFate.STALE.value}
+
+
+def test_a_drafter_is_known_by_its_host_whatever_port_it_comes_from() -> None:
+    assert host_of("ipv4:192.0.2.1:50051") == host_of("ipv4:192.0.2.1:50052") == "ipv4:192.0.2.1"
+    assert host_of("ipv6:%5B2001:db8::1%5D:50051") == "ipv6:%5B2001:db8::1%5D"
 
 
 def test_names_without_end_take_no_memory_without_end() -> None:

@@ -22,6 +22,7 @@ from tests.verifier.talk import (
     output,
     router,
 )
+from verifier.stepper import StepReport
 
 
 async def test_another_router_may_cancel_a_session_and_its_own_hears_of_it(verifier: Running) -> None:
@@ -188,6 +189,8 @@ async def test_a_step_that_fails_ends_what_it_ran_and_not_what_was_opened_anew_m
     talk.say(open_session(b"s" * 16, max_tokens=5))  # another request
     while verifier.stepper.get(b"s" * 16) is before:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
+    assert before is not None
+    verifier.service.on_step(StepReport((), (before,), verifier.stepper.load))  # told late
     go_on.set()
     assert len(await output(talk, b"s" * 16)) == 5
 

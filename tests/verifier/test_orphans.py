@@ -258,6 +258,25 @@ async def test_a_drafter_goes_on_with_the_right_that_the_new_router_gave(verifie
     assert running.session.acknowledged is not None
 
 
+async def test_the_former_drafter_has_lost_the_right_that_the_new_router_gave_anew(verifier: Running) -> None:
+    talk, drafting = await router(verifier), await drafter(verifier)
+    known = await begin(verifier, talk)
+    drafting.say(attach(ID))
+    assert (await drafting.hear()).commits
+    await broken_off(verifier, talk)
+    returned = await router(verifier)
+    returned.say(open_session(ID, max_tokens=LENGTH, output=known, draft_key=b"n" * 16))
+    while not (await returned.hear()).committed:
+        pass
+    running = verifier.stepper.get(ID)
+    assert running is not None and running.pace is None
+    drafting.say(verifier_pb2.DraftBatch(drafts=[verifier_pb2.Draft(session_id=ID, base=3, tokens=[1])]))
+    dropped = verifier.service.drafters.dropped
+    while not dropped:
+        await returned.hear()
+    assert set(dropped) == {"not_attached"}
+
+
 async def test_an_orphan_gives_its_blocks_to_a_session_that_has_a_router(verifier: Running) -> None:
     pool = verifier.stepper._engine.pool
     talk = await router(verifier)
