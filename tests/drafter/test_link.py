@@ -13,7 +13,7 @@ import pytest
 from drafter.drafting import Drafting
 from drafter.link import MOST_FAILURES, VerifierLink
 from drafter.session import DraftSession, DraftSpec, Guess
-from outrider.heartbeat import HEARTBEAT_SECONDS
+from outrider.heartbeat import HEARTBEAT_SECONDS, SILENCE_SECONDS
 from outrider.rpc import Identity, Role, bind, new_server
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
@@ -26,7 +26,7 @@ class Listener(verifier_pb2_grpc.VerifierServicer):
 
     def __init__(self, tokenizer_hash: str = TOKENS) -> None:
         self.heard: asyncio.Queue[tuple[int, verifier_pb2.DraftBatch]] = asyncio.Queue()
-        self.streams = 0
+        self.streams = self.beaten = 0
         self.hang_up = asyncio.Event()
         self.beats = True  # False: it is silent
         self._tokenizer_hash = tokenizer_hash
@@ -49,6 +49,7 @@ class Listener(verifier_pb2_grpc.VerifierServicer):
                     await self.hang_up.wait()
             except TimeoutError:
                 if self.beats:
+                    self.beaten += 1
                     yield verifier_pb2.CommitBatch()
         self.hang_up.clear()
         listening.cancel()
@@ -219,6 +220,10 @@ async def test_a_silent_verifier_is_connected_anew() -> None:
     )
     link.add(drafting())
     await until_attached(listener, 1)
+    async with asyncio.timeout(20):
+        while listener.beaten * HEARTBEAT_SECONDS <= SILENCE_SECONDS:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    assert listener.streams == 1, "one that beats is not silent"
     listener.beats = False
     batch = await until_attached(listener, 2)
     assert [attach.session_id for attach in batch.attach] == [b"s" * 16]
