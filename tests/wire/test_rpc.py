@@ -169,7 +169,7 @@ async def test_a_message_over_the_limit_is_refused_in_one_line_and_harms_nobody(
             async for _ in stream:
                 pass
         assert not caplog.records
-        with pytest.raises(grpc.aio.AioRpcError) as answered:  # of this one gRPC may say that it could not send
+        with pytest.raises(grpc.aio.AioRpcError) as answered:  # gRPC may log that it could not send
             await usual.unary_unary(get_info)(b"")
         for error in (answered, asked, streamed):
             assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
