@@ -9,6 +9,7 @@ import grpc.aio
 import pytest
 
 from outrider.engine.scheduler import Grant, Plan
+from outrider.errors import Unavailable
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import verifier_pb2
 from outrider.wire.codec import sampling_to_wire
@@ -164,18 +165,20 @@ async def test_it_is_told_at_once_what_it_has_missed(verifier: Running) -> None:
     assert verifier.stepper.get(ID) is running
 
 
-async def test_the_end_is_told_to_a_router_that_returns_after_it(verifier: Running) -> None:
+async def test_the_end_is_told_to_a_router_that_returns_after_it(
+    verifier: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reference = await expected(verifier)
     talk = await router(verifier)
     known = await begin(verifier, talk)
     await broken_off(verifier, talk)
     async with asyncio.timeout(50):
         await verifier.stepper.until_empty()
-    steps = verifier.stepper.load.running
+    computed = Computed(verifier, monkeypatch)
     returned = await router(verifier)
     returned.say(open_session(ID, max_tokens=LENGTH, output=known))
     assert known + await output(returned, ID) == reference
-    assert steps == 0 and verifier.stepper.get(ID) is None  # it was not opened again
+    assert computed.tokens == 0 and verifier.stepper.get(ID) is None  # it was not opened again
     again = await router(verifier)
     again.say(open_session(ID, max_tokens=LENGTH, output=known))
     assert known + await output(again, ID) == reference  # that end was forgotten once it was told
@@ -301,6 +304,14 @@ async def test_a_cancelled_orphan_is_closed_and_stays_so(verifier: Running) -> N
     other.say(open_session(ID, max_tokens=LENGTH, output=known))
     assert (await failure(other)).code == grpc.StatusCode.CANCELLED.value[0]
     assert verifier.stepper.load.running == 0
+
+
+async def test_a_verifier_whose_step_hangs_keeps_no_orphans(verifier: Running) -> None:
+    talk = await router(verifier)
+    await begin(verifier, talk)
+    await broken_off(verifier, talk)
+    verifier.service.routers.turn_away(Unavailable("a step does not end"))
+    assert verifier.stepper.get(ID) is None
 
 
 async def test_a_verifier_that_leaves_keeps_no_orphans(verifier: Running) -> None:
