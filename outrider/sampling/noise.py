@@ -18,15 +18,9 @@ then by one unit in its last place. On one platform a number depends on nothing 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-import numpy.typing as npt
 import torch
-
-Bits = npt.NDArray[np.uint64]
-Floats = npt.NDArray[np.float32]
 
 MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -34,7 +28,6 @@ MULTIPLIER_1 = 0xBF58476D1CE4E5B9
 MULTIPLIER_2 = 0x94D049BB133111EB
 WHOLE = 64  # token ids are computed in multiples of it, so that vectorized kernels leave none over
 ELEMENTS_AT_ONCE = 2**16  # on CPU, to stay in its caches
-ROUNDING = 1e-4  # more than the float32 numbers below are off, as a share
 
 
 def row_key(seed: int, position: int) -> int:
@@ -55,55 +48,8 @@ def gumbel_from(starts: torch.Tensor, vocab_size: int, offset: int = 0) -> torch
     out = torch.empty(len(starts), vocab_size, dtype=torch.float32, device=starts.device)
     padded = -(-vocab_size // WHOLE) * WHOLE
     for some, bits in _bits(starts, padded, offset):
-        out[some] = _numbers(bits)[:, :vocab_size]
+        out[some] = gumbel_of(bits)[:, :vocab_size]
     return out
-
-
-def noisy_argmax(shaped: torch.Tensor, keys: Sequence[int]) -> torch.Tensor:
-    """(shaped + gumbel(keys)).argmax(-1) for log p' up to a constant, [R, V] float32: [R] int64.
-
-    The largest log p + gumbel is the smallest -log(u) / p, which is no less than (1 - u) / p. So only the few
-    tokens for which that is small enough need their logarithms."""
-    if shaped.device.type != "cpu":
-        return (shaped + gumbel(keys, shaped.shape[1], shaped.device)).argmax(-1)
-    logs, vocab = shaped.numpy(), shaped.shape[1]
-    starts = np.array(keys, dtype=np.uint64)[:, None]  # [R, 1]
-    counters = np.arange(1, vocab + 1, dtype=np.uint64) * np.uint64(GOLDEN)
-    rows = max(1, ELEMENTS_AT_ONCE // vocab)
-    tokens = np.empty(len(keys), dtype=np.int64)
-    with np.errstate(over="ignore", invalid="ignore"):  # of tokens that are ruled out
-        for first in range(0, len(keys), rows):
-            some = slice(first, first + rows)
-            tokens[some] = _largest(logs[some], _mix64_array(starts[some] + counters))
-    return torch.from_numpy(tokens)
-
-
-def _largest(logs: Floats, bits: Bits) -> npt.NDArray[np.int64]:
-    """Of each row [r, V] the token with the largest logs + gumbel."""
-    over_p = np.exp(-logs)
-    least = (~bits >> np.uint64(12)).astype(np.float32)  # 2**52 (1 - u), rounded down
-    least *= over_p
-    each = np.arange(len(logs))
-    likely = least.argmin(1)
-    reached = -np.log((bits[each, likely] >> np.uint64(12)) + 0.5) + 52 * math.log(2)  # -log(u)
-    reached *= over_p[each, likely] * 2.0**52 * (1 + ROUNDING)  # by that token; the winner's is no larger
-    could_win = least <= reached.astype(np.float32)[:, None]
-    could_win[each, likely] = True
-    row, token = could_win.nonzero()  # by row, then by id
-    scores = logs[row, token] + _numbers(torch.from_numpy(bits[row, token].view(np.int64))).numpy()
-    best = np.lexsort((token, -scores, row))
-    winners: npt.NDArray[np.int64] = token[best][np.searchsorted(row, each)]
-    return winners
-
-
-def _mix64_array(z: Bits) -> Bits:
-    """mix64 of each; works in place and returns its argument."""
-    scratch = np.empty_like(z)
-    for shift, multiplier in ((30, MULTIPLIER_1), (27, MULTIPLIER_2)):
-        z ^= np.right_shift(z, np.uint64(shift), out=scratch)
-        z *= np.uint64(multiplier)
-    z ^= np.right_shift(z, np.uint64(31), out=scratch)
-    return z
 
 
 def mix64(z: int) -> int:
@@ -144,8 +90,8 @@ def _uniform(bits: torch.Tensor) -> torch.Tensor:
     return _shifted(bits, 12, torch.empty_like(bits)).double().add_(0.5).mul_(2.0**-52)
 
 
-def _numbers(bits: torch.Tensor) -> torch.Tensor:
-    """float32"""
+def gumbel_of(bits: torch.Tensor) -> torch.Tensor:
+    """The numbers, float32, that belong to such bits."""
     return _uniform(bits).log_().neg_().log_().neg_().float()
 
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from outrider.sampling.noise import gumbel, noisy_argmax, row_key
+from outrider.sampling.noise import gumbel, row_key
+from outrider.sampling.noisy_argmax import noisy_argmax, row_keys
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.token_counts import TokenCounts
 
@@ -41,18 +42,19 @@ def draw(logits: torch.Tensor, rows: Sequence[Row], vocab_size: int | None = Non
     noise. Greedy rows stop after the bias. Only ids below `vocab_size`, where given, are drawn."""
     if vocab_size is not None:
         logits = logits[:, :vocab_size]
-    if any(row.params.penalized or row.params.logit_bias for row in rows):
+    kinds = _kinds(rows)
+    if any(params.penalized or params.logit_bias for params in kinds):
         logits = logits.clone()
         _penalize(logits, rows)
         _add_bias(logits, rows)
+    if all(params.greedy for params in kinds):
+        return _argmax(logits)
     sampled = [index for index, row in enumerate(rows) if not row.params.greedy]
     if len(sampled) == len(rows):
-        return _noisy_argmax(_shape(logits, rows), rows)
-    tokens = logits.argmax(-1)
-    if sampled:
-        index = torch.tensor(sampled, device=logits.device)
-        some = [rows[i] for i in sampled]
-        tokens[index] = _noisy_argmax(_shape(logits[index], some), some)
+        return _noisy_argmax(logits, rows)
+    tokens = _argmax(logits)
+    index = torch.tensor(sampled, device=logits.device)
+    tokens[index] = _noisy_argmax(logits[index], [rows[i] for i in sampled])
     return tokens
 
 
@@ -87,9 +89,28 @@ def rank(
     ]
 
 
-def _noisy_argmax(shaped: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
-    keys = [row_key(row.params.seed, row.position) for row in rows]
-    return noisy_argmax(shaped, keys)
+def _kinds(rows: Sequence[Row]) -> list[SamplingParams]:
+    """The parameters that occur: those of a session's rows are one object."""
+    return list({id(row.params): row.params for row in rows}.values())
+
+
+def _argmax(logits: torch.Tensor) -> torch.Tensor:
+    """On a CPU by numpy, which takes a fraction of torch's time; of equals both take the first."""
+    if logits.device.type != "cpu":
+        return logits.argmax(-1)
+    return torch.from_numpy(logits.numpy().argmax(1))
+
+
+def _noisy_argmax(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+    """(_shape(logits, rows) + noise).argmax(-1)"""
+    if logits.device.type != "cpu":
+        keys = [row_key(row.params.seed, row.position) for row in rows]
+        return (_shape(logits, rows) + gumbel(keys, logits.shape[1], logits.device)).argmax(-1)
+    temperature = np.array([max(row.params.temperature, SMALLEST_TEMPERATURE) for row in rows], np.float32)
+    if any(params.top_k or params.top_p < 1.0 or params.min_p > 0.0 for params in _kinds(rows)):
+        logits, temperature = _shape(logits, rows), np.ones_like(temperature)
+    seeds, positions = [row.params.seed for row in rows], [row.position for row in rows]
+    return torch.from_numpy(noisy_argmax(logits.numpy(), temperature, row_keys(seeds, positions)))
 
 
 def _penalize(logits: torch.Tensor, rows: Sequence[Row]) -> None:
