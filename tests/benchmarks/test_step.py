@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.step import bytes_of_a_step, fastest, first_token
+from benchmarks.step import DRAWN, LENGTHS, SESSIONS, bytes_of_a_step, fastest, first_token, together
 from outrider.engine.loading import load_engine
 from tests.tiny_models import build
 
@@ -56,6 +56,17 @@ def test_what_a_step_reads(tmp_path: Path) -> None:
     per_layer = 2 * hidden * hidden + 2 * hidden * keys + 3 * hidden * inner + 2 * hidden
     assert weights == 4 * (layers * per_layer + hidden * vocab + hidden)  # and one norm; no embeddings
     assert kv == 4 * 2 * keys * layers * 32
+
+
+def test_what_surrounds_the_forward_pass_is_the_sum_of_its_parts() -> None:
+    host = {f"draw {name}, {sessions} sessions": 1.0 for name in DRAWN for sessions in SESSIONS}
+    for sessions in SESSIONS:
+        for length in LENGTHS:
+            host[f"prepare, {sessions} sessions of {length}"] = 20.0
+            host[f"plan, reconcile, messages, {sessions} sessions of {length}"] = 300.0 + length
+    found = together(host)
+    assert found["greedy, 64 sessions of 1024"] == found["temperature .8, 16 sessions of 1024"] == 1345.0
+    assert len(found) == len(DRAWN) * len(SESSIONS) * len(LENGTHS)
 
 
 def test_jobs_run_in_turn() -> None:
