@@ -4,7 +4,8 @@ The root is the end of the committed log. A Commit walks down the tree: the subt
 stays, the rest goes. Late, repeated and partly overtaken drafts need no special case: they are paths that
 match the log, or do not.
 
-Most drafts repeat what is known and add a token or two at its end, so the likeliest path is kept at hand.
+Most drafts repeat what is known and add a token or two at its end. So there are no nodes while there is a
+single path, and the likeliest one is kept at hand once there are several.
 """
 
 from __future__ import annotations
@@ -26,16 +27,14 @@ class DraftTree:
     def __init__(self) -> None:
         self.path: list[int] = []  # the likeliest one, from the root to a leaf
         self.chances: list[float] = []  # of each of its tokens: P(accepted | all before it are)
-        self._nodes: list[Node] = []  # of that path
-        self._forked = False  # whether there is any other path
-        self._root = Node()
+        self._root: Node | None = None  # None = that path is the only one
         self._arrivals = 0
         self._held = 0  # nodes below the root, at most: commits do not count them anew
 
     @property
     def size(self) -> int:
         """Nodes below the root."""
-        return _count(self._root)
+        return len(self.path) if self._root is None else _count(self._root)
 
     def add(
         self, overtaken: Sequence[int], tokens: Sequence[int], parents: Sequence[int], survival: bytes
@@ -47,10 +46,7 @@ class DraftTree:
         draft's root), in topological order; empty = a chain. `survival[i]` / 255 is the probability that
         token i and all before it are accepted; empty = 1 of each.
         """
-        self._arrivals += 1
-        if self._held + len(tokens) > MAX_NODES:
-            self._held = self.size
-        if not parents and not self._forked:
+        if self._root is None and not parents:
             depth, known = len(overtaken), self.path
             if tokens[:depth] == overtaken and tokens[depth : depth + len(known)] == known:
                 return self._append(tokens, depth, survival)
@@ -59,39 +55,37 @@ class DraftTree:
     def _append(self, tokens: Sequence[int], depth: int, survival: bytes) -> int:
         """A chain that repeats the only path that there is, and perhaps goes on."""
         known = len(self.path)
-        news = tokens[depth + known :][: MAX_NODES - self._held]
-        chances = [1.0] * (known + len(news))
+        self.path += tokens[depth + known : depth + MAX_NODES]
         if survival:
-            before = survival[depth - 1] if depth else 255
-            for index, here in enumerate(survival[depth : depth + len(chances)]):
-                chances[index] = (here + 0.5) / (before + 0.5) if here < before else 1.0
+            before, chances = survival[depth - 1] if depth else 255, []
+            for here in survival[depth : depth + len(self.path)]:
+                chances.append((here + 0.5) / (before + 0.5) if here < before else 1.0)
                 before = here
-        for node, chance in zip(self._nodes, chances, strict=False):
-            node.chance = chance
-        end = self._nodes[-1] if known else self._root
-        for token, chance in zip(news, chances[known:], strict=True):
-            node = end.children[token] = Node(chance, self._arrivals)
-            self._nodes.append(node)
-            end = node
-        self.path += news
-        self.chances = chances
-        self._held += len(news)
-        return len(news)
+            self.chances = chances
+        else:
+            self.chances = [1.0] * len(self.path)
+        return len(self.path) - known
 
     def _merge(
         self, overtaken: Sequence[int], tokens: Sequence[int], parents: Sequence[int], survival: bytes
     ) -> int:
+        root = self._root
+        if root is None:
+            root, self._held = _chain(self.path, self.chances), len(self.path)
+        elif self._held + len(tokens) > MAX_NODES:
+            self._held = _count(root)
+        self._arrivals += 1
         added = 0
         depth = len(overtaken)
         # Each token's place: the node it became, or its depth on the overtaken path, or None where it died.
         places: list[Node | int | None] = []
         for index, token in enumerate(tokens):
             parent = parents[index] if parents else index - 1
-            place: Node | int | None = places[parent] if parent >= 0 else (0 if depth else self._root)
+            place: Node | int | None = places[parent] if parent >= 0 else (0 if depth else root)
             if isinstance(place, int):
                 place = place + 1 if token == overtaken[place] else None
                 if place == depth:
-                    place = self._root
+                    place = root
             elif place is not None:
                 child = place.children.get(token)
                 if child is None:
@@ -105,36 +99,48 @@ class DraftTree:
                 child.arrival = self._arrivals
                 place = child
             places.append(place)
-        self._find_path()
+        self._find_path(root)
         return added
 
     def advance(self, committed: Sequence[int]) -> None:
         """Moves the root along newly committed tokens."""
-        for token in committed:
-            child = self._root.children.get(token)
-            if child is None:
-                self._root, self._held, self._forked = Node(), 0, False
-                self.path, self.chances, self._nodes = [], [], []
-                return
-            self._root = child
         steps = len(committed)
-        if steps <= len(self._nodes) and self._nodes[steps - 1] is self._root:
-            del self.path[:steps], self.chances[:steps], self._nodes[:steps]
+        root = self._root
+        if root is not None:
+            for token in committed:
+                child = root.children.get(token)
+                if child is None:
+                    self._root, self.path, self.chances = None, [], []
+                    return
+                root = child
+            self._root = root
+        if self.path[:steps] == committed:
+            del self.path[:steps], self.chances[:steps]
+        elif root is not None:
+            self._find_path(root)
         else:
-            self._find_path()
+            self.path, self.chances = [], []
 
-    def _find_path(self) -> None:
-        self.path, self._nodes, self._forked = [], [], False
-        node = self._root
+    def _find_path(self, root: Node) -> None:
+        self.path, self.chances, self._root = [], [], None
+        node = root
         while node.children:
             if len(node.children) == 1:
                 ((token, node),) = node.children.items()
             else:
-                self._forked = True
+                self._root = root
                 token, node = max(node.children.items(), key=lambda item: (item[1].chance, item[1].arrival))
             self.path.append(token)
-            self._nodes.append(node)
-        self.chances = [node.chance for node in self._nodes]
+            self.chances.append(node.chance)
+
+
+def _chain(path: Sequence[int], chances: Sequence[float]) -> Node:
+    """The root of a tree with that path alone."""
+    root = node = Node()
+    for token, chance in zip(path, chances, strict=True):
+        child = node.children[token] = Node(chance)
+        node = child
+    return root
 
 
 def _chance(survival: bytes, index: int, parent: int) -> float:

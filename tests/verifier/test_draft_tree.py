@@ -148,20 +148,58 @@ def test_exactly_the_paths_that_match_what_was_overtaken_survive(
     assert not paths or tuple(best(tree)) in paths
 
 
-@given(st.lists(st.tuples(drafts(), st.lists(tokens, max_size=2)), max_size=12))
+class PlainTree:
+    """The same written down a second time: every path on its own, without a bound."""
+
+    def __init__(self) -> None:
+        self.paths: dict[tuple[int, ...], tuple[float, int]] = {}  # to each node: its chance and arrival
+        self._arrivals = 0
+
+    def add(self, overtaken: list[int], tokens: list[int], parents: list[int], survival: bytes) -> None:
+        self._arrivals += 1
+        paths: list[tuple[int, ...]] = []
+        for index, token in enumerate(tokens):
+            parent = parents[index] if parents else index - 1
+            paths.append((*(paths[parent] if parent >= 0 else ()), token))
+            here, before = (survival[i] if i >= 0 and survival else 255 for i in (index, parent))
+            depth = len(overtaken)
+            if len(paths[-1]) > depth and paths[-1][:depth] == tuple(overtaken):
+                chance = min(1.0, (here + 0.5) / (before + 0.5))
+                self.paths[paths[-1][depth:]] = (chance, self._arrivals)
+
+    def advance(self, committed: list[int]) -> None:
+        steps = len(committed)
+        kept = [path for path in self.paths if path[:steps] == tuple(committed) and len(path) > steps]
+        self.paths = {path[steps:]: self.paths[path] for path in kept}
+
+    def best(self) -> tuple[list[int], list[float]]:
+        path: tuple[int, ...] = ()
+        chances = []
+        while following := [each for each in self.paths if each[:-1] == path]:
+            path = max(following, key=lambda each: self.paths[each])
+            chances.append(self.paths[path][0])
+        return list(path), chances
+
+
+@given(st.lists(st.tuples(drafts(), st.lists(tokens, max_size=2), st.booleans(), st.booleans()), max_size=12))
 def test_the_path_at_hand_is_the_one_that_the_tree_gives(
-    told: list[tuple[tuple[list[int], list[int], list[int]], list[int]]],
+    told: list[tuple[tuple[list[int], list[int], list[int]], list[int], bool, bool]],
 ) -> None:
     """However drafts and commits follow one another."""
-    tree, log = DraftTree(), list[int]()
-    for number, ((_, chosen, parents), committed) in enumerate(told):
-        if number % 2:  # a chain, often one that goes on where the tree ends
-            chain = [*best(tree), *chosen]
-            tree.add([], chain, [], bytes(255 - depth for depth in range(len(chain))))
+    tree, plain, log = DraftTree(), PlainTree(), list[int]()
+    for (_, chosen, parents), committed, chain, along in told:
+        if chain:  # often one that goes on where the tree ends
+            draft = [*best(tree), *chosen]
+            survival = bytes(255 - depth for depth in range(len(draft)))
+            told_now: tuple[list[int], list[int], list[int], bytes] = ([], draft, [], survival)
         else:
-            tree.add(log[-1:], [*log[-1:], *chosen], [], b"") if log else tree.add([], chosen, parents, b"")
+            told_now = (log[-1:], [*log[-1:], *chosen], [], b"") if log else ([], chosen, parents, b"")
+        tree.add(*told_now)
+        plain.add(*told_now)
+        assert (tree.path, tree.chances) == plain.best() and tree.size == len(plain.paths)
+        if along:
+            committed = [*best(tree)[:2], *committed]
         tree.advance(committed)
+        plain.advance(committed)
         log += committed
-        kept = tree.path, tree.chances
-        tree._find_path()
-        assert kept == (tree.path, tree.chances) and len(tree.path) <= tree.size <= MAX_NODES
+        assert (tree.path, tree.chances) == plain.best() and tree.size == len(plain.paths) <= MAX_NODES
