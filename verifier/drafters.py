@@ -36,6 +36,7 @@ HELLO_SECONDS = 5.0
 BATCH_UNITS = 100
 ENTRY_UNITS = 10  # a draft or a claim, whatever is in it
 TREE_UNITS = 4  # a token of a tree
+UNITS_AT_ONCE = 1000  # that are read before they are held against the allowance
 
 
 class Drafters:
@@ -174,13 +175,19 @@ class Drafters:
         """Raises PeerRefused where it cuts the drafter off."""
         peer.heard(batch.stamp_us)
         seen: set[str] = set()
-        await self._ration(peer, BATCH_UNITS)
+        units = BATCH_UNITS
         for attach in batch.attach:
             seen |= self._count(self._claim(peer, attach))
             await self._ration(peer, ENTRY_UNITS)
         for draft in batch.drafts:
-            seen |= self._count(self._offer(peer, draft))
-            await self._ration(peer, ENTRY_UNITS + len(draft.tokens) + TREE_UNITS * len(draft.parents))
+            reason = self._offer(peer, draft)
+            if reason is not None:
+                seen |= self._count(reason)
+            units += ENTRY_UNITS + len(draft.tokens) + TREE_UNITS * len(draft.parents)
+            if units >= UNITS_AT_ONCE:
+                await self._ration(peer, units)
+                units = 0
+        await self._ration(peer, units)
         self._judge(peer, seen)
 
     async def _ration(self, peer: DrafterPeer, units: int) -> None:
@@ -251,10 +258,10 @@ class Drafters:
             if session_id in self._ended:
                 peer.ended(session_id)
             return conduct.NOT_ATTACHED
-        if len(draft.tokens) > MAX_NODES + MAX_BEHIND:
+        tokens = draft.tokens
+        if len(tokens) > MAX_NODES + MAX_BEHIND:
             return DraftFate.TOO_LONG.value
-        tokens = list(draft.tokens)
-        fate = self._stepper.offer(running, draft.base, tokens, draft.parents, draft.survival)
+        fate = self._stepper.offer(running, draft.base, list(tokens), draft.parents, draft.survival)
         return fate.value if fate is not DraftFate.TAKEN and tokens else None
 
     def _leave(self, peer: DrafterPeer) -> list[bytes]:
