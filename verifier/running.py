@@ -54,7 +54,8 @@ class Running:
     @property
     def unread(self) -> int:
         """Tokens that are to be read before the next one can be drawn; 0 while it decodes, or a step runs."""
-        return max(self.pending - 1, 0)
+        pending = len(self.session.log) - self.table.length
+        return pending - 1 if pending > 1 else 0
 
     @property
     def decoding(self) -> bool:
@@ -100,9 +101,10 @@ class Running:
         outcome = session.resolve(part.path, chosen)
         self.trust.observe(part.chances, outcome.accepted)
         # Of what stood, not of what was verified: those were chosen as the likelier ones.
-        judged = list(zip(stood, outcome.tokens, strict=False))
-        right = next((index for index, (a, b) in enumerate(judged) if a != b), len(judged))
-        self.acceptance = acceptance_after(self.acceptance, right, len(judged))
+        judged, right = min(len(stood), len(outcome.tokens)), 0
+        while right < judged and stood[right] == outcome.tokens[right]:
+            right += 1
+        self.acceptance = acceptance_after(self.acceptance, right, judged)
         self.arrivals = self.arrivals.committed(now, outcome.verified, len(session.tree.path))
         if self.arrivals.missed and self.pace is not None and session.wanted > 0:
             self.pace.missed()

@@ -129,15 +129,15 @@ class Session:
 
         The path is accepted up to the first difference; there stands the target's own token.
         """
-        agreed = 0
-        while agreed < len(path) and path[agreed] == chosen[agreed]:
+        agreed, drafted, room = 0, len(path), self.room
+        while agreed < drafted and path[agreed] == chosen[agreed]:
             agreed += 1
-        tokens = list(chosen[: min(agreed + 1, self.room)])
-        finish = Finish.LENGTH if len(tokens) == self.room else None
+        tokens = list(chosen[: min(agreed + 1, room)])
+        finish = Finish.LENGTH if len(tokens) == room else None
         if not self.spec.stop_token_ids.isdisjoint(tokens):
             stop = next(index for index, token in enumerate(tokens) if token in self.spec.stop_token_ids)
             tokens, finish = tokens[: stop + 1], Finish.STOP
         base = len(self.log)
         self.log.extend(tokens)
         self.tree.advance(tokens)
-        return Outcome(base, tuple(tokens), min(agreed, len(tokens)), len(path), finish)
+        return Outcome(base, tuple(tokens), min(agreed, len(tokens)), drafted, finish)

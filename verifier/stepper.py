@@ -128,11 +128,11 @@ class Stepper:
         self, running: Running, base: int, tokens: list[int], parents: Sequence[int], survival: bytes
     ) -> DraftFate:
         """Folds a draft into its session's tree."""
-        session = running.session
-        before = len(session.tree.path)
-        fate = session.offer(base, tokens, parents, survival)
+        tree = running.session.tree
+        before = len(tree.path)
+        fate = running.session.offer(base, tokens, parents, survival)
         if fate is DraftFate.TAKEN and running.pace is not None:
-            grown = len(session.tree.path) - before
+            grown = len(tree.path) - before
             if grown > 0:
                 running.arrivals.arrived(self._clock(), grown, running.pace)
                 self._changed.set()
@@ -357,7 +357,10 @@ class Stepper:
         return self._measured(seconds, tokens)
 
     def _measured(self, step_seconds: float, step_tokens: int) -> Load:
-        waiting = sum(not running.table.blocks for running in self._sessions.values())
+        waiting = unread = 0
+        for running in self._sessions.values():
+            waiting += not running.table.blocks
+            unread += running.unread
         return Load(
             running=len(self._sessions) - waiting,
             waiting=waiting,
@@ -369,7 +372,7 @@ class Stepper:
             preemptions=self._preemptions,
             draining=self._draining,
             draft_starvation=self._meter.starvation,
-            unread_prompt_tokens=sum(running.unread for running in self._sessions.values()),
+            unread_prompt_tokens=unread,
             prompt_token_seconds=self._meter.prompt_token_seconds,
         )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,8 +25,7 @@ __all__ = ["Ranked", "Row", "TokenCounts", "draw", "rank"]
 SMALLEST_TEMPERATURE = 1e-30  # below it float32 divides by zero; as good as greedy already
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One position to draw a token for."""
 
     params: SamplingParams
