@@ -376,10 +376,10 @@ async def test_nothing_is_read_of_one_that_has_used_up_its_allowance(
     verifier: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("verifier.drafter_peer.UNITS_PER_SECOND", 1e-6)
-    monkeypatch.setattr("verifier.drafter_peer.BURST_UNITS", 2.5 * BATCH_UNITS)
+    monkeypatch.setattr("verifier.drafter_peer.BURST_UNITS", 1.5 * BATCH_UNITS)
     talk, wrong, other = await router(verifier), await drafter(verifier, "w"), await drafter(verifier, "o")
     for _ in range(5):
-        wrong.say(batch(tokens=[1] * 10, parents=range(-1, 9)))  # a tree, of which one uses up most of it
+        wrong.say(batch(tokens=[1] * 10, parents=range(-1, 9)))  # a tree, of which one uses it up
     talk.say(opened(OURS))
     await output(talk, OURS)
     dropped = verifier.service.drafters.dropped
