@@ -2,7 +2,7 @@
 
 The real service and stepper, spoken to over gRPC by a router and a drafter in a process of their own, with an
 engine that knows its answers without work. What is measured is the processor time of the event loop's thread,
-so that nothing else that the machine does is counted.
+so that nothing else that the machine does is counted, and of all steps the median.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -96,14 +98,14 @@ async def _measured(
     identity = Identity(Role.VERIFIER, "v", 1, info.fingerprint, tokenizer.hash)
     service = VerifierService(WorkerInfo(identity, info, engine.pool.num_blocks, BLOCK), tokenizer)
     verified: list[int] = []  # in each step
-    warm, over = asyncio.Event(), asyncio.Event()
+    times: list[float] = []  # of the event loop's thread, at the end of each step
+    over = asyncio.Event()
 
     def on_step(report: StepReport) -> None:
         service.on_step(report)
         verified.append(sum(outcome.verified for _, outcome in report.outcomes))
-        if len(verified) == WARM_UP:
-            warm.set()
-        elif len(verified) == WARM_UP + STEPS:
+        times.append(time.thread_time())
+        if len(verified) == WARM_UP + STEPS:
             over.set()
 
     stepper = Stepper(
@@ -125,10 +127,7 @@ async def _measured(
         sys.executable, __file__, address, tokenizer.hash, *map(str, numbers)
     )
     try:
-        await warm.wait()
-        began = time.thread_time()
         await over.wait()
-        seconds = (time.thread_time() - began) / STEPS
     finally:
         peers.kill()
         await peers.wait()
@@ -137,7 +136,7 @@ async def _measured(
         await server.stop(0)
     share = sum(verified[WARM_UP:]) / (len(verified) - WARM_UP) / (sessions * drafts)
     assert share > 0.7, f"only {share:.0%} of the drafts were verified"
-    return seconds
+    return median(after - before for before, after in pairwise(times[WARM_UP - 1 :]))
 
 
 async def _talk(address: str, tokenizer_hash: str, numbers: Sequence[int]) -> None:
