@@ -145,7 +145,7 @@ class BookKeeping(RuleBasedStateMachine):
 
 
 TestBookKeeping = BookKeeping.TestCase
-TestBookKeeping.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBookKeeping.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def test_nothing_leaks_in_ten_thousand_operations() -> None:

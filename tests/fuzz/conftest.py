@@ -30,7 +30,6 @@ def fuzzed(share: float) -> settings:
     """So large a share of the inputs."""
     return settings(
         max_examples=max(1, round(INPUTS * share)),
-        deadline=None,
         database=None,
         print_blob=True,
         suppress_health_check=list(HealthCheck),

@@ -267,4 +267,4 @@ class Failover(RuleBasedStateMachine):
 
 
 TestFailover = Failover.TestCase
-TestFailover.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestFailover.settings = settings(max_examples=60, stateful_step_count=60)

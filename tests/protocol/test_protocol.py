@@ -201,4 +201,4 @@ class Link(RuleBasedStateMachine):
 
 
 TestLink = Link.TestCase
-TestLink.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestLink.settings = settings(max_examples=150, stateful_step_count=60)

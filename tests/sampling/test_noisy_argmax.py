@@ -35,7 +35,7 @@ def test_keys_of_many_rows_are_those_of_each(rows: list[tuple[int, int]]) -> Non
     assert found.tolist() == [row_key(seed, position) for seed, position in rows]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     seed=st.integers(0, 2**31),
     vocab=st.sampled_from([1, 2, 5, 199, 1000, 4096, 33_000]),
@@ -108,7 +108,7 @@ def test_how_many_are_computed_at_once_changes_nothing(monkeypatch: pytest.Monke
     assert fast(logits, torch.ones(30), keys) == plain(logits, torch.ones(30), keys)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     kinds=st.lists(
         st.builds(

@@ -175,7 +175,7 @@ def any_params() -> st.SearchStrategy[SamplingParams]:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(any_params(), min_size=2, max_size=9), st.integers(0, 2**31), st.sampled_from([201, 33, 1000])
 )

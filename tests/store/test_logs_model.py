@@ -182,6 +182,4 @@ def machine(request: pytest.FixtureRequest, redis_of_all: RedisServer) -> Iterat
 
 
 def test_a_log_is_as_a_plain_model_says(machine: type[Machine]) -> None:
-    run_state_machine_as_test(
-        machine, settings=settings(max_examples=50, stateful_step_count=30, deadline=None)
-    )
+    run_state_machine_as_test(machine, settings=settings(max_examples=50, stateful_step_count=30))

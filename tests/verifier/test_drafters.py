@@ -110,9 +110,7 @@ async def plain(verifier: Running) -> list[int]:
     return text
 
 
-@settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
-)
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None)
 @given(said=sayings)
 async def test_nothing_that_a_drafter_says_changes_a_text_or_disturbs_an_honest_one(
     verifier: Running, plain: list[int], said: list[bytes]
