@@ -5,28 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from outrider.errors import Unavailable, UnknownSession
-from outrider.store.logs import Append, Owner, Taken
+from outrider.store.logs import Append
 from outrider.store.memory_logs import MemorySessionLogs
-from outrider.store.redis import RedisStore
-from outrider.store.url import parse_store_url
-from outrider.wire.codec import SessionId, new_session_id
+from outrider.wire.codec import new_session_id
 from outrider.wire.session_log import LoggedEnd
 from router import logbook as logbook_module
-from router.logbook import Logbook, Page, TakenSession
-from router.metrics import Metrics
-from router.requests import TokensCommitted
-from router.transcript import Transcript
 from tests.redis_server import RedisServer
-from tests.router.asking import request
-
-TTL = 100.0
+from tests.router.logbooks import commit, metric, pages, store_of, taken, transcript, until, writing
 
 
 @pytest.fixture(scope="module")
@@ -40,56 +31,6 @@ def redis() -> Iterator[RedisServer]:
     """One of the test's own, to be maltreated."""
     with RedisServer() as server:
         yield server
-
-
-def transcript(tokens: int = 0, session_id: SessionId | None = None) -> Transcript:
-    made = Transcript(request(session_id=session_id or new_session_id(), fingerprint="f"))
-    for _ in range(tokens):
-        commit(made)
-    return made
-
-
-def commit(transcript: Transcript) -> None:
-    transcript.add(TokensCommitted((transcript.output_tokens,), 0, 0))
-
-
-@asynccontextmanager
-async def writing(logs: Any, name: str = "router", **options: Any) -> AsyncIterator[Logbook]:
-    logbook = Logbook(logs, name, Metrics(), TTL, **options)
-    task = asyncio.create_task(logbook.run())
-    try:
-        yield logbook
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-
-
-@asynccontextmanager
-async def store_of(redis: RedisServer) -> AsyncIterator[RedisStore]:
-    store = RedisStore(parse_store_url(redis.url))
-    yield store
-    await store.close()
-
-
-def pages(logbook: Logbook, count: int) -> list[Page]:
-    return [logbook.begin(transcript(), lambda: None) for _ in range(count)]
-
-
-async def taken(logs: Any, page: Page) -> Transcript:
-    """As another router finds it."""
-    found: Taken | None = await logs.take(page.session_id, "another", TTL)
-    assert found is not None
-    return Transcript.from_log(page.session_id, found.content)
-
-
-def metric(logbook: Logbook, name: str) -> float | None:
-    return logbook._metrics.registry.get_sample_value(name)
-
-
-async def until(condition: Any) -> None:
-    while not condition():  # noqa: ASYNC110 (plain state)
-        await asyncio.sleep(0.005)
 
 
 async def test_a_step_of_all_sessions_is_one_command(redis_of_all: RedisServer) -> None:
@@ -288,161 +229,3 @@ async def test_a_session_that_is_not_written_yet_is_taken_from_where_it_is(redis
         redis.start()
         await logbook.flush()
         assert (await taken(store.logs, page)).output == list(range(6))
-
-
-async def test_a_session_is_written_before_it_is_taken() -> None:
-    """Its last tokens may only just have come."""
-    logs = MemorySessionLogs()
-    logbook = Logbook(logs, "router", Metrics(), TTL)  # that nobody runs
-    page = logbook.begin(transcript(3000), lambda: None)
-    logbook.close(page)
-    got = await logbook.take(page.session_id)
-    assert got.transcript.output == list(range(3000))
-    assert got.owner.generation == 1 and got.written == 3001
-    logbook.go_on(got, lambda: None)
-    assert not logbook._dirty  # all of it is there
-
-
-async def test_what_is_written_and_cannot_be_taken_is_not_gone_on_with() -> None:
-    """Another router may have it by now."""
-
-    class Away(MemorySessionLogs):
-        async def take(self, *about: Any) -> Taken | None:
-            raise Unavailable("the store is away")
-
-    logbook = Logbook(Away(), "router", Metrics(), TTL)
-    page = logbook.begin(transcript(2), lambda: None)
-    with pytest.raises(Unavailable):
-        await logbook.take(page.session_id)
-
-
-async def test_who_went_on_with_a_session_is_not_taken_for_who_had_it_before() -> None:
-    class Slow(MemorySessionLogs):
-        def __init__(self) -> None:
-            super().__init__()
-            self.may, self.asked = asyncio.Event(), asyncio.Event()
-
-        async def append(self, *about: Any) -> list[int | None]:
-            self.asked.set()
-            await self.may.wait()
-            return await super().append(*about)
-
-    logs = Slow()
-    async with writing(logs) as logbook:
-        former = logbook.begin(transcript(2), lambda: None)
-        await logs.asked.wait()
-        longer = transcript(5, former.session_id)
-        page = logbook.go_on(TakenSession(longer, Owner("router", 1), 0), lambda: None)
-        logs.may.set()
-        await until(lambda: former.written)
-        await logbook.flush()
-        assert (await taken(logs, page)).output == longer.output
-
-
-async def test_who_is_superseded_hears_it_once_and_writes_no_more() -> None:
-    logs = MemorySessionLogs()
-    async with writing(logs) as logbook:
-        heard: list[str] = []
-        page = logbook.begin(transcript(2), lambda: heard.append("superseded"))
-        await logbook.flush()
-        assert (await taken(logs, page)).output == [0, 1]
-        for _ in range(3):
-            commit(page.transcript)
-            logbook.note(page)
-            await logbook.flush()
-        assert heard == ["superseded"]
-        assert (await taken(logs, page)).output == [0, 1]
-
-
-async def test_who_stops_waiting_for_a_log_stops_nobody_else() -> None:
-    class Slow(MemorySessionLogs):
-        may = asyncio.Event()
-
-        async def take(self, *about: Any) -> Taken | None:
-            await self.may.wait()
-            return await super().take(*about)
-
-    logs = Slow()
-    logbook = Logbook(logs, "router", Metrics(), TTL)
-    session = transcript(2)
-    records = list(session.records(0))
-    assert session.request.session_id is not None
-    await logs.append([Append(session.request.session_id, Owner("former"), 0, records)], TTL)
-    first, second = (asyncio.create_task(logbook.take(session.request.session_id)) for _ in range(2))
-    await asyncio.sleep(0)
-    first.cancel()
-    with suppress(asyncio.CancelledError):
-        await first
-    logs.may.set()
-    assert (await second).transcript.output == [0, 1]
-    assert (await second).owner.generation == 1, "it was taken once"
-
-
-async def test_of_one_that_is_over_nobody_hears_that_it_goes_on_elsewhere() -> None:
-    logs = MemorySessionLogs()
-    logbook = Logbook(logs, "router", Metrics(), TTL)
-    page = logbook.begin(transcript(2), lambda: pytest.fail("there is nobody to tell"))
-    await logbook._write([page])
-    await taken(logs, page)
-    page.transcript.end = LoggedEnd.LENGTH
-    logbook.note(page)
-    logbook.close(page)
-    await logbook._write([page])
-    assert page.given_up
-    await logbook.flush()
-
-
-async def test_one_with_much_to_write_lets_the_others_write_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logbook_module, "MAX_WRITE_BYTES", 1)
-
-    class Ordered(MemorySessionLogs):
-        def __init__(self) -> None:
-            super().__init__()
-            self.order: list[SessionId] = []
-
-        async def append(self, appends: Any, ttl_seconds: float) -> list[int | None]:
-            self.order += [one.session_id for one in appends]
-            return await super().append(appends, ttl_seconds)
-
-    logs = Ordered()
-    async with writing(logs) as logbook:
-        long, short = (logbook.begin(transcript(tokens), lambda: None) for tokens in (5000, 1))
-        await logbook.flush()
-        assert logs.order[:3] == [long.session_id, short.session_id, long.session_id]
-
-
-async def test_a_long_absence_is_made_good_in_several_writings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logbook_module, "MAX_WRITE_BYTES", 10_000)
-
-    class Counting(MemorySessionLogs):
-        def __init__(self) -> None:
-            super().__init__()
-            self.sizes: list[int] = []
-
-        async def append(self, appends: Any, ttl_seconds: float) -> list[int | None]:
-            self.sizes.append(sum(len(record) for one in appends for record in one.records))
-            return await super().append(appends, ttl_seconds)
-
-    logs = Counting()
-    async with writing(logs) as logbook:
-        book = [logbook.begin(transcript(3000), lambda: None) for _ in range(5)]
-        await logbook.flush()
-        assert max(logs.sizes) < 2 * 10_000 and len(logs.sizes) > 5
-        for page in book:
-            assert (await taken(logs, page)).output == list(range(3000))
-
-
-async def test_a_log_that_is_lost_again_and_again_is_given_up() -> None:
-    """As where the memory that the store may take is too small for what runs."""
-    logs = MemorySessionLogs(max_bytes=1000)
-    async with writing(logs) as logbook:
-        book = [logbook.begin(transcript(), lambda: None) for _ in range(5)]
-        for _ in range(100):
-            for page in book:
-                commit(page.transcript)
-                logbook.note(page)
-            await logbook.flush()
-        given_up = len([page for page in book if page.given_up])
-        assert given_up >= 4, "there is room for one"
-        assert metric(logbook, "outrider_session_logs_dropped_total") == given_up
-        assert logs.size <= 1000
