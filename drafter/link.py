@@ -150,9 +150,11 @@ class VerifierLink:
             drafting = self._sessions.get(commit.session_id)
             if drafting is not None:
                 self._on_commit(drafting, commit.base, list(commit.tokens))
-        for session_id in batch.ended:
-            if session_id in self._sessions:
-                self._on_ended(session_id, "the verifier has no such session")
+        for claim in batch.revoked:
+            drafting = self._sessions.get(claim.session_id)
+            # Another router may have opened the session here anew since, with another right.
+            if drafting is not None and drafting.session.spec.draft_key == claim.draft_key:
+                self._on_ended(claim.session_id, "the verifier has no such session")
 
     async def _batches(self) -> AsyncGenerator[verifier_pb2.DraftBatch, None]:
         """One message whenever there is something new; drafts of a session merge while they wait."""

@@ -13,6 +13,7 @@ from verifier.recent import REMEMBERED, RecentIds
 from verifier.session import Session
 
 MAX_CLAIMS = 1024  # that wait for their sessions
+CLAIM_SECONDS = 60.0  # that one waits: what was closed meanwhile never comes
 MOST_REPEATED = 1024  # tokens that are sent again because they were not acknowledged yet
 UNITS_PER_SECOND = 1e6  # about as many as half a processor reads; see Drafters for what costs how much
 BURST_UNITS = 1e5
@@ -25,12 +26,12 @@ class DrafterPeer:
         self.name = name
         self.pace = Pace()
         self.allowance = Allowance(UNITS_PER_SECOND, BURST_UNITS)
-        self.given = RecentIds()  # sessions that it has claimed, with the right key as far as is known
-        self.claims: OrderedDict[bytes, bytes] = OrderedDict()  # session -> key, before the session has come
+        self.given = RecentIds()  # sessions that it has claimed
+        self.claims: OrderedDict[bytes, tuple[bytes, float]] = OrderedDict()  # session -> right, when
         self._clock = clock
         self._told: dict[bytes, int] = {}  # its sessions -> length of the log that was sent to it
         self._dirty: dict[bytes, Session] = {}
-        self._ended: OrderedDict[bytes, None] = OrderedDict()
+        self._revoked: OrderedDict[bytes, bytes] = OrderedDict()  # session -> right
         self._stamp_us = 0
         self._heard_at = 0.0
         self._ready = asyncio.Event()
@@ -39,13 +40,22 @@ class DrafterPeer:
     def heard(self, stamp_us: int) -> None:
         self._stamp_us, self._heard_at = stamp_us, self._clock()
 
-    def claim(self, session_id: bytes, draft_key: bytes) -> bool:
-        """Keeps a claim until its session comes; False where an older one had to go for it."""
-        self.claims[session_id] = draft_key
+    def claim(self, session_id: bytes, shown: bytes) -> bool:
+        """Keeps a claim until its session comes, for a while; False where another had to go for it."""
+        now = self._clock()
+        self.claims.pop(session_id, None)
+        self.claims[session_id] = shown, now
+        while now - next(iter(self.claims.values()))[1] > CLAIM_SECONDS:
+            self.claims.popitem(last=False)
         if len(self.claims) <= MAX_CLAIMS:
             return True
         self.claims.popitem(last=False)
         return False
+
+    def claimed(self, session_id: bytes) -> bytes | None:
+        """The right of a claim that waits, which it does no more."""
+        shown, _ = self.claims.pop(session_id, (None, 0.0))
+        return shown
 
     def attached(self, session: Session) -> None:
         """It drafts for the session, of which it knows what the router told it."""
@@ -64,13 +74,12 @@ class DrafterPeer:
         self._dirty[session.spec.session_id] = session
         self._ready.set()
 
-    def ended(self, session_id: bytes) -> None:
-        """To be told that the session is over. Of a drafter that does not read, the oldest are forgotten: it
-        hears of them from the router, too."""
-        self.detached(session_id)
-        self._ended[session_id] = None
-        if len(self._ended) > REMEMBERED:
-            self._ended.popitem(last=False)
+    def revoke(self, session_id: bytes, shown: bytes) -> None:
+        """To be told that the right with which it came is worth nothing any more. Of a drafter that does not
+        read, the oldest are forgotten: it hears of them from the router, too."""
+        self._revoked[session_id] = shown
+        if len(self._revoked) > REMEMBERED:
+            self._revoked.popitem(last=False)
         self._ready.set()
 
     def beat(self) -> None:
@@ -84,7 +93,7 @@ class DrafterPeer:
     @property
     def unsent(self) -> int:
         """Sessions of which there is something to tell."""
-        return len(self._dirty) + len(self._ended)
+        return len(self._dirty) + len(self._revoked)
 
     async def batches(self) -> AsyncIterator[verifier_pb2.CommitBatch]:
         """One message whenever there is something to tell; commits of a session merge while they wait."""
@@ -94,8 +103,10 @@ class DrafterPeer:
                 return
             self._ready.clear()
             dirty, self._dirty = self._dirty, {}
-            ended, self._ended = self._ended, OrderedDict()
-            batch = verifier_pb2.CommitBatch(ended=ended)
+            revoked, self._revoked = self._revoked, OrderedDict()
+            batch = verifier_pb2.CommitBatch()
+            for session_id, shown in revoked.items():
+                batch.revoked.add(session_id=session_id, draft_key=shown)
             for session_id, session in dirty.items():
                 base = self._base(session_id, session)
                 batch.commits.add(session_id=session_id, base=base, tokens=session.log[base:])

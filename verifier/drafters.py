@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import NoReturn
 
 from outrider.draft_right import turn_of
@@ -39,6 +40,16 @@ TREE_UNITS = 4  # a token of a tree
 UNITS_AT_ONCE = 1000  # that are read before they are held against the allowance
 
 
+@dataclass(slots=True)
+class Seat:
+    """Of a session's drafter."""
+
+    draft_key: bytes  # what every right to it is made of; empty = it gets no drafter
+    turn: int = 0  # the first whose drafter may still come
+    peer: DrafterPeer | None = None
+    shown: bytes = b""  # the right with which it came
+
+
 class Drafters:
     """`on_cut_off` is called with each session whose drafter was cut off, its turn, and why."""
 
@@ -54,8 +65,7 @@ class Drafters:
         self._clock = clock
         self._on_cut_off = on_cut_off
         self._streams: set[DrafterPeer] = set()
-        self._peers: dict[bytes, DrafterPeer] = {}  # session -> who drafts for it
-        self._turns: dict[bytes, int] = {}  # session -> the first turn whose drafter may still come
+        self._seats: dict[bytes, Seat] = {}  # by session
         self._ended = RecentIds()
         self._conducts = Conducts()
         self._open = 0  # streams, those without a hello included
@@ -64,43 +74,39 @@ class Drafters:
     # -- the verifier's sessions --
 
     def opened(self, running: Running) -> None:
-        """A session has come, perhaps back: who claimed it before may draft for it now."""
+        """A session has come, perhaps back or to another router: who claimed it before may draft for it now.
+        Where the right to draft was given anew, the former drafter has lost it, and hears so from its own
+        router."""
+        draft_key, seat = running.session.spec.draft_key, self._seats.get(running.id)
+        if seat is None or seat.draft_key != draft_key:
+            if seat is not None and seat.peer is not None:
+                seat.peer.detached(running.id)
+                running.drafted_by(None)
+            self._seats[running.id] = Seat(draft_key)
         self._ended.discard(running.id)
         for peer in self._streams:
-            draft_key = peer.claims.pop(running.id, None)
-            if draft_key is not None:
-                self._count(self._attach(running, peer, draft_key))
-
-    def adopted(self, running: Running, former_key: bytes) -> None:
-        """Another router has a session now. Where it gave the right to draft anew, the former drafter has
-        lost it; that one hears from its own router."""
-        if running.session.spec.draft_key != former_key:
-            self._turns.pop(running.id, None)
-            peer = self._peers.pop(running.id, None)
-            if peer is not None:
-                peer.detached(running.id)
-                running.drafted_by(None)
-        self.opened(running)
+            shown = peer.claimed(running.id)
+            if shown is not None:
+                self._count(self._attach(running, peer, shown))
 
     def committed(self, running: Running) -> None:
         """A step has committed tokens of a session that goes on."""
-        peer = self._peers.get(running.id)
-        if peer is not None:
-            peer.committed(running.session)
+        seat = self._seats.get(running.id)
+        if seat is not None and seat.peer is not None:
+            seat.peer.committed(running.session)
 
     def forget(self, session_id: bytes, over: bool) -> None:
         """A session has left. Its drafter is told where it is over; of one that goes on elsewhere, or may
         come back, it hears from the router alone: our word would end what the router has begun anew."""
-        self._turns.pop(session_id, None)
-        peer = self._peers.pop(session_id, None)
-        if peer is not None:
-            peer.detached(session_id)
+        seat = self._seats.pop(session_id, None)
+        if seat is None:
+            return
+        if seat.peer is not None:
+            seat.peer.detached(session_id)
+            if over:
+                seat.peer.revoke(session_id, seat.shown)
         if over:
-            for claimer in self._streams:
-                claimer.claims.pop(session_id, None)
-            if peer is not None:
-                peer.ended(session_id)
-            self._ended.add(session_id)
+            self._ended.add(session_id, seat.draft_key)
 
     def beat(self) -> None:
         """A sign of life to every drafter."""
@@ -212,38 +218,40 @@ class Drafters:
         what = f"cut off for {BAN_SECONDS:.0f} seconds: it keeps sending what no drafter may, lately {reason}"
         log.warning("drafter %r is %s", peer.name, what)
         for session_id in self._leave(peer):
-            turn = self._turns[session_id]
-            self._turns[session_id] = turn + 1
-            self._on_cut_off(session_id, turn, reason)
+            seat = self._seats[session_id]
+            seat.turn += 1
+            self._on_cut_off(session_id, seat.turn - 1, reason)
         raise PeerRefused(f"this drafter is {what}")
 
     def _claim(self, peer: DrafterPeer, attach: verifier_pb2.Attach) -> str | None:
         """Why it was dropped, if it was."""
         if len(attach.session_id) != SESSION_ID_BYTES or len(attach.draft_key) > MAX_KEY_BYTES:
             return conduct.BAD_ATTACH
+        peer.given.add(attach.session_id)
         running = self._stepper.get(attach.session_id)
         if running is not None and not running.orphaned:
             return self._attach(running, peer, attach.draft_key)
-        peer.given.add(attach.session_id)
-        if attach.session_id in self._ended:
-            peer.ended(attach.session_id)
+        former_key = self._ended.get(attach.session_id)
+        if former_key and turn_of(former_key, attach.draft_key) is not None:
+            peer.revoke(attach.session_id, attach.draft_key)
             return None
         # The drafter was faster than the Open of the router, which may be one that comes back.
         return None if peer.claim(attach.session_id, attach.draft_key) else conduct.TOO_MANY_CLAIMS
 
-    def _attach(self, running: Running, peer: DrafterPeer, draft_key: bytes) -> str | None:
-        expected = running.session.spec.draft_key
-        turn = turn_of(expected, draft_key) if expected else None
-        if turn is None or turn < self._turns.get(running.id, 0):
-            peer.given.discard(running.id)
-            peer.ended(running.id)
-            return conduct.WRONG_KEY if turn is None else conduct.FORMER_TURN
-        self._turns[running.id] = turn
-        before = self._peers.get(running.id)
-        if before is not None and before is not peer:
-            before.ended(running.id)
-        self._peers[running.id] = peer
-        peer.given.add(running.id)
+    def _attach(self, running: Running, peer: DrafterPeer, shown: bytes) -> str | None:
+        seat = self._seats[running.id]
+        turn = turn_of(seat.draft_key, shown) if seat.draft_key else None
+        if turn is None:
+            # It may be of another router, to which the session is just about to move.
+            peer.claim(running.id, shown)
+            return conduct.WRONG_KEY
+        if turn < seat.turn:
+            peer.revoke(running.id, shown)
+            return conduct.FORMER_TURN
+        if seat.peer is not None and seat.peer is not peer:
+            seat.peer.detached(running.id)
+            seat.peer.revoke(running.id, seat.shown)
+        seat.turn, seat.peer, seat.shown = turn, peer, shown
         running.drafted_by(peer.pace)
         peer.attached(running.session)
         return None
@@ -251,13 +259,9 @@ class Drafters:
     def _offer(self, peer: DrafterPeer, draft: verifier_pb2.Draft) -> str | None:
         """Why it was dropped, if it was."""
         session_id = draft.session_id
-        running = self._stepper.get(session_id)
-        if running is None or self._peers.get(session_id) is not peer:
-            if session_id not in peer.given:
-                return conduct.NOT_GIVEN
-            if session_id in self._ended:
-                peer.ended(session_id)
-            return conduct.NOT_ATTACHED
+        running, seat = self._stepper.get(session_id), self._seats.get(session_id)
+        if running is None or seat is None or seat.peer is not peer:
+            return conduct.NOT_ATTACHED if session_id in peer.given else conduct.NOT_GIVEN
         tokens = draft.tokens
         if len(tokens) > MAX_NODES + MAX_BEHIND:
             return DraftFate.TOO_LONG.value
@@ -267,9 +271,9 @@ class Drafters:
     def _leave(self, peer: DrafterPeer) -> list[bytes]:
         """Its sessions, which decode plainly from now on."""
         self._streams.discard(peer)
-        left = [session_id for session_id, drafter in self._peers.items() if drafter is peer]
+        left = [session_id for session_id, seat in self._seats.items() if seat.peer is peer]
         for session_id in left:
-            del self._peers[session_id]
+            self._seats[session_id].peer = None
             running = self._stepper.get(session_id)
             if running is not None:
                 running.drafted_by(None)

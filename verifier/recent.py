@@ -1,4 +1,4 @@
-"""The session ids that something happened to lately: a set that forgets the oldest when it is full."""
+"""The session ids that something happened to lately, with a note each: forgets the oldest when it is full."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ REMEMBERED = 4096
 
 class RecentIds:
     def __init__(self, limit: int = REMEMBERED) -> None:
-        self._ids: OrderedDict[bytes, None] = OrderedDict()
+        self._ids: OrderedDict[bytes, bytes] = OrderedDict()
         self._limit = limit
 
-    def add(self, session_id: bytes) -> None:
-        self._ids[session_id] = None
+    def add(self, session_id: bytes, note: bytes = b"") -> None:
+        self._ids[session_id] = note
         if len(self._ids) > self._limit:
             self._ids.popitem(last=False)
 
@@ -22,3 +22,7 @@ class RecentIds:
 
     def __contains__(self, session_id: bytes) -> bool:
         return session_id in self._ids
+
+    def get(self, session_id: bytes) -> bytes | None:
+        """The note."""
+        return self._ids.get(session_id)

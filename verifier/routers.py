@@ -136,13 +136,12 @@ class Routers:
             self._close(session_id, over=False)
             return False
         self._orphans.forget(session_id)
-        former_key = running.session.spec.draft_key
         running.adopted(spec)
         peer.adopted(running, None if finished is None else finished.finish)
         if finished is None:
             self._owners[session_id] = peer
             running.session.num_speculative_tokens = num_speculative_tokens
-            self._drafters.adopted(running, former_key)
+            self._drafters.opened(running)
         return True
 
     def _cancel(self, session_id: bytes) -> None:

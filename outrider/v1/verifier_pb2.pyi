@@ -197,18 +197,18 @@ class Draft(_message.Message):
     def __init__(self, session_id: _Optional[bytes] = ..., base: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., survival: _Optional[bytes] = ...) -> None: ...
 
 class CommitBatch(_message.Message):
-    __slots__ = ("hello", "commits", "ended", "echo_us", "held_us")
+    __slots__ = ("hello", "commits", "revoked", "echo_us", "held_us")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     COMMITS_FIELD_NUMBER: _ClassVar[int]
-    ENDED_FIELD_NUMBER: _ClassVar[int]
+    REVOKED_FIELD_NUMBER: _ClassVar[int]
     ECHO_US_FIELD_NUMBER: _ClassVar[int]
     HELD_US_FIELD_NUMBER: _ClassVar[int]
     hello: _common_pb2.Hello
     commits: _containers.RepeatedCompositeFieldContainer[Commit]
-    ended: _containers.RepeatedScalarFieldContainer[bytes]
+    revoked: _containers.RepeatedCompositeFieldContainer[Attach]
     echo_us: int
     held_us: int
-    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., ended: _Optional[_Iterable[bytes]] = ..., echo_us: _Optional[int] = ..., held_us: _Optional[int] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., revoked: _Optional[_Iterable[_Union[Attach, _Mapping]]] = ..., echo_us: _Optional[int] = ..., held_us: _Optional[int] = ...) -> None: ...
 
 class Commit(_message.Message):
     __slots__ = ("session_id", "base", "tokens")

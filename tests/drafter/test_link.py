@@ -192,7 +192,10 @@ async def test_the_end_of_a_session_that_is_another_links_by_now_is_not_its_end(
         async def Speculate(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
             async for batch in super().Speculate(request_iterator, context):
                 yield batch
-                yield verifier_pb2.CommitBatch(ended=[b"m" * 16, b"s" * 16])
+                claims = [
+                    verifier_pb2.Attach(session_id=each * 16, draft_key=b"k" * 16) for each in (b"m", b"s")
+                ]
+                yield verifier_pb2.CommitBatch(revoked=claims)
 
     listener = Parting()
     server, address = await started(listener)
@@ -210,6 +213,27 @@ async def test_the_end_of_a_session_that_is_another_links_by_now_is_not_its_end(
         assert await ended.get() == b"s" * 16
     await link.close()
     await server.stop(0)
+
+
+async def test_a_right_that_is_revoked_ends_only_what_shows_it() -> None:
+    """Another router may have opened the session here since, with another right."""
+    ended: list[str] = []
+    link = VerifierLink(
+        "127.0.0.1:1",
+        Identity(Role.DRAFTER, "d", 1, "", TOKENS),
+        lambda *commit: None,
+        lambda session_id, reason: ended.append(reason),
+        lambda: None,
+        time.monotonic,
+    )
+    try:
+        link.add(drafting())
+        for right, ends in ((b"o" * 16, 0), (b"k" * 16, 1)):
+            claim = verifier_pb2.Attach(session_id=b"s" * 16, draft_key=right)
+            link._heard(verifier_pb2.CommitBatch(revoked=[claim]))
+            assert len(ended) == ends
+    finally:
+        await link.close()
 
 
 async def test_a_silent_verifier_is_connected_anew() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import verifier_pb2
-from verifier.drafter_peer import MAX_CLAIMS, MOST_REPEATED, DrafterPeer
+from verifier.drafter_peer import CLAIM_SECONDS, MAX_CLAIMS, MOST_REPEATED, DrafterPeer
 from verifier.recent import REMEMBERED
 from verifier.session import Session, SessionSpec
 
@@ -62,11 +62,11 @@ async def test_an_acknowledgement_that_goes_back_brings_no_more() -> None:
 async def test_what_waits_for_one_that_does_not_read_is_bounded() -> None:
     peer, one = DrafterPeer("d", lambda: 0.0), session()
     for turn in range(3 * REMEMBERED):
-        peer.ended(turn.to_bytes(16))
+        peer.revoke(turn.to_bytes(16), b"k")
         peer.attached(one)
         peer.committed(one)
     assert peer.unsent == REMEMBERED + 1
-    told = (await next_batch(peer)).ended
+    told = [claim.session_id for claim in (await next_batch(peer)).revoked]
     assert (told[0], told[-1]) == ((2 * REMEMBERED).to_bytes(16), (3 * REMEMBERED - 1).to_bytes(16))
 
 
@@ -83,3 +83,13 @@ async def test_an_old_claim_goes_where_there_are_too_many() -> None:
     assert all(peer.claim(turn.to_bytes(16), b"k") for turn in range(MAX_CLAIMS))
     assert not peer.claim(b"s" * 16, b"k")
     assert len(peer.claims) == MAX_CLAIMS and b"s" * 16 in peer.claims
+
+
+async def test_a_claim_to_what_never_comes_is_forgotten() -> None:
+    now = 0.0
+    peer = DrafterPeer("d", lambda: now)
+    for turn in range(MAX_CLAIMS):
+        peer.claim(turn.to_bytes(16), b"k")
+    peer.claim((0).to_bytes(16), b"k2")
+    now = CLAIM_SECONDS + 1
+    assert peer.claim(b"s" * 16, b"k") and list(peer.claims) == [b"s" * 16]

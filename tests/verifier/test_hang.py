@@ -144,4 +144,4 @@ async def test_routers_hear_signs_of_life_without_any_session_and_drafters_too(v
     talk, drafting = await router(verifier), await drafter(verifier)
     for _ in range(2):
         assert (await talk.hear()).HasField("load")
-        assert not (await drafting.hear()).ended
+        assert not (await drafting.hear()).revoked

@@ -117,7 +117,7 @@ async def test_a_session_that_comes_back_may_be_drafted_for_again(verifier: Runn
     assert (await talk.hear()).committed
     drafting.say(attach(b"s" * 16))
     batch = await drafting.hear()
-    assert batch.commits[0].base == 3 + len(tokens) and not batch.ended
+    assert batch.commits[0].base == 3 + len(tokens) and not batch.revoked
     verifier.service.give_back()
     await failure(talk)
     drafting.say(attach(b"s" * 16))  # before its router has opened it again
@@ -125,7 +125,7 @@ async def test_a_session_that_comes_back_may_be_drafted_for_again(verifier: Runn
     await output(talk, b"t" * 16)  # that has been read by now
     talk.say(open_session(b"s" * 16, max_tokens=500, output=tokens))
     while not (batch := await drafting.hear()).commits:
-        assert not batch.ended
+        assert not batch.revoked
 
 
 async def test_of_a_session_that_goes_on_elsewhere_the_drafter_hears_from_its_router_alone(
@@ -152,7 +152,35 @@ async def test_of_a_session_that_goes_on_elsewhere_the_drafter_hears_from_its_ro
     running = verifier.stepper.get(b"s" * 16)
     assert running is not None and running.pace is not None  # its claim stands
     for _ in range(3):
-        assert not (await drafting.hear()).ended
+        assert not (await drafting.hear()).revoked
+
+
+@pytest.mark.parametrize("closed", [False, True])
+async def test_a_right_of_the_router_that_comes_may_be_shown_before_that_has_the_session(
+    verifier: Running, closed: bool
+) -> None:
+    """Its drafter is told at the same time, and may be faster."""
+    drafting, former, talk = await drafter(verifier), await router(verifier), await router(verifier)
+    former.say(open_session(b"s" * 16, max_tokens=1000))
+    drafting.say(attach(b"s" * 16))
+    assert (await drafting.hear()).commits
+    if closed:
+        former.say(verifier_pb2.VerifierCommand(close=verifier_pb2.CloseSession(session_id=b"s" * 16)))
+        while not (heard := await drafting.hear()).revoked:
+            pass
+        assert list(heard.revoked) == list(attach(b"s" * 16).attach)
+    drafting.say(attach(b"s" * 16, b"another key"))
+    talk.say(open_session(b"t" * 16))
+    await output(talk, b"t" * 16)  # that has been read by now
+    talk.say(open_session(b"s" * 16, max_tokens=1000, draft_key=b"another key"))
+    while not (await talk.hear()).committed:
+        pass
+    running = verifier.stepper.get(b"s" * 16)
+    assert running is not None and running.pace is not None
+    drafting.say(attach(b"s" * 16))  # late: the former router's
+    for _ in range(3):
+        assert not (await drafting.hear()).revoked
+    assert running.pace is not None
 
 
 async def test_a_router_may_be_back_before_the_end_of_its_former_stream_is_seen(verifier: Running) -> None:
