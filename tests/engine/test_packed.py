@@ -130,6 +130,18 @@ def test_rows_that_are_filled_up_keep_their_bits(fewest: int) -> None:
     assert ran == [max(count, fewest) for count in (1, 2, 3, 4, 5, 6, 1, 2)]
 
 
+def test_many_rows_are_rounded_up_and_keep_their_bits() -> None:
+    """Each number of rows costs code of its own, which oneDNN generates and keeps."""
+    layer, ran = PackedLinear(random(24, 384), random(24)), []
+    x, product = random(MAX_ROWS, 384, seed=1), layer._product
+    layer._product = lambda rows: ran.append(rows.numel() // 384) or product(rows)  # type: ignore[method-assign]
+    whole = layer(x)
+    for count in range(1, MAX_ROWS + 1):
+        assert torch.equal(layer(x[:count]), whole[:count])
+        assert count <= ran[-1] <= max(layer.fewest, count * 17 / 16)
+    assert set(range(3, 33)) < set(ran) and len(set(ran)) <= 32 + 4 * 16
+
+
 def test_a_few_rows_run_with_as_many_as_are_fastest() -> None:
     assert fastest({1: 1.7, 2: 1.7, 3: 1.4, 4: 1.3}) == 4
     assert fastest({2: 1.0, 3: 0.97, 4: 1.3}) == 2  # not worth it
