@@ -6,6 +6,8 @@ Real processes on one machine, kept full by clients of three kinds: some read as
 again at once, some read one token a second, and some vanish in the middle of an answer or before it begins.
 The resident memory of each process is sampled all the time. Told is its slope over the second half, by least
 squares, with a 95 % confidence interval; samples are thinned first, as neighbours are nearly the same sample.
+The pages of a KV pool come as they are first used, up to --kv-memory: the pools here are small enough to be
+in use as a whole within minutes, so that what grows afterwards is something else.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ THINNED = 10  # samples that become one, their median
 LEAST_POINTS = 5  # for a slope; a short soak is thinned less
 SLOW_BUFFER = 4096  # bytes that the kernel keeps for a client that reads slowly
 PAUSE_SECONDS = 0.2  # of a client that was refused
+KV_MEMORY = "128MiB"  # of each worker
 GOAL_SHARE = 0.01  # of a process's memory: most growth in half an hour that counts as flat
 MIB = 2**20
 
@@ -158,7 +161,7 @@ async def run(
     target: str, draft: str | None, minutes: float, clients: tuple[int, int, int], max_tokens: int, seed: int
 ) -> tuple[Json, list[float], dict[str, list[float]]]:
     quick, slow, vanishing = clients
-    async with serving(target, draft, max_sessions=quick + slow) as service:
+    async with serving(target, draft, max_sessions=quick + slow, kv_memory=KV_MEMORY) as service:
         until = time.monotonic() + 60 * minutes
         soak = Soak(service.url, heldout_prompts(64), max_tokens, random.Random(seed), until)
         kinds = [soak.quick] * quick + [soak.slow] * slow + [soak.vanishing] * vanishing
@@ -222,6 +225,7 @@ def main(
         "machine": machine(),
         "versions": {name: version(name) for name in ("torch", "transformers", "grpcio")},
         "minutes": minutes,
+        "kv_memory": KV_MEMORY,
         "clients": {"quick": quick, "slow": slow, "vanishing": vanishing},
         "max_tokens": max_tokens,
         **found,
