@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from verifier.price import StepTime
 
 SMOOTHING = 0.1
-LONGEST_STEP = 2.0  # of a step in which others decode while a prompt is read, in steps without one
+LONGEST_STEP = 1.8  # of a step in which others decode while a prompt is read, in steps without one
 LEAST_READING = 4  # prompt tokens that are read beside those who decode, whatever they take
 READING_STEPS = 4  # in a row; the step after them reads nothing, which shows what one without takes now
 LATELY = 0.5  # weight of the last step without a prompt in what such steps take lately

@@ -168,22 +168,22 @@ def test_goodput_counts_the_waits() -> None:
 
 
 def test_a_prompt_is_read_beside_others_as_fast_as_they_hardly_notice() -> None:
-    """T = 40 ms up to 8 tokens and 2 ms for each further one: some 20 tokens double a step."""
+    """T = 40 ms up to 8 tokens and 2 ms for each further one: 16 tokens make a step 1.8 times as long."""
     meter = Meter(StepTime.measured({1: 0.04, 8: 0.04, 108: 0.24}))
-    assert meter.reading(1) == 20
-    assert meter.reading(58) == 70
+    assert meter.reading(1) == 16
+    assert meter.reading(58) == 56
     for _ in range(200):  # and at the end of a long prompt each token takes twice that
         meter.observe_reading(seconds=0.04 + 10 * 0.004, decoding=1, prompt_tokens=10)
     meter.observe(seconds=0.04, tokens=1, committed=1, starved=None)
-    assert meter.reading(1) == 10
+    assert meter.reading(1) == 8
     meter.observe_reading(seconds=100.0, decoding=1, prompt_tokens=10)  # a hiccup
-    assert meter.reading(1) > 7
+    assert meter.reading(1) > 6
 
 
 @pytest.mark.parametrize("slower", [1, 10])
 def test_a_machine_that_is_slow_lately_is_not_put_down_to_the_prompts(slower: int) -> None:
     """Where prompts never end, a step in every so many shows what one without takes: so the steps that read
-    come to take twice that, and not as long with next to nothing read."""
+    come to take 1.8 times that, and not as long with next to nothing read."""
     meter = Meter(StepTime.measured({1: 0.01, 8: 0.01, 108: 0.11}))  # 10 ms, and 1 ms for each prompt token
     read = without = 0
     for _ in range(200):
@@ -196,7 +196,7 @@ def test_a_machine_that_is_slow_lately_is_not_put_down_to_the_prompts(slower: in
             meter.observe(slower * 0.01, tokens=4, committed=4, starved=None)
     assert (read, without) == (160, 40)
     meter.observe(slower * 0.01, tokens=4, committed=4, starved=None)
-    assert meter.reading(4) == pytest.approx(slower * 10, rel=0.1)
+    assert meter.reading(4) == pytest.approx(slower * 8, rel=0.1)
 
 
 def test_however_dear_they_are_some_prompt_tokens_are_read() -> None:
