@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
 import urllib.error
 import urllib.request
@@ -23,6 +24,7 @@ from outrider.rpc import Role, channel
 from outrider.v1 import generation_pb2, generation_pb2_grpc, verifier_pb2
 from outrider.wire.description import TokenizerFiles
 from router.config import RouterConfig
+from router.service import listen
 from tests.redis_server import RedisServer
 
 pytestmark = pytest.mark.process
@@ -178,6 +180,21 @@ async def test_a_port_in_use_is_named(router: tuple[Process, int, int], flag: st
     taken = port if flag == "--port" else grpc_port
     assert f"cannot listen on 127.0.0.1:{taken}: ".encode() in err
     assert f"choose another with {flag} or --host".encode() in err
+
+
+async def test_no_write_to_a_client_waits_for_it_to_acknowledge_the_one_before() -> None:
+    """As asyncio's server accepts them, on the socket that the router listens on."""
+    accepted: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await accepted.put(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    with listen("127.0.0.1", 0) as listener:
+        async with await asyncio.start_server(connected, sock=listener):
+            _, writer = await asyncio.open_connection(*listener.getsockname())
+            assert await accepted.get() != 0
+            writer.close()
 
 
 async def test_a_store_that_refuses_ends_it_with_a_line_that_names_the_flag_and_no_password() -> None:
