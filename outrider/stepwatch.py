@@ -7,12 +7,14 @@ may be a false alarm. If it still runs long after, only a new process helps.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from outrider.heartbeat import Stillness
+from outrider.heartbeat import HEARTBEAT_SECONDS, Stillness
 from outrider.tasks import cancel
 
 LEAST_SECONDS = 2.0  # less is no hang, whatever was expected: the machine may be busy with something else
@@ -75,3 +77,31 @@ async def watched(steps: Coroutine[Any, Any, None], watching: Coroutine[Any, Any
         await cancel([watch])
     for task in done:
         task.result()
+
+
+@contextmanager
+def loop_watched(on_standstill: Callable[[], None]) -> Iterator[None]:
+    """Watches the running event loop from a thread, which calls `on_standstill` where the loop stands still:
+    for as long as a step of which nothing is known is given. What runs on the loop's own thread, short steps
+    among it, no task of that loop could watch."""
+    loop, over, turn = asyncio.get_running_loop(), threading.Event(), under_way()
+
+    def go_round() -> None:
+        nonlocal turn
+        turn = under_way()
+
+    def watch() -> None:
+        turns = StepWatch(HEARTBEAT_SECONDS)
+        while not over.wait(HEARTBEAT_SECONDS):
+            if turns.tick(turn) is Pulse.HUNG:
+                on_standstill()
+                return
+            loop.call_soon_threadsafe(go_round)
+
+    thread = threading.Thread(target=watch, name="loop watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

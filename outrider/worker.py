@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import signal
 import sys
 from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import grpc.aio
 
 from outrider.errors import OutriderError, StepHung, Unhealthy
 from outrider.registration import OnState, register
 from outrider.rpc import STOP_GRACE_SECONDS
+from outrider.stepwatch import loop_watched
 from outrider.store.store import Registrar, WorkerLoad, WorkerRecord
 from outrider.tasks import cancel, first_of
 from outrider.wire.description import WorkerInfo
@@ -134,8 +136,19 @@ async def serve_until_stopped(worker: Worker, drain_seconds: float = 0.0) -> Non
 
     SIGTERM drains first, for at most so many seconds; SIGINT, or a second SIGTERM, does not. Prints the ready
     line once a router has taken the worker in. Raises what Worker.wait raises, but for StepHung, which ends
-    the process with exit code 1.
+    the process with exit code 1, as an event loop does that stands still.
     """
+    role = worker.info.identity.role.name.lower()
+
+    def on_standstill() -> None:
+        faulthandler.dump_traceback()
+        _end_process(f"outrider {role}: its event loop stands still; this process can only be replaced")
+
+    with loop_watched(on_standstill):
+        await _serve_until_stopped(worker, role, drain_seconds)
+
+
+async def _serve_until_stopped(worker: Worker, role: str, drain_seconds: float) -> None:
     drain, stop = asyncio.Event(), asyncio.Event()
 
     def on_signal(number: signal.Signals) -> None:
@@ -146,7 +159,6 @@ async def serve_until_stopped(worker: Worker, drain_seconds: float = 0.0) -> Non
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
     announced = False
-    role = worker.info.identity.role.name.lower()
 
     def on_state(taken_in_by: str | None, reason: str) -> None:
         nonlocal announced
@@ -167,11 +179,15 @@ async def serve_until_stopped(worker: Worker, drain_seconds: float = 0.0) -> Non
             await first_of(worker.drain(drain_seconds), stop.wait(), worker.wait())
     except StepHung as hung:
         await worker.stop()
-        print(f"outrider {role}: {hung.message}", file=sys.stderr, flush=True)
-        os._exit(1)  # the thread that hangs would hold up the interpreter's own end
+        _end_process(f"outrider {role}: {hung.message}")
     finally:
         await cancel(waits)
         await worker.stop()
+
+
+def _end_process(last_words: str) -> NoReturn:
+    print(last_words, file=sys.stderr, flush=True)
+    os._exit(1)  # the thread that hangs would hold up the interpreter's own end
 
 
 def say(line: str) -> None:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
 from outrider.errors import StepHung
 from outrider.heartbeat import Stillness, fell_silent
 from outrider.stepwatch import Pulse, StepWatch, under_way, watched
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_stillness_is_counted_in_ticks_since_the_last_move() -> None:
@@ -116,3 +123,35 @@ async def test_the_end_of_the_steps_is_the_end_of_the_watch() -> None:
     with pytest.raises(RuntimeError, match="a mistake"):
         await watched(steps(), watching())
     assert ended.is_set()
+
+
+WATCHED = """
+import asyncio, os, threading
+from outrider import stepwatch
+
+stepwatch.UNKNOWN_SECONDS = 1.0  # 3 until it hangs
+
+async def main():
+    with stepwatch.loop_watched(lambda: os._exit(1)):
+        print(await asyncio.to_thread(input), flush=True)
+        print(await asyncio.to_thread(input), flush=True)
+        threading.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_a_loop_that_stands_still_is_noticed_and_a_process_that_was_stopped_is_no_such_loop() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", WATCHED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert process.stdin is not None and process.stdout is not None
+    with process, process.stdin as say, process.stdout as said:
+        print("begun", file=say, flush=True)
+        assert said.readline() == "begun\n"
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(4.0)
+        process.send_signal(signal.SIGCONT)
+        print("here still", file=say, flush=True)
+        assert said.readline() == "here still\n"
+        assert process.wait(60) == 1

@@ -9,6 +9,8 @@ from asyncio.subprocess import DEVNULL, PIPE
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from drafter.service import DrafterService
 from outrider.rpc import Role, new_server
 from outrider.sampling.params import SamplingParams
@@ -66,29 +68,36 @@ async def test_a_silent_drafter_is_replaced_and_acceptance_is_back(tmp_path: Pat
 
 
 HANGING = """
+import sys
 import threading
 from drafter import stepper
 from outrider import stepwatch
 from outrider.cli import main
 from outrider.engine.engine import Engine
 
+THREAD = sys.argv.pop()
 rank, calls = Engine.rank, []
 
 def hang(*work):
     calls.append(work)
-    if len(calls) > 10:
+    if len(calls) > 10 and threading.current_thread().name.startswith(THREAD):
         threading.Event().wait()
     return rank(*work)
 
 Engine.rank = hang
-stepper.SHORT_SECONDS = 0.0  # each step on the engine's own thread
+stepper.SHORT_SECONDS = 0.0 if THREAD == "engine" else 1000.0  # below it a step is the event loop's own
 stepwatch.UNKNOWN_SECONDS = 1.0
 main()
 """
+SENTENCES = {
+    "engine": "a step of the draft model does not end; this process can only be replaced",
+    "MainThread": "its event loop stands still; this process can only be replaced",
+}
 
 
+@pytest.mark.parametrize("thread", list(SENTENCES))
 async def test_a_drafter_whose_step_hangs_ends_with_a_sentence_and_its_session_goes_on_plainly(
-    tmp_path: Path,
+    tmp_path: Path, thread: str
 ) -> None:
     target = build("llama", tmp_path / "target")
     greedy = SamplingParams(temperature=0.0)
@@ -96,7 +105,7 @@ async def test_a_drafter_whose_step_hangs_ends_with_a_sentence_and_its_session_g
         expected = await cluster.ask([5, 6, 7], greedy, 200)
         options = ["drafter", "--draft", str(target), "--router", cluster.router_address, "--threads", "1"]
         drafter = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", HANGING, *options, stdout=DEVNULL, stderr=PIPE, cwd=ROOT
+            sys.executable, "-c", HANGING, *options, thread, stdout=DEVNULL, stderr=PIPE, cwd=ROOT
         )
         try:
             while not cluster.fleet.drafters:  # noqa: ASYNC110 (plain state)
@@ -112,9 +121,7 @@ async def test_a_drafter_whose_step_hangs_ends_with_a_sentence_and_its_session_g
     assert answer.tokens == expected.tokens
     assert answer.accepted > 0  # of what it drafted before
     assert drafter.returncode == 1
-    assert said.decode().splitlines()[-1] == (
-        "outrider drafter: a step of the draft model does not end; this process can only be replaced"
-    )
+    assert said.decode().splitlines()[-1] == f"outrider drafter: {SENTENCES[thread]}"
 
 
 def slowly(cluster: Cluster) -> None:
