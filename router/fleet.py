@@ -32,6 +32,7 @@ class Fleet:
         self.drafters: dict[str, Drafter] = {}
         self.on_verifier_joined: list[Callable[[], None]] = []
         self.on_drafter_joined: list[Callable[[], None]] = []
+        self.on_verifier_load: list[Callable[[Verifier], None]] = []
         self._served: dict[str, ServedModel] = {}
         self._distrusted_until: dict[str, float] = {}  # drafters, by worker_id
         self._cancelled: dict[SessionId, float] = {}  # until when verifiers that join are told of it
@@ -172,3 +173,5 @@ class Fleet:
             step_tokens=load.step_tokens,
             preemptions=load.preemptions,
         )
+        for reported in self.on_verifier_load:
+            reported(verifier)

@@ -17,6 +17,7 @@ from outrider.wire.session_log import LoggedEnd
 from router.fleet import Fleet
 from router.logbook import Logbook, TakenSession
 from router.reader import Reader, superseded
+from router.relief import Unbegun
 from router.requests import FinishReason, SessionEnded, TokensCommitted
 from router.speculation import Estimator, PriorPool, choose_k, settled, window, worth_sending
 from router.transcript import Transcript
@@ -67,6 +68,9 @@ class Session:
         )
         self._verifier: Verifier | None = None  # None = not opened yet, or lost and not replaced yet
         self._losses = 0  # of verifiers, since the last committed token
+        self._unbegun = True  # no token has come from its verifier yet
+        self._asked_back = False  # its verifier was asked to give it back
+        self._relieved = False  # and a former one did so, since the last token or loss
         self._deadline: asyncio.TimerHandle | None = None  # while there is no verifier
         self._expiry: asyncio.TimerHandle | None = None  # where the request has a deadline
         self._drafter: Drafter | None = None
@@ -116,7 +120,7 @@ class Session:
         )
         if verifier is None or verifier.identity.model_fingerprint != self._fingerprint:
             return
-        self._verifier = verifier
+        self._verifier, self._unbegun = verifier, True
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -134,6 +138,21 @@ class Session:
             listener=self,
         )
         self.seek_drafter()
+
+    @property
+    def unbegun(self) -> Unbegun | None:
+        """As it waits at its verifier, or seems to; None where it does not, or has moved for that before: it
+        does so once, lest it goes to and fro."""
+        if self._verifier is None or not self._unbegun or self._relieved:
+            return None
+        worker_id, tokens = self._verifier.identity.worker_id, len(self.transcript.log)
+        return Unbegun(worker_id, tokens, self._request.most_tokens, self._asked_back)
+
+    def ask_back(self) -> None:
+        """Has it move to another verifier, unless it has begun where it is."""
+        if self._verifier is not None:
+            self._asked_back = True
+            self._verifier.ask_back(self.id)
 
     def expire_at(self, deadline: float | None) -> None:
         """Ends it then, on the event loop's clock (None = never); its log can be gone on with."""
@@ -187,6 +206,7 @@ class Session:
             cached_prompt_tokens=cached_prompt_tokens if base == len(self._request.prompt) else 0,
         )
         self._losses = 0
+        self._unbegun = self._asked_back = self._relieved = False
         self.transcript.add(step)
         self._logbook.note(self._page)
         self.news.set()
@@ -199,6 +219,9 @@ class Session:
     def failed(self, error: OutriderError) -> None:
         if not isinstance(error, Unavailable):
             self._end(error)
+        elif self._asked_back:
+            self._asked_back, self._relieved = False, True
+            self._move()
         elif self._verifier is not None and self._verifier.load.draining:
             self._move()  # one that leaves gives back what it has: that says nothing of the request
         else:
@@ -207,6 +230,7 @@ class Session:
     def verifier_lost(self) -> None:
         """The session goes on at another verifier, unless it may be what they die of."""
         self._losses += 1
+        self._asked_back = self._relieved = False
         if self._losses > MAX_LOSSES:
             self._verifier = None
             self._end(Unavailable(f"{self._losses} target workers in a row were lost on this request"))

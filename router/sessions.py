@@ -18,6 +18,7 @@ from router.fleet import Fleet
 from router.logbook import Logbook, TakenSession
 from router.placement import choose_verifier
 from router.priors import Priors
+from router.relief import relieved
 from router.requests import (
     GenerationRequest,
     Recalled,
@@ -28,6 +29,7 @@ from router.requests import (
 )
 from router.session import Session
 from router.transcript import END_REASONS, Transcript
+from router.workers import Verifier
 
 DRAFT_KEY_BYTES = 16
 
@@ -61,6 +63,7 @@ class Sessions:
         self._idle.set()
         fleet.on_verifier_joined.append(self._offer_verifier)
         fleet.on_drafter_joined.append(self._offer_drafter)
+        fleet.on_verifier_load.append(self._offer_room)
 
     def model(self, name: str) -> ServedModel:
         models = self.models()
@@ -221,6 +224,18 @@ class Sessions:
     def _offer_verifier(self) -> None:
         for session in self._open.values():
             session.seek_verifier()
+
+    def _offer_room(self, verifier: Verifier) -> None:
+        """Has sessions that wait at others and have not begun move to a verifier that has room for them."""
+        if not any(one.load.waiting for one in self._fleet.verifiers.values() if one is not verifier):
+            return
+        candidates = {one.worker_id: one for one in self._fleet.candidates(())}
+        roomy = candidates.get(verifier.identity.worker_id)
+        if roomy is None:  # it has left meanwhile
+            return
+        waiting = [(session, one) for session in self._open.values() if (one := session.unbegun) is not None]
+        for index in relieved([one for _, one in waiting], candidates.values(), roomy):
+            waiting[index][0].ask_back()
 
     def _offer_drafter(self) -> None:
         for session in self._open.values():

@@ -190,6 +190,11 @@ class Verifier(Worker[VerifierListener]):
         if self._listeners.pop(session_id, None) is not None:
             self._send(verifier_pb2.VerifierCommand(close=verifier_pb2.CloseSession(session_id=session_id)))
 
+    def ask_back(self, session_id: SessionId) -> None:
+        """Has the session fail there as Unavailable, unless it has begun."""
+        given = verifier_pb2.CloseSession(session_id=session_id)
+        self._send(verifier_pb2.VerifierCommand(give_back=given))
+
     def cancel(self, session_id: SessionId) -> None:
         """Ends a session that another router may have opened there, and hears of it."""
         self._send(verifier_pb2.VerifierCommand(cancel=verifier_pb2.CloseSession(session_id=session_id)))

@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -110,6 +110,7 @@ class Cluster:
         engine, tokenizer, info = load(Role.VERIFIER, self._target)
         if self._kv_blocks is not None:
             engine.pool = BlockPool(self._kv_blocks)
+            info = replace(info, kv_blocks=self._kv_blocks)
         service = VerifierService(info, tokenizer)
         stepper = Stepper(engine, self._limits, service.on_step, time.monotonic, patient)
         service.use(stepper)

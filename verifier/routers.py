@@ -91,6 +91,8 @@ class Routers:
                         if self._owners.get(command.close.session_id, peer) is peer:
                             self._close(command.close.session_id)
                         peer.report(self._stepper.load)
+                    case "give_back":
+                        self._give_back_unbegun(peer, command.give_back.session_id)
                     case "cancel":
                         self._cancel(command.cancel.session_id)
         finally:
@@ -154,6 +156,15 @@ class Routers:
             if session_id in self._orphans:
                 self._close(session_id)
             self._cancelled.add(session_id)
+
+    def _give_back_unbegun(self, peer: RouterPeer, session_id: bytes) -> None:
+        """Ends a session that has only waited here, as its router knows of room elsewhere."""
+        running = self._stepper.get(session_id)
+        if running is None or running.begun or self._owners.get(session_id) is not peer:
+            return
+        self._close(session_id, over=False)
+        peer.failed(session_id, Unavailable("this target worker has no room for it"))
+        peer.report(self._stepper.load)
 
     def _close(self, session_id: bytes, over: bool = True) -> None:
         self._forget(session_id, over)

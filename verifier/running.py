@@ -48,6 +48,11 @@ class Running:
         self.pace, self.arrivals = pace, Arrivals()
 
     @property
+    def begun(self) -> bool:
+        """Whether any of it has run here."""
+        return self.cached_prompt_tokens is not None
+
+    @property
     def pending(self) -> int:
         return len(self.session.log) - self.table.length
 

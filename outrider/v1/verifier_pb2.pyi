@@ -18,18 +18,20 @@ FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 
 class VerifierCommand(_message.Message):
-    __slots__ = ("hello", "open", "speculation", "close", "cancel")
+    __slots__ = ("hello", "open", "speculation", "close", "cancel", "give_back")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
+    GIVE_BACK_FIELD_NUMBER: _ClassVar[int]
     hello: _common_pb2.Hello
     open: OpenSession
     speculation: SetSpeculation
     close: CloseSession
     cancel: CloseSession
-    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., open: _Optional[_Union[OpenSession, _Mapping]] = ..., speculation: _Optional[_Union[SetSpeculation, _Mapping]] = ..., close: _Optional[_Union[CloseSession, _Mapping]] = ..., cancel: _Optional[_Union[CloseSession, _Mapping]] = ...) -> None: ...
+    give_back: CloseSession
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., open: _Optional[_Union[OpenSession, _Mapping]] = ..., speculation: _Optional[_Union[SetSpeculation, _Mapping]] = ..., close: _Optional[_Union[CloseSession, _Mapping]] = ..., cancel: _Optional[_Union[CloseSession, _Mapping]] = ..., give_back: _Optional[_Union[CloseSession, _Mapping]] = ...) -> None: ...
 
 class OpenSession(_message.Message):
     __slots__ = ("session_id", "prompt", "output", "sampling", "max_tokens", "stop_token_ids", "num_speculative_tokens", "draft_key")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from router.requests import GenerationRequest, TokensCommitted
 from router.session import MAX_LOSSES
 from tests.in_process import Cluster, Worker
 from tests.tiny_models import build
+from verifier.stepper import Stepper
 
 VARIANTS = (
     SamplingParams(temperature=0.0),
@@ -186,3 +188,50 @@ async def test_a_session_can_be_cancelled_by_its_id(target: Path) -> None:
         with pytest.raises(Cancelled):
             await cluster.ask(PROMPTS[0], VARIANTS[0], MAX_TOKENS, on_tokens=Once(cancel))
         cluster.sessions.cancel(b"x" * 16)  # nobody's
+
+
+async def test_those_that_wait_at_a_full_verifier_move_to_one_that_joins_and_none_that_has_begun(
+    target: Path,
+) -> None:
+    """The first verifier's pool is full with one prompt, and its step does not end before the others have."""
+    prompts = list(range(20, 170)), [7] * 40, list(range(30, 70))
+
+    def answers(cluster: Cluster) -> list[asyncio.Task[Any]]:
+        return [
+            asyncio.create_task(cluster.ask(prompt, variant, 40))
+            for prompt, variant in zip(prompts, VARIANTS, strict=True)
+        ]
+
+    async with Cluster(target) as cluster:
+        expected = [answer.tokens for answer in await asyncio.gather(*answers(cluster))]
+    go_on = threading.Event()
+    try:
+        async with Cluster(target, kv_blocks=12) as cluster:
+            await cluster.add_drafter(target)
+            first = cluster.verifier.stepper
+            hold(first, go_on)
+            asked = answers(cluster)
+            while first.load.waiting < 2 or not first.load.running:  # noqa: ASYNC110 (plain state)
+                await asyncio.sleep(0.01)
+            second = await cluster.add_verifier()
+            async with asyncio.timeout(20):  # sooner than the step is given up
+                moved = await asyncio.gather(*asked[1:])
+            assert first.load.running == 1 and not asked[0].done()
+            go_on.set()
+            tokens = [answer.tokens for answer in [await asked[0], *moved]]
+            assert not second.stepper.load.running and not first.load.preemptions
+    finally:
+        go_on.set()
+    assert tokens == expected
+
+
+def hold(stepper: Stepper, go_on: threading.Event) -> None:
+    """Its steps do not end before `go_on`."""
+    engine = stepper._engine
+    choose = engine.choose
+
+    def choose_then(*work: Any) -> list[int]:
+        go_on.wait()
+        return choose(*work)
+
+    engine.choose = choose_then  # type: ignore[method-assign]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
@@ -241,3 +242,27 @@ async def test_a_router_that_comes_hears_at_once_that_the_verifier_drains(verifi
     assert (await talk.hear()).load.draining
     talk.say(open_session(b"s" * 16))
     assert (await talk.hear()).load.draining
+
+
+async def test_a_session_is_given_back_to_its_router_alone_and_only_before_it_has_begun(
+    verifier: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask_back(session_id: bytes) -> verifier_pb2.VerifierCommand:
+        return verifier_pb2.VerifierCommand(give_back=verifier_pb2.CloseSession(session_id=session_id))
+
+    owner, other = await router(verifier), await router(verifier)
+    owner.say(open_session(b"s" * 16, max_tokens=1000))
+    assert (await owner.hear()).committed
+    monkeypatch.setattr(verifier.stepper, "_limits", replace(verifier.stepper._limits, max_tokens=1))
+    owner.say(open_session(b"t" * 16, max_tokens=3))  # no step has room for it beside the other
+    other.say(ask_back(b"t" * 16))
+    other.say(open_session(b"u" * 16, max_tokens=3))
+    while verifier.stepper.get(b"u" * 16) is None:  # noqa: ASYNC110 (the ask has been read by then)
+        await asyncio.sleep(0.005)
+    assert verifier.stepper.get(b"t" * 16) is not None
+    for session_id in (b"s" * 16, b"x" * 16, b"t" * 16):
+        owner.say(ask_back(session_id))
+    given = await failure(owner)
+    assert (given.session_id, given.code) == (b"t" * 16, grpc.StatusCode.UNAVAILABLE.value[0])
+    assert verifier.stepper.get(b"t" * 16) is None and verifier.stepper.get(b"s" * 16) is not None
+    assert (await owner.hear()).committed
