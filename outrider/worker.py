@@ -162,6 +162,8 @@ async def _serve_until_stopped(worker: Worker, role: str, drain_seconds: float) 
 
     def on_state(taken_in_by: str | None, reason: str) -> None:
         nonlocal announced
+        if drain.is_set():
+            return  # nobody waits for it to be registered, and the router may be leaving, too
         if taken_in_by is None:
             say(f"outrider {role}: not registered ({reason}); trying again")
         elif not announced:

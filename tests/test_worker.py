@@ -8,11 +8,11 @@ import signal
 
 import pytest
 
-from outrider.errors import PeerLost, Unhealthy
+from outrider.errors import PeerLost, Unavailable, Unhealthy
 from outrider.rpc import Identity, Role, bind, new_server
 from outrider.store.memory import MemoryStore
-from outrider.store.store import WorkerLoad
-from outrider.wire.description import ModelInfo, WorkerInfo
+from outrider.store.store import Answer, WorkerLoad
+from outrider.wire.description import ModelInfo, WorkerInfo, WorkerRecord
 from outrider.worker import Worker, serve_until_stopped
 
 LONG = 1000.0  # seconds; no test waits so long
@@ -62,11 +62,25 @@ async def role() -> Busy:
     return Busy()
 
 
-def worker_of(role: Busy) -> Worker:
+class Store(MemoryStore):
+    """Away once `away` is set; `missed` is set by a beat then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.away, self.missed = asyncio.Event(), asyncio.Event()
+
+    async def beat(self, record: WorkerRecord) -> Answer:
+        if not self.away.is_set():
+            return await super().beat(record)
+        self.missed.set()
+        raise Unavailable("the router does not answer")
+
+
+def worker_of(role: Busy, store: MemoryStore | None = None) -> Worker:
     model = ModelInfo("m", "print", "Arch", 1, 10, 64, (), "cpu", "float32", True)
     info = WorkerInfo(Identity(Role.VERIFIER, "v", 1, "print", "tokens"), model, 8, 16)
     server = new_server()
-    return Worker(info, bind(server, "127.0.0.1", 0), role, server, MemoryStore())
+    return Worker(info, bind(server, "127.0.0.1", 0), role, server, store or MemoryStore())
 
 
 def serving(role: Busy, drain_seconds: float) -> asyncio.Task[None]:
@@ -90,6 +104,24 @@ async def test_sigterm_lets_it_finish(role: Busy, capsys: pytest.CaptureFixture[
     role.idle.set()
     await task
     assert role.closed and role.parted and not role.gave_back
+
+
+@pytest.mark.parametrize("leaving", [False, True])
+async def test_whether_it_is_registered_is_told_unless_it_is_about_to_leave(
+    role: Busy, capsys: pytest.CaptureFixture[str], leaving: bool
+) -> None:
+    store = Store()
+    task = asyncio.create_task(serve_until_stopped(worker_of(role, store), LONG))
+    await started(capsys)
+    if leaving:
+        await terminate(role)
+    store.away.set()
+    await store.missed.wait()
+    if not leaving:
+        await terminate(role)
+    role.idle.set()
+    await task
+    assert ("the router does not answer" in capsys.readouterr().out) is not leaving
 
 
 async def test_what_does_not_end_in_time_is_given_back(
