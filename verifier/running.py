@@ -139,6 +139,9 @@ class Part:
             return []
         running = self.running
         params, position = running.session.spec.sampling, len(running.session.log)
+        after = [None, *self.path]
         if not params.penalized:  # then what stands before a row is of no account
-            return [Row(params, position + j, None, ()) for j in range(len(self.path) + 1)]
-        return [Row(params, position + j, running.counts, self.path[:j]) for j in range(len(self.path) + 1)]
+            return [Row(params, position + j, None, (), token) for j, token in enumerate(after)]
+        return [
+            Row(params, position + j, running.counts, self.path[:j], token) for j, token in enumerate(after)
+        ]

@@ -24,6 +24,8 @@ SPREAD = 5.0  # more leaves more likely tokens to look at, and fewer rare ones t
 ROUNDING = 1e-4  # more than what float32 makes of two numbers may change their order by, as a share of p'
 UNMIXED = 2.0**34  # more than the last step of mix64 changes of a number
 ELEMENTS_AT_ONCE = 2**16  # to stay in the processor's caches
+MANY = 0.5  # of the tokens, that are likely: then the best of a few of them rules out most of the others
+SAMPLE = 64  # so few
 
 
 def row_keys(seeds: Sequence[int], positions: Sequence[int]) -> Bits:
@@ -33,60 +35,97 @@ def row_keys(seeds: Sequence[int], positions: Sequence[int]) -> Bits:
     return _mix64(keys)
 
 
+class NoisyArgmax:
+    """(log p' + gumbel(keys)).argmax(1) for log p' = (logits - logits.max(1)) / temperature, of the rows that
+    are asked for. Of equals the lowest id; where log p' is not defined, the first id for which it is not."""
+
+    def __init__(self, logits: Floats, temperature: Floats, keys: Bits) -> None:
+        """`logits` [R, V]; `temperature` [R], above 0; `keys` [R]."""
+        self._logits, self._temperature, self._keys = np.ascontiguousarray(logits), temperature, keys
+        self._counters = np.arange(1, logits.shape[1] + 1, dtype=np.uint64) * np.uint64(GOLDEN)  # [V]
+        self._likeliest: Ids = logits.argmax(1)
+        most = self._most = logits[np.arange(len(keys)), self._likeliest]
+        self._likeliest[np.isnan(most)] = 0
+        with np.errstate(over="ignore", invalid="ignore"):
+            reached = _exponential(_mix64(keys + self._counters[self._likeliest]))  # the likeliest's cost
+            # [R] logits from which on no noise rules a token out, and the bits with which one below could win
+            near = self._near = most - np.float32(SPREAD) * temperature
+            rare = np.exp(((near - most) / temperature).astype(np.float64))  # p' of all below, at most
+            self._least_bits = _least_bits(reached * rare)
+
+    def draw(self, rows: Ids) -> Ids:
+        """The tokens [n] of the rows [n], which rise."""
+        vocab, every = self._logits.shape[1], np.arange(len(rows))
+        with np.errstate(over="ignore", invalid="ignore"):  # infinite logits, or temperatures near 0
+            places, bits = self._contenders(rows)
+            starts = places.searchsorted(every * vocab)  # of each row's, which has some
+            counts = np.concatenate((starts[1:], [len(places)])) - starts
+            logits = self._logits.reshape(-1)[places + ((rows - every) * vocab).repeat(counts)]
+            log_p = (logits - self._most[rows].repeat(counts)) / self._temperature[rows].repeat(counts)
+            cost = _exponential(bits) * np.exp(-log_p)
+            enough = np.minimum.reduceat(cost, starts) * (1 + ROUNDING)
+            best = (cost <= enough.repeat(counts)).nonzero()[0]  # hardly ever more than one of a row
+        which, token = np.divmod(places[best], vocab)
+        if (which[1:] == which[:-1]).any():  # as good as equal: then by the numbers as float32 has them
+            score = log_p[best] + gumbel_of(torch.from_numpy(bits[best].view(np.int64))).numpy()
+            order = np.lexsort((-token, score, which))
+            which, token = which[order], token[order]
+        tokens = self._likeliest[rows]
+        tokens[which] = token  # of several of a row the last stays: the largest score, then the lowest id
+        return tokens
+
+    def _contenders(self, rows: Ids) -> tuple[Ids, Bits]:
+        """Every token that could win: its place in the flattened logits of these rows, rising, and its bits:
+        [n] each. The likeliest tokens are among them."""
+        vocab = self._logits.shape[1]
+        at_once = min(rows_at_once(vocab), len(rows))
+        mixed = np.empty((at_once, vocab), dtype=np.uint64)
+        scratch, likely = np.empty_like(mixed), np.empty(mixed.shape, dtype=np.bool_)
+        places, bits = [], []
+        for first in range(0, len(rows), at_once):
+            some = rows[first : first + at_once]
+            count = len(some)
+            z = np.add(self._keys[some, None], self._counters, out=mixed[:count])
+            _mix64_but_its_end(z, scratch[:count])
+            for index, row in enumerate(some):  # one by one: a column to compare with takes twice the time
+                np.greater_equal(self._logits[row], self._near[row], out=likely[index])
+            could_win = z >= self._least_bits[some, None]
+            could_win |= likely[:count]
+            if np.count_nonzero(likely[:count]) > MANY * count * vocab:
+                could_win &= z >= self._least_bits_of_any(some, z)[:, None]
+            could_win[np.arange(count), self._likeliest[some]] = True
+            found = could_win.reshape(-1).nonzero()[0]
+            places.append(found + first * vocab)
+            bits.append(_end_of_mix64(z.reshape(-1)[found]))
+        return np.concatenate(places), np.concatenate(bits)
+
+    def _least_bits_of_any(self, rows: Ids, z: Bits) -> Bits:
+        """The bits [n] with which a token could win against the best of the rows' first ones, however likely
+        it is."""
+        log_p = (self._logits[rows, :SAMPLE] - self._most[rows, None]) / self._temperature[rows, None]
+        cost = _exponential(_end_of_mix64(z[:, :SAMPLE].copy())) * np.exp(-log_p)
+        return _least_bits(np.fmin.reduce(cost, axis=1))
+
+
 def noisy_argmax(logits: Floats, temperature: Floats, keys: Bits) -> Ids:
-    """(log p' + gumbel(keys)).argmax(1) for log p' = (logits - logits.max(1)) / temperature.
-
-    `logits` [R, V]; `temperature` [R], above 0; `keys` [R]: token ids [R]. Of equals the lowest id; where
-    log p' is not defined, the first id for which it is not."""
-    logits = np.ascontiguousarray(logits)
-    with np.errstate(over="ignore", invalid="ignore"):  # infinities among the logits, or temperatures near 0
-        tokens: Ids = logits.argmax(1)
-        most = logits[np.arange(len(keys)), tokens]
-        tokens[np.isnan(most)] = 0
-        places, bits = _contenders(logits, temperature, keys, tokens, most)
-        starts = places.searchsorted(np.arange(len(keys)) * logits.shape[1])  # of each row's, which has some
-        counts = np.diff(starts, append=len(places))
-        log_p = (logits.reshape(-1)[places] - most.repeat(counts)) / temperature.repeat(counts)
-        cost = -np.log(_uniform(bits)) * np.exp(-log_p)
-        enough = np.minimum.reduceat(cost, starts) * (1 + ROUNDING)
-        best = (cost <= enough.repeat(counts)).nonzero()[0]  # hardly ever more than one of a row
-    row, token = np.divmod(places[best], logits.shape[1])
-    if (row[1:] == row[:-1]).any():  # as good as equal: then by the numbers as float32 has them
-        score = log_p[best] + gumbel_of(torch.from_numpy(bits[best].view(np.int64))).numpy()
-        order = np.lexsort((-token, score, row))
-        row, token = row[order], token[order]
-    tokens[row] = token  # of several of a row the last stays: the largest score, then the lowest id
-    return tokens
+    """NoisyArgmax of all rows: token ids [R]."""
+    return NoisyArgmax(logits, temperature, keys).draw(np.arange(len(keys)))
 
 
-def _contenders(
-    logits: Floats, temperature: Floats, keys: Bits, likeliest: Ids, most: Floats
-) -> tuple[Ids, Bits]:
-    """Every token that could win: its place in the flattened logits, rising, and its bits: [n] each.
-    `most` [R]: the logits of the likeliest tokens [R], which are among them."""
-    count, vocab = logits.shape
-    counters = np.arange(1, vocab + 1, dtype=np.uint64) * np.uint64(GOLDEN)  # [V]
-    reached = -np.log(_uniform(_mix64(keys + counters[likeliest])))  # what the likeliest token costs
-    near = most - np.float32(SPREAD) * temperature  # [R] logits from which on no noise rules a token out
-    rare = np.exp(((near - most) / temperature).astype(np.float64))  # p' of all below, at most
-    least = 2.0**64 * (1 - reached * rare * (1 + ROUNDING)) - UNMIXED  # the bits with which those could win
-    least_bits = np.fmax(least, 0.0).astype(np.uint64)
-    rows = max(1, ELEMENTS_AT_ONCE // vocab)
-    mixed = np.empty((min(rows, count), vocab), dtype=np.uint64)
-    scratch = np.empty_like(mixed)
-    places, bits = [], []
-    for first in range(0, count, rows):
-        some = slice(first, first + rows)
-        here = np.arange(len(keys[some]))
-        z = np.add(keys[some, None], counters, out=mixed[: len(here)])
-        _mix64_but_its_end(z, scratch[: len(here)])
-        could_win = z >= least_bits[some, None]
-        could_win |= logits[some] >= near[some, None]
-        could_win[here, likeliest[some]] = True
-        found = could_win.reshape(-1).nonzero()[0]
-        places.append(found + first * vocab)
-        bits.append(_end_of_mix64(z.reshape(-1)[found]))
-    return np.concatenate(places), np.concatenate(bits)
+def rows_at_once(vocab: int) -> int:
+    """Rows that are looked at together."""
+    return max(1, ELEMENTS_AT_ONCE // vocab)
+
+
+def _least_bits(cost: npt.NDArray[np.float64]) -> Bits:
+    """The bits without which a token costs more, at p' = 1."""
+    return np.fmax(2.0**64 * (1 - cost * (1 + ROUNDING)) - UNMIXED, 0.0).astype(np.uint64)
+
+
+def _exponential(bits: Bits) -> npt.NDArray[np.float64]:
+    """-log(u)"""
+    cost: npt.NDArray[np.float64] = -np.log(_uniform(bits))
+    return cost
 
 
 def _mix64(z: Bits) -> Bits:

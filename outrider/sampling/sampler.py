@@ -8,21 +8,24 @@ of p'.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from outrider.sampling.noise import gumbel, row_key
-from outrider.sampling.noisy_argmax import noisy_argmax, row_keys
+from outrider.sampling.noisy_argmax import Ids, NoisyArgmax, noisy_argmax, row_keys, rows_at_once
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.token_counts import TokenCounts
+from outrider.sampling.waves import in_waves
 
 __all__ = ["Ranked", "Row", "TokenCounts", "draw", "rank"]
 
 SMALLEST_TEMPERATURE = 1e-30  # below it float32 divides by zero; as good as greedy already
+ROUNDS = 2  # of rows_at_once, from which on more rows in a draw do not make each of them cheaper
 
 
 class Row(NamedTuple):
@@ -32,6 +35,7 @@ class Row(NamedTuple):
     position: int  # absolute position of the token drawn (prompt counted)
     history: TokenCounts | None  # of the committed tokens before it; needed only where params.penalized
     drafted: Sequence[int]  # drafted tokens between those and this position; they count as output
+    after: int | None = None  # where given, the row is needed only if the row before it draws this token
 
 
 def draw(logits: torch.Tensor, rows: Sequence[Row], vocab_size: int | None = None) -> torch.Tensor:
@@ -39,23 +43,30 @@ def draw(logits: torch.Tensor, rows: Sequence[Row], vocab_size: int | None = Non
 
     In this order: repetition penalty (prompt and output), frequency and presence penalty (output), logit
     bias, temperature, top_k (ties with the k-th stay), top_p (the smallest set of at least that mass), min_p,
-    noise. Greedy rows stop after the bias. Only ids below `vocab_size`, where given, are drawn."""
+    noise. Greedy rows stop after the bias. Only ids below `vocab_size`, where given, are drawn. Of rows that
+    are not needed some are left out: waves.NOT_DRAWN."""
     if vocab_size is not None:
         logits = logits[:, :vocab_size]
     kinds = _kinds(rows)
-    if any(params.penalized or params.logit_bias for params in kinds):
-        logits = logits.clone()
-        _penalize(logits, rows)
-        _add_bias(logits, rows)
-    if all(params.greedy for params in kinds):
+    changed = any(params.penalized or params.logit_bias for params in kinds)
+    if not changed and all(params.greedy for params in kinds):
         return _argmax(logits)
-    sampled = [index for index, row in enumerate(rows) if not row.params.greedy]
-    if len(sampled) == len(rows):
-        return _noisy_argmax(logits, rows)
-    tokens = _argmax(logits)
-    index = torch.tensor(sampled, device=logits.device)
-    tokens[index] = _noisy_argmax(logits[index], [rows[i] for i in sampled])
-    return tokens
+    at_once = ROUNDS * rows_at_once(logits.shape[1])
+    if (
+        logits.device.type != "cpu"  # where the host would have to wait for what the rows before drew
+        or len(rows) <= at_once
+        or all(row.after is None for row in rows)
+    ):
+        return _draw(logits, rows)
+    draw_some: Callable[[Ids], Ids]
+    if changed or any(params.greedy or _shapes(params) for params in kinds):
+
+        def draw_some(wave: Ids) -> Ids:
+            return _draw(logits[torch.from_numpy(wave)], [rows[index] for index in wave]).numpy()
+
+    else:
+        draw_some = NoisyArgmax(logits.numpy(), _temperatures(rows), _keys(rows)).draw
+    return torch.tensor(in_waves([row.after for row in rows], at_once, draw_some))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +105,29 @@ def _kinds(rows: Sequence[Row]) -> list[SamplingParams]:
     return list({id(row.params): row.params for row in rows}.values())
 
 
+def _shapes(params: SamplingParams) -> bool:
+    """Whether tokens are ruled out by what all of a row's logits are."""
+    return bool(params.top_k) or params.top_p < 1.0 or params.min_p > 0.0
+
+
+def _draw(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+    """`draw` of all of the rows."""
+    kinds = _kinds(rows)
+    if any(params.penalized or params.logit_bias for params in kinds):
+        logits = logits.clone()
+        _penalize(logits, rows)
+        _add_bias(logits, rows)
+    if all(params.greedy for params in kinds):
+        return _argmax(logits)
+    sampled = [index for index, row in enumerate(rows) if not row.params.greedy]
+    if len(sampled) == len(rows):
+        return _noisy_argmax(logits, rows)
+    tokens = _argmax(logits)
+    index = torch.tensor(sampled, device=logits.device)
+    tokens[index] = _noisy_argmax(logits[index], [rows[i] for i in sampled])
+    return tokens
+
+
 def _argmax(logits: torch.Tensor) -> torch.Tensor:
     """On a CPU by numpy, which takes a fraction of torch's time; of equals both take the first."""
     if logits.device.type != "cpu":
@@ -106,11 +140,18 @@ def _noisy_argmax(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
     if logits.device.type != "cpu":
         keys = [row_key(row.params.seed, row.position) for row in rows]
         return (_shape(logits, rows) + gumbel(keys, logits.shape[1], logits.device)).argmax(-1)
-    temperature = np.array([max(row.params.temperature, SMALLEST_TEMPERATURE) for row in rows], np.float32)
-    if any(params.top_k or params.top_p < 1.0 or params.min_p > 0.0 for params in _kinds(rows)):
+    temperature = _temperatures(rows)
+    if any(_shapes(params) for params in _kinds(rows)):
         logits, temperature = _shape(logits, rows), np.ones_like(temperature)
-    seeds, positions = [row.params.seed for row in rows], [row.position for row in rows]
-    return torch.from_numpy(noisy_argmax(logits.numpy(), temperature, row_keys(seeds, positions)))
+    return torch.from_numpy(noisy_argmax(logits.numpy(), temperature, _keys(rows)))
+
+
+def _temperatures(rows: Sequence[Row]) -> npt.NDArray[np.float32]:
+    return np.array([max(row.params.temperature, SMALLEST_TEMPERATURE) for row in rows], np.float32)
+
+
+def _keys(rows: Sequence[Row]) -> npt.NDArray[np.uint64]:
+    return row_keys([row.params.seed for row in rows], [row.position for row in rows])
 
 
 def _penalize(logits: torch.Tensor, rows: Sequence[Row]) -> None:
