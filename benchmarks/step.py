@@ -45,6 +45,7 @@ TOKENS = (1, 2, 3, 5, 9, 16, 32, 64)  # of a step
 SESSIONS = (16, 64)  # that the host's part is measured with
 LENGTHS = (64, 1024)  # of those sessions
 DRAFTS = 4  # of each of them
+ACCEPTANCE = 0.8  # of each of those, where tokens are drawn: the rows behind a rejected one are not
 MESSAGES = 2  # in which those arrive at the verifier
 DRAFTERS_SESSIONS = (1, 4, 16)
 GREEDY = SamplingParams(temperature=0.0)
@@ -136,7 +137,7 @@ def host_times(engine: Engine, rounds: int, tick: Callable[[], None]) -> dict[st
         rows = sessions * (1 + DRAFTS)
         logits = torch.randn(rows, engine.info.vocab_size, generator=torch.Generator().manual_seed(1)) * 4
         for name, params in DRAWN.items():
-            some = [Row(params, position, None, ()) for position in range(rows)]
+            some = rows_of_a_step(logits, params)
             jobs[f"draw {name}, {sessions} sessions"] = lambda logits=logits, some=some: draw(  # type: ignore[misc]
                 logits, some
             )
@@ -147,6 +148,18 @@ def host_times(engine: Engine, rounds: int, tick: Callable[[], None]) -> dict[st
             each[f"prepare, {sessions} sessions of {length}"] = sessions
     seconds = fastest(jobs, rounds, tick)
     return {name: seconds[name] / each[name] * 1e6 for name in jobs}
+
+
+def rows_of_a_step(logits: torch.Tensor, params: SamplingParams) -> list[Row]:
+    """As a verifier asks for them: of each session one for its token and one for each draft."""
+    rows = [Row(params, position, None, ()) for position in range(len(logits))]
+    tokens, rng = draw(logits, rows).tolist(), random.Random(1)
+    return [
+        row._replace(after=tokens[index - 1] if rng.random() < ACCEPTANCE else tokens[index - 1] + 1)
+        if index % (1 + DRAFTS)
+        else row
+        for index, row in enumerate(rows)
+    ]
 
 
 def verifier_times(engine: Engine, tokenizer: TokenizerFiles, tick: Callable[[], None]) -> dict[str, float]:
