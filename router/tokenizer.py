@@ -29,13 +29,19 @@ class Tokenizer:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids, with the special tokens that the tokenizer's post-processor adds."""
-        return tuple(self._tokenizer.encode(text, add_special_tokens=True).ids)
+        return self._encode(text, add_special_tokens=True)
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
         """Token ids of the rendered conversation; the template has written its own special tokens.
 
         Raises InvalidRequest where the template is missing or refuses the messages."""
-        return tuple(self._tokenizer.encode(self._template.render(messages), add_special_tokens=False).ids)
+        return self._encode(self._template.render(messages), add_special_tokens=False)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        # As a batch: other threads run meanwhile. `encode` keeps the interpreter to itself, and an event loop
+        # would stand still for seconds over a megabyte of text.
+        (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+        return tuple(encoding.ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The whole text, special tokens left out."""

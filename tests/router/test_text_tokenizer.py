@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from datetime import datetime
 
@@ -40,6 +41,19 @@ def test_renders_as_transformers_does(template: str) -> None:
     assert ours.render(CHAT) == expected
     expected_ids = reference.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=False)
     assert load(scripted.files(BYTE_LEVEL, template)).encode_chat(CHAT) == tuple(expected_ids)
+
+
+async def test_a_long_prompt_does_not_hold_up_the_event_loop() -> None:
+    tokenizer = load(scripted.files(BYTE_LEVEL, scripted.TEMPLATE))
+    text = "".join(f"{number} = f({number * 7 % 1000})\n" for number in range(40_000))
+    for encode, prompt in ((tokenizer.encode, text), (tokenizer.encode_chat, [{**CHAT[0], "content": text}])):
+        encoding = asyncio.create_task(asyncio.to_thread(encode, prompt))
+        turns = 0
+        while not encoding.done():
+            await asyncio.sleep(0.001)
+            turns += 1
+        assert len(await encoding) > 100_000
+        assert turns > 100  # a few, where the thread keeps the interpreter to itself
 
 
 def test_strftime_now_uses_the_clock_given() -> None:
