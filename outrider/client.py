@@ -19,7 +19,7 @@ from outrider.errors import InvalidRequest, OutriderError, StartupError, Unavail
 from outrider.streamed import Broken, StreamedAnswer, server_sent_events
 
 CONNECT_SECONDS = 5.0
-SILENCE_SECONDS = 15.0  # a router writes every 5 s, if only that it is still there
+SILENCE_SECONDS = 10.0  # a router writes every 5 s, if only a sign of life, once it has read the prompt
 PATIENCE_SECONDS = 60.0
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0

@@ -13,8 +13,9 @@ import pytest
 from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 
-from outrider.client import LONGEST_PAUSE_SECONDS, Client, Statistics
+from outrider.client import LONGEST_PAUSE_SECONDS, SILENCE_SECONDS, Client, Statistics
 from outrider.errors import InvalidRequest, OutriderError, Overloaded, StartupError, Superseded, Unavailable
+from router.api.connection import KEEP_ALIVE_SECONDS
 from router.requests import GenerationRequest, SessionEvent
 from tests.client.conftest import Between, Serve, ServeApp
 from tests.router.api.scripted import Logs, ScriptedRunner, byte_level, served, steps, until
@@ -233,6 +234,10 @@ async def test_a_router_that_hangs_is_left(serve: Serve) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         urls = [f"http://127.0.0.1:{silent.getsockname()[1]}", await serve(runner)]
         assert (await asyncio.to_thread(told, Client(urls, silence_seconds=0.2)))[0] == TEXT
+
+
+def test_a_router_is_given_twice_the_time_between_its_signs_of_life() -> None:
+    assert SILENCE_SECONDS == 2 * KEEP_ALIVE_SECONDS
 
 
 @pytest.mark.parametrize(
