@@ -6,7 +6,8 @@ Real processes on one machine, the client beside them. First the capacity: with 
 a closed loop, the least number of them at which the service is nearly as fast as at its best. Then a router
 that takes so many requests at a time. At capacity: that many clients in a closed loop. Overload: requests
 that come by themselves, at random times, at four times the rate at which they were finished at capacity.
-Those that are let in should keep their latency, and the others should hear at once that they are not.
+Those that are let in should keep their latency, and the others should hear at once that they are not. How
+late the client's own event loop is, which every time told here has a part of, shows in how late it asks.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.serving import OK, REFUSED, Answer, ask, closed_loop, http_client, serving
+from benchmarks.serving import OK, REFUSED, Answer, Client, closed_loop, serving
 from demo.heldout import heldout_prompts
 from outrider.bench.figures import percentile
 from outrider.cli.bench import machine
@@ -46,7 +47,8 @@ async def capacity(
 ) -> tuple[int, dict[int, float]]:
     """Most clients that are worth having, and tokens a second by number of clients."""
     rates: dict[int, float] = {}
-    async with serving(target, draft, UNLIMITED) as service, http_client(service.url) as client:
+    async with serving(target, draft, UNLIMITED) as service:
+        client = Client(service.url)
         await closed_loop(client, prompts, max_tokens, 4, seconds)  # caches and paces warm up
         for clients in CLIENTS:
             began = time.perf_counter()
@@ -60,17 +62,20 @@ async def capacity(
 
 
 async def open_loop(
-    client: object, prompts: list[str], max_tokens: int, rate: float, seconds: float, seed: int
-) -> list[Answer]:
-    """Requests that come at random, `rate` a second, whatever became of those before."""
+    client: Client, prompts: list[str], max_tokens: int, rate: float, seconds: float, seed: int
+) -> tuple[list[Answer], list[float]]:
+    """Requests that come at random, `rate` a second, whatever became of those before; and by how many seconds
+    each was asked too late."""
     rng = random.Random(seed)
     began, at = time.perf_counter(), 0.0
     asked: list[asyncio.Task[Answer]] = []
+    late: list[float] = []
     while (at := at + rng.expovariate(rate)) < seconds:
         await asyncio.sleep(max(0.0, began + at - time.perf_counter()))
+        late.append(max(0.0, time.perf_counter() - began - at))
         prompt = prompts[len(asked) % len(prompts)]
-        asked.append(asyncio.create_task(ask(client, prompt, max_tokens)))  # type: ignore[arg-type]
-    return await asyncio.gather(*asked)
+        asked.append(asyncio.create_task(client.ask(prompt, max_tokens)))
+    return await asyncio.gather(*asked), late
 
 
 def seconds_of(values: list[float]) -> Json:
@@ -104,12 +109,13 @@ async def measure(
 ) -> Json:
     prompts = heldout_prompts(64)
     most, rates = await capacity(target, draft, prompts, max_tokens, seconds / 4)
-    async with serving(target, draft, most) as service, http_client(service.url) as client:
+    async with serving(target, draft, most) as service:
+        client = Client(service.url)
         await closed_loop(client, prompts, max_tokens, most, seconds / 4)
         began = time.perf_counter()
         at_capacity = await closed_loop(client, prompts, max_tokens, most, seconds)
         rate = sum(one.status == OK for one in at_capacity) / (time.perf_counter() - began)
-        overload = await open_loop(client, prompts, max_tokens, factor * rate, seconds, seed)
+        overload, late = await open_loop(client, prompts, max_tokens, factor * rate, seconds, seed)
     before, after = told(at_capacity), told(overload)
     ratio = {
         part: after["latency_seconds"][part] / before["latency_seconds"][part]  # type: ignore[index]
@@ -122,6 +128,7 @@ async def measure(
         "offered_per_second": factor * rate,
         "at_capacity": before,
         "overload": after,
+        "client_late_seconds": seconds_of(late),
         "latency_ratio": ratio,
         "goals": {
             "latency_ratio_p50": {"most": LATENCY_GOAL, "met": ratio["p50"] <= LATENCY_GOAL},
@@ -167,6 +174,7 @@ def main(
         )
     CONSOLE.print(table)
     CONSOLE.print(f"capacity {found['capacity_sessions']} sessions; goals: {found['goals']}")
+    CONSOLE.print(f"the client's own event loop was late by {_shown(found['client_late_seconds'])}")
     if write is not None:
         write.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 

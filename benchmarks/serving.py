@@ -7,9 +7,8 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-
-import httpx
+from dataclasses import dataclass, field, replace
+from urllib.parse import urlsplit
 
 from outrider.bench.services import Quiet
 from outrider.cli.plan import Models, Workers, router_child, worker_children
@@ -17,6 +16,8 @@ from outrider.cli.serve import reachable, router_addresses
 from outrider.supervisor import Supervisor
 
 OK, REFUSED = 200, 429
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,45 +61,80 @@ class Answer:
     retry_after: str | None = None
 
 
-async def ask(client: httpx.AsyncClient, prompt: str, max_tokens: int) -> Answer:
-    """A streamed completion, read as fast as it comes."""
-    body = {
-        "prompt": prompt,
-        "max_tokens": max_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    began = time.perf_counter()
-    first, tokens = None, 0
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        if response.status_code != OK:
-            await response.aread()
-            later = response.headers.get("retry-after")
+@dataclass
+class Client:
+    """Asks over HTTP by hand, with a connection for each request; those of refused ones are used again.
+
+    Much of what httpx told of a refusal was its own time and waiting for one another in its pool. In one run
+    beside a service and other work on two cores, p95 was 45 ms by httpx, 34 by this client, in turn with it,
+    and 20 to 24 by one that did nothing else, in a process of its own."""
+
+    url: str
+    idle: list[Connection] = field(default_factory=list)
+
+    async def ask(self, prompt: str, max_tokens: int) -> Answer:
+        """A streamed completion, read as fast as it comes."""
+        request = self._request(prompt, max_tokens)
+        began = time.perf_counter()
+        reader, writer = await self._connection()
+        writer.write(request)
+        status_line, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").splitlines()
+        status = int(status_line.split()[1])
+        if status != OK:
+            headers = {
+                name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)
+            }
+            await reader.readexactly(int(headers["content-length"]))
+            self.idle.append((reader, writer))
             seconds = time.perf_counter() - began
-            return Answer(response.status_code, began, seconds, retry_after=later)
-        async for line in response.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            first = first if first is not None else time.perf_counter() - began
-            event = json.loads(line.removeprefix("data: "))
-            if "error" in event:
-                status = int(event["error"].get("code") or 500)
-                return Answer(status, began, time.perf_counter() - began, first, tokens)
-            if event.get("usage"):
-                tokens = event["usage"]["completion_tokens"]
-    return Answer(OK, began, time.perf_counter() - began, first, tokens)
+            return Answer(status, began, seconds, retry_after=headers.get("retry-after"))
+        first, tokens = None, 0
+        try:
+            async for line in reader:  # an event is in one chunk
+                if line == b"data: [DONE]\n":
+                    break
+                if not line.startswith(b"data: {"):
+                    continue
+                first = first if first is not None else time.perf_counter() - began
+                event = json.loads(line.removeprefix(b"data: "))
+                if "error" in event:
+                    status = int(event["error"].get("code") or 500)
+                elif event.get("usage"):
+                    tokens = event["usage"]["completion_tokens"]
+            else:
+                raise ConnectionError("the stream ended without its end")
+        finally:
+            writer.close()
+        return Answer(status, began, time.perf_counter() - began, first, tokens)
 
+    async def _connection(self) -> Connection:
+        while self.idle:
+            reader, writer = self.idle.pop()
+            if not reader.at_eof():  # the service closes what has been idle for long
+                return reader, writer
+            writer.close()
+        place = urlsplit(self.url)
+        return await asyncio.open_connection(place.hostname, place.port)
 
-def http_client(url: str) -> httpx.AsyncClient:
-    """As many connections as are asked for, and no timeouts of its own."""
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-    return httpx.AsyncClient(base_url=url, timeout=None, limits=limits, trust_env=False)
+    def _request(self, prompt: str, max_tokens: int) -> bytes:
+        asked = {
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        body = json.dumps(asked).encode()
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nhost: {urlsplit(self.url).netloc}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
+        return head.encode() + body
 
 
 async def closed_loop(
-    client: httpx.AsyncClient, prompts: list[str], max_tokens: int, concurrency: int, seconds: float
+    client: Client, prompts: list[str], max_tokens: int, concurrency: int, seconds: float
 ) -> list[Answer]:
     """So many clients, each of which asks again as soon as it has its answer; all that began in time."""
     answers: list[Answer] = []
@@ -107,7 +143,7 @@ async def closed_loop(
 
     async def one() -> None:
         while time.perf_counter() < until:
-            answers.append(await ask(client, prompts[next(order) % len(prompts)], max_tokens))
+            answers.append(await client.ask(prompts[next(order) % len(prompts)], max_tokens))
 
     await asyncio.gather(*(one() for _ in range(concurrency)))
     return answers

@@ -34,7 +34,7 @@ from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.serving import ask, http_client, serving
+from benchmarks.serving import Client, serving
 from demo.heldout import heldout_prompts
 from outrider.cli.bench import machine
 
@@ -64,12 +64,12 @@ class Soak:
 
     async def quick(self) -> None:
         """Reads as fast as it can, and asks again."""
-        async with http_client(self.url) as client:
-            while time.monotonic() < self.until:
-                answer = await ask(client, self.rng.choice(self.prompts), self.max_tokens)
-                self.ended[f"quick {answer.status}"] += 1
-                if answer.status != 200:
-                    await asyncio.sleep(PAUSE_SECONDS)
+        client = Client(self.url)
+        while time.monotonic() < self.until:
+            answer = await client.ask(self.rng.choice(self.prompts), self.max_tokens)
+            self.ended[f"quick {answer.status}"] += 1
+            if answer.status != 200:
+                await asyncio.sleep(PAUSE_SECONDS)
 
     async def slow(self) -> None:
         """Reads about one event a second."""
