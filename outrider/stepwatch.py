@@ -7,12 +7,15 @@ may be a false alarm. If it still runs long after, only a new process helps.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
+import os
+import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NoReturn
 
 from outrider.heartbeat import HEARTBEAT_SECONDS, Stillness
 from outrider.tasks import cancel
@@ -80,9 +83,9 @@ async def watched(steps: Coroutine[Any, Any, None], watching: Coroutine[Any, Any
 
 
 @contextmanager
-def loop_watched(on_standstill: Callable[[], None]) -> Iterator[None]:
-    """Watches the running event loop from a thread, which calls `on_standstill` where the loop stands still:
-    for as long as a step of which nothing is known is given. What runs on the loop's own thread, short steps
+def loop_watched(role: str) -> Iterator[None]:
+    """Watches the running event loop from a thread, which ends the process where the loop stands still: for
+    as long as a step of which nothing is known is given. What runs on the loop's own thread, short steps
     among it, no task of that loop could watch."""
     loop, over, turn = asyncio.get_running_loop(), threading.Event(), under_way()
 
@@ -94,8 +97,9 @@ def loop_watched(on_standstill: Callable[[], None]) -> Iterator[None]:
         turns = StepWatch(HEARTBEAT_SECONDS)
         while not over.wait(HEARTBEAT_SECONDS):
             if turns.tick(turn) is Pulse.HUNG:
-                on_standstill()
-                return
+                faulthandler.dump_traceback()
+                why = "its event loop stands still; this process can only be replaced"
+                end_process(f"outrider {role}: {why}")
             loop.call_soon_threadsafe(go_round)
 
     thread = threading.Thread(target=watch, name="loop watch", daemon=True)
@@ -105,3 +109,10 @@ def loop_watched(on_standstill: Callable[[], None]) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+
+
+def end_process(last_words: str) -> NoReturn:
+    """Ends it with exit code 1, and with it the thread that hangs: the interpreter's own end would wait for
+    that."""
+    print(last_words, file=sys.stderr, flush=True)
+    os._exit(1)

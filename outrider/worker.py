@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import faulthandler
-import os
 import signal
-import sys
 from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import grpc.aio
 
 from outrider.errors import OutriderError, StepHung, Unhealthy
 from outrider.registration import OnState, register
 from outrider.rpc import STOP_GRACE_SECONDS
-from outrider.stepwatch import loop_watched
+from outrider.stepwatch import end_process, loop_watched
 from outrider.store.store import Registrar, WorkerLoad, WorkerRecord
 from outrider.tasks import cancel, first_of
 from outrider.wire.description import WorkerInfo
@@ -139,12 +136,7 @@ async def serve_until_stopped(worker: Worker, drain_seconds: float = 0.0) -> Non
     the process with exit code 1, as an event loop does that stands still.
     """
     role = worker.info.identity.role.name.lower()
-
-    def on_standstill() -> None:
-        faulthandler.dump_traceback()
-        _end_process(f"outrider {role}: its event loop stands still; this process can only be replaced")
-
-    with loop_watched(on_standstill):
+    with loop_watched(role):
         await _serve_until_stopped(worker, role, drain_seconds)
 
 
@@ -181,15 +173,10 @@ async def _serve_until_stopped(worker: Worker, role: str, drain_seconds: float) 
             await first_of(worker.drain(drain_seconds), stop.wait(), worker.wait())
     except StepHung as hung:
         await worker.stop()
-        _end_process(f"outrider {role}: {hung.message}")
+        end_process(f"outrider {role}: {hung.message}")
     finally:
         await cancel(waits)
         await worker.stop()
-
-
-def _end_process(last_words: str) -> NoReturn:
-    print(last_words, file=sys.stderr, flush=True)
-    os._exit(1)  # the thread that hangs would hold up the interpreter's own end
 
 
 def say(line: str) -> None:

@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from outrider.errors import StartupError
 from outrider.keys import keys_of
 from outrider.rpc import STOP_GRACE_SECONDS, bind, new_server
+from outrider.stepwatch import loop_watched
 from outrider.tls import Tls, opened
 from outrider.v1 import registry_pb2_grpc
 from router.api.grpc_generation import add_generation_service
@@ -47,7 +48,7 @@ async def serve(config: RouterConfig) -> None:
     registry_pb2_grpc.add_RegistryServicer_to_server(Registry(router.store), workers)
 
     listener = listen(config.host, config.port)
-    with listener:
+    with listener, loop_watched("router"):
         bound = bind(clients, config.host, config.grpc_port, flag="--grpc-port", tls=tls, mutual=False)
         addresses = f"gRPC {bound}"
         if workers is not clients:

@@ -197,6 +197,37 @@ async def test_no_write_to_a_client_waits_for_it_to_acknowledge_the_one_before()
             writer.close()
 
 
+STANDING_STILL = """
+import asyncio, threading
+from outrider import stepwatch
+from router import service
+from router.config import RouterConfig
+
+stepwatch.UNKNOWN_SECONDS = 1.0
+
+async def main():
+    asyncio.get_running_loop().call_later(1.0, threading.Event().wait)
+    await service.serve(RouterConfig(port=0, grpc_port=0, seed=7))
+
+asyncio.run(main())
+"""
+
+
+async def test_one_whose_event_loop_stands_still_ends_with_a_sentence() -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", STANDING_STILL, stdout=PIPE, stderr=PIPE
+    )
+    try:
+        async with asyncio.timeout(60):
+            _, said = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    assert process.returncode == 1
+    last = said.decode().splitlines()[-1]
+    assert last == "outrider router: its event loop stands still; this process can only be replaced"
+
+
 async def test_a_store_that_refuses_ends_it_with_a_line_that_names_the_flag_and_no_password() -> None:
     with RedisServer() as redis:
         url = f"redis://:hunter2@127.0.0.1:{redis.port}"
