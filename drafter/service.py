@@ -104,8 +104,8 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
         (busy_before, before), self._busy_asked = self._busy_asked, (busy, now)
         return min((busy - busy_before) / (now - before), 1.0) if now > before else 0.0
 
-    def probe(self) -> None:
-        self.stepper.probe()
+    async def probe(self) -> None:
+        await self.stepper.probe()
 
     def drain(self) -> None:
         """A drafter just leaves: its sessions go on plainly, or with another."""

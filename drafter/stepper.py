@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -90,9 +89,9 @@ class DraftStepper:
     def get(self, session_id: bytes) -> Drafting | None:
         return self._sessions.get(session_id)
 
-    def probe(self) -> None:
-        """A one-token forward, from any thread."""
-        self._engine.probe()
+    async def probe(self) -> None:
+        """A one-token forward."""
+        await self._engine.run(self._engine.probe)
 
     def open(self, session: DraftSession) -> Drafting:
         """Starts drafting; an id that is open already is started anew."""
@@ -124,44 +123,37 @@ class DraftStepper:
         await self._engine.serve(self._steps())
 
     async def _steps(self) -> None:
-        loop = asyncio.get_running_loop()
-        engine_thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
-        try:
-            while True:
-                self._apply_commits()
-                parts = self._next_step()
-                if not parts:
-                    self._tell(each for each in self._sessions.values() if each.session.untold_yet)
-                    self._changed.clear()
-                    await self._changed.wait()
-                    continue
-                inputs = self._engine.prepare([part.work() for part in parts])
-                rows = [row for part in parts for row in part.draws()]
-                vocab_size = min(part.drafting.session.spec.target_vocab_size for part in parts)
-                began = self._clock()
-                self.under_way = under_way()
-                try:
-                    run = partial(self._engine.rank, inputs, rows, 1 + ALTERNATIVES, vocab_size)
-                    if self._is_short(parts):
-                        drawn = run()
-                        for _ in range(LOOP_ROUNDS):
-                            await asyncio.sleep(0)
-                    else:
-                        drawn = await loop.run_in_executor(engine_thread, run)
-                except PeerLost:
-                    raise
-                except Exception:
-                    log.exception("a draft step failed; its sessions go on without drafts")
-                    for part in parts:
-                        self._fail(
-                            part.drafting, "the drafter failed on this session; its log has the details"
-                        )
-                    continue
-                finally:
-                    self.under_way = None
-                self._finish(parts, drawn, self._clock() - began)
-        finally:
-            engine_thread.shutdown(wait=False)  # a step that is under way may hang
+        while True:
+            self._apply_commits()
+            parts = self._next_step()
+            if not parts:
+                self._tell(each for each in self._sessions.values() if each.session.untold_yet)
+                self._changed.clear()
+                await self._changed.wait()
+                continue
+            inputs = self._engine.prepare([part.work() for part in parts])
+            rows = [row for part in parts for row in part.draws()]
+            vocab_size = min(part.drafting.session.spec.target_vocab_size for part in parts)
+            began = self._clock()
+            self.under_way = under_way()
+            try:
+                run = partial(self._engine.rank, inputs, rows, 1 + ALTERNATIVES, vocab_size)
+                if self._is_short(parts):
+                    drawn = run()
+                    for _ in range(LOOP_ROUNDS):
+                        await asyncio.sleep(0)
+                else:
+                    drawn = await self._engine.run(run)
+            except PeerLost:
+                raise
+            except Exception:
+                log.exception("a draft step failed; its sessions go on without drafts")
+                for part in parts:
+                    self._fail(part.drafting, "the drafter failed on this session; its log has the details")
+                continue
+            finally:
+                self.under_way = None
+            self._finish(parts, drawn, self._clock() - began)
 
     def _is_short(self, parts: Sequence[Part]) -> bool:
         """Whether a step is over sooner than two threads have taken turns on a busy machine. Commits wait for

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import PurePath
 
 from outrider.engine.engine import Engine
@@ -53,18 +55,22 @@ async def load(
             for rank in range(1, tensor_parallel_size)
         ]
         ranks.followers = start_followers(specs)
+    loading = ThreadPoolExecutor(1, thread_name_prefix="loading")  # not one that lasts: see Engine.run
     try:
-        engine = await asyncio.to_thread(
-            load_engine,
-            model,
-            name=name,
-            device=device,
-            dtype=dtype,
-            kv_memory_bytes=kv_memory_bytes,
-            threads=threads,
-            progress=progress,
-            ranks=ranks,
-            quantization=quantization,
+        engine = await asyncio.get_running_loop().run_in_executor(
+            loading,
+            partial(
+                load_engine,
+                model,
+                name=name,
+                device=device,
+                dtype=dtype,
+                kv_memory_bytes=kv_memory_bytes,
+                threads=threads,
+                progress=progress,
+                ranks=ranks,
+                quantization=quantization,
+            ),
         )
         tokenizer = await asyncio.to_thread(load_tokenizer, model)
     except BaseException as error:
@@ -75,6 +81,8 @@ async def load(
         if isinstance(account, PeerLost):
             raise StartupError(account.message) from error
         raise account from None
+    finally:
+        loading.shutdown(wait=False)
     # A name that tells people where to look; the incarnation makes it unique in time.
     incarnation = secrets.randbits(64)
     worker_id = f"{role.name.lower()}-{socket.gethostname()}-{PurePath(model).name}-{incarnation:016x}"

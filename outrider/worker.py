@@ -33,8 +33,8 @@ class Service(Protocol):
         """What autoscaling goes by."""
         ...
 
-    def probe(self) -> None:
-        """A one-token forward; blocks, from any thread. Raises where the model does not run."""
+    async def probe(self) -> None:
+        """A one-token forward. Raises where the model does not run."""
         ...
 
     def drain(self) -> None:
@@ -95,7 +95,7 @@ class Worker:
                 raise Unhealthy(f"the worker has ended: {why}")
         try:
             async with asyncio.timeout(seconds):
-                await asyncio.to_thread(self._service.probe)
+                await self._service.probe()
         except TimeoutError:
             raise Unhealthy(f"no token went through the model within {seconds:g} seconds") from None
         except OutriderError as error:

@@ -38,7 +38,7 @@ class Busy:
     def stats(self) -> dict[str, float]:
         return {}
 
-    def probe(self) -> None:
+    async def probe(self) -> None:
         return
 
     def drain(self) -> None:

@@ -137,8 +137,8 @@ class VerifierService(verifier_pb2_grpc.VerifierServicer):
             **{f"dropped_{reason}": count for reason, count in self.drafters.dropped.items()},
         }
 
-    def probe(self) -> None:
-        self.stepper.probe()
+    async def probe(self) -> None:
+        await self.stepper.probe()
 
     def drain(self) -> None:
         self.stepper.drain()
@@ -213,7 +213,7 @@ async def start(
         "tensor_parallel_size": config.tensor_parallel_size,
         "max_batch_tokens": config.max_batch_tokens,
     }
-    step_time = await asyncio.to_thread(
+    step_time = await engine.run(
         remembered,
         config.cache,
         measured,

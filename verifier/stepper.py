@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from outrider.engine.engine import Engine
@@ -93,9 +92,9 @@ class Stepper:
     def get(self, session_id: bytes) -> Running | None:
         return self._sessions.get(session_id)
 
-    def probe(self) -> None:
-        """A one-token forward, from any thread."""
-        self._engine.probe()
+    async def probe(self) -> None:
+        """A one-token forward."""
+        await self._engine.run(self._engine.probe)
 
     def drain(self) -> None:
         """Takes no new sessions from now on; those that are open go on."""
@@ -147,33 +146,27 @@ class Stepper:
         await self._engine.serve(self._steps())
 
     async def _steps(self) -> None:
-        engine_thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
-        try:
-            free_since = self._clock()
-            expected: StepTime | None = None  # of the first step: it makes ready what the others find
-            while True:
-                free_since, began = await self._until_due(free_since)
-                parts = self._next_step()
-                if not parts:
-                    self._tell()
-                    await self._change()
-                    free_since = self._clock()
-                    continue
-                inputs = self._engine.prepare([part.work() for part in parts])
-                rows = [row for part in parts for row in part.rows()]
-                tokens = sum(part.tokens + len(part.path) for part in parts)
-                self.under_way = under_way(expected.at(tokens) if expected else None)
-                expected = self._step_time
-                step = asyncio.get_running_loop().run_in_executor(
-                    engine_thread, self._engine.choose, inputs, rows
-                )
-                self._tell()  # while the device runs
-                chosen = await _result(step)
-                self.under_way = None
-                waited, free_since = began - free_since, self._clock()
-                self._report = self._finish(parts, chosen, free_since - began, waited)
-        finally:
-            engine_thread.shutdown(wait=False)  # a step that is under way may hang
+        free_since = self._clock()
+        expected: StepTime | None = None  # of the first step: it makes ready what the others find
+        while True:
+            free_since, began = await self._until_due(free_since)
+            parts = self._next_step()
+            if not parts:
+                self._tell()
+                await self._change()
+                free_since = self._clock()
+                continue
+            inputs = self._engine.prepare([part.work() for part in parts])
+            rows = [row for part in parts for row in part.rows()]
+            tokens = sum(part.tokens + len(part.path) for part in parts)
+            self.under_way = under_way(expected.at(tokens) if expected else None)
+            expected = self._step_time
+            step = self._engine.run(self._engine.choose, inputs, rows)
+            self._tell()  # while the device runs
+            chosen = await _result(step)
+            self.under_way = None
+            waited, free_since = began - free_since, self._clock()
+            self._report = self._finish(parts, chosen, free_since - began, waited)
 
     def _check(self, spec: SessionSpec) -> None:
         info = self._engine.info

@@ -6,9 +6,11 @@ no transport. Who may hold which block is the BlockPool's business; callers keep
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Coroutine, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,6 +24,8 @@ from outrider.sampling.sampler import Ranked, Row, draw, rank
 from outrider.wire.description import ModelInfo
 
 __all__ = ["Engine", "StepInputs", "Work"]
+
+T = TypeVar("T")
 
 
 class Engine:
@@ -39,6 +43,7 @@ class Engine:
         self._device, self._dtype = parameter.device, parameter.dtype
         self.layers: dict[int, LayerAttention] = {}  # that attended in the last step
         self._stepping = threading.Lock()  # a probe may come while a step runs
+        self._thread: ThreadPoolExecutor | None = None  # from the first run to close
 
     def prepare(self, works: Sequence[Work]) -> StepInputs:
         """Builds the step's index tensors; reads the works, changes nothing. At least one work."""
@@ -94,9 +99,18 @@ class Engine:
         """Copies KV blocks, (from, to) each, between two steps."""
         self.kv_pools.copy(pairs)
 
+    def run(self, call: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
+        """Runs a call on the engine's thread, after those before it.
+
+        Every thread that does arithmetic has helpers of its own (OpenMP's), which sleep between two products
+        as soon as there are more of them than cores. So the arithmetic of a worker runs here, all of it."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        return asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
+
     def probe(self) -> None:
         """Runs one token, between two steps, in the block that nobody's tokens are in: shows that the engine
-        works. Raises what a step would. From any thread."""
+        works. Raises what a step would."""
         inputs = self.prepare([Work([self.kv_pools.scratch_block], 0, [0], 1)])
         self.choose(inputs, [Row(SamplingParams(temperature=0.0), 1, None, ())])
 
@@ -109,6 +123,9 @@ class Engine:
 
     def close(self) -> None:
         """Gives up what the engine has beside its memory; nothing may be run after it."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.shutdown(wait=False)  # a step that is under way may hang
 
     def step(self, works: Sequence[Work]) -> torch.Tensor:
         """`prepare` and `forward` in one."""

@@ -100,11 +100,12 @@ class KvPools:
         return self._zeros(like, (like.shape[0], self.num_blocks + 1, self.block_size, width))
 
     def _zeros(self, like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-        """Zeros, since unused slots are multiplied by a weight of zero."""
+        """Zeros, since unused slots are multiplied by a weight of zero. Written at once: a worker that has
+        too little memory is to end when it starts, not under load."""
         if like.device.type != "cpu":
             return torch.zeros(shape, dtype=like.dtype, device=like.device)
-        # numpy asks the system for zeroed pages, which cost nothing until used; torch would write them.
-        memory = np.zeros(math.prod(shape) * like.element_size(), dtype=np.uint8)
+        memory = np.empty(math.prod(shape) * like.element_size(), dtype=np.uint8)  # in huge pages, if any
+        memory.fill(0)
         return torch.from_numpy(memory).view(like.dtype).view(shape)
 
 

@@ -132,6 +132,7 @@ class LeadingEngine(ShardedEngine):
             await asyncio.to_thread(self.close)
 
     def close(self) -> None:
+        super().close()
         self._closed.set()
         self._beating.join()
         with suppress(OutriderError), self._step(encode(Kind.STOP)):  # a probe may come after it
