@@ -35,7 +35,7 @@ async def serving(
     supervisor = Supervisor(Quiet())
     models = Models(target, draft, "model")
     workers = Workers(verifiers=1, drafters=1, device="cpu", dtype=None, kv_memory=kv_memory, threads=1)
-    router = router_child("127.0.0.1", 0, 0, num_speculative_tokens=8, seed=0)
+    router = router_child("127.0.0.1", 0, 0, num_speculative_tokens=32, seed=0)
     router = replace(router, command=(*router.command, "--max-sessions", str(max_sessions)))
     try:
         url, grpc_address, *_ = (

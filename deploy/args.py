@@ -135,7 +135,7 @@ class AppArgs(Settings):
     draft: Name | None = None  # folder or hub id of the draft model
     name: Name | None = None  # under which clients ask for it; None = the checkpoint's own
     store: str | None = None  # redis://... or rediss://...; None = a small deployment of its own
-    num_speculative_tokens: Annotated[int, Field(ge=0)] = 8  # most draft tokens in a step of any request
+    num_speculative_tokens: Annotated[int, Field(ge=0)] = 32  # most draft tokens in a step of any request
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None  # makes drawn seeds repeatable
     tls: TlsArgs | None = None  # between routers, verifiers and drafters; None = in the clear
     insecure: bool = False  # allow what is not encrypted to leave a node: trust the network

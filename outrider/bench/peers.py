@@ -19,7 +19,7 @@ from outrider.bench.placing import Cores
 from outrider.cli.plan import Models
 from outrider.errors import StartupError
 
-CANDIDATES = (1, 2, 3, 4, 6, 8)  # constant numbers of draft tokens that are tried
+CANDIDATES = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # constant numbers of draft tokens that are tried
 LONGEST_LINE = 2**24
 
 

@@ -29,7 +29,7 @@ class Plan:
     lock_step: bool = True
     chains: bool = False  # streaming without branches, too
     peers: bool = True
-    num_speculative_tokens: int = 8
+    num_speculative_tokens: int = 32
     kv_memory: str = "2GiB"  # of each worker
     draft_quantization: str | None = None
     cores: Cores = Cores()  # noqa: RUF009  # frozen

@@ -63,7 +63,7 @@ def bench(
     chains: Annotated[
         bool, typer.Option("--chains", help="Measure streaming drafts without branches too.")
     ] = False,
-    num_speculative_tokens: options.NumSpeculativeTokens = 8,
+    num_speculative_tokens: options.NumSpeculativeTokens = 32,
     kv_memory: options.KvMemory = "2GiB",
     draft_quantization: options.DraftQuantization = None,
     cores: Annotated[

@@ -22,7 +22,7 @@ def router(
     host: options.HttpHost = "127.0.0.1",
     port: options.HttpPort = 8000,
     grpc_port: options.GrpcPort = 50051,
-    num_speculative_tokens: options.NumSpeculativeTokens = 8,
+    num_speculative_tokens: options.NumSpeculativeTokens = 32,
     max_sessions: Annotated[
         int, typer.Option("--max-sessions", min=1, help="Most requests at a time; more are refused with 429.")
     ] = 256,

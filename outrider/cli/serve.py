@@ -38,7 +38,7 @@ def serve(
     drafters: Annotated[int, typer.Option(min=0, help="Number of draft workers; 0 = plain decoding.")] = 1,
     verifiers: Annotated[int, typer.Option(min=1, help="Number of target workers.")] = 1,
     tensor_parallel_size: options.TargetParallelSize = 1,
-    num_speculative_tokens: options.NumSpeculativeTokens = 8,
+    num_speculative_tokens: options.NumSpeculativeTokens = 32,
     host: options.HttpHost = "127.0.0.1",
     port: options.HttpPort = 8000,
     grpc_port: options.GrpcPort = 50051,
