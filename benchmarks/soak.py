@@ -6,8 +6,6 @@ Real processes on one machine, kept full by clients of three kinds: some read as
 again at once, some read one token a second, and some vanish in the middle of an answer or before it begins.
 The resident memory of each process is sampled all the time. Told is its slope over the second half, by least
 squares, with a 95 % confidence interval; samples are thinned first, as neighbours are nearly the same sample.
-The pages of a KV pool come as they are first used, up to --kv-memory: the pools here are small enough to be
-in use as a whole within minutes, so that what grows afterwards is something else.
 """
 
 from __future__ import annotations
