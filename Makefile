@@ -15,7 +15,7 @@ help:
 	@echo "make cluster  the same on Ray: install it too, and serve the demo models by Ray Serve"
 	@echo "make test     install what the tests need, and run them all"
 	@echo "make chaos    ten minutes of faults under 64 streams; writes benchmarks/results/chaos.md (needs root)"
-	@echo "make fuzz     100,000 inputs for every HTTP endpoint and RPC"
+	@echo "make fuzz     100,000 inputs, hostile ones, to the HTTP endpoints and RPCs (an hour)"
 	@echo "make audit    look for known vulnerabilities in what is installed"
 	@echo "make licences write docs/licences.md"
 	@echo "make lint     look for mistakes and unformatted code"

@@ -162,6 +162,8 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
                         kv_usage=load.kv_usage,
                         round_trip_seconds=min(round_trips.values(), default=0.0),
                         round_trips=round_trips,
+                        rejections=load.rejections,
+                        rejections_covered=load.covered,
                     ),
                     ended=ended,
                 )

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from outrider.wire.codec import SessionId
-from router.load import VerifierLoad
+from router.load import DrafterLoad, VerifierLoad
 from router.metrics import Metrics
 from router.placement import DrafterCandidate, VerifierCandidate, choose_drafter, choose_verifier
 from router.requests import ServedModel
@@ -64,6 +64,7 @@ class Fleet:
 
     def add_drafter(self, drafter: Drafter) -> None:
         self.drafters[drafter.identity.worker_id] = drafter
+        drafter.on_load = self._observe_drafter
         self._count()
         for joined in self.on_drafter_joined:
             joined()
@@ -161,6 +162,12 @@ class Fleet:
     def _observe_dropped(self, verifier: Verifier, counts: Mapping[str, int]) -> None:
         model = verifier.registration.info.model.name
         self.metrics.observe_dropped(verifier.identity.worker_id, model, counts)
+
+    def _observe_drafter(self, drafter: Drafter, load: DrafterLoad) -> None:
+        model = drafter.registration.info.model.name
+        self.metrics.observe_rejections(
+            drafter.identity.worker_id, model, load.rejections, load.rejections_covered
+        )
 
     def _observe_load(self, verifier: Verifier, load: VerifierLoad) -> None:
         self.metrics.observe_load(

@@ -30,3 +30,5 @@ class DrafterLoad:
     kv_usage: float = 0.0  # share of KV blocks held, 0..1
     round_trip_seconds: float = 0.0  # to the nearest of its verifiers and back
     round_trips: Mapping[str, float] = field(default_factory=dict)  # seconds, by verifier address
+    rejections: int = 0  # drafted tokens in whose place the target took another, since the drafter's start
+    rejections_covered: int = 0  # of them, those where a branch had the token that it took

@@ -64,8 +64,7 @@ class Metrics:
         """`clock` gives seconds."""
         self.registry = CollectorRegistry()
         self.clock = clock
-        self._dropped_seen: dict[tuple[str, str], int] = {}  # by worker id and reason
-        self._preemptions_seen: dict[str, int] = {}  # by worker id: its own running count
+        self._seen: dict[tuple[str, str], int] = {}  # by worker id and what it counts: its own running count
 
         def counter(name: str, help: str, labels: list[str]) -> Counter:
             return Counter(name, help, labels, registry=self.registry)
@@ -122,6 +121,14 @@ class Metrics:
         self.dropped = counter(
             "outrider_drafts_dropped", "Drafts and claims a verifier dropped, by reason.", [*WORKER, "reason"]
         )
+        self.rejections = counter(
+            "outrider_draft_rejections", "Drafted tokens in whose place the target took another.", WORKER
+        )
+        self.rejections_covered = counter(
+            "outrider_draft_rejections_covered",
+            "Of them, those where a branch had the token that it took.",
+            WORKER,
+        )
         self.cut_off = Counter(
             "outrider_drafters_cut_off",
             "Drafters that a verifier cut off, as they sent what no drafter may.",
@@ -168,18 +175,25 @@ class Metrics:
         if step_seconds > 0:
             self.step_seconds.labels(*labels).observe(step_seconds)
             self.step_tokens.labels(*labels).observe(step_tokens)
-        new = preemptions - self._preemptions_seen.get(worker_id, 0)
-        self.preemptions.labels(*labels).inc(
-            new if new >= 0 else preemptions
-        )  # below: the worker was restarted
-        self._preemptions_seen[worker_id] = preemptions
+        self.preemptions.labels(*labels).inc(self._new(worker_id, "preemptions", preemptions))
 
     def observe_dropped(self, worker_id: str, model: str, counts: Mapping[str, int]) -> None:
         """A verifier's counts since its start, by reason."""
         for reason, count in counts.items():
-            new = count - self._dropped_seen.get((worker_id, reason), 0)
-            self.dropped.labels(model, worker_id, reason).inc(new if new >= 0 else count)
-            self._dropped_seen[worker_id, reason] = count
+            new = self._new(worker_id, f"dropped {reason}", count)
+            self.dropped.labels(model, worker_id, reason).inc(new)
+
+    def observe_rejections(self, worker_id: str, model: str, rejections: int, covered: int) -> None:
+        """A drafter's counts since its start."""
+        labels = (model, worker_id)
+        self.rejections.labels(*labels).inc(self._new(worker_id, "rejections", rejections))
+        self.rejections_covered.labels(*labels).inc(self._new(worker_id, "rejections covered", covered))
+
+    def _new(self, worker_id: str, what: str, count: int) -> int:
+        """What has come to a worker's count since it said so last."""
+        before = self._seen.get((worker_id, what), 0)
+        self._seen[worker_id, what] = count
+        return count - before if count >= before else count  # below: the worker was restarted
 
     def drafter_cut_off(self) -> None:
         self.cut_off.inc()

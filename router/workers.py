@@ -236,6 +236,7 @@ class Drafter(Worker[DrafterListener]):
         self.load = DrafterLoad(
             sessions=load.sessions, token_seconds=load.step_seconds, kv_usage=load.kv_usage
         )
+        self.on_load: Callable[[Drafter, DrafterLoad], None] | None = None
         self._opening = 0  # number of the last one
         self._openings: dict[SessionId, int] = {}  # of the sessions that are open there
 
@@ -291,7 +292,11 @@ class Drafter(Worker[DrafterListener]):
                 kv_usage=load.kv_usage,
                 round_trip_seconds=load.round_trip_seconds,
                 round_trips=dict(load.round_trips),
+                rejections=load.rejections,
+                rejections_covered=load.rejections_covered,
             )
+            if self.on_load is not None:
+                self.on_load(self, self.load)
         for end in events.ended:
             session_id = SessionId(end.session_id)
             if self._openings.get(session_id) != end.opening:

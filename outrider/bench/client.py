@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 from outrider.errors import InvalidRequest, OutriderError, Unavailable
 
@@ -113,6 +114,16 @@ class ServerClient:
             raise self._nobody() from None
         except (ValueError, KeyError, TypeError):
             raise InvalidRequest(f"{self.url} lists no models: name one with --model") from None
+
+    async def counted(self, name: str) -> float:
+        """A counter of its /metrics, over all labels. 0 where there is none of that name."""
+        try:
+            response = await self._http.get(self.url + "/metrics")
+        except httpx.TransportError:
+            raise self._nobody() from None
+        families = text_string_to_metric_families(response.text)
+        samples = (sample for family in families for sample in family.samples)
+        return sum(sample.value for sample in samples if sample.name == f"{name}_total")
 
     def _nobody(self) -> Unavailable:
         return Unavailable(f"no server answers at {self.url}: start one, or name another by --url")

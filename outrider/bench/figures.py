@@ -66,6 +66,17 @@ def _rate(arrivals: Sequence[Sequence[tuple[float, int]]], start: float, end: fl
 
 
 @dataclass(frozen=True, slots=True)
+class Rejections:
+    """What became of the drafted tokens in whose place the target took another."""
+
+    count: int
+    covered: int  # of them, those where a branch had the token that it took
+
+    def __str__(self) -> str:
+        return f"{self.covered / self.count:.0%} of {self.count:,}" if self.count else "none"
+
+
+@dataclass(frozen=True, slots=True)
 class Spread:
     """The middle of several values, and the middle half of them."""
 

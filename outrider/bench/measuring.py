@@ -12,7 +12,7 @@ from typing import Protocol
 
 from outrider.bench.cells import CHAINS, LOCK_STEP, STREAMING, TUNED, Cell, asked, in_order, prompts_needed
 from outrider.bench.client import Reply, Request, Watch
-from outrider.bench.figures import Measured, measured
+from outrider.bench.figures import Measured, Rejections, measured
 from outrider.bench.group import Seconds, ask_together
 from outrider.bench.peers import Generate, Peer, best_setting
 from outrider.bench.plan import Plan
@@ -52,6 +52,7 @@ class Result:
     idle_cpu: dict[str, Seconds] = field(default_factory=dict)  # by way, then by role: seconds a second
     tuned: dict[tuple[str, float], int] = field(default_factory=dict)  # by workload and temperature: best k
     carried_bytes: int = 0  # over the line between drafters and verifiers
+    rejections: Rejections | None = None  # of the drafter with branches, in the whole run
 
 
 class Bench:

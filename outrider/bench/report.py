@@ -9,7 +9,7 @@ from itertools import groupby
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from outrider.bench.cells import OURS, PEERS, PLAIN, SERVER, Cell
+from outrider.bench.cells import OURS, PEERS, PLAIN, SERVER, STREAMING, Cell
 from outrider.bench.figures import figures, percentile
 from outrider.bench.goals import Outcome, outcomes, over_plain
 from outrider.bench.measuring import Result
@@ -48,6 +48,7 @@ def as_json(plan: Plan, result: Result, about: Json) -> Json:
             for (workload, temperature), k in result.tuned.items()
         ],
         "carried_bytes": result.carried_bytes,
+        "rejections": None if result.rejections is None else asdict(result.rejections),
     }
 
 
@@ -135,6 +136,9 @@ def sentences(plan: Plan, result: Result) -> list[str]:
         said.append(
             f"{way}: first token of a new prompt, nobody else asking: {_pair((1e3 * p50, 1e3 * p95))} ms"
         )
+    if result.rejections is not None:
+        had = f"a branch had {result.rejections}"
+        said.append(f"{STREAMING}: of the tokens that the target took in a draft's place, {had}")
     idle = sum(share for way in OURS for share in result.idle_cpu.get(way, {}).values())
     if result.idle_cpu:
         said.append(f"all services together, while nobody asks: {idle:.1%} of a core")

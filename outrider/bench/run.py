@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
-from outrider.bench.cells import ASSISTED, CHAINS, LOCK_STEP, OURS, PLAIN, SERVER, TRANSFORMERS
+from outrider.bench.cells import ASSISTED, CHAINS, LOCK_STEP, OURS, PLAIN, SERVER, STREAMING, TRANSFORMERS
 from outrider.bench.client import Reply, Request, ServerClient, Watch
 from outrider.bench.group import Seconds
 from outrider.bench.measuring import Bench, Progress, Result, Server
@@ -14,7 +15,7 @@ from outrider.bench.peers import Generate, peer
 from outrider.bench.placing import stay_on
 from outrider.bench.plan import Plan
 from outrider.bench.relay import Relay
-from outrider.bench.services import EXTRAS, service
+from outrider.bench.services import EXTRAS, Service, service
 from outrider.errors import InvalidRequest
 
 
@@ -34,18 +35,23 @@ class Elsewhere:
 async def run(plan: Plan, progress: Progress) -> Result:
     """Raises StartupError where something does not start, otherwise what a server says is wrong."""
     async with AsyncExitStack() as stack:
+        services: Mapping[str, Service] = {}
         if plan.url is not None:
             client = await reach(plan.url, plan.model)
             stack.push_async_callback(client.close)
             bench = Bench(plan, {SERVER: Elsewhere(client)}, None, progress)
         else:
-            bench = await _start(plan, stack, progress)
+            bench, services = await _start(plan, stack, progress)
         await bench.read([way for way in plan.ways if way in (*OURS, SERVER)])
         await bench.measure()
+        if STREAMING in services:
+            bench.result.rejections = await services[STREAMING].rejections()
         return bench.result
 
 
-async def _start(plan: Plan, stack: AsyncExitStack, progress: Progress) -> Bench:
+async def _start(
+    plan: Plan, stack: AsyncExitStack, progress: Progress
+) -> tuple[Bench, Mapping[str, Service]]:
     """Our services and transformers, one after the other. What is started ends with the stack."""
     assert plan.models is not None
     if plan.cores.pinned:
@@ -57,10 +63,10 @@ async def _start(plan: Plan, stack: AsyncExitStack, progress: Progress) -> Bench
         relay = Relay()
         await relay.start()
         stack.push_async_callback(relay.close)
-    servers: dict[str, Server] = {}
+    services: dict[str, Service] = {}
     for way in ours:
         progress.step(way)
-        servers[way] = await stack.enter_async_context(
+        services[way] = await stack.enter_async_context(
             service(
                 replace(plan.models, draft=None) if way == PLAIN else plan.models,
                 plan.cores,
@@ -72,6 +78,7 @@ async def _start(plan: Plan, stack: AsyncExitStack, progress: Progress) -> Bench
                 drafter_environment=relay.environment if relay is not None else {},
             )
         )
+    servers: dict[str, Server] = {**services}
     other = None
     if plan.peers:
         progress.step(TRANSFORMERS)
@@ -81,7 +88,7 @@ async def _start(plan: Plan, stack: AsyncExitStack, progress: Progress) -> Bench
     await bench.idle()
     if other is not None:
         await bench.tune(other)
-    return bench
+    return bench, services
 
 
 async def reach(url: str, model: str | None) -> ServerClient:

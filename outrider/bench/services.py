@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from outrider.bench.client import Reply, Request, ServerClient, Watch
+from outrider.bench.figures import Rejections
 from outrider.bench.group import Seconds, cpu_clock
 from outrider.bench.placing import Cores
 from outrider.cli.plan import Models, Workers, router_child, worker_children
@@ -14,6 +16,7 @@ from outrider.cli.serve import reachable, router_addresses
 from outrider.errors import StartupError, Unavailable
 from outrider.supervisor import ChildDied, ChildSpec, Supervisor
 
+DRAFTER_TELLS_SECONDS = 1.0  # within which a drafter has told its router what it has counted
 EXTRAS: dict[str, object] = {  # fields beyond OpenAI's that a fair measurement wants
     "ignore_eos": True,
     "stream_options": {"include_usage": True, "continuous_usage_stats": True},
@@ -45,6 +48,14 @@ class Service:
 
     async def ask(self, request: Request, watch: Watch | None = None) -> Reply:
         return await self._client.ask(request, watch)
+
+    async def rejections(self) -> Rejections:
+        """Of its drafter so far."""
+        await asyncio.sleep(DRAFTER_TELLS_SECONDS)
+        name = "outrider_draft_rejections"
+        return Rejections(
+            round(await self._client.counted(name)), round(await self._client.counted(f"{name}_covered"))
+        )
 
     def cpu(self) -> Seconds:
         try:

@@ -78,7 +78,7 @@ class DraftEnded(_message.Message):
     def __init__(self, session_id: _Optional[bytes] = ..., reason: _Optional[str] = ..., opening: _Optional[int] = ...) -> None: ...
 
 class DraftLoad(_message.Message):
-    __slots__ = ("sessions", "token_seconds", "busy", "kv_usage", "round_trip_seconds", "round_trips")
+    __slots__ = ("sessions", "token_seconds", "busy", "kv_usage", "round_trip_seconds", "round_trips", "rejections", "rejections_covered")
     class RoundTripsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -92,10 +92,14 @@ class DraftLoad(_message.Message):
     KV_USAGE_FIELD_NUMBER: _ClassVar[int]
     ROUND_TRIP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ROUND_TRIPS_FIELD_NUMBER: _ClassVar[int]
+    REJECTIONS_FIELD_NUMBER: _ClassVar[int]
+    REJECTIONS_COVERED_FIELD_NUMBER: _ClassVar[int]
     sessions: int
     token_seconds: float
     busy: float
     kv_usage: float
     round_trip_seconds: float
     round_trips: _containers.ScalarMap[str, float]
-    def __init__(self, sessions: _Optional[int] = ..., token_seconds: _Optional[float] = ..., busy: _Optional[float] = ..., kv_usage: _Optional[float] = ..., round_trip_seconds: _Optional[float] = ..., round_trips: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    rejections: int
+    rejections_covered: int
+    def __init__(self, sessions: _Optional[int] = ..., token_seconds: _Optional[float] = ..., busy: _Optional[float] = ..., kv_usage: _Optional[float] = ..., round_trip_seconds: _Optional[float] = ..., round_trips: _Optional[_Mapping[str, float]] = ..., rejections: _Optional[int] = ..., rejections_covered: _Optional[int] = ...) -> None: ...

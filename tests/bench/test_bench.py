@@ -51,6 +51,8 @@ def test_everything_is_measured_in_one_run(tmp_path: Path) -> None:
     assert cells["streaming", 2, 0]["cpu_shares"].keys() == {"target", "draft", "router", "client"}
     assert result["same_text"]["streaming"] == result["same_text"]["lock-step"] == {"same": 2, "requests": 2}
     assert result["carried_bytes"] > 1000, "drafts do not pass the line"
+    assert result["rejections"]["count"] > 0, "the drafter told nobody"
+    assert 0 <= result["rejections"]["covered"] <= result["rejections"]["count"]
     assert result["transformers_tuned_k"][0]["k"] >= 1
     assert {goal["goal"] for goal in result["goals"]} >= {"code, 1 stream, over our plain decoding"}
     assert {path.name for path in tmp_path.iterdir()} == {

@@ -75,3 +75,15 @@ def test_what_the_session_layer_reports_is_exposed() -> None:
     assert 'outrider_workers{role="drafter"} 2.0' in text
     assert 'outrider_draft_window_sum{model_name="demo"} 5.0' in text
     assert 'outrider_requests_refused_total{reason="rate_limit_error"} 1.0' in text
+
+
+def test_a_drafters_rejections_are_counted_on_where_it_is_started_anew() -> None:
+    metrics = Metrics()
+    labels = {"model_name": "draft", "engine": "d1"}
+    for rejections, covered in ((5, 3), (5, 3), (9, 4), (2, 1)):
+        metrics.observe_rejections("d1", "draft", rejections, covered)
+    found = [
+        metrics.registry.get_sample_value(f"outrider_draft_rejections{which}_total", labels)
+        for which in ("", "_covered")
+    ]
+    assert found == [11, 5]

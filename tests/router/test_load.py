@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outrider.errors import DeadlineExceeded, Overloaded
-from outrider.v1 import verifier_pb2
+from outrider.v1 import drafter_pb2, verifier_pb2
 from tests.router.asking import Running, committed, request
 
 
@@ -99,3 +99,13 @@ async def test_where_there_is_no_other_a_distrusted_drafter_is_better_than_none(
     assert (await liar.next_command("open")).session_id != session_id
     for session in (running, second):
         session.task.cancel()
+
+
+async def test_a_drafters_rejections_are_shown(rig: Any) -> None:
+    await rig.verifier()  # without a target that it fits, a drafter is not taken in
+    drafter = await rig.drafter("d")
+    drafter.say(load=drafter_pb2.DraftLoad(rejections=7, rejections_covered=5))
+    await rig.until(lambda: rig.fleet.drafters["d"].load.rejections == 7)
+    shown = rig.metrics.exposition().decode()
+    assert 'outrider_draft_rejections_total{engine="d",model_name="m"} 7.0' in shown
+    assert 'outrider_draft_rejections_covered_total{engine="d",model_name="m"} 5.0' in shown
