@@ -103,7 +103,8 @@ class Engine:
         """Runs a call on the engine's thread, after those before it.
 
         Every thread that does arithmetic has helpers of its own (OpenMP's), which sleep between two products
-        as soon as there are more of them than cores. So the arithmetic of a worker runs here, all of it."""
+        as soon as there are more of them than cores. So what a worker computes runs here, but for a drafter's
+        shortest steps."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
         return asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)

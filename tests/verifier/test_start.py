@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ async def test_its_arithmetic_runs_on_one_thread_and_its_pool_is_taken_at_once(
 
     monkeypatch.setattr(Engine, "_model_logits", noted)
     target = str(build("llama", tmp_path / "target"))
+    gc.collect()  # what other tests have left is not to be given back meanwhile
     before = resident()
     worker = await start(
         VerifierConfig(target=target, kv_memory_bytes=KV_BYTES, threads=1, cache=tmp_path / "cache"),
