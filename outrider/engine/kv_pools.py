@@ -36,6 +36,10 @@ class KvPools:
             return sum(pool[:, 0, 0].numel() * pool.element_size() for pool in pools)
         return 0
 
+    @property
+    def on_cpu(self) -> bool:
+        return all(pool.device.type == "cpu" for layer in self._layers.values() for pool in layer)
+
     def resized(self, num_blocks: int) -> KvPools:
         """Empty pools of the same layers with so many blocks, whose memory is taken at once."""
         pools = type(self)(num_blocks, self.block_size)

@@ -175,12 +175,26 @@ def build_engine(
 def _all_of(few: KvPools, num_blocks: int, kv_memory_bytes: int) -> KvPools:
     """Pools with the layers of `few`, taken now: a worker that has too little memory is not to become
     ready."""
+    no_room = StartupError(
+        f"there is no room for --kv-memory of {kv_memory_bytes} bytes beside the model; give less"
+    )
+    if few.on_cpu and num_blocks * few.bytes_per_block > _available_bytes():
+        raise no_room  # the system would promise it, and end some process once it is written
     try:
         return few.resized(num_blocks)
     except (MemoryError, torch.OutOfMemoryError):
-        raise StartupError(
-            f"there is no room for --kv-memory of {kv_memory_bytes} bytes beside the model; give less"
-        ) from None
+        raise no_room from None
+
+
+def _available_bytes() -> float:
+    """Of memory, without taking any from others; infinite where the system does not tell (Linux does)."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return float("inf")
+    return 1024 * next(
+        (int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), float("inf")
+    )
 
 
 def max_context(config: Any) -> int:
