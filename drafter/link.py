@@ -120,25 +120,30 @@ class VerifierLink:
                 drafting.session.tell_anew()
             self._ready.set()
             stream = stub.Speculate()
-            writer = asyncio.create_task(self._write(stream))
+            greeted = asyncio.Event()
+            writer = asyncio.create_task(self._write(stream, greeted))
             try:
                 silence = Stillness()
-                if await fell_silent(self._read(stream, silence), silence):
+                if await fell_silent(self._read(stream, silence, greeted), silence):
                     log.info("the verifier at %s has been silent for %g s", self._address, SILENCE_SECONDS)
             finally:  # a writer left over would take what is meant for the next stream
                 writer.cancel()
                 await asyncio.gather(writer, return_exceptions=True)
 
-    async def _read(self, stream: AsyncIterable[verifier_pb2.CommitBatch], silence: Stillness) -> None:
-        first = True
+    async def _read(
+        self, stream: AsyncIterable[verifier_pb2.CommitBatch], silence: Stillness, greeted: asyncio.Event
+    ) -> None:
         async for batch in stream:
-            if first:
+            if not greeted.is_set():
                 check_hello(batch, Role.VERIFIER, tokenizer_hash=self._identity.tokenizer_hash)
-                first, self._failures = False, 0
+                self._failures = 0
+                greeted.set()
             silence.moved()
             self._heard(batch)
 
-    async def _write(self, stream: grpc.aio.StreamStreamCall[Any, Any]) -> None:
+    async def _write(self, stream: grpc.aio.StreamStreamCall[Any, Any], greeted: asyncio.Event) -> None:
+        await stream.write(verifier_pb2.DraftBatch(hello=self._identity.hello()))
+        await greeted.wait()  # a write while the verifier refuses would take the place of its reason
         async with aclosing(self._batches()) as batches:
             async for batch in batches:
                 await stream.write(batch)
@@ -158,7 +163,6 @@ class VerifierLink:
 
     async def _batches(self) -> AsyncGenerator[verifier_pb2.DraftBatch, None]:
         """One message whenever there is something new; drafts of a session merge while they wait."""
-        yield verifier_pb2.DraftBatch(hello=self._identity.hello())
         while True:
             await self._ready.wait()
             self._ready.clear()

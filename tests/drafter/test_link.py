@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -162,6 +163,11 @@ async def test_one_that_refuses_is_given_up_at_once_and_one_that_is_away_after_s
     class Refusing(Listener):
         async def Speculate(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
             self.streams += 1
+            said = [await anext(request_iterator)]
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    said.append(await anext(request_iterator))
+            assert [each.HasField("hello") for each in said] == [True], "it speaks before it is greeted"
             await context.abort(code, "its words")
             yield
 
