@@ -89,6 +89,7 @@ class DraftSession:
         self.recent = FIRST_RECENT  # acceptance, a moving average
         self.scored = len(self.log)  # positions of the log that were compared with what was drafted there
         self.untold = 0  # guesses on the trunk, its last, that the verifier has not been sent
+        self.told = 0  # guesses, on trunk and branches, that it has been sent since the last commit
         self.news = True  # whether the log or the trunk is not as it has been told
 
     @property
@@ -113,11 +114,6 @@ class DraftSession:
         for guess in self.drafted:
             survival *= guess.acceptance
         return survival
-
-    @property
-    def guesses(self) -> int:
-        """On the trunk and all branches, those that branches begin with included."""
-        return len(self.drafted) + sum(1 + len(branch.guesses) for branch in self.branches)
 
     def uncached(self, cached: int) -> list[int]:
         """The tokens of log and trunk from position `cached` on."""
@@ -184,13 +180,13 @@ class DraftSession:
         end = len(self.log)
         kept = [] if rejected else [branch for branch in self.branches if branch.at >= end]
         dropped = [branch for branch in self.branches if branch not in kept and branch is not adopted]
-        self.branches, self.news = kept, True
+        self.branches, self.news, self.told = kept, True, 0
         self.untold = min(self.untold, len(self.drafted))
         return Verdict(standing, judged, rejected, adopted, tuple(dropped))
 
     def tell_anew(self) -> None:
         """The verifier may know nothing."""
-        self.untold, self.news = len(self.drafted), True
+        self.untold, self.told, self.news = len(self.drafted), 0, True
         for branch in self.branches:
             branch.untold = len(branch.guesses)
 
@@ -205,12 +201,10 @@ class DraftSession:
 
     @property
     def worth_telling(self) -> bool:
-        """Whether what is new makes a message: half of what the verifier has of the draft, or no more to come
-        on the trunk soon. So the first guesses go out one by one, and later ones together."""
-        if self.news and not self.wants_token:
-            return True
-        untold = self._all_untold
-        return 2 * untold > self.guesses - untold
+        """Whether what is new makes a message: half of what the verifier was sent since its last commit, or
+        no more to come on the trunk soon. So the first guesses, for which it may wait, go out one by one, and
+        later ones, while its step runs, together."""
+        return (self.news and not self.wants_token) or 2 * self._all_untold > self.told
 
     def tell(self) -> tuple[list[int], list[int], list[float]]:
         """(tokens, parents, survival) of the paths with guesses that the verifier has not been sent, each
@@ -238,8 +232,10 @@ class DraftSession:
                 parent = len(tokens)
                 tokens.append(token)
                 survival.append(chance)
-            branch.untold = 0
+        self.told += self._all_untold
         self.untold, self.news = 0, False
+        for branch in grown:
+            branch.untold = 0
         return tokens, parents if grown else [], survival
 
 

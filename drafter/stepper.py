@@ -33,7 +33,7 @@ SPARE_ROWS = 8  # tokens of a step that has no likely one
 FOLLOWED_AT_ONCE = 8  # tokens of a log that is only followed
 SHORT_SECONDS = 0.01  # a step below it runs on the event loop's own thread
 SHORT_TOKENS = 32
-LOOP_ROUNDS = 3  # of the event loop after it: from what has arrived to whom it is for
+LOOP_ROUNDS = 3  # of the event loop after it: from what has arrived to whom it is for, and what it found sent
 MOST_SCORED = 16  # rows of a session in a step
 
 
@@ -138,12 +138,8 @@ class DraftStepper:
             self.under_way = under_way()
             try:
                 run = partial(self._engine.rank, inputs, rows, 1 + ALTERNATIVES, vocab_size)
-                if self._is_short(parts):
-                    drawn = run()
-                    for _ in range(LOOP_ROUNDS):
-                        await asyncio.sleep(0)
-                else:
-                    drawn = await self._engine.run(run)
+                short = self._is_short(parts)
+                drawn = run() if short else await self._engine.run(run)
             except PeerLost:
                 raise
             except Exception:
@@ -154,6 +150,9 @@ class DraftStepper:
             finally:
                 self.under_way = None
             self._finish(parts, drawn, self._clock() - began)
+            if short:
+                for _ in range(LOOP_ROUNDS):
+                    await asyncio.sleep(0)
 
     def _is_short(self, parts: Sequence[Part]) -> bool:
         """Whether a step is over sooner than two threads have taken turns on a busy machine. Commits wait for

@@ -163,6 +163,23 @@ def test_the_first_guesses_are_told_one_by_one_and_later_ones_together() -> None
     assert told == [1, 2, 4, 7, 11, 14]  # the last: no more to come
 
 
+def test_after_a_commit_they_are_told_one_by_one_again_however_many_stand() -> None:
+    s = drafting([10, 11, 12, 13, 14, 15], window=14)
+    s.tell()
+    s.extend(guess(16))
+    assert not s.worth_telling
+    s.apply(3, [10])
+    assert s.worth_telling  # what was held back
+    s.tell()
+    told = []
+    for token in (17, 18, 19):
+        s.extend(guess(token))
+        told.append(s.worth_telling)
+        if told[-1]:
+            s.tell()
+    assert told == [True, False, True]
+
+
 def test_a_commit_is_acknowledged_with_the_guess_that_follows_it() -> None:
     s = drafting([10, 11], window=2)
     s.tell()

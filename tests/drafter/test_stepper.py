@@ -14,7 +14,7 @@ import pytest
 from drafter.branches import MOST_BRANCHES, growths
 from drafter.drafting import Drafting
 from drafter.session import DraftSession, DraftSpec
-from drafter.stepper import FOLLOWED_AT_ONCE, LIKELY, SPARE_ROWS, DraftStepper
+from drafter.stepper import FOLLOWED_AT_ONCE, LIKELY, SHORT_SECONDS, SPARE_ROWS, DraftStepper
 from outrider.engine.engine import Engine
 from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.loading import load_engine
@@ -90,6 +90,18 @@ def idle(stepper: DraftStepper, drafting: Drafting) -> Callable[[], bool]:
         and not list(growths(session, drafting.table.length))
         and all(branch.table.length >= branch.at + len(branch.guesses) for branch in session.branches)
     )
+
+
+def count_steps(engine: Engine) -> list[int]:
+    """Which grows by one with each step from now on."""
+    steps, rank = [], engine.rank
+
+    def counted(*args: object) -> object:
+        steps.append(1)
+        return rank(*args)  # type: ignore[arg-type]
+
+    engine.rank = counted  # type: ignore[assignment,method-assign]
+    return steps
 
 
 async def commit(stepper: DraftStepper, drafting: Drafting, tokens: list[int]) -> None:
@@ -248,20 +260,42 @@ async def test_no_branches_where_the_model_is_divided_or_they_are_switched_off(
 
 
 async def test_far_fewer_messages_than_steps_and_nothing_left_untold(engine: Engine) -> None:
-    heard, steps, commits = Heard(), 0, 20
-    rank = engine.rank
-
-    def counted(*args: object) -> object:
-        nonlocal steps
-        steps += 1
-        return rank(*args)  # type: ignore[arg-type]
-
-    engine.rank = counted  # type: ignore[assignment,method-assign]
+    heard, commits = Heard(), 8
+    steps = count_steps(engine)
     async with running(engine, heard) as stepper:
-        drafting = stepper.open(DraftSession(spec(), 12))
+        drafting = stepper.open(DraftSession(spec(), 40))
         for _ in range(commits):
             await until(idle(stepper, drafting))
             await asyncio.sleep(0.01)
             assert not drafting.session.untold_yet
-            await commit(stepper, drafting, tokens(drafting)[:4])
-    assert heard.messages <= 0.65 * (steps + commits)  # each of them would have something to tell
+            await commit(stepper, drafting, tokens(drafting)[:36])
+    assert heard.messages <= 0.4 * (len(steps) + commits)  # each of them would have something to tell
+
+
+async def test_what_a_short_step_found_is_on_its_way_before_the_next_one_begins(engine: Engine) -> None:
+    told, sent = asyncio.Event(), []
+    steps = count_steps(engine)
+
+    def heard(changed: list[Drafting]) -> None:
+        for drafting in changed:
+            drafting.session.tell()
+        told.set()
+
+    async def send() -> None:
+        while True:
+            await told.wait()
+            told.clear()
+            sent.append(len(steps))
+
+    async with running(engine, heard) as stepper:
+        drafting = stepper.open(DraftSession(spec(), 8))
+        await until(idle(stepper, drafting))
+        assert stepper.load.token_seconds < SHORT_SECONDS
+        sender = asyncio.create_task(send())
+        for _ in range(5):
+            steps.clear()
+            sent.clear()
+            await commit(stepper, drafting, [(tokens(drafting)[0] + 1) % VOCAB])  # not what was drafted
+            await until(idle(stepper, drafting))
+            assert sent[:2] == [1, 2]
+        sender.cancel()
