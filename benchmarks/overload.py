@@ -31,6 +31,7 @@ from benchmarks.serving import OK, REFUSED, Answer, Client, closed_loop, serving
 from demo.heldout import heldout_prompts
 from outrider.bench.figures import percentile
 from outrider.cli.bench import machine
+from outrider.garbage import spare_what_is_there
 
 CONSOLE = Console()
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)
@@ -108,6 +109,7 @@ async def measure(
     target: str, draft: str | None, max_tokens: int, seconds: float, factor: float, seed: int
 ) -> Json:
     prompts = heldout_prompts(64)
+    spare_what_is_there()  # a full round would make every answer of that moment late
     most, rates = await capacity(target, draft, prompts, max_tokens, seconds / 4)
     async with serving(target, draft, most) as service:
         client = Client(service.url)
@@ -133,9 +135,9 @@ async def measure(
         "goals": {
             "latency_ratio_p50": {"most": LATENCY_GOAL, "met": ratio["p50"] <= LATENCY_GOAL},
             "latency_ratio_p95": {"most": LATENCY_GOAL, "met": ratio["p95"] <= LATENCY_GOAL},
-            "refusal_seconds_p95": {
+            "refusal_seconds_max": {
                 "most": REFUSAL_GOAL,
-                "met": after["refusal_seconds"].get("p95", 0.0) < REFUSAL_GOAL,  # type: ignore[attr-defined]
+                "met": after["refusal_seconds"].get("max", 0.0) < REFUSAL_GOAL,  # type: ignore[attr-defined]
             },
         },
     }

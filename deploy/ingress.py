@@ -17,6 +17,7 @@ from deploy.args import TlsArgs
 from deploy.grpc_context import call, stream
 from deploy.registry import StoreSource, open_store
 from outrider.errors import Unhealthy
+from outrider.garbage import spare_what_is_there
 from outrider.keys import keys_of
 from outrider.tls import opened
 from outrider.v1 import generation_pb2
@@ -65,6 +66,7 @@ class Ingress:
             tls=opened(tls and tls.files),
         )
         await self._router.start()
+        spare_what_is_there()
         self._end = asyncio.create_task(self._router.wait())
         generation = GenerationServicer(self._router.sessions, self._router.metrics, self._router.draw_below)
         self._generation: Any = guarded(generation, self._router.access)

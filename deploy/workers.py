@@ -20,6 +20,7 @@ from deploy.followers import FollowerActors, claim_threads
 from deploy.registry import StoreSource, open_store, present
 from outrider.config import default_dtype, parse_memory
 from outrider.errors import OutriderError, PeerLost, Unhealthy
+from outrider.garbage import spare_what_is_there
 from outrider.rpc import Role
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Replica:
         self._worker = worker
         self._probe_seconds = probe_seconds
         await worker.start()
+        spare_what_is_there()
         self._end = asyncio.create_task(worker.wait())
 
     async def check_health(self) -> None:

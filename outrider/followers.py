@@ -20,6 +20,7 @@ from outrider.engine.loading import load_engine
 from outrider.engine.ranks import Followers, Group, Ranks
 from outrider.engine.sharded import ShardedEngine
 from outrider.errors import PeerLost, StartupError
+from outrider.garbage import spare_what_is_there
 
 __all__ = ["FollowerProcesses", "FollowerSpec", "Followers", "StartFollowers", "follow"]
 
@@ -63,6 +64,7 @@ def follow(spec: FollowerSpec) -> None:
             ranks=ranks,
         )
         assert isinstance(engine, ShardedEngine)
+        spare_what_is_there()
         engine.follow()
     except StartupError as error:
         ranks.refuse(error.message)

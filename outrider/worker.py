@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import grpc.aio
 
 from outrider.errors import OutriderError, StepHung, Unhealthy
+from outrider.garbage import spare_what_is_there
 from outrider.registration import OnState, register
 from outrider.rpc import STOP_GRACE_SECONDS
 from outrider.stepwatch import end_process, loop_watched
@@ -160,6 +161,7 @@ async def _serve_until_stopped(worker: Worker, role: str, drain_seconds: float) 
             say(f"outrider {role}: not registered ({reason}); trying again")
         elif not announced:
             announced = True
+            spare_what_is_there()
             say(_ready_line(worker.info, worker.address))
 
     say(f"outrider {role}: listening on {worker.address}, registering")

@@ -13,6 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from outrider.errors import StartupError
+from outrider.garbage import spare_what_is_there
 from outrider.keys import keys_of
 from outrider.rpc import STOP_GRACE_SECONDS, bind, new_server
 from outrider.stepwatch import loop_watched
@@ -89,6 +90,7 @@ async def _until_stopped(http_server: _HttpServer, ends: list[asyncio.Task[None]
     try:
         await asyncio.wait((listening, stopped, *ends), return_when=asyncio.FIRST_COMPLETED)
         if listening.done():
+            spare_what_is_there()
             print(f"outrider router ready: {addresses}", flush=True)
         done, _ = await asyncio.wait((stopped, *ends), return_when=asyncio.FIRST_COMPLETED)
         for task in done:
