@@ -293,6 +293,7 @@ async def start(
         start_followers,
         config.quantization,
     )
+    await engine.run(engine.make_ready, config.max_batch_tokens)
     service = DrafterService(info, tokenizer, tls)
     limits = Limits(config.max_batch_tokens, config.prefill_chunk)
     stepper = DraftStepper(

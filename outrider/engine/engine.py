@@ -18,6 +18,7 @@ from outrider.engine.attention import RUNNING, LayerAttention, RunningStep
 from outrider.engine.flat_inputs import FlatInputs
 from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.kv_pools import KvPools
+from outrider.engine.packed import make_ready
 from outrider.engine.step_inputs import StepInputs, Work, build_step
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Ranked, Row, draw, rank
@@ -108,6 +109,10 @@ class Engine:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
         return asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
+
+    def make_ready(self, most_tokens: int) -> None:
+        """Takes what memory steps need for each number of tokens, up to so many, before the first of them."""
+        make_ready(self.model, most_tokens)
 
     def probe(self) -> None:
         """Runs one token, between two steps, in the block that nobody's tokens are in: shows that the engine

@@ -39,8 +39,8 @@ product = torch.ops.mkldnn._linear_pointwise.default
 def rounded_up(count: int) -> int:
     """With how many rows a product of so many runs: at most a sixteenth more.
 
-    oneDNN generates code for every shape and number of rows, which takes a few milliseconds when it comes
-    first and about .4 MB for as long as it stays in its cache."""
+    oneDNN makes a plan for every shape and number of rows when it comes first. That takes a fraction of a
+    millisecond, and about .5 MB for as long as it is kept."""
     unit = 1 << max(0, (count - 1).bit_length() - EXACT_BITS)
     return -(-count // unit) * unit
 
@@ -181,6 +181,21 @@ def fill_up(model: nn.Module) -> None:
         chosen = fastest(seconds_by_rows(some, [rows for rows in FEWEST_ROWS if rows >= fewest]))
         for layer in layers:
             layer.fewest = chosen
+
+
+def make_ready(model: nn.Module, most_rows: int) -> None:
+    """Lets oneDNN make all the plans that products of up to `most_rows` rows need: what it keeps of them is
+    not taken little by little under load, for hours, but now."""
+    shapes = {
+        (module.in_features, module.out_features): module
+        for module in model.modules()
+        if isinstance(module, PackedLinear)
+    }
+    counts = {rounded_up(count) for count in range(1, min(most_rows, MAX_ROWS) + 1)}
+    with torch.inference_mode():
+        for width, height in shapes:
+            for count in sorted(counts):
+                shapes[width, height].forward(torch.zeros(count, width))
 
 
 def seconds_by_rows(layers: Sequence[PackedLinear], counts: Sequence[int]) -> dict[int, float]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +26,8 @@ from outrider.engine.packed import (
     pack,
     seconds_by_rows,
 )
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -140,6 +145,36 @@ def test_many_rows_are_rounded_up_and_keep_their_bits() -> None:
         assert torch.equal(layer(x[:count]), whole[:count])
         assert count <= ran[-1] <= max(layer.fewest, count * 17 / 16)
     assert set(range(3, 33)) < set(ran) and len(set(ran)) <= 32 + 4 * 16
+
+
+STEPS_OF_MANY_SIZES = """
+import sys
+from outrider.engine.engine import Work
+from outrider.engine.loading import load_engine
+
+engine = load_engine(sys.argv[1], threads=1, kv_memory_bytes=2**24)
+if sys.argv[2:]:
+    engine.make_ready(int(sys.argv[2]))
+print("ready", flush=True)
+table = engine.pool.open([])
+for count in range(1, 41):
+    engine.pool.extend(table, count)
+    engine.step([Work(table.blocks, 0, [1] * count, count)])
+    engine.pool.truncate(table, 0)
+"""
+
+
+@pytest.mark.parametrize(("most_rows", "missed"), [((), True), (("40",), False)])
+def test_what_the_products_of_any_step_need_is_there_once_it_was_made_ready(
+    checkpoint: Callable[..., Path], most_rows: tuple[str, ...], missed: bool
+) -> None:
+    """oneDNN says itself what it has in its cache. Without: it misses."""
+    command = [sys.executable, "-c", STEPS_OF_MANY_SIZES, str(checkpoint("llama")), *most_rows]
+    environment = {**os.environ, "ONEDNN_VERBOSE": "2"}
+    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT, check=True)
+    products = [line for line in said.stdout.partition("ready")[2].splitlines() if "inner_product" in line]
+    assert any("create:cache_hit" in line for line in products)
+    assert any("create:cache_miss" in line for line in products) is missed
 
 
 def test_a_few_rows_run_with_as_many_as_are_fastest() -> None:
