@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from outrider.bench.services import Quiet
 from outrider.cli.plan import Models, Workers, router_child, worker_children
 from outrider.cli.serve import reachable, router_addresses
+from outrider.config import NUM_SPECULATIVE_TOKENS
 from outrider.supervisor import Supervisor
 
 OK, REFUSED = 200, 429
@@ -35,7 +36,7 @@ async def serving(
     supervisor = Supervisor(Quiet())
     models = Models(target, draft, "model")
     workers = Workers(verifiers=1, drafters=1, device="cpu", dtype=None, kv_memory=kv_memory, threads=1)
-    router = router_child("127.0.0.1", 0, 0, num_speculative_tokens=32, seed=0)
+    router = router_child("127.0.0.1", 0, 0, num_speculative_tokens=NUM_SPECULATIVE_TOKENS, seed=0)
     router = replace(router, command=(*router.command, "--max-sessions", str(max_sessions)))
     try:
         url, grpc_address, *_ = (

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from outrider.config import DTYPES, parse_memory
+from outrider.config import DTYPES, NUM_SPECULATIVE_TOKENS, parse_memory
 from outrider.errors import StartupError
 from outrider.sampling.params import MAX_SEED
 from outrider.store.logs import SESSION_TTL_SECONDS
@@ -135,7 +135,7 @@ class AppArgs(Settings):
     draft: Name | None = None  # folder or hub id of the draft model
     name: Name | None = None  # under which clients ask for it; None = the checkpoint's own
     store: str | None = None  # redis://... or rediss://...; None = a small deployment of its own
-    num_speculative_tokens: Annotated[int, Field(ge=0)] = 32  # most draft tokens in a step of any request
+    num_speculative_tokens: Annotated[int, Field(ge=0)] = NUM_SPECULATIVE_TOKENS
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None  # makes drawn seeds repeatable
     tls: TlsArgs | None = None  # between routers, verifiers and drafters; None = in the clear
     insecure: bool = False  # allow what is not encrypted to leave a node: trust the network

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.config import check_at_least, check_port, check_reach
+from outrider.config import NUM_SPECULATIVE_TOKENS, check_at_least, check_port, check_reach
 from outrider.errors import StartupError
 from outrider.sampling.params import MAX_SEED
 from outrider.store.logs import SESSION_TTL_SECONDS
@@ -30,7 +30,7 @@ class RouterConfig:
     api_keys: Path | None = None  # file of the keys, one of which a client must show
     api_key_lines: str | None = None  # the same lines, where there is no file
     store: str | None = None  # url of the store that several routers share; None = one in this process
-    num_speculative_tokens: int = 32  # most draft tokens in a step of any request; 0 = plain decoding
+    num_speculative_tokens: int = NUM_SPECULATIVE_TOKENS  # most in a step of any request; 0 = plain decoding
     max_sessions: int = 256  # most requests at a time
     session_ttl: int = SESSION_TTL_SECONDS  # a session can be resumed so long after its last token
     seed: int | None = None  # makes the seeds drawn for requests without one repeatable

@@ -9,6 +9,7 @@ from outrider.bench.cells import CHAINS, LOCK_STEP, OURS, PEERS, PLAIN, SERVER, 
 from outrider.bench.placing import Cores
 from outrider.bench.workloads import WORKLOADS
 from outrider.cli.plan import Models
+from outrider.config import NUM_SPECULATIVE_TOKENS
 from outrider.errors import StartupError
 
 
@@ -29,7 +30,7 @@ class Plan:
     lock_step: bool = True
     chains: bool = False  # streaming without branches, too
     peers: bool = True
-    num_speculative_tokens: int = 32
+    num_speculative_tokens: int = NUM_SPECULATIVE_TOKENS
     kv_memory: str = "2GiB"  # of each worker
     draft_quantization: str | None = None
     cores: Cores = Cores()  # noqa: RUF009  # frozen

@@ -15,6 +15,7 @@ import typer
 
 from outrider.cli import options
 from outrider.cli.reporting import reported
+from outrider.config import NUM_SPECULATIVE_TOKENS
 
 if TYPE_CHECKING:
     from outrider.bench.plan import Plan
@@ -63,7 +64,7 @@ def bench(
     chains: Annotated[
         bool, typer.Option("--chains", help="Measure streaming drafts without branches too.")
     ] = False,
-    num_speculative_tokens: options.NumSpeculativeTokens = 32,
+    num_speculative_tokens: options.NumSpeculativeTokens = NUM_SPECULATIVE_TOKENS,
     kv_memory: options.KvMemory = "2GiB",
     draft_quantization: options.DraftQuantization = None,
     cores: Annotated[

@@ -12,6 +12,7 @@ import typer
 
 from outrider.cli import options
 from outrider.cli.reporting import reported
+from outrider.config import NUM_SPECULATIVE_TOKENS
 
 ROOMS = ("outrider", "router", "verifier", "drafter")  # whose loggers are ours
 API_KEYS = "OUTRIDER_API_KEYS"  # of the environment: the lines of the file that --api-keys would name
@@ -22,7 +23,7 @@ def router(
     host: options.HttpHost = "127.0.0.1",
     port: options.HttpPort = 8000,
     grpc_port: options.GrpcPort = 50051,
-    num_speculative_tokens: options.NumSpeculativeTokens = 32,
+    num_speculative_tokens: options.NumSpeculativeTokens = NUM_SPECULATIVE_TOKENS,
     max_sessions: Annotated[
         int, typer.Option("--max-sessions", min=1, help="Most requests at a time; more are refused with 429.")
     ] = 256,

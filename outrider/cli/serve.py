@@ -19,6 +19,7 @@ from outrider.cli.display import PersistentConsole, ServeDisplay
 from outrider.cli.plan import Models, Protection, Workers, router_child, threads_each, worker_children
 from outrider.cli.reporting import WRONG_USAGE, fail
 from outrider.cli.roles import API_KEYS, STORE
+from outrider.config import NUM_SPECULATIVE_TOKENS
 from outrider.supervisor import ChildDied, ChildSpec, Supervisor
 from outrider.tasks import first_of
 
@@ -38,7 +39,7 @@ def serve(
     drafters: Annotated[int, typer.Option(min=0, help="Number of draft workers; 0 = plain decoding.")] = 1,
     verifiers: Annotated[int, typer.Option(min=1, help="Number of target workers.")] = 1,
     tensor_parallel_size: options.TargetParallelSize = 1,
-    num_speculative_tokens: options.NumSpeculativeTokens = 32,
+    num_speculative_tokens: options.NumSpeculativeTokens = NUM_SPECULATIVE_TOKENS,
     host: options.HttpHost = "127.0.0.1",
     port: options.HttpPort = 8000,
     grpc_port: options.GrpcPort = 50051,
