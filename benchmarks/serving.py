@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from outrider.bench.services import Quiet
 from outrider.cli.plan import Models, Workers, router_child, worker_children
 from outrider.cli.serve import reachable, router_addresses
-from outrider.config import NUM_SPECULATIVE_TOKENS
+from outrider.defaults import NUM_SPECULATIVE_TOKENS
 from outrider.supervisor import Supervisor
 
 OK, REFUSED = 200, 429

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from outrider.config import DTYPES, NUM_SPECULATIVE_TOKENS, parse_memory
+from outrider.config import DTYPES, parse_memory
+from outrider.defaults import NUM_SPECULATIVE_TOKENS
 from outrider.errors import StartupError
 from outrider.sampling.params import MAX_SEED
 from outrider.store.logs import SESSION_TTL_SECONDS

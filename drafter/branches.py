@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from drafter.session import Branch, DraftSession, chance_of
 
-MOST_BRANCHES = 8  # of a session
-MOST_GUESSES = 8  # of a branch
+MOST_BRANCHES = 12  # of a session
+MOST_GUESSES = 12  # of a branch
 LEAST_CHANCE = 0.02  # below it no forward is spent
 
 

@@ -15,7 +15,6 @@ from outrider.errors import StartupError
 from outrider.store.url import parse_store_url
 from outrider.tls import TlsFiles
 
-NUM_SPECULATIVE_TOKENS = 32  # most in a step of any request, where nobody says otherwise
 WILDCARD_HOSTS = frozenset({"0.0.0.0", "::", ""})
 DTYPES = ("float32", "bfloat16", "float16")
 MEMORY_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.config import NUM_SPECULATIVE_TOKENS, check_at_least, check_port, check_reach
+from outrider.config import check_at_least, check_port, check_reach
+from outrider.defaults import NUM_SPECULATIVE_TOKENS
 from outrider.errors import StartupError
 from outrider.sampling.params import MAX_SEED
 from outrider.store.logs import SESSION_TTL_SECONDS

@@ -9,7 +9,7 @@ from outrider.bench.cells import CHAINS, LOCK_STEP, OURS, PEERS, PLAIN, SERVER, 
 from outrider.bench.placing import Cores
 from outrider.bench.workloads import WORKLOADS
 from outrider.cli.plan import Models
-from outrider.config import NUM_SPECULATIVE_TOKENS
+from outrider.defaults import NUM_SPECULATIVE_TOKENS
 from outrider.errors import StartupError
 
 

@@ -15,7 +15,7 @@ import typer
 
 from outrider.cli import options
 from outrider.cli.reporting import reported
-from outrider.config import NUM_SPECULATIVE_TOKENS
+from outrider.defaults import NUM_SPECULATIVE_TOKENS
 
 if TYPE_CHECKING:
     from outrider.bench.plan import Plan

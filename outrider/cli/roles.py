@@ -12,7 +12,7 @@ import typer
 
 from outrider.cli import options
 from outrider.cli.reporting import reported
-from outrider.config import NUM_SPECULATIVE_TOKENS
+from outrider.defaults import NUM_SPECULATIVE_TOKENS
 
 ROOMS = ("outrider", "router", "verifier", "drafter")  # whose loggers are ours
 API_KEYS = "OUTRIDER_API_KEYS"  # of the environment: the lines of the file that --api-keys would name

@@ -19,7 +19,7 @@ from outrider.cli.display import PersistentConsole, ServeDisplay
 from outrider.cli.plan import Models, Protection, Workers, router_child, threads_each, worker_children
 from outrider.cli.reporting import WRONG_USAGE, fail
 from outrider.cli.roles import API_KEYS, STORE
-from outrider.config import NUM_SPECULATIVE_TOKENS
+from outrider.defaults import NUM_SPECULATIVE_TOKENS
 from outrider.supervisor import ChildDied, ChildSpec, Supervisor
 from outrider.tasks import first_of
 
