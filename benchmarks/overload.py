@@ -101,6 +101,7 @@ def told(answers: list[Answer]) -> Json:
         "latency_seconds": seconds_of([one.seconds for one in accepted]),
         "first_token_seconds": seconds_of([one.first_token for one in accepted if one.first_token]),
         "refusal_seconds": seconds_of([one.seconds for one in refused]),
+        "refusals_later_than_the_goal": sum(one.seconds >= REFUSAL_GOAL for one in refused),
         "retry_after": sorted({one.retry_after or "" for one in refused}),
     }
 
