@@ -2,18 +2,21 @@
 
     python benchmarks/overload.py --write benchmarks/results/overload-demo.json
 
-Real processes on one machine, the client beside them. First the capacity: with ever more clients that ask in
-a closed loop, the least number of them at which the service is nearly as fast as at its best. Then a router
-that takes so many requests at a time. At capacity: that many clients in a closed loop. Overload: requests
-that come by themselves, at random times, at four times the rate at which they were finished at capacity.
-Those that are let in should keep their latency, and the others should hear at once that they are not. How
-late the client's own event loop is, which every time told here has a part of, shows in how late it asks.
+Real processes on one machine: the models on the first half of its cores, router and client on the others,
+so that neither waits for a core that a model has. First the capacity: with ever more clients that ask in
+a closed loop, the least number of them at which the service is nearly as fast as at its best. Then a
+router that takes so many requests at a time. At capacity: that many clients in a closed loop. Overload:
+requests that come by themselves, at random times, at four times the rate at which they were finished at
+capacity. Those that are let in should keep their latency, and the others should hear at once that they
+are not. How late the client's own event loop is, which every time told here has a part of, shows in how
+late it asks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import sys
 import time
@@ -30,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.serving import OK, REFUSED, Answer, Client, closed_loop, serving
 from demo.heldout import heldout_prompts
 from outrider.bench.figures import percentile
+from outrider.bench.placing import Cores, stay_on
 from outrider.cli.bench import machine
 from outrider.garbage import spare_what_is_there
 
@@ -44,11 +48,11 @@ Json = dict[str, object]
 
 
 async def capacity(
-    target: str, draft: str | None, prompts: list[str], max_tokens: int, seconds: float
+    target: str, draft: str | None, prompts: list[str], max_tokens: int, seconds: float, cores: Cores
 ) -> tuple[int, dict[int, float]]:
     """Most clients that are worth having, and tokens a second by number of clients."""
     rates: dict[int, float] = {}
-    async with serving(target, draft, UNLIMITED) as service:
+    async with serving(target, draft, UNLIMITED, cores=cores) as service:
         client = Client(service.url)
         await closed_loop(client, prompts, max_tokens, 4, seconds)  # caches and paces warm up
         for clients in CLIENTS:
@@ -111,8 +115,10 @@ async def measure(
 ) -> Json:
     prompts = heldout_prompts(64)
     spare_what_is_there()  # a full round would make every answer of that moment late
-    most, rates = await capacity(target, draft, prompts, max_tokens, seconds / 4)
-    async with serving(target, draft, most) as service:
+    cores = Cores.divided(sorted(os.sched_getaffinity(0)))
+    stay_on(cores.draft)
+    most, rates = await capacity(target, draft, prompts, max_tokens, seconds / 4, cores)
+    async with serving(target, draft, most, cores=cores) as service:
         client = Client(service.url)
         await closed_loop(client, prompts, max_tokens, most, seconds / 4)
         began = time.perf_counter()

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
+from outrider.bench.placing import Cores
 from outrider.bench.services import Quiet
 from outrider.cli.plan import Models, Workers, router_child, worker_children
 from outrider.cli.serve import reachable, router_addresses
@@ -29,20 +30,29 @@ class Serving:
 
 @asynccontextmanager
 async def serving(
-    target: str, draft: str | None, max_sessions: int, kv_memory: str = "1GiB"
+    target: str,
+    draft: str | None,
+    max_sessions: int,
+    kv_memory: str = "1GiB",
+    cores: Cores | None = None,
 ) -> AsyncIterator[Serving]:
-    """A router that takes `max_sessions` at a time, a verifier, and a drafter where `draft` names a model.
-    Raises ChildDied with what a process said where it ends too early."""
+    """A router that takes `max_sessions` at a time, a verifier, and a drafter where `draft` names a model;
+    with `cores`, both models on the target's and the router on the others. Raises ChildDied with what a
+    process said where it ends too early."""
     supervisor = Supervisor(Quiet())
     models = Models(target, draft, "model")
     workers = Workers(verifiers=1, drafters=1, device="cpu", dtype=None, kv_memory=kv_memory, threads=1)
     router = router_child("127.0.0.1", 0, 0, num_speculative_tokens=NUM_SPECULATIVE_TOKENS, seed=0)
-    router = replace(router, command=(*router.command, "--max-sessions", str(max_sessions)))
+    router_stays = cores.prefix(cores.draft) if cores is not None else ()
+    router = replace(router, command=(*router_stays, *router.command, "--max-sessions", str(max_sessions)))
     try:
         url, grpc_address, *_ = (
             reachable(address) for address in router_addresses(await supervisor.start(router))
         )
         children = worker_children(models, workers, grpc_address)
+        if cores is not None:
+            models_stay = cores.prefix(cores.target)
+            children = [replace(child, command=(*models_stay, *child.command)) for child in children]
         for child in children:  # one after the other: each measures at its start how fast it is
             await supervisor.start(child)
         yield Serving(url, {child.name: supervisor.pid(child.name) for child in (router, *children)})
