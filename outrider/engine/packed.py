@@ -79,11 +79,12 @@ class PackedLinear(nn.Module):
             return torch.equal(self._product(x)[:1], self._product(x[:1]))
 
 
-class Together(nn.Module):
-    """Linear layers that are given the same tensor, run as one at the first one's call."""
+class Together:
+    """Linear layers that are given the same tensor, run as one at the first one's call.
+
+    Not a module: those take a microsecond or two for each attribute that is set, several times a layer."""
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
-        super().__init__()
         bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
         self.linear = PackedLinear(torch.cat([layer.weight for layer in layers]), bias)
         self._count = self._left = len(layers)  # layers that have not taken their columns yet
@@ -107,6 +108,7 @@ class PackedColumns(nn.Module):
     def __init__(self, together: Together, first: int, count: int) -> None:
         super().__init__()
         self.together = together
+        self.linear = together.linear  # so that the model knows it; the others' is the same one
         self.first, self.out_features = first, count
         self.in_features = together.linear.in_features
         self.bias = None  # the product has it
