@@ -3,11 +3,11 @@
     python benchmarks/step.py --target demo/grown --write benchmarks/results/step-grown.json
 
 The floor of a step is memory: weights, and the keys and values of the context, are read once. So the
-machine's bandwidth is measured in the same run, in turn with steps of n tokens, and the share that a step of
-one token reaches is told. Then what the host does around the forward pass, in microseconds a session, part by
-part and together: they are to grow neither with the length of the sessions nor with their number. Then the
-drafter's engine, and a prompt whose beginning is cached. Figures are the fastest of several rounds: what
-disturbs a step makes it slower. Text and quality play no part here.
+machine's bandwidth is measured in the same run, in turn with steps of n tokens and with the products of their
+linear layers alone, and the share that one token reaches is told. Then what the host does around the forward
+pass, in microseconds a session, part by part and together: they are to grow neither with the length of the
+sessions nor with their number. Then the drafter's engine, and a prompt whose beginning is cached. Figures are
+the fastest of several rounds: what disturbs a step makes it slower. Text and quality play no part here.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from outrider.cli.bench import machine
 from outrider.engine.engine import Engine, Work
 from outrider.engine.kv_blocks import BlockTable
 from outrider.engine.loading import load_engine, load_tokenizer
+from outrider.engine.packed import PackedLinear
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Row, draw
 from outrider.wire.description import TokenizerFiles
@@ -102,20 +103,21 @@ def works(engine: Engine, sessions: int, length: int, tokens: int, rows: int | N
 
 
 def step_times(engine: Engine, context: int, rounds: int, tick: Callable[[], None]) -> dict[str, Any]:
-    """Bandwidth and T(n), in turn."""
+    """Bandwidth, T(n), and what of it are the products of linear layers, in turn."""
     source = torch.ones(BANDWIDTH_BYTES // 4)
     sink = torch.empty_like(source)
     steps = {tokens: engine.prepare(works(engine, 1, context, tokens)) for tokens in TOKENS}
     jobs: dict[str, Timed] = {"read": lambda: source.sum(), "copy": lambda: sink.copy_(source)}
     for tokens, inputs in steps.items():
         jobs[str(tokens)] = lambda inputs=inputs: engine.forward(inputs)  # type: ignore[misc]
+        jobs[f"products {tokens}"] = products(engine.model, tokens)
     seconds = fastest(jobs, rounds, tick)
     bandwidth = {
         "read": BANDWIDTH_BYTES / seconds["read"] / 1e9,
         "copy": 2 * BANDWIDTH_BYTES / seconds["copy"] / 1e9,
     }
     weights, kv = bytes_of_a_step(engine, context)
-    reached = (weights + kv) / seconds["1"] / 1e9
+    reached, alone = (weights + kv) / seconds["1"] / 1e9, weights / seconds["products 1"] / 1e9
     return {
         "bandwidth_gb_per_second": bandwidth,
         "context": context,
@@ -123,10 +125,24 @@ def step_times(engine: Engine, context: int, rounds: int, tick: Callable[[], Non
         "kv_bytes": kv,
         "step_gb_per_second": reached,
         "share_of_bandwidth": reached / max(bandwidth.values()),
+        "products_share_of_bandwidth": alone / max(bandwidth.values()),
         "step_milliseconds": {str(tokens): seconds[str(tokens)] * 1e3 for tokens in TOKENS},
+        "products_milliseconds": {str(tokens): seconds[f"products {tokens}"] * 1e3 for tokens in TOKENS},
         "t5_over_t1": seconds["5"] / seconds["1"],
         "t9_over_t1": seconds["9"] / seconds["1"],
     }
+
+
+def products(model: nn.Module, tokens: int) -> Timed:
+    """All linear layers of the model, one after the other, with so many rows each."""
+    layers = [module for module in model.modules() if isinstance(module, PackedLinear)]
+    rows = {width: torch.zeros(tokens, width) for width in {layer.in_features for layer in layers}}
+
+    def run() -> None:
+        for layer in layers:
+            layer.forward(rows[layer.in_features])
+
+    return run
 
 
 def host_times(engine: Engine, rounds: int, tick: Callable[[], None]) -> dict[str, float]:
@@ -250,8 +266,10 @@ def show(result: Mapping[str, Any]) -> None:
         "",
     )
     table.add_row("share of the bandwidth", f"{step['share_of_bandwidth']:.0%}", ">= 80%")
+    table.add_row("that of its products alone", f"{step['products_share_of_bandwidth']:.0%}", "")
     for tokens, value in step["step_milliseconds"].items():
-        table.add_row(f"step of {tokens} tokens", f"{value:.1f} ms", "")
+        of_it = step["products_milliseconds"][tokens]
+        table.add_row(f"step of {tokens} tokens", f"{value:.1f} ms, products {of_it:.1f}", "")
     table.add_row("T(1 + 4) / T(1)", f"{step['t5_over_t1']:.2f}", "<= 1.25")
     table.add_row("T(1 + 8) / T(1)", f"{step['t9_over_t1']:.2f}", "<= 1.5")
     for name, value in host.items():

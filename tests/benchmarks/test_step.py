@@ -9,8 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.step import DRAWN, LENGTHS, SESSIONS, bytes_of_a_step, fastest, first_token, together
+from benchmarks.step import (
+    DRAWN,
+    LENGTHS,
+    SESSIONS,
+    bytes_of_a_step,
+    fastest,
+    first_token,
+    products,
+    together,
+)
 from outrider.engine.loading import load_engine
+from outrider.engine.packed import PackedLinear
 from tests.tiny_models import build
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,6 +52,8 @@ def test_a_tiny_pair_is_measured(tmp_path: Path) -> None:
     assert step["share_of_bandwidth"] == pytest.approx(
         step["step_gb_per_second"] / max(step["bandwidth_gb_per_second"].values())
     )
+    assert step["products_milliseconds"].keys() == step["step_milliseconds"].keys()
+    assert step["products_milliseconds"]["64"] > 0
     assert result["prefix"]["first_tokens_run"] == 1024
     assert result["prefix"]["second_tokens_run"] == 1024 - 1000 // 16 * 16
     assert min(result["host_microseconds_a_session"].values()) > 0
@@ -56,6 +68,16 @@ def test_what_a_step_reads(tmp_path: Path) -> None:
     per_layer = 2 * hidden * hidden + 2 * hidden * keys + 3 * hidden * inner + 2 * hidden
     assert weights == 4 * (layers * per_layer + hidden * vocab + hidden)  # and one norm; no embeddings
     assert kv == 4 * 2 * keys * layers * 32
+
+
+def test_the_products_are_those_of_all_linear_layers(tmp_path: Path) -> None:
+    model = load_engine(str(build("llama", tmp_path)), kv_memory_bytes=2**24).model
+    ran: list[int] = []
+    layers = [module for module in model.modules() if isinstance(module, PackedLinear)]
+    for layer in layers:
+        layer._product = lambda x, product=layer._product: (ran.append(x.shape[0]), product(x))[1]
+    products(model, 7)()
+    assert ran == [7] * len(layers) and len(layers) == 3 * 4 + 1  # qkv, o, gate and up, down; the head
 
 
 def test_what_surrounds_the_forward_pass_is_the_sum_of_its_parts() -> None:
