@@ -6,6 +6,7 @@ A failed check raises StartupError with one sentence that names the flag and wha
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 import socket
 from pathlib import Path
@@ -149,6 +150,13 @@ def parse_memory(text: str) -> int:
     if not found:
         raise StartupError(f"--kv-memory must be a size such as 512MiB or 2GiB, not {text!r}")
     return int(float(found[1]) * MEMORY_UNITS[found[2].upper()])
+
+
+def memory_text(count: float) -> str:
+    """So many bytes as parse_memory reads them, such as 1.5GiB: a little less rather than more."""
+    fitting = [unit for unit, size in MEMORY_UNITS.items() if count >= size] or [""]
+    unit, size = fitting[-1], MEMORY_UNITS[fitting[-1]]
+    return f"{math.floor(count / size * 10) / 10:g}{unit and unit + 'i'}B"
 
 
 def default_dtype(device: str) -> str:

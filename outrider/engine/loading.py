@@ -16,6 +16,7 @@ from transformers.distributed import DistributedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
+from outrider.config import memory_text
 from outrider.engine.checkpoint import config_text, fingerprint, locate, weight_files
 from outrider.engine.engine import Engine
 from outrider.engine.kv_pools import KvPools
@@ -150,8 +151,8 @@ def build_engine(
     num_blocks = kv_memory_bytes // bytes_per_block
     if num_blocks < 2:
         raise StartupError(
-            f"the KV memory of {kv_memory_bytes} bytes holds {num_blocks} blocks of {info.name}; "
-            f"give at least {2 * bytes_per_block}"
+            f"--kv-memory of {memory_text(kv_memory_bytes)} holds {num_blocks} blocks of {info.name}; "
+            f"give at least {-(-2 * bytes_per_block // 1024)}KiB"
         )
     kv_pools = _all_of(probe.kv_pools, num_blocks, kv_memory_bytes)
     if isinstance(probe, PagedEngine):
@@ -175,15 +176,14 @@ def build_engine(
 def _all_of(few: KvPools, num_blocks: int, kv_memory_bytes: int) -> KvPools:
     """Pools with the layers of `few`, taken now: a worker that has too little memory is not to become
     ready."""
-    no_room = StartupError(
-        f"there is no room for --kv-memory of {kv_memory_bytes} bytes beside the model; give less"
-    )
-    if few.on_cpu and num_blocks * few.bytes_per_block > _available_bytes():
-        raise no_room  # the system would promise it, and end some process once it is written
+    wanted = f"there is no room for --kv-memory of {memory_text(kv_memory_bytes)} beside the model"
+    if few.on_cpu and num_blocks * few.bytes_per_block > (free := _available_bytes()):
+        # The system would promise it, and end some process once it is written.
+        raise StartupError(f"{wanted}: {memory_text(free)} are free; give less")
     try:
         return few.resized(num_blocks)
     except (MemoryError, torch.OutOfMemoryError):
-        raise no_room from None
+        raise StartupError(f"{wanted}; give less") from None
 
 
 def _available_bytes() -> float:

@@ -16,7 +16,7 @@ from drafter.config import DrafterConfig
 from outrider.cli import app
 from outrider.cli.plan import Models, Protection, Workers, router_child, threads_each, worker_children
 from outrider.cli.serve import DEMO_MODELS, DEMO_NAME, choose_models, reachable, router_addresses
-from outrider.config import parse_memory
+from outrider.config import memory_text, parse_memory
 from outrider.errors import StartupError
 from router.config import RouterConfig
 from verifier.config import VerifierConfig
@@ -294,6 +294,15 @@ def test_the_cores_are_divided(cores: int, workers: int, each: int) -> None:
 )
 def test_sizes(text: str, size: int) -> None:
     assert parse_memory(text) == size
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0B"), (1, "1B"), (1023, "1023B"), (3 * 2**29 + 5, "1.5GiB"), (2**30 - 1, "1023.9MiB")],
+)
+def test_sizes_are_told_as_they_are_given(count: int, text: str) -> None:
+    assert memory_text(count) == text
+    assert parse_memory(text) <= count
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1G", "1PiB", "1e9", "1 2"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from safetensors.torch import load, load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from outrider.config import parse_memory
 from outrider.engine.engine import Engine
 from outrider.engine.loading import load_engine, load_tokenizer, max_context
 from outrider.engine.self_check import check, reference
@@ -101,10 +103,16 @@ def test_flags_are_refused_by_name(checkpoint: Checkpoint) -> None:
     assert "--device tpu" in refusal(folder, device="tpu")
     if not torch.cuda.is_available():
         assert "0 CUDA devices" in refusal(folder, device="cuda")
-    assert "KV memory of 1000 bytes" in refusal(folder, kv_memory_bytes=1000)
+    said = refusal(folder, kv_memory_bytes=1000)
+    assert "--kv-memory of 1000B holds 0 blocks" in said
+    least = parse_memory(said.rpartition(" ")[2])
+    load_engine(str(folder), kv_memory_bytes=least)
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for more in (machine, 2**55):  # what the system would promise, and what it would not
-        assert "no room for --kv-memory of" in refusal(folder, kv_memory_bytes=more)
+        said = refusal(folder, kv_memory_bytes=more)
+        found = re.search(r"no room for --kv-memory of (.*) beside the model: (.*) are free; give less", said)
+        assert found and 0.99 * more < parse_memory(found[1]) <= more
+        assert 0 < parse_memory(found[2]) < machine
 
 
 def test_missing_folder_or_file(copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
