@@ -42,6 +42,7 @@ class Fleet:
 
     def add_verifier(self, verifier: Verifier) -> None:
         self.verifiers[verifier.identity.worker_id] = verifier
+        self.metrics.worker_joined(verifier.identity.worker_id, verifier.registration.info.model.name)
         for session_id, until in self._cancelled.items():
             if until > self._clock():
                 verifier.cancel(session_id)
@@ -64,6 +65,7 @@ class Fleet:
 
     def add_drafter(self, drafter: Drafter) -> None:
         self.drafters[drafter.identity.worker_id] = drafter
+        self.metrics.worker_joined(drafter.identity.worker_id, drafter.registration.info.model.name)
         drafter.on_load = self._observe_drafter
         self._count()
         for joined in self.on_drafter_joined:
@@ -74,6 +76,8 @@ class Fleet:
         worker_id = worker.identity.worker_id
         if self.get(worker_id) is not worker:
             return False
+        name = worker.registration.info.model.name
+        self.metrics.worker_left(worker_id, name)
         if isinstance(worker, Drafter):
             del self.drafters[worker_id]
             self._count()
@@ -82,8 +86,6 @@ class Fleet:
             return True
         del self.verifiers[worker_id]
         self._count()
-        name = worker.registration.info.model.name
-        self.metrics.worker_left(worker_id, name)
         if all(other.registration.info.model.name != name for other in self.verifiers.values()):
             del self._served[name]
         for listener in worker.take_listeners():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
@@ -51,10 +52,14 @@ _SLOW = (
     960.0,
 )
 _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+_DROPPED = "dropped: "  # before a reason
 _WINDOWS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 
 MODEL = ["model_name"]
-WORKER = ["model_name", "engine"]  # engine: vLLM's label; here the verifier's worker id
+WORKER = ["model_name", "engine"]  # engine: vLLM's label; here the worker's id
+MOST_LEFT = (
+    256  # workers that have left whose counts are still told: new ones come for as long as a router runs
+)
 
 
 class Metrics:
@@ -64,7 +69,9 @@ class Metrics:
         """`clock` gives seconds."""
         self.registry = CollectorRegistry()
         self.clock = clock
-        self._seen: dict[tuple[str, str], int] = {}  # by worker id and what it counts: its own running count
+        # by worker id and what it counts: its own running count
+        self._seen: defaultdict[str, dict[str, int]] = defaultdict(dict)
+        self._left: dict[tuple[str, str], None] = {}  # workers by id and model, the last at the end
 
         def counter(name: str, help: str, labels: list[str]) -> Counter:
             return Counter(name, help, labels, registry=self.registry)
@@ -180,7 +187,7 @@ class Metrics:
     def observe_dropped(self, worker_id: str, model: str, counts: Mapping[str, int]) -> None:
         """A verifier's counts since its start, by reason."""
         for reason, count in counts.items():
-            new = self._new(worker_id, f"dropped {reason}", count)
+            new = self._new(worker_id, _DROPPED + reason, count)
             self.dropped.labels(model, worker_id, reason).inc(new)
 
     def observe_rejections(self, worker_id: str, model: str, rejections: int, covered: int) -> None:
@@ -191,18 +198,43 @@ class Metrics:
 
     def _new(self, worker_id: str, what: str, count: int) -> int:
         """What has come to a worker's count since it said so last."""
-        before = self._seen.get((worker_id, what), 0)
-        self._seen[worker_id, what] = count
+        before = self._seen[worker_id].get(what, 0)
+        self._seen[worker_id][what] = count
         return count - before if count >= before else count  # below: the worker was restarted
 
     def drafter_cut_off(self) -> None:
         self.cut_off.inc()
 
     def worker_left(self, worker_id: str, model: str) -> None:
-        """Takes a verifier's gauges out; what it has done stays counted."""
+        """Takes a worker's gauges out; what it has done stays counted until many have left after it."""
         for gauge in (self.running, self.waiting, self.kv_usage):
             with suppress(KeyError):  # it may never have reported
                 gauge.remove(model, worker_id)
+        self._left.pop((worker_id, model), None)
+        self._left[worker_id, model] = None
+        if len(self._left) > MOST_LEFT:
+            first = next(iter(self._left))
+            del self._left[first]
+            self._forget(*first)
+
+    def worker_joined(self, worker_id: str, model: str) -> None:
+        self._left.pop((worker_id, model), None)
+
+    def _forget(self, worker_id: str, model: str) -> None:
+        """Takes out all that a worker has counted. Where it comes back, its counts begin anew, as after a
+        restart."""
+        for metric in (
+            self.step_seconds,
+            self.step_tokens,
+            self.preemptions,
+            self.rejections,
+            self.rejections_covered,
+        ):
+            with suppress(KeyError):  # a verifier has some of them, a drafter others
+                metric.remove(model, worker_id)
+        for what in self._seen.pop(worker_id, {}):
+            if what.startswith(_DROPPED):
+                self.dropped.remove(model, worker_id, what.removeprefix(_DROPPED))
 
     def workers(self, role: str, count: int) -> None:
         self.connected.labels(role).set(count)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from router.metrics import Metrics
+from router.metrics import MOST_LEFT, Metrics
 from router.requests import TokensCommitted
 
 
@@ -64,6 +64,39 @@ def test_a_verifiers_load_shows_until_it_leaves() -> None:
     metrics.worker_left("never reported", "demo")
     assert value("vllm:num_requests_running") is None
     assert value("outrider_preemptions_total") == 7
+
+
+def test_of_workers_that_left_the_last_ones_are_remembered() -> None:
+    metrics = Metrics()
+
+    def comes(worker_id: str) -> None:
+        metrics.worker_joined(worker_id, "demo")
+        load = {"running": 1, "waiting": 0, "kv_usage": 0.0, "step_seconds": 0.1, "step_tokens": 1}
+        metrics.observe_load(worker_id, "demo", **load, preemptions=2)  # type: ignore[arg-type]
+        metrics.observe_dropped(worker_id, "demo", {"stale": 3})
+        metrics.observe_rejections(worker_id, "demo", 5, 4)
+
+    def told(worker_id: str) -> int:
+        return metrics.exposition().decode().count(f'engine="{worker_id}"')
+
+    for worker_id in ("stays", "first", "comes back"):
+        comes(worker_id)
+    whole = told("stays")
+    metrics.worker_left("first", "demo")
+    metrics.worker_left("comes back", "demo")
+    comes("comes back")
+    for number in range(MOST_LEFT - 1):
+        comes(f"w{number}")
+        metrics.worker_left(f"w{number}", "demo")
+    gauges = 3
+    assert told("first") == whole - gauges
+    comes("last")
+    metrics.worker_left("last", "demo")
+    assert (told("first"), told("w0"), told("last")) == (0, whole - gauges, whole - gauges)
+    assert told("comes back") == told("stays") == whole > gauges
+    assert "first" not in metrics._seen
+    comes("first")
+    assert told("first") == whole
 
 
 def test_what_the_session_layer_reports_is_exposed() -> None:
