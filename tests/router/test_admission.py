@@ -55,10 +55,26 @@ def test_a_full_queue_refuses_at_one_verifier_and_not_where_another_has_room() -
 
 
 def test_what_was_placed_since_the_last_report_counts() -> None:
-    assert verdict(verifier(placed=LEAST_QUEUE, kv_usage=0.99)) == Refusal(
+    full = {"running": 1, "kv_usage": 0.995}
+    assert verdict(verifier(placed=LEAST_QUEUE + 1, **full)) == Refusal(
         "every target worker has a full queue; try again later", 18
     )
-    assert verdict(verifier(placed=LEAST_QUEUE - 1, kv_usage=0.99)) is None
+    assert verdict(verifier(placed=LEAST_QUEUE, **full)) is None
+
+
+def test_of_many_that_come_at_once_those_that_find_room_are_no_queue() -> None:
+    def room_for_six(**load: Any) -> Any:
+        return verifier(room=650, placed=load.pop("placed", 0) + load.get("waiting", 0), **load)
+
+    assert verdict(room_for_six(placed=5 + LEAST_QUEUE)) is None
+    assert QUEUE_FULL in verdict(room_for_six(placed=6 + LEAST_QUEUE)).message
+    assert QUEUE_FULL in verdict(room_for_six(placed=5 + LEAST_QUEUE, unread_prompt_tokens=60)).message
+    first = {"waiting": 1, "unread_prompt_tokens": 600}  # nobody overtakes who waits for room
+    assert verdict(room_for_six(placed=LEAST_QUEUE - 2, **first)) is None
+    assert QUEUE_FULL in verdict(room_for_six(placed=LEAST_QUEUE - 1, **first)).message
+    # Six start and one waits: until one of those ends.
+    assert verdict(room_for_six(placed=6), patience=0.51, lasting=3.0) is None
+    assert "some 0.5 seconds" in verdict(room_for_six(placed=6), patience=0.49, lasting=3.0).message
 
 
 def test_a_cached_prompt_needs_no_room_of_its_own() -> None:
