@@ -86,11 +86,11 @@ class _Wait:
         unreported = max(one.placed - load.running - load.waiting, 0)  # placed since the last report
         coming = unreported + 1
         unread = load.unread_prompt_tokens + coming * needed
-        # Those without blocks yet, this one included, but for the first to find room where nobody waits for
-        # it; where there is room for all, they only wait for a step.
-        left = 0.0 if load.waiting else max(free - load.unread_prompt_tokens, 0.0)
-        starting = min(coming, int(left // needed))
-        queued = load.waiting + coming - starting if unread > free else 0
+        # Those without blocks yet, this one included. As far as there is room they only wait for a step, also
+        # where a verifier told of them as waiting: it may have told so in the moment in which others ended.
+        pending = load.waiting + coming
+        starting = min(int(pending * free / unread), pending)
+        queued = pending - starting
         # Every so often one of those that run ends, and one that waits takes its place.
         until_started = queued * session_seconds / max(load.running + starting, 1)
         share = READING_SHARE if load.running else 1.0

@@ -17,6 +17,7 @@ QUEUE_FULL = "full queue"
 
 
 def verifier(*, model: str = "m", placed: int = 0, room: int = 10_000, cached: int = 0, **load: Any) -> Any:
+    load.setdefault("unread_prompt_tokens", 100 * load.get("waiting", 0))
     loaded = dataclasses.replace(VerifierLoad(), **load)
     return VerifierCandidate("v", model, loaded, placed, room, cached)
 
@@ -39,10 +40,13 @@ def test_many_that_run_are_no_queue() -> None:
     assert verdict(verifier(running=200, placed=200, kv_usage=0.5)) is None
 
 
-def test_those_that_have_just_come_are_no_queue_where_there_is_room() -> None:
-    just_opened = {"running": 4, "waiting": 5 * LEAST_QUEUE, "kv_usage": 0.1}
-    assert verdict(verifier(**just_opened, unread_prompt_tokens=8_000)) is None
-    assert QUEUE_FULL in verdict(verifier(**just_opened, unread_prompt_tokens=9_000)).message
+def test_those_that_have_just_come_are_no_queue_as_far_as_there_is_room() -> None:
+    def just_opened(unread: int) -> Any:  # 9,000 tokens find room
+        return verifier(running=4, waiting=5 * LEAST_QUEUE, kv_usage=0.1, unread_prompt_tokens=unread)
+
+    assert verdict(just_opened(8_000)) is None
+    assert verdict(just_opened(11_000)) is None  # of 41, 33 start
+    assert QUEUE_FULL in verdict(just_opened(11_200)).message
 
 
 def test_a_full_queue_refuses_at_one_verifier_and_not_where_another_has_room() -> None:
@@ -63,23 +67,23 @@ def test_what_was_placed_since_the_last_report_counts() -> None:
 
 
 def test_of_many_that_come_at_once_those_that_find_room_are_no_queue() -> None:
-    def room_for_six(**load: Any) -> Any:
-        return verifier(room=650, placed=load.pop("placed", 0) + load.get("waiting", 0), **load)
+    def room_for_six(placed: int, **load: Any) -> Any:
+        return verifier(room=600, placed=placed, **load)
 
-    assert verdict(room_for_six(placed=5 + LEAST_QUEUE)) is None
-    assert QUEUE_FULL in verdict(room_for_six(placed=6 + LEAST_QUEUE)).message
-    assert QUEUE_FULL in verdict(room_for_six(placed=5 + LEAST_QUEUE, unread_prompt_tokens=60)).message
-    first = {"waiting": 1, "unread_prompt_tokens": 600}  # nobody overtakes who waits for room
-    assert verdict(room_for_six(placed=LEAST_QUEUE - 2, **first)) is None
-    assert QUEUE_FULL in verdict(room_for_six(placed=LEAST_QUEUE - 1, **first)).message
+    assert verdict(room_for_six(5 + LEAST_QUEUE)) is None
+    assert QUEUE_FULL in verdict(room_for_six(6 + LEAST_QUEUE)).message
+    # The verifier told of them in the moment in which others had ended.
+    assert verdict(room_for_six(5 + LEAST_QUEUE, waiting=5 + LEAST_QUEUE)) is None
+    assert QUEUE_FULL in verdict(room_for_six(6 + LEAST_QUEUE, waiting=6 + LEAST_QUEUE)).message
     # Six start and one waits: until one of those ends.
-    assert verdict(room_for_six(placed=6), patience=0.51, lasting=3.0) is None
-    assert "some 0.5 seconds" in verdict(room_for_six(placed=6), patience=0.49, lasting=3.0).message
+    assert verdict(room_for_six(6), patience=0.51, lasting=3.0) is None
+    assert "some 0.5 seconds" in verdict(room_for_six(6), patience=0.49, lasting=3.0).message
 
 
 def test_a_cached_prompt_needs_no_room_of_its_own() -> None:
-    waiting = {"running": 10, "waiting": LEAST_QUEUE, "kv_usage": 0.995}
+    waiting = {"running": 10, "waiting": 2 * LEAST_QUEUE, "kv_usage": 0.995, "unread_prompt_tokens": 32}
     assert verdict(verifier(**waiting, cached=90), prompt=100) is None
+    assert QUEUE_FULL in verdict(verifier(**waiting), prompt=100).message
 
 
 def test_who_cannot_get_the_first_token_in_time_is_told_how_long_it_takes() -> None:
