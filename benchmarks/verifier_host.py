@@ -55,6 +55,7 @@ class ScriptedEngine(Engine):
         """`drafted`: whether the drafts for the next step are there."""
         self.info = info
         self.pool = BlockPool(num_blocks, BLOCK)
+        self._thread = None
         self._drafted = drafted
 
     def prepare(self, works: Sequence[Work]) -> Any:
@@ -126,9 +127,13 @@ async def _measured(
     peers = await asyncio.create_subprocess_exec(
         sys.executable, __file__, address, tokenizer.hash, *map(str, numbers)
     )
+    ended = asyncio.create_task(over.wait())
     try:
-        await over.wait()
+        await asyncio.wait({ended, running}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()  # raises why it ended
     finally:
+        ended.cancel()
         peers.kill()
         await peers.wait()
         running.cancel()

@@ -19,7 +19,8 @@ from benchmarks.step import (
     products,
     together,
 )
-from outrider.engine.loading import load_engine
+from benchmarks.verifier_host import microseconds
+from outrider.engine.loading import load_engine, load_tokenizer
 from outrider.engine.packed import PackedLinear
 from tests.tiny_models import build
 
@@ -89,6 +90,13 @@ def test_what_surrounds_the_forward_pass_is_the_sum_of_its_parts() -> None:
     found = together(host)
     assert found["greedy, 64 sessions of 1024"] == found["temperature .8, 16 sessions of 1024"] == 1345.0
     assert len(found) == len(DRAWN) * len(SESSIONS) * len(LENGTHS)
+
+
+@pytest.mark.process
+def test_the_verifiers_part_is_measured_on_the_real_service(tmp_path: Path) -> None:
+    folder = str(build("llama", tmp_path, max_position_embeddings=4096))
+    info = load_engine(folder, kv_memory_bytes=2**24).info
+    assert microseconds(info, load_tokenizer(folder), sessions=4, length=32, drafts=2, messages=1) > 0
 
 
 def test_jobs_run_in_turn() -> None:
