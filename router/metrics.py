@@ -69,8 +69,8 @@ class Metrics:
         """`clock` gives seconds."""
         self.registry = CollectorRegistry()
         self.clock = clock
-        # by worker id and what it counts: its own running count
-        self._seen: defaultdict[str, dict[str, int]] = defaultdict(dict)
+        # by worker, as below, and what it counts: its own running count
+        self._seen: defaultdict[tuple[str, str], dict[str, int]] = defaultdict(dict)
         self._left: dict[tuple[str, str], None] = {}  # workers by id and model, the last at the end
 
         def counter(name: str, help: str, labels: list[str]) -> Counter:
@@ -182,24 +182,27 @@ class Metrics:
         if step_seconds > 0:
             self.step_seconds.labels(*labels).observe(step_seconds)
             self.step_tokens.labels(*labels).observe(step_tokens)
-        self.preemptions.labels(*labels).inc(self._new(worker_id, "preemptions", preemptions))
+        self.preemptions.labels(*labels).inc(self._new(worker_id, model, "preemptions", preemptions))
 
     def observe_dropped(self, worker_id: str, model: str, counts: Mapping[str, int]) -> None:
         """A verifier's counts since its start, by reason."""
         for reason, count in counts.items():
-            new = self._new(worker_id, _DROPPED + reason, count)
+            new = self._new(worker_id, model, _DROPPED + reason, count)
             self.dropped.labels(model, worker_id, reason).inc(new)
 
     def observe_rejections(self, worker_id: str, model: str, rejections: int, covered: int) -> None:
         """A drafter's counts since its start."""
         labels = (model, worker_id)
-        self.rejections.labels(*labels).inc(self._new(worker_id, "rejections", rejections))
-        self.rejections_covered.labels(*labels).inc(self._new(worker_id, "rejections covered", covered))
+        self.rejections.labels(*labels).inc(self._new(worker_id, model, "rejections", rejections))
+        self.rejections_covered.labels(*labels).inc(
+            self._new(worker_id, model, "rejections covered", covered)
+        )
 
-    def _new(self, worker_id: str, what: str, count: int) -> int:
+    def _new(self, worker_id: str, model: str, what: str, count: int) -> int:
         """What has come to a worker's count since it said so last."""
-        before = self._seen[worker_id].get(what, 0)
-        self._seen[worker_id][what] = count
+        seen = self._seen[worker_id, model]
+        before = seen.get(what, 0)
+        seen[what] = count
         return count - before if count >= before else count  # below: the worker was restarted
 
     def drafter_cut_off(self) -> None:
@@ -232,7 +235,7 @@ class Metrics:
         ):
             with suppress(KeyError):  # a verifier has some of them, a drafter others
                 metric.remove(model, worker_id)
-        for what in self._seen.pop(worker_id, {}):
+        for what in self._seen.pop((worker_id, model), {}):
             if what.startswith(_DROPPED):
                 self.dropped.remove(model, worker_id, what.removeprefix(_DROPPED))
 

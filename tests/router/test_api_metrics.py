@@ -82,19 +82,25 @@ def test_of_workers_that_left_the_last_ones_are_remembered() -> None:
     for worker_id in ("stays", "first", "comes back"):
         comes(worker_id)
     whole = told("stays")
+    metrics.worker_left("stays", "what it served before")
     metrics.worker_left("first", "demo")
     metrics.worker_left("comes back", "demo")
     comes("comes back")
     for number in range(MOST_LEFT - 1):
         comes(f"w{number}")
-        metrics.worker_left(f"w{number}", "demo")
+        metrics.worker_left(
+            f"w{number}", "demo"
+        )  # with the last of them, "stays" as it was before is forgotten
     gauges = 3
     assert told("first") == whole - gauges
     comes("last")
     metrics.worker_left("last", "demo")
     assert (told("first"), told("w0"), told("last")) == (0, whole - gauges, whole - gauges)
     assert told("comes back") == told("stays") == whole > gauges
-    assert "first" not in metrics._seen
+    metrics.observe_rejections("stays", "demo", 6, 4)
+    labels = {"model_name": "demo", "engine": "stays"}
+    assert metrics.registry.get_sample_value("outrider_draft_rejections_total", labels) == 6
+    assert ("first", "demo") not in metrics._seen
     comes("first")
     assert told("first") == whole
 
