@@ -157,8 +157,10 @@ class DraftStepper:
     def _is_short(self, parts: Sequence[Part]) -> bool:
         """Whether a step is over sooner than two threads have taken turns on a busy machine. Commits wait for
         its end anyway."""
+        if self._engine.divided or self._engine.threads > 1:  # see Engine.run
+            return False
         tokens = sum(len(part.tokens) for part in parts)
-        return not self._engine.divided and tokens <= SHORT_TOKENS and 0 < self._token_seconds < SHORT_SECONDS
+        return tokens <= SHORT_TOKENS and 0 < self._token_seconds < SHORT_SECONDS
 
     def _apply_commits(self) -> None:
         commits, self._commits = self._commits, []

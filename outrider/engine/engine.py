@@ -42,6 +42,7 @@ class Engine:
         self.model = model
         parameter = next(model.parameters())
         self._device, self._dtype = parameter.device, parameter.dtype
+        self.threads = torch.get_num_threads() if self._device.type == "cpu" else 1  # in a step
         self.layers: dict[int, LayerAttention] = {}  # that attended in the last step
         self._stepping = threading.Lock()  # a probe may come while a step runs
         self._thread: ThreadPoolExecutor | None = None  # from the first run to close
@@ -101,13 +102,17 @@ class Engine:
         self.kv_pools.copy(pairs)
 
     def run(self, call: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
-        """Runs a call on the engine's thread, after those before it.
+        """Runs a call on the engine's thread, after those before it, with the engine's number of threads.
 
-        Every thread that does arithmetic has helpers of its own (OpenMP's), which sleep between two products
-        as soon as there are more of them than cores. So what a worker computes runs here, but for a drafter's
-        shortest steps."""
+        Every thread that does arithmetic with several has helpers of its own (OpenMP's), which sleep between
+        two products as soon as there are more of them than cores: a step takes a third longer then. So the
+        engine's thread is the only one that has them; this one, which builds inputs, gets none."""
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
+            torch.get_num_threads()  # the first call in a thread sets torch's default
+            torch.set_num_threads(1)
+            self._thread = ThreadPoolExecutor(
+                1, thread_name_prefix="engine", initializer=torch.set_num_threads, initargs=(self.threads,)
+            )
         return asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
 
     def make_ready(self, most_tokens: int) -> None:
