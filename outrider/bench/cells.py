@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from itertools import groupby, product
 
 PLAIN = "plain"
+PLAIN_ALL = "plain, all cores"  # those of the drafter, too
 LOCK_STEP = "lock-step"
 STREAMING = "streaming"
 CHAINS = "streaming, chains"  # without branches
@@ -15,7 +16,7 @@ TRANSFORMERS = "transformers"  # its generate: plain, with the draft model, and 
 ASSISTED = "assisted"
 TUNED = "assisted, tuned"
 SERVER = "server"  # one that was there before
-OURS = (PLAIN, LOCK_STEP, CHAINS, STREAMING)
+OURS = (PLAIN, PLAIN_ALL, LOCK_STEP, CHAINS, STREAMING)
 PEERS = (TRANSFORMERS, ASSISTED, TUNED)
 
 
@@ -52,13 +53,14 @@ def cells(
     rtts_ms: Sequence[float],
 ) -> list[Cell]:
     """The product. Plain decoding is measured at each round trip too: so what it is compared with ran at the
-    same time. transformers takes one stream and has no line."""
+    same time. transformers takes one stream; it has no line, nor has a target with all cores."""
     combinations = [Setting(*one) for one in product(workloads, temperatures, streams, rtts_ms)]
     return [
         Cell(way, setting)
         for setting in combinations
         for way in ways
-        if way not in PEERS or (setting.streams == 1 and setting.rtt_ms == min(rtts_ms))
+        if (way not in PEERS or setting.streams == 1)
+        and (way not in (*PEERS, PLAIN_ALL) or setting.rtt_ms == min(rtts_ms))
     ]
 
 

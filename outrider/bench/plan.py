@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from outrider.bench.cells import CHAINS, LOCK_STEP, OURS, PEERS, PLAIN, SERVER, Cell, cells
+from outrider.bench.cells import CHAINS, LOCK_STEP, OURS, PEERS, PLAIN, PLAIN_ALL, SERVER, Cell, cells
 from outrider.bench.placing import Cores
 from outrider.bench.workloads import WORKLOADS
 from outrider.cli.plan import Models
@@ -53,7 +53,11 @@ class Plan:
         """What is measured, side by side."""
         if self.models is None:
             return (SERVER,)
-        left_out = {LOCK_STEP: not self.lock_step, CHAINS: not self.chains}
+        left_out = {
+            PLAIN_ALL: self.cores.all == self.cores.target,
+            LOCK_STEP: not self.lock_step,
+            CHAINS: not self.chains,
+        }
         ours = [way for way in OURS if not left_out.get(way)]
         return (*ours, *(PEERS if self.peers else ()))
 

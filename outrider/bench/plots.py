@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 COLOURS = {
     "plain": "#7f7f7f",
+    "plain, all cores": "#4d4d4d",
     "lock-step": "#e6a532",
     "streaming": "#1f6fb4",
     "streaming, chains": "#8fbbe0",

@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
-from outrider.bench.cells import ASSISTED, CHAINS, LOCK_STEP, OURS, PLAIN, SERVER, STREAMING, TRANSFORMERS
+from outrider.bench.cells import (
+    ASSISTED,
+    CHAINS,
+    LOCK_STEP,
+    OURS,
+    PLAIN,
+    PLAIN_ALL,
+    SERVER,
+    STREAMING,
+    TRANSFORMERS,
+)
 from outrider.bench.client import Reply, Request, ServerClient, Watch
 from outrider.bench.group import Seconds
 from outrider.bench.measuring import Bench, Progress, Result, Server
@@ -68,8 +78,8 @@ async def _start(
         progress.step(way)
         services[way] = await stack.enter_async_context(
             service(
-                replace(plan.models, draft=None) if way == PLAIN else plan.models,
-                plan.cores,
+                replace(plan.models, draft=None) if way in (PLAIN, PLAIN_ALL) else plan.models,
+                replace(plan.cores, target=plan.cores.all) if way == PLAIN_ALL else plan.cores,
                 num_speculative_tokens=plan.num_speculative_tokens,
                 kv_memory=plan.kv_memory,
                 draft_quantization=plan.draft_quantization,

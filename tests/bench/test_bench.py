@@ -29,17 +29,20 @@ def by_cell(result: dict[str, Any]) -> dict[tuple[str, int, float], dict[str, An
 
 @pytest.mark.process
 def test_everything_is_measured_in_one_run(tmp_path: Path) -> None:
-    core = min(os.sched_getaffinity(0))  # of threads that wait for one another, other tests make slow ones
+    cores = os.sched_getaffinity(0)
+    target, draft = min(cores), max(cores)  # one each: few threads wait for one another
     ran = outrider(
         *("bench", "--workload", "code", "--temperature", "0", "--streams", "1,2", "--rtt", "0,4"),
-        *("--repetitions", "1", "--max-tokens", "12", "--cores", f"{core}/{core}", "--write", str(tmp_path)),
+        *("--repetitions", "1", "--max-tokens", "12", "--cores", f"{target}/{draft}"),
+        *("--write", str(tmp_path)),
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     result = json.loads((tmp_path / "result.json").read_text())
     cells = by_cell(result)
     ours = {(way, n, rtt) for way in ("plain", "lock-step", "streaming") for n in (1, 2) for rtt in (0, 4)}
     peers = {(way, 1, 0) for way in ("transformers", "assisted", "assisted, tuned")}
-    assert cells.keys() == ours | peers
+    whole = {("plain, all cores", n, 0) for n in (1, 2) if target != draft}
+    assert cells.keys() == ours | peers | whole
     for cell in cells.values():
         assert cell["rate"]["median"] > 0
         assert cell["first_token_ms"][1] >= cell["first_token_ms"][0] > 0
@@ -49,6 +52,8 @@ def test_everything_is_measured_in_one_run(tmp_path: Path) -> None:
     assert cells["plain", 1, 0]["acceptance_rate"] is None
     assert cells["plain", 2, 4]["over_plain"]["median"] == 1
     assert cells["streaming", 2, 0]["cpu_shares"].keys() == {"target", "draft", "router", "client"}
+    if whole:
+        assert result["same_text"]["plain, all cores"] == {"same": 2, "requests": 2}
     assert result["same_text"]["streaming"] == result["same_text"]["lock-step"] == {"same": 2, "requests": 2}
     assert result["carried_bytes"] > 1000, "drafts do not pass the line"
     assert result["rejections"]["count"] > 0, "the drafter told nobody"

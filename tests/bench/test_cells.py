@@ -6,6 +6,7 @@ from outrider.bench.cells import (
     ASSISTED,
     LOCK_STEP,
     PLAIN,
+    PLAIN_ALL,
     STREAMING,
     TRANSFORMERS,
     Cell,
@@ -29,6 +30,11 @@ def test_transformers_takes_one_stream_and_has_no_line() -> None:
     peers = [cell.setting for cell in PLANNED if cell.way == TRANSFORMERS]
     assert sorted(peers) == [Setting(w, t, 1, 0.0) for w in ("code", "prose") for t in (0.0, 0.8)]
     assert cells((ASSISTED,), ("code",), (0.0,), (4, 16), (0.0,)) == []
+
+
+def test_a_target_with_all_cores_has_no_line() -> None:
+    found = cells((PLAIN_ALL,), ("code",), (0.0,), (1, 16), (0.0, 20.0))
+    assert [cell.setting for cell in found] == [Setting("code", 0.0, n, 0.0) for n in (1, 16)]
 
 
 def test_a_repetition_is_everything_once_in_an_order_that_the_seed_gives() -> None:

@@ -15,13 +15,16 @@ PAIR = Models("t", "d", "t")
 def test_a_plan_measures_all_ways_unless_told_otherwise() -> None:
     assert Plan(models=PAIR).ways == (
         "plain",
+        "plain, all cores",
         "lock-step",
         "streaming",
         "transformers",
         "assisted",
         "assisted, tuned",
     )
-    assert Plan(models=PAIR, peers=False, lock_step=False).ways == ("plain", "streaming")
+    assert Plan(models=PAIR, peers=False, lock_step=False).ways == ("plain", "plain, all cores", "streaming")
+    shared = Cores(target=(0,), draft=(0,))
+    assert Plan(models=PAIR, peers=False, cores=shared).ways == ("plain", "lock-step", "streaming")
     assert Plan(models=PAIR, peers=False, chains=True).ways[-2:] == ("streaming, chains", "streaming")
     other = Plan(url="http://h", rtts_ms=(0.0,))
     assert (other.ways, other.reference) == (("server",), "server")
