@@ -55,6 +55,7 @@ class ScriptedEngine(Engine):
         """`drafted`: whether the drafts for the next step are there."""
         self.info = info
         self.pool = BlockPool(num_blocks, BLOCK)
+        self.threads = 1
         self._thread = None
         self._drafted = drafted
 
