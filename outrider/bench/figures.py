@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from outrider.bench.client import Reply
@@ -27,6 +27,9 @@ class Measured:
     speculative_steps: int  # steps of a stream that verified any
     cpu_shares: dict[str, float]  # CPU seconds a second while all streams ran, by role
     tokens_per_target_second: float | None  # over CPU seconds of the target's process; None = not known
+
+    def counted_whole(self) -> Measured:
+        return replace(self, together=False, rate=self.rate_whole)
 
 
 def measured(replies: Sequence[Reply], cpu_seconds: Seconds | None) -> Measured:

@@ -55,6 +55,15 @@ class Result:
     rejections: Rejections | None = None  # of the drafter with branches, in the whole run
 
 
+def counted_alike(runs: Mapping[Cell, list[Measured]]) -> dict[Cell, list[Measured]]:
+    """Where in a setting the streams of some way never ran together, the whole time of every way counts."""
+    apart = {cell.setting for cell, group in runs.items() if not all(one.together for one in group)}
+    return {
+        cell: [one.counted_whole() for one in group] if cell.setting in apart else group
+        for cell, group in runs.items()
+    }
+
+
 class Bench:
     """The stages of a run."""
 
@@ -118,6 +127,7 @@ class Bench:
                     await self._cell(cell, repetition)
         if self._relay is not None:
             self.result.carried_bytes = self._relay.carried_bytes
+        self.result.runs = counted_alike(self.result.runs)
 
     async def _become(self, rtt_ms: float) -> None:
         """Makes the line so long, and lets those that measure it do so."""

@@ -22,8 +22,8 @@ HEADINGS = ("tokens/s", "over plain", "first ms", "gap ms", "accepted", "length"
 LEGEND = (
     "Medians over repetitions, quartiles in brackets; times as p50/p95. first: to the first token, prompt "
     "read before; gap: between two arrivals of text; length: tokens a step with drafts; per target-s: tokens "
-    "for each second of processor time that the target used; *: its streams never ran all at the same time, "
-    "and their whole time is counted."
+    "for each second of processor time that the target used; *: the streams of one of these ways never ran "
+    "all at the same time, and the whole time of all ways is counted."
 )
 
 

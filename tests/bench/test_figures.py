@@ -10,6 +10,7 @@ from outrider.bench.cells import LOCK_STEP, PLAIN, STREAMING, Cell, Setting
 from outrider.bench.client import Reply, count_tokens
 from outrider.bench.figures import Measured, Spread, figures, measured, percentile, ratio
 from outrider.bench.goals import FAR_CODE, NEAR_CODE, outcomes, over_plain
+from outrider.bench.measuring import counted_alike
 from outrider.bench.texts import Texts
 
 
@@ -94,6 +95,18 @@ def test_a_ratio_counts_the_same_of_both() -> None:
     company = measured([reply(0, (1, 1), (2, 8), (3, 8)), reply(0, (1, 1), (2, 8), (9, 8))], None)
     assert (company.rate, company.rate_whole) == (12, 4)
     assert ratio([company], [apart]) == Spread.of([4 / 0.75])
+
+
+def test_all_ways_of_a_setting_are_counted_alike() -> None:
+    apart = measured([reply(0, (1, 1), (2, 1)), reply(0, (3, 1), (5, 1))], None)
+    company = measured([reply(0, (1, 1), (2, 8), (3, 8)), reply(0, (1, 1), (2, 8), (9, 8))], None)
+    runs = {
+        Cell(PLAIN, NEAR_CODE): [company],
+        Cell(STREAMING, NEAR_CODE): [apart],
+        Cell(PLAIN, FAR_CODE): [company],
+    }
+    rates = {cell: figures(repetitions).rate.median for cell, repetitions in counted_alike(runs).items()}
+    assert list(rates.values()) == [4, 0.75, 12], "another setting is left as it is"
 
 
 def test_only_goals_whose_cells_were_measured_are_judged() -> None:
