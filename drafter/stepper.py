@@ -20,6 +20,7 @@ from drafter.drafting import Drafting, Part
 from drafter.outlook import ALTERNATIVES, Outlook
 from drafter.session import Branch, DraftSession, Guess, LogConflict
 from outrider.engine.engine import Engine
+from outrider.engine.kv_blocks import Cached
 from outrider.engine.scheduler import Limits, plan
 from outrider.errors import PeerLost
 from outrider.sampling.sampler import Ranked, TokenCounts
@@ -225,12 +226,15 @@ class DraftStepper:
         pool = self._engine.pool
         while wanting:
             candidates = [drafting.candidate(drafting.session.length) for drafting in wanting]
-            chosen = plan(candidates, pool.available, self._limits)
+            chosen = plan(candidates, pool.available, self._limits, cached=self._cached(wanting))
             if chosen.preempt is None and (chosen.grants or not self._make_room(True)):
                 return [self._start(wanting[grant.index], grant.tokens) for grant in chosen.grants]
             if chosen.preempt is not None and not self._make_room(False):
                 self._release(wanting[chosen.preempt])
         return []
+
+    def _cached(self, draftings: Sequence[Drafting]) -> Callable[[int], Cached]:
+        return lambda index: self._engine.pool.cached(draftings[index].session.log)
 
     def _make_room(self, idle_too: bool) -> bool:
         """Takes blocks where trunks cannot run: those of a session's branches; or, where there are none,
@@ -303,7 +307,8 @@ class DraftStepper:
             and len(drafting.session.log) - 1 - drafting.table.length >= FOLLOWED_AT_ONCE
         ]
         candidates = [drafting.candidate(len(drafting.session.log) - 1) for drafting in waiting]
-        chosen = plan(candidates, pool.available if self._has_room_for_branches() else 0, self._limits)
+        room = pool.available if self._has_room_for_branches() else 0
+        chosen = plan(candidates, room, self._limits, cached=self._cached(waiting))
         return [self._start(waiting[grant.index], grant.tokens, True) for grant in chosen.grants]
 
     def _start(self, drafting: Drafting, count: int, follow: bool = False) -> Part:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.scheduler import Plan
 from verifier.running import Running
 from verifier.session import Finish
@@ -62,15 +63,17 @@ class Orphans:
         return [session_id for session_id, until in self._until.items() if until <= now]
 
 
-def dispensable(sessions: Sequence[Running], plan: Plan, available: int, block_size: int) -> Running | None:
+def dispensable(sessions: Sequence[Running], plan: Plan, pool: BlockPool) -> Running | None:
     """The youngest orphan, where one of the other sessions is short of KV blocks: it would be preempted, or
-    waits for the blocks of its prompt. `available`: blocks that can be taken."""
+    waits for those of its prompt that nobody holds."""
     orphan = next((running for running in reversed(sessions) if running.orphaned), None)
     if orphan is None or plan.preempt is not None:
         return orphan
     granted = {grant.index for grant in plan.grants}
     for index, running in enumerate(sessions):
         waits = not running.table.blocks and not running.orphaned and index not in granted
-        if waits and -(-(running.pending + 1) // block_size) + len(granted) > available:
-            return orphan
+        if waits:
+            need = -(-(running.pending + 1) // pool.block_size) - pool.cached(running.session.log).held
+            if need + len(granted) > pool.available:
+                return orphan
     return None

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from outrider.engine.engine import Engine
+from outrider.engine.kv_blocks import Cached
 from outrider.engine.scheduler import Candidate, Grant, Limits, plan
 from outrider.errors import InvalidRequest, PeerLost, Unavailable
 from outrider.sampling.sampler import TokenCounts
@@ -251,9 +252,12 @@ class Stepper:
             def lost(index: int, everyone: Sequence[Running] = everyone) -> int:
                 return pool.own_tokens(everyone[index].table)
 
+            def cached(index: int, everyone: Sequence[Running] = everyone) -> Cached:
+                return pool.cached(everyone[index].session.log)
+
             reading = self._meter.reading(decoding + sum(drafts))
-            chosen = plan(candidates, pool.available, self._limits, reading, lost)
-            in_the_way = dispensable(everyone, chosen, pool.available, pool.block_size)
+            chosen = plan(candidates, pool.available, self._limits, reading, lost, cached)
+            in_the_way = dispensable(everyone, chosen, pool)
             if in_the_way is not None:
                 self.close(in_the_way.id)
                 continue

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import NamedTuple
 
 
 class OutOfBlocks(Exception):
@@ -31,6 +32,13 @@ class BlockTable:
     length: int = 0  # token slots in use
     sealed: int = 0  # tokens in blocks whose content is fixed; a multiple of the block size
     digest: bytes = b""  # content hash of the last sealed block, which covers all before it
+
+
+class Cached(NamedTuple):
+    """What a table would share if it were opened now."""
+
+    tokens: int = 0
+    held: int = 0  # of their blocks, those that other tables hold: sharing them takes no room
 
 
 class BlockPool:
@@ -61,11 +69,7 @@ class BlockPool:
 
         At least one token is left out, since one has to run to give logits; `length` is what was shared."""
         table = BlockTable()
-        for index in range((len(tokens) - 1) // self.block_size):
-            digest = self._chain(table.digest, tokens, index)
-            block = self._by_digest.get(digest)
-            if block is None:
-                break
+        for block, digest in self._beginning(tokens):
             if self._holders[block] == 0:
                 del self._idle[block]
             self._holders[block] += 1
@@ -73,6 +77,11 @@ class BlockPool:
             table.digest = digest
         table.length = table.sealed = len(table.blocks) * self.block_size
         return table
+
+    def cached(self, tokens: Sequence[int]) -> Cached:
+        """What `open` would find."""
+        blocks = [block for block, _ in self._beginning(tokens)]
+        return Cached(len(blocks) * self.block_size, sum(self._holders[block] > 0 for block in blocks))
 
     def extend(self, table: BlockTable, n: int) -> None:
         """Reserves `n` more slots. Raises OutOfBlocks, with nothing changed, where there is no room."""
@@ -186,6 +195,16 @@ class BlockPool:
             for block in table.blocks[table.length // self.block_size :]:
                 if holders[block] != 1 or self._digests[block] is not None:
                     raise IntegrityError(f"block {block} may still be written and is shared or registered")
+
+    def _beginning(self, tokens: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+        """The longest cached run of full blocks with which `tokens` begin, and each one's hash."""
+        digest = b""
+        for index in range((len(tokens) - 1) // self.block_size):
+            digest = self._chain(digest, tokens, index)
+            block = self._by_digest.get(digest)
+            if block is None:
+                return
+            yield block, digest
 
     def _chain(self, parent: bytes, tokens: Sequence[int], index: int) -> bytes:
         block = tokens[index * self.block_size : (index + 1) * self.block_size]

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from outrider.engine.kv_blocks import Cached
+
 SPARED_AFTER = 3  # preemptions after which a session is left alone while others had fewer
 
 
@@ -53,10 +55,12 @@ def plan(
     limits: Limits,
     reading: int | None = None,
     lost: Callable[[int], int] | None = None,
+    cached: Callable[[int], Cached] | None = None,
 ) -> Plan:
     """Plans one step. `candidates` stand in order of arrival; `available` blocks can be taken. Where others
     decode, at most `reading` tokens of prompts take part; None = as the limits say. `lost`: of a candidate by
     index, the tokens that would have to be computed again if it were preempted; None = all that it has.
+    `cached`: of a newcomer by index, what it will find in the cache, and need not read; None = nothing.
 
     Every decoding session gets its token first, then prompts are read in by chunks, as they would be without
     any drafts, those of sessions that were interrupted before those that have not begun; drafts get what is
@@ -83,10 +87,14 @@ def plan(
         count = min(candidate.pending, reading)
         if candidate.blocks == 0:
             # Newcomers start in order of arrival, where their whole prompt fits: what they find cached comes
-            # out of the available blocks, too.
-            need = _blocks_needed(candidate, candidate.pending + 1, limits)
+            # out of the available blocks, too, where nobody else holds it.
+            found = cached(index) if cached is not None else Cached()
+            count = min(candidate.pending - found.tokens, reading)
+            need = _blocks_needed(candidate, candidate.pending + 1, limits) - found.held
             if need + reserve > available:
                 break
+            if count == 0:
+                continue
         else:
             need = _blocks_needed(candidate, count, limits)
             if need > available:

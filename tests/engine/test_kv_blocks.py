@@ -25,7 +25,9 @@ class Memory:
         self.committed: list[int] = []  # so many of them are committed
 
     def open(self, tokens: list[int]) -> None:
+        found, available = self.pool.cached(tokens), self.pool.available
         table = self.pool.open(tokens)
+        assert found == (table.length, len(table.blocks) - (available - self.pool.available))
         assert table.length <= max(len(tokens) - 1, 0)
         self.tables.append(table)
         self.logs.append(tokens[: table.length])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.engine.kv_blocks import Cached
 from outrider.engine.scheduler import SPARED_AFTER, Candidate, Grant, Limits, Plan, plan
 
 LIMITS = Limits(max_tokens=64, prefill_chunk=32, block_size=16)
@@ -91,6 +92,22 @@ def test_a_newcomer_starts_only_where_its_whole_prompt_fits_even_if_nobody_else_
     assert plan([newcomer(100)], 7, LIMITS).grants == (Grant(0, 64, 0),)
 
 
+def test_what_newcomers_find_cached_is_not_read() -> None:
+    """So several start in a step that could not read one of them whole."""
+    found = [Cached(), Cached(96), Cached(80), Cached(96)]
+    everyone = [decoding(), newcomer(100), newcomer(90), newcomer(150)]
+    got = plan(everyone, 50, LIMITS, cached=found.__getitem__)
+    assert got.grants == (Grant(0, 1, 0), Grant(1, 4, 0), Grant(2, 10, 0), Grant(3, 18, 0))
+    assert (
+        plan([newcomer(16)], 50, LIMITS, cached=lambda index: Cached(16)) == Plan()
+    )  # nothing is left to read
+
+
+def test_what_others_hold_takes_no_room() -> None:
+    assert plan([newcomer(100)], 2, LIMITS, cached=lambda index: Cached(96, 5)).grants == (Grant(0, 4, 0),)
+    assert plan([newcomer(100)], 2, LIMITS, cached=lambda index: Cached(96, 4)).grants == ()
+
+
 candidates = st.lists(
     st.builds(
         lambda pending, drafts, cached, extra: Candidate(
@@ -105,9 +122,14 @@ candidates = st.lists(
 )
 
 
-@given(candidates, st.integers(0, 12))
-def test_a_plan_keeps_its_limits(everyone: list[Candidate], available: int) -> None:
-    got = plan(everyone, available, LIMITS)
+@given(candidates, st.integers(0, 12), st.integers(0, 5), st.integers(0, 5))
+def test_a_plan_keeps_its_limits(everyone: list[Candidate], available: int, shared: int, held: int) -> None:
+    found = {
+        index: Cached(16 * (blocks := min(shared, (one.pending - 1) // 16)), min(held, blocks))
+        for index, one in enumerate(everyone)
+        if not one.blocks
+    }
+    got = plan(everyone, available, LIMITS, cached=found.__getitem__)
     if got.preempt is not None:
         assert everyone[got.preempt].blocks > 0 and not got.grants
         return
@@ -117,8 +139,9 @@ def test_a_plan_keeps_its_limits(everyone: list[Candidate], available: int) -> N
         candidate = everyone[grant.index]
         assert 1 <= grant.tokens <= candidate.pending and grant.drafts <= candidate.drafts
         assert not grant.drafts or grant.tokens == candidate.pending
-        slots = candidate.cached + grant.tokens + grant.drafts
-        taken += max(0, -(-slots // 16) - candidate.blocks)
+        shares = found.get(grant.index, Cached())
+        slots = candidate.cached + shares.tokens + grant.tokens + grant.drafts
+        taken += max(0, -(-slots // 16) - candidate.blocks - shares.held)
     assert taken <= available
     assert len({grant.index for grant in got.grants}) == len(got.grants)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from outrider.engine.engine import Engine, StepInputs, Work
+from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.loading import load_engine
 from outrider.engine.scheduler import Limits
 from outrider.sampling.params import SamplingParams
@@ -155,6 +156,28 @@ async def test_a_prompt_is_read_in_chunks_that_hardly_delay_those_who_decode(eng
     assert outputs == expected + await Run(engine, FLAT).outputs([spec(9, prompt, 4)])
     beside = [tokens for tokens in run.steps[10:] if tokens > SESSIONS + 1]
     assert len(beside) >= 10 and max(beside) < 60  # a chunk of 256 would make a step 13 times as long
+
+
+async def test_prompts_that_are_cached_start_together(engine: Engine) -> None:
+    """Though whole they would be more than what may be read beside those who decode."""
+    prompts = [tuple((number + 5 * place) % 199 for place in range(101)) for number in range(8)]
+    cold = Run(engine, KNEE)
+    outputs = await cold.outputs([spec(number, prompt, 12) for number, prompt in enumerate(prompts)])
+    assert max(cold.steps) > 100
+    warm = Run(engine, KNEE)
+    assert await warm.outputs([spec(number, prompt, 12) for number, prompt in enumerate(prompts)]) == outputs
+    assert warm.steps[:2] == [8 * 5, 8]  # 96 tokens of each are in the cache
+
+
+async def test_a_prompt_that_others_hold_needs_no_room_of_its_own(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "pool", BlockPool(12))  # not enough for two of 101 tokens
+    prompt = tuple((5 * place) % 199 for place in range(101))
+    run = Run(engine, FLAT, late=spec(9, prompt, 4))
+    first, second = await run.outputs([spec(1, prompt)])
+    assert second == first[:4]
+    assert run.steps[11:16] == [1 + 5, 2, 2, 2, 1]
 
 
 def test_a_drafter_that_takes_over_has_missed_nothing_yet() -> None:
