@@ -29,6 +29,7 @@ class Running:
     pace: Pace | None = None  # of its drafter; None = nobody drafts
     acceptance: float = FIRST_ACCEPTANCE
     trust: Trust = field(default_factory=Trust)
+    found_tokens: int = 0  # of its log, cached when it came
     cached_prompt_tokens: int | None = None  # at its first start
     preemptions: int = 0  # times that its blocks were taken from it, or lost with another verifier
     orphaned: bool = False  # its router is gone, and may come back
@@ -59,7 +60,7 @@ class Running:
     @property
     def unread(self) -> int:
         """Tokens that are to be read before the next one can be drawn; 0 while it decodes, or a step runs."""
-        pending = len(self.session.log) - self.table.length
+        pending = len(self.session.log) - (self.table.length if self.begun else self.found_tokens)
         return pending - 1 if pending > 1 else 0
 
     @property

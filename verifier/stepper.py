@@ -109,6 +109,7 @@ class Stepper:
         self._check(spec)
         counts = TokenCounts(spec.prompt, spec.output) if spec.sampling.penalized else None
         running = Running(Session(spec, num_speculative_tokens), counts)
+        running.found_tokens = self._engine.pool.cached(running.session.log).tokens
         self._sessions[spec.session_id] = running
         self._changed.set()
         self._empty.clear()

@@ -167,6 +167,10 @@ async def test_prompts_that_are_cached_start_together(engine: Engine) -> None:
     warm = Run(engine, KNEE)
     assert await warm.outputs([spec(number, prompt, 12) for number, prompt in enumerate(prompts)]) == outputs
     assert warm.steps[:2] == [8 * 5, 8]  # 96 tokens of each are in the cache
+    stepper = Stepper(engine, Limits(), lambda report: None, lambda: 0.0)
+    for number, prompt in enumerate([*prompts, tuple(range(101))]):
+        stepper.open(spec(number, prompt), 0)
+    assert stepper.load.unread_prompt_tokens == 8 * 4 + 100  # what routers expect the next one to wait for
 
 
 async def test_a_prompt_that_others_hold_needs_no_room_of_its_own(
