@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -45,11 +45,8 @@ class Reply:
         return sum(tokens for _, tokens in self.arrivals)
 
 
-class Watch(Protocol):
-    """Who wants to know at once when an answer begins and ends."""
-
-    def began(self) -> None: ...
-    def ended(self) -> None: ...
+Came = Callable[[float, int | None], None]
+"""Hears of each piece of text as it comes: when, and its tokens; None = the server does not tell."""
 
 
 class ServerClient:
@@ -68,7 +65,7 @@ class ServerClient:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def ask(self, request: Request, watch: Watch | None = None) -> Reply:
+    async def ask(self, request: Request, came: Came | None = None) -> Reply:
         body = {
             **self._model,
             **self._extras,
@@ -80,6 +77,7 @@ class ServerClient:
         }
         reply = Reply(sent=time.perf_counter())
         pieces: list[tuple[float, str, int | None]] = []  # (when, text, tokens so far if told)
+        before = 0
         last: dict[str, Any] = {}
         async for chunk in self._events(body):
             if "error" in chunk:
@@ -87,12 +85,11 @@ class ServerClient:
             last = chunk if chunk.get("usage") else last
             text = "".join(choice.get("text") or "" for choice in chunk["choices"])
             if text:
-                usage = chunk.get("usage") or {}
-                pieces.append((time.perf_counter(), text, usage.get("completion_tokens")))
-                if len(pieces) == 1 and watch is not None:
-                    watch.began()
-        if watch is not None:
-            watch.ended()
+                now, so_far = time.perf_counter(), (chunk.get("usage") or {}).get("completion_tokens")
+                pieces.append((now, text, so_far))
+                if came is not None:
+                    came(now, None if so_far is None else so_far - before)
+                before = so_far or 0
         if not pieces:
             raise Unavailable(f"{self.url} ended an answer before its first token")
         reply.text = "".join(text for _, text, _ in pieces)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 
-from outrider.bench.client import Reply
-from outrider.bench.group import Seconds
+from outrider.bench.group import Answers
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One group, once. Rates are tokens a second."""
+    """One group, once."""
 
-    together: bool  # whether there was a time at which all its streams ran
-    rate: float  # in that time; where there was none, rate_whole
-    rate_whole: float  # from the first token of all to the last of all
+    rate: float  # tokens a second, from the last stream's first token to the end of the last answer
     first_token_seconds: list[float]  # from sending to the first token, by stream; prompts were read before
     gap_seconds: list[float]  # between one arrival of text and the next of the same stream
     tokens_per_arrival: float
@@ -25,34 +22,26 @@ class Measured:
     drafted: int  # draft tokens verified
     accepted: int  # of them
     speculative_steps: int  # steps of a stream that verified any
-    cpu_shares: dict[str, float]  # CPU seconds a second while all streams ran, by role
+    cpu_shares: dict[str, float]  # CPU seconds a second in that time, by role
     tokens_per_target_second: float | None  # over CPU seconds of the target's process; None = not known
 
-    def counted_whole(self) -> Measured:
-        return replace(self, together=False, rate=self.rate_whole)
 
-
-def measured(replies: Sequence[Reply], cpu_seconds: Seconds | None) -> Measured:
+def measured(answers: Answers) -> Measured:
     """The figures of a group that ran together."""
+    replies = answers.replies
     arrivals = [reply.arrivals for reply in replies]
-    start = max(one[0][0] for one in arrivals)
-    end = min(one[-1][0] for one in arrivals)
-    first, last = min(one[0][0] for one in arrivals), max(one[-1][0] for one in arrivals)
-    whole = _rate(arrivals, first, last)
-    together = end > start
-    if not together:  # some ended before others began: there is no better figure than the whole
-        start, end, cpu_seconds = first, last, None
-    rate = _rate(arrivals, start, end)
+    start, end = max(one[0][0] for one in arrivals), max(one[-1][0] for one in arrivals)
+    each = sum(reply.tokens for reply in replies) / sum(map(len, arrivals))
+    further = [(at, each if tokens is None else tokens) for at, tokens in answers.further]
+    rate = _rate([*arrivals, further], start, end)
     alone = replies[0].cpu_seconds if len(replies) == 1 else None
-    used = {"target": alone} if alone is not None else dict(cpu_seconds or {})
+    used = {"target": alone} if alone is not None else answers.cpu_seconds
     shares = {role: seconds / (end - start) for role, seconds in used.items()} if end > start else {}
     return Measured(
-        together=together,
         rate=rate,
-        rate_whole=whole,
         first_token_seconds=[reply.arrivals[0][0] - reply.sent for reply in replies],
         gap_seconds=[later[0] - sooner[0] for one in arrivals for sooner, later in pairwise(one)],
-        tokens_per_arrival=sum(reply.tokens for reply in replies) / sum(map(len, arrivals)),
+        tokens_per_arrival=each,
         prompt_tokens=round(statistics.median(reply.prompt_tokens for reply in replies)),
         drafted=sum(reply.drafted for reply in replies),
         accepted=sum(reply.accepted for reply in replies),
@@ -62,7 +51,7 @@ def measured(replies: Sequence[Reply], cpu_seconds: Seconds | None) -> Measured:
     )
 
 
-def _rate(arrivals: Sequence[Sequence[tuple[float, int]]], start: float, end: float) -> float:
+def _rate(arrivals: Sequence[Sequence[tuple[float, float]]], start: float, end: float) -> float:
     """Tokens a second that arrived after `start`, up to `end`; 0 where no time passed."""
     tokens = sum(count for one in arrivals for at, count in one if start < at <= end)
     return tokens / (end - start) if end > start else 0.0
@@ -113,9 +102,7 @@ def percentile(values: Sequence[float], percent: int) -> float:
 class Figures:
     """A cell over all repetitions. Percentiles are over all streams of all repetitions."""
 
-    together: bool  # in every repetition, there was a time at which all streams ran
     rate: Spread
-    rate_whole: Spread
     first_token_ms: tuple[float, float]  # p50, p95
     gap_ms: tuple[float, float] | None  # p50, p95; None = everything came at once
     acceptance_rate: float | None  # accepted over verified draft tokens; None = none was verified
@@ -138,9 +125,7 @@ def figures(repetitions: Sequence[Measured]) -> Figures:
     told = [one.tokens_per_target_second for one in repetitions if one.tokens_per_target_second is not None]
     roles = {role for one in repetitions for role in one.cpu_shares}
     return Figures(
-        together=all(one.together for one in repetitions),
         rate=Spread.of([one.rate for one in repetitions]),
-        rate_whole=Spread.of([one.rate_whole for one in repetitions]),
         first_token_ms=(1e3 * percentile(first, 50), 1e3 * percentile(first, 95)),
         gap_ms=(1e3 * percentile(gaps, 50), 1e3 * percentile(gaps, 95)) if gaps else None,
         acceptance_rate=accepted / drafted if drafted else None,
@@ -156,13 +141,7 @@ def figures(repetitions: Sequence[Measured]) -> Figures:
 
 
 def ratio(over: Sequence[Measured], under: Sequence[Measured]) -> Spread | None:
-    """How many times the rate of `under`, repetition by repetition; None where a rate of it is 0.
-
-    While all streams ran, where both have such a time; otherwise over the whole of both."""
-    pairs = [
-        (a.rate, b.rate) if a.together and b.together else (a.rate_whole, b.rate_whole)
-        for a, b in zip(over, under, strict=True)
-    ]
-    if not all(below > 0 for _, below in pairs):
+    """How many times the rate of `under`, repetition by repetition; None where a rate of it is 0."""
+    if not all(below.rate > 0 for below in under):
         return None
-    return Spread.of([above / below for above, below in pairs])
+    return Spread.of([above.rate / below.rate for above, below in zip(over, under, strict=True)])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from outrider.bench.cells import CHAINS, LOCK_STEP, STREAMING, TUNED, Cell, asked, in_order, prompts_needed
-from outrider.bench.client import Reply, Request, Watch
+from outrider.bench.client import Came, Reply, Request
 from outrider.bench.figures import Measured, Rejections, measured
 from outrider.bench.group import Seconds, ask_together
 from outrider.bench.peers import Generate, Peer, best_setting
@@ -37,7 +37,7 @@ class Progress(Protocol):
 class Server(Protocol):
     """A way of serving, running."""
 
-    async def ask(self, request: Request, watch: Watch | None = None) -> Reply: ...
+    async def ask(self, request: Request, came: Came | None = None) -> Reply: ...
     def cpu(self) -> Seconds: ...  # of its processes so far, by role; empty = not known
 
 
@@ -53,15 +53,6 @@ class Result:
     tuned: dict[tuple[str, float], int] = field(default_factory=dict)  # by workload and temperature: best k
     carried_bytes: int = 0  # over the line between drafters and verifiers
     rejections: Rejections | None = None  # of the drafter with branches, in the whole run
-
-
-def counted_alike(runs: Mapping[Cell, list[Measured]]) -> dict[Cell, list[Measured]]:
-    """Where in a setting the streams of some way never ran together, the whole time of every way counts."""
-    apart = {cell.setting for cell, group in runs.items() if not all(one.together for one in group)}
-    return {
-        cell: [one.counted_whole() for one in group] if cell.setting in apart else group
-        for cell, group in runs.items()
-    }
 
 
 class Bench:
@@ -127,7 +118,6 @@ class Bench:
                     await self._cell(cell, repetition)
         if self._relay is not None:
             self.result.carried_bytes = self._relay.carried_bytes
-        self.result.runs = counted_alike(self.result.runs)
 
     async def _become(self, rtt_ms: float) -> None:
         """Makes the line so long, and lets those that measure it do so."""
@@ -154,7 +144,7 @@ class Bench:
 
         warm = min(WARM_TOKENS, self._plan.max_tokens)
         await ask_together(server, [replace(request, max_tokens=warm) for request in requests], cpu)
-        replies, used = await ask_together(server, requests, cpu)
-        self.result.runs[cell].append(measured(replies, used))
-        for number, reply in zip(numbers, replies, strict=True):
+        answers = await ask_together(server, requests, cpu)
+        self.result.runs[cell].append(measured(answers))
+        for number, reply in zip(numbers, answers.replies, strict=True):
             self.result.texts.add(cell, number, reply.text)

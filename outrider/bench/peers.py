@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 
-from outrider.bench.client import Reply, Request, Watch
+from outrider.bench.client import Came, Reply, Request
 from outrider.bench.figures import measured
-from outrider.bench.group import Seconds
+from outrider.bench.group import Answers, Seconds
 from outrider.bench.placing import Cores
 from outrider.cli.plan import Models
 from outrider.errors import StartupError
@@ -55,7 +55,7 @@ class Generate:
     peer: Peer
     assistant: str | int | None  # None = plain, DEFAULT, or the number of tokens to draft at a time
 
-    async def ask(self, request: Request, watch: Watch | None = None) -> Reply:
+    async def ask(self, request: Request, came: Came | None = None) -> Reply:
         return await self.peer.ask(request, self.assistant)
 
     def cpu(self) -> Seconds:
@@ -90,6 +90,6 @@ async def best_setting(running: Peer, requests: Sequence[Request]) -> int:
     rates: dict[int, list[float]] = {k: [] for k in CANDIDATES}
     for request in requests:
         for k in CANDIDATES:
-            found = measured([await running.ask(request, k)], None)
+            found = measured(Answers([await running.ask(request, k)]))
             rates[k].append(found.rate)
     return max(CANDIDATES, key=lambda k: statistics.median(rates[k]))

@@ -22,8 +22,7 @@ HEADINGS = ("tokens/s", "over plain", "first ms", "gap ms", "accepted", "length"
 LEGEND = (
     "Medians over repetitions, quartiles in brackets; times as p50/p95. first: to the first token, prompt "
     "read before; gap: between two arrivals of text; length: tokens a step with drafts; per target-s: tokens "
-    "for each second of processor time that the target used; *: the streams of one of these ways never ran "
-    "all at the same time, and the whole time of all ways is counted."
+    "for each second of processor time that the target used."
 )
 
 
@@ -71,8 +70,7 @@ def _cell(result: Result, cell: Cell) -> Json:
         **asdict(figures(result.runs[cell])),
         "over_plain": asdict(faster) if faster is not None else None,
         "repetitions": [
-            {"rate": one.rate, "rate_whole": one.rate_whole, "drafted": one.drafted, "accepted": one.accepted}
-            for one in result.runs[cell]
+            {"rate": one.rate, "drafted": one.drafted, "accepted": one.accepted} for one in result.runs[cell]
         ],
     }
 
@@ -98,7 +96,7 @@ def cells_tables(plan: Plan, result: Result) -> Iterator[Table]:
 def _row(result: Result, cell: Cell) -> list[str]:
     found, faster = figures(result.runs[cell]), over_plain(result.runs, cell)
     return [
-        f"{found.rate.median:.1f}{'' if found.together else '*'}",
+        f"{found.rate.median:.1f}",
         "" if faster is None or cell.way == PLAIN else str(faster),
         _pair(found.first_token_ms),
         "" if found.gap_ms is None else _pair(found.gap_ms),

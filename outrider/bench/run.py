@@ -17,7 +17,7 @@ from outrider.bench.cells import (
     STREAMING,
     TRANSFORMERS,
 )
-from outrider.bench.client import Reply, Request, ServerClient, Watch
+from outrider.bench.client import Came, Reply, Request, ServerClient
 from outrider.bench.group import Seconds
 from outrider.bench.measuring import Bench, Progress, Result, Server
 from outrider.bench.peer import DEFAULT
@@ -35,8 +35,8 @@ class Elsewhere:
 
     client: ServerClient
 
-    async def ask(self, request: Request, watch: Watch | None = None) -> Reply:
-        return await self.client.ask(request, watch)
+    async def ask(self, request: Request, came: Came | None = None) -> Reply:
+        return await self.client.ask(request, came)
 
     def cpu(self) -> Seconds:
         return {}

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from outrider.bench.client import Reply, Request, ServerClient, Watch
+from outrider.bench.client import Came, Reply, Request, ServerClient
 from outrider.bench.figures import Rejections
 from outrider.bench.group import Seconds, cpu_clock
 from outrider.bench.placing import Cores
@@ -46,8 +46,8 @@ class Service:
         self._pids = pids  # of target, draft and router
         self._display = display
 
-    async def ask(self, request: Request, watch: Watch | None = None) -> Reply:
-        return await self._client.ask(request, watch)
+    async def ask(self, request: Request, came: Came | None = None) -> Reply:
+        return await self._client.ask(request, came)
 
     async def rejections(self) -> Rejections:
         """Of its drafter so far."""

@@ -4,11 +4,12 @@ import asyncio
 import os
 import socket
 import time
+from dataclasses import replace
 
 import pytest
 
-from outrider.bench.client import Reply, Request, ServerClient, Watch
-from outrider.bench.group import Window, ask_together, cpu_clock
+from outrider.bench.client import Came, Reply, Request, ServerClient
+from outrider.bench.group import ask_together, cpu_clock
 from outrider.bench.run import reach
 from outrider.bench.services import EXTRAS
 from outrider.errors import InvalidRequest, OutriderError, Unavailable
@@ -20,13 +21,15 @@ REQUEST = Request("Hello", 8, 0.0, 1)
 async def test_an_answer_is_read_with_its_arrivals() -> None:
     with other_server() as (url, asked):
         client = ServerClient(url, "other", {"stream_options": {"include_usage": True}})
-        reply = await client.ask(REQUEST)
+        came: list[tuple[float, int | None]] = []
+        reply = await client.ask(REQUEST, lambda at, tokens: came.append((at, tokens)))
         assert await client.models() == ["other"]
         await client.close()
     assert reply.text == " 0ab 2ab 4ab 6ab"
     assert [tokens for _, tokens in reply.arrivals] == [2, 2, 2, 2]
     assert sorted(at for at, _ in reply.arrivals) == [at for at, _ in reply.arrivals]
     assert reply.sent <= reply.arrivals[0][0]
+    assert came == [(at, None) for at, _ in reply.arrivals], "this server tells its tokens in the end"
     assert (reply.prompt_tokens, reply.tokens, reply.drafted) == (5, 8, 0)
     [body] = asked
     assert (body["model"], body["prompt"], body["max_tokens"], body["seed"]) == ("other", "Hello", 8, 1)
@@ -54,47 +57,47 @@ async def test_a_server_that_is_not_there_is_one_sentence() -> None:
 
 
 class Scripted:
-    """Answers as a test says, one request after another."""
+    """Answers each request with so many pieces of two tokens, a turn of the event loop each; 0 = an error."""
 
-    def __init__(self, *steps: str) -> None:
-        self._steps = list(steps)
+    def __init__(self, *pieces: int) -> None:
+        self._pieces = pieces
+        self.asked: list[int] = []
+        self.cut_off = 0
 
-    async def ask(self, request: Request, watch: Watch | None = None) -> Reply:
-        assert watch is not None
-        for step in self._steps:
-            await asyncio.sleep(0)
-            if step == "fail":
-                raise OutriderError("no")
-            getattr(watch, step)()
-        return Reply(0.0, [(1.0, 1)])
+    async def ask(self, request: Request, came: Came | None = None) -> Reply:
+        assert came is not None
+        self.asked.append(request.seed)
+        try:
+            for _ in range(self._pieces[request.seed]):
+                await asyncio.sleep(0)
+                came(1.0, 2)
+        except asyncio.CancelledError:
+            self.cut_off += 1
+            raise
+        if not self._pieces[request.seed]:
+            raise OutriderError("no")
+        return Reply(0.0, [(1.0, 2)] * self._pieces[request.seed])
 
 
-async def test_the_clock_is_read_while_all_streams_run() -> None:
+def seeded(*seeds: int) -> list[Request]:
+    return [replace(REQUEST, seed=seed) for seed in seeds]
+
+
+async def test_a_stream_whose_answer_is_complete_asks_on_until_all_are() -> None:
     readings = iter(range(10))
-    window = Window(2, lambda: {"target": float(next(readings))})
-    window.began()
-    assert next(readings) == 0
-    window.began()  # reads 1
-    next(readings)
-    window.ended()  # reads 3
-    window.ended()
-    assert window.cpu_seconds == {"target": 2.0}
-    assert next(readings) == 4
+    server = Scripted(1, 10, 4)
+    found = await ask_together(server, seeded(0, 1, 2), lambda: {"target": float(next(readings))})
+    assert [len(reply.arrivals) for reply in found.replies] == [1, 10, 4]
+    assert server.asked[:5] == [0, 1, 2, 0, 1], "the same requests, in their order"
+    assert server.cut_off and len(found.further) >= 10
+    assert found.cpu_seconds == {"target": 1.0}, "read when all had begun and when all were complete"
 
 
-async def test_streams_that_never_ran_together_have_no_window() -> None:
-    window = Window(2, lambda: {"target": 0.0})
-    for happens in (window.began, window.ended, window.began, window.ended):
-        happens()
-    assert window.cpu_seconds is None
-
-
-async def test_a_group_is_asked_together_and_a_failure_is_raised() -> None:
-    replies, cpu = await ask_together(Scripted("began", "ended"), [REQUEST] * 3, lambda: {"target": 1.0})
-    assert len(replies) == 3
-    assert cpu == {"target": 0.0}
+async def test_a_failure_is_raised_and_the_others_are_cut_off() -> None:
+    server = Scripted(5, 0)
     with pytest.raises(OutriderError, match="no"):
-        await ask_together(Scripted("began", "fail"), [REQUEST] * 3, dict)
+        await ask_together(server, seeded(0, 1, 0), dict)
+    assert server.cut_off == 2
 
 
 def test_the_processor_time_of_a_process_is_its_own() -> None:

@@ -10,7 +10,7 @@ from outrider.bench.cells import LOCK_STEP, PLAIN, STREAMING, Cell, Setting
 from outrider.bench.client import Reply, count_tokens
 from outrider.bench.figures import Measured, Spread, figures, measured, percentile, ratio
 from outrider.bench.goals import FAR_CODE, NEAR_CODE, outcomes, over_plain
-from outrider.bench.measuring import counted_alike
+from outrider.bench.group import Answers
 from outrider.bench.texts import Texts
 
 
@@ -18,13 +18,17 @@ def reply(sent: float, *arrivals: tuple[float, int], **told: int) -> Reply:
     return Reply(sent=sent, arrivals=list(arrivals), **told)
 
 
+def group(*replies: Reply, cpu: dict[str, float] | None = None) -> Measured:
+    return measured(Answers(list(replies), cpu_seconds=cpu or {}))
+
+
 def at_rate(rate: float) -> Measured:
-    return measured([reply(0, (1, 1), (2, round(rate)))], None)
+    return group(reply(0, (1, 1), (2, round(rate))))
 
 
 def test_a_single_stream_is_counted_from_its_first_token() -> None:
-    found = measured([reply(1.0, (3.0, 1), (4.0, 2), (5.0, 4))], {"target": 1.5, "draft": 0.5})
-    assert found.rate == found.rate_whole == 6 / 2
+    found = group(reply(1.0, (3.0, 1), (4.0, 2), (5.0, 4)), cpu={"target": 1.5, "draft": 0.5})
+    assert found.rate == 6 / 2
     assert found.first_token_seconds == [2.0]
     assert found.gap_seconds == [1.0, 1.0]
     assert found.tokens_per_arrival == 7 / 3
@@ -32,32 +36,41 @@ def test_a_single_stream_is_counted_from_its_first_token() -> None:
     assert found.tokens_per_target_second == 6 / 1.5
 
 
-def test_only_the_time_counts_in_which_all_streams_ran() -> None:
+def test_what_counts_begins_with_the_last_stream_and_ends_with_the_last_answer() -> None:
     early = reply(0.0, (1.0, 5), (2.0, 1), (3.0, 1), (4.0, 2))
-    late = reply(0.0, (2.0, 1), (3.0, 1), (4.0, 1), (9.0, 100))
-    found = measured([early, late], {"target": 1.0})
-    assert found.rate == (1 + 2 + 1 + 1) / (4 - 2)
-    assert found.rate_whole == (1 + 1 + 2 + 1 + 1 + 1 + 100) / (9 - 1)
-    assert found.tokens_per_target_second == 5 / 1.0
+    late = reply(0.0, (2.0, 1), (3.0, 1), (4.0, 1), (7.0, 6))
+    further = [
+        (1.5, 50),
+        (5.0, 3),
+        (7.0, 4),
+        (7.5, 50),
+    ]  # the last one was cut off
+    found = measured(Answers([early, late], further, {"target": 2.0}))
+    assert found.rate == (1 + 2 + 1 + 1 + 6 + 3 + 4) / (7 - 2)
+    assert found.tokens_per_target_second == 18 / 2.0
+    assert (found.tokens_per_arrival, len(found.first_token_seconds), len(found.gap_seconds)) == (
+        18 / 8,
+        2,
+        6,
+    )
 
 
-def test_streams_that_never_ran_together_are_counted_whole() -> None:
-    found = measured([reply(0, (1, 1), (2, 1)), reply(0, (3, 1), (5, 1))], {"target": 1.0})
-    assert found.rate == found.rate_whole == 3 / 4
-    assert not found.together
-    assert not figures([found, at_rate(1)]).together
-    assert found.tokens_per_target_second is None
+def test_what_a_server_does_not_tell_of_further_answers_is_as_in_the_first() -> None:
+    found = measured(
+        Answers([reply(0, (1, 2), (2, 4)), reply(0, (1, 2), (3, 4))], [(2.5, None), (3.0, None)])
+    )
+    assert found.rate == (4 + 4 + 2 * 3) / (3 - 1)
 
 
 def test_all_tokens_at_once_have_no_rate() -> None:
-    found = measured([reply(0, (1, 8))], None)
+    found = group(reply(0, (1, 8)))
     assert found.rate == 0
     assert figures([found]).gap_ms is None
 
 
 def test_figures_over_repetitions() -> None:
-    one = measured([reply(0, (1, 1), (2, 3), drafted=10, accepted=6, speculative_steps=4)], {"target": 0.5})
-    two = measured([reply(0, (2, 1), (3, 5), drafted=10, accepted=2, speculative_steps=4)], {"target": 0.25})
+    one = group(reply(0, (1, 1), (2, 3), drafted=10, accepted=6, speculative_steps=4), cpu={"target": 0.5})
+    two = group(reply(0, (2, 1), (3, 5), drafted=10, accepted=2, speculative_steps=4), cpu={"target": 0.25})
     found = figures([one, two])
     assert found.rate == Spread(4, 3.5, 4.5)
     assert found.acceptance_rate == 8 / 20
@@ -71,7 +84,7 @@ def test_figures_over_repetitions() -> None:
 def test_what_a_processor_told_with_the_reply_counts_for_a_single_stream() -> None:
     told = reply(0, (1, 1), (3, 4))
     told.cpu_seconds = 4.0
-    assert measured([told], {"client": 1.0}).tokens_per_target_second == 1.0
+    assert group(told, cpu={"client": 1.0}).tokens_per_target_second == 1.0
 
 
 def test_spread_and_percentiles() -> None:
@@ -87,26 +100,6 @@ def test_ratios_are_taken_repetition_by_repetition() -> None:
     over, under = [at_rate(4), at_rate(30)], [at_rate(2), at_rate(10)]
     assert ratio(over, under) == Spread(2.5, 2.25, 2.75)
     assert ratio(over, [at_rate(2), at_rate(0)]) is None
-
-
-def test_a_ratio_counts_the_same_of_both() -> None:
-    """Where one's streams never ran together, the whole time of the other counts too."""
-    apart = measured([reply(0, (1, 1), (2, 1)), reply(0, (3, 1), (5, 1))], None)
-    company = measured([reply(0, (1, 1), (2, 8), (3, 8)), reply(0, (1, 1), (2, 8), (9, 8))], None)
-    assert (company.rate, company.rate_whole) == (12, 4)
-    assert ratio([company], [apart]) == Spread.of([4 / 0.75])
-
-
-def test_all_ways_of_a_setting_are_counted_alike() -> None:
-    apart = measured([reply(0, (1, 1), (2, 1)), reply(0, (3, 1), (5, 1))], None)
-    company = measured([reply(0, (1, 1), (2, 8), (3, 8)), reply(0, (1, 1), (2, 8), (9, 8))], None)
-    runs = {
-        Cell(PLAIN, NEAR_CODE): [company],
-        Cell(STREAMING, NEAR_CODE): [apart],
-        Cell(PLAIN, FAR_CODE): [company],
-    }
-    rates = {cell: figures(repetitions).rate.median for cell, repetitions in counted_alike(runs).items()}
-    assert list(rates.values()) == [4, 0.75, 12], "another setting is left as it is"
 
 
 def test_only_goals_whose_cells_were_measured_are_judged() -> None:
