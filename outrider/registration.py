@@ -18,6 +18,7 @@ from outrider.rpc import Identity, channel
 from outrider.store.redis import RedisStore
 from outrider.store.store import Answer, Registrar
 from outrider.store.url import parse_store_url
+from outrider.tasks import heeded
 from outrider.tls import Tls
 from outrider.v1 import registry_pb2, registry_pb2_grpc
 from outrider.wire.codec import record_to_wire
@@ -54,7 +55,7 @@ async def register(
         while True:
             try:
                 async with asyncio.timeout(ANSWER_SECONDS):
-                    answer = await registrar.beat(describe())
+                    answer = await heeded(registrar.beat(describe()))
                 now = _state(answer)
             except TimeoutError:
                 now = None, "no answer"

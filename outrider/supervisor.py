@@ -195,7 +195,8 @@ class _Child:
                 break
             self.send(sign)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await self._process.wait()
         await self.exited()
         self._forwarding.cancel()
 

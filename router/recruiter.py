@@ -12,6 +12,7 @@ from typing import NoReturn
 from outrider.errors import OutriderError, PeerRefused
 from outrider.rpc import MAX_TOKENIZER_BYTES, Identity, Role, channel
 from outrider.store.store import Store
+from outrider.tasks import heeded
 from outrider.tls import Tls
 from outrider.wire.description import WorkerRecord
 from router.fit import FirstDifference, Registration, misfit
@@ -80,7 +81,7 @@ class Recruiter:
         backoff, complained = FIRST_BACKOFF_SECONDS, ""
         while True:
             try:
-                why = await self._hold(record)
+                why = await heeded(self._hold(record))
             except PeerRefused as refused:
                 log.warning("%s is refused: %s", who, refused.message)
                 await self._tell(identity, refusal=refused.message)

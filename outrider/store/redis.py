@@ -45,6 +45,7 @@ from outrider.store.store import (
     changed,
 )
 from outrider.store.url import StoreUrl
+from outrider.tasks import heeded
 from outrider.wire.codec import record_from_bytes, record_to_bytes
 from outrider.wire.description import WorkerLoad
 
@@ -234,7 +235,7 @@ class RedisStore:
 
     async def _asked(self, asked: Awaitable[T]) -> T:
         try:
-            answer = await asked
+            answer = await heeded(asked)
         except (RedisError, OSError) as error:
             sentence = None if self._reached else _refusal(error)
             if sentence is not None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -250,3 +251,26 @@ async def test_tls_where_none_is_spoken() -> None:
         with pytest.raises(StartupError, match=r"^--store: the Redis does not speak TLS"):
             await store.read("anything")
         await store.close()
+
+
+@pytest.mark.parametrize("asked", ["read", "listing"])
+async def test_who_is_cancelled_ends_wherever_that_meets_the_asking(store: RedisStore, asked: str) -> None:
+    """Python 3.11's wait_for, by which the client library writes, loses a cancellation that comes in the
+    moment in which it has written: who asks again and again would then never end."""
+
+    async def ask() -> None:
+        if asked == "read":
+            await store.read("anything")
+        else:
+            async with aclosing(cast(AsyncGenerator[Any, None], store.workers())) as listings:
+                await anext(listings)
+
+    await ask()  # connects
+    for turns in range(30):  # of the loop, before the cancellation
+        task = asyncio.create_task(ask())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if not task.cancel():
+            break  # it had ended
+        await asyncio.wait((task,))
+        assert task.cancelled(), f"after {turns} turns"
