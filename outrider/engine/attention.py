@@ -35,6 +35,16 @@ class LayerAttention:
     scale: float  # of the scores
     softcap: float | None  # scores are capped to +-softcap by tanh
 
+    @property
+    def sharing(self) -> int:
+        """Query heads that share a key head."""
+        return self.query_heads // self.key_heads
+
+    @property
+    def fused(self) -> bool:
+        """Whether torch's kernel can do it."""
+        return self.softcap is None and self.width == self.value_width
+
 
 @dataclass(slots=True, eq=False)
 class RunningStep:
@@ -96,12 +106,8 @@ def attend(
     queries = query.transpose(0, 1)  # [T, Hq, D]
     if isinstance(step.inputs, FlatInputs):
         return step.inputs.kernel.attend(queries, *step.pools.of(layer), step.inputs, how)
-    fused = how.softcap is None and how.width == how.value_width
-    if fused:
-        width = step.pools.of(layer)[0].shape[3]
-        queries = F.pad(queries, (0, width - how.width))[:, :, None]  # [T, Hq, 1, W]
-    attend_rows = _fused if fused else _explicit
-    tiles = step.inputs.tiles(how.window)
+    attend_rows = _explicit if not how.fused else _alone if step.inputs.row_batching is None else _batched
+    tiles = step.inputs.tiles(how.window, how.sharing)
     if len(tiles) == 1 and len(tiles[0].calls) == 1:
         keys, values = step.pools.gather(layer, tiles[0].blocks, tiles[0].sessions)  # [S, Hkv, K, W]
         return attend_rows(queries, keys, values, tiles[0].calls[0][2], how)
@@ -113,20 +119,53 @@ def attend(
     return out
 
 
-def _fused(
-    query: torch.Tensor,  # [n, Hq, 1, W]
+def _alone(
+    query: torch.Tensor,  # [n, Hq, D]
     key: torch.Tensor,  # [1 or n, Hkv, K, W >= D]
     value: torch.Tensor,
     mask: torch.Tensor,  # [n, 1, 1, K]
     how: LayerAttention,
 ) -> torch.Tensor:
+    """Each row in a product of its own."""
     n = query.shape[0]
     if key.shape[0] != n:
         key, value = key.expand(n, -1, -1, -1), value.expand(n, -1, -1, -1)
     attended = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, scale=how.scale, enable_gqa=how.query_heads != how.key_heads
+        F.pad(query, (0, key.shape[3] - how.width))[:, :, None],
+        key,
+        value,
+        attn_mask=mask,
+        scale=how.scale,
+        enable_gqa=how.sharing > 1,
     )  # [n, Hq, 1, W]
     return attended[:, :, 0, : how.width]
+
+
+def _batched(
+    query: torch.Tensor,  # [n * t, Hq, D] t tokens of each of n sessions
+    key: torch.Tensor,  # [n, Hkv, K, W >= D]
+    value: torch.Tensor,
+    mask: torch.Tensor,  # [n, 1, R, K]
+    how: LayerAttention,
+) -> torch.Tensor:
+    """All rows that share a key head in one product: R rows are those of t tokens and the query heads of the
+    key head, and what fills them up. Where R is less than that, each query head has a product."""
+    n, _, filled, _ = mask.shape
+    tokens = query.shape[0] // n
+    sharing = how.sharing if filled >= tokens * how.sharing else 1
+    heads, rows = how.query_heads // sharing, tokens * sharing
+    query = query.reshape(n, tokens, heads, sharing, how.width).transpose(1, 2)
+    query = query.reshape(n, heads, rows, how.width)
+    attended = F.scaled_dot_product_attention(
+        F.pad(query, (0, key.shape[3] - how.width, 0, filled - rows)),
+        key,
+        value,
+        attn_mask=mask,
+        scale=how.scale,
+        enable_gqa=heads != how.key_heads,
+    )[:, :, :rows, : how.width]  # [n, heads, rows, D]
+    per_token = attended.view(n, heads, tokens, sharing, how.width).transpose(1, 2)
+    return per_token.reshape(-1, how.query_heads, how.width)
 
 
 def _explicit(
@@ -138,7 +177,7 @@ def _explicit(
 ) -> torch.Tensor:
     """What the fused kernel cannot do: capped scores, values of another width than keys. One row a
     product."""
-    n, shared = query.shape[0], how.query_heads // how.key_heads  # query heads that share a key head
+    n, shared = query.shape[0], how.sharing
     per_head = query.reshape(n, how.key_heads, shared, how.width)
     out = query.new_empty(n, how.key_heads, shared, how.value_width)
     for session in range(key.shape[0]):

@@ -19,7 +19,7 @@ from outrider.engine.flat_inputs import FlatInputs
 from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.kv_pools import KvPools
 from outrider.engine.packed import make_ready
-from outrider.engine.step_inputs import StepInputs, Work, build_step
+from outrider.engine.step_inputs import RowBatching, StepInputs, Work, build_step
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Ranked, Row, draw, rank
 from outrider.wire.description import ModelInfo
@@ -44,6 +44,7 @@ class Engine:
         self._device, self._dtype = parameter.device, parameter.dtype
         self.threads = torch.get_num_threads() if self._device.type == "cpu" else 1  # in a step
         self.layers: dict[int, LayerAttention] = {}  # that attended in the last step
+        self.row_batching: RowBatching | None = None  # how rows attend together; None = each alone
         self._stepping = threading.Lock()  # a probe may come while a step runs
         self._thread: ThreadPoolExecutor | None = None  # from the first run to close
 
@@ -55,8 +56,9 @@ class Engine:
             scratch_block=self.kv_pools.scratch_block,
             device=self._device,
             mask_dtype=self._dtype,
-            windows={how.window for how in self.layers.values()},
+            views={(how.window, how.sharing) for how in self.layers.values()},
             key_bytes=self.kv_pools.key_bytes,
+            row_batching=self.row_batching,
         )
 
     def forward(self, inputs: StepInputs) -> torch.Tensor:

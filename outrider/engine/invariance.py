@@ -12,14 +12,14 @@ from torch import nn
 from outrider.engine.attention import LayerAttention, RunningStep, attend
 from outrider.engine.kv_pools import KvPools
 from outrider.engine.packed import PackedLinear
-from outrider.engine.step_inputs import Work, build_step
+from outrider.engine.step_inputs import KEY_BLOCK, KEY_MULTIPLE, RowBatching, Work, build_step
 
 ROWS = (1, 2, 5, 17, 64, 130, 300)  # row counts of linear layers that must agree
-CHUNKS = (60, 1, 9, 60, 1, 200, 180, 1, 1, 17)  # tokens in steps that must agree with all in one
+CHUNKS = (60, 1, 9, 60, 1, 200, 180, 1, 1, 17, 230, 1, 5, 250, 2)  # in steps that must agree with all in one
 WINDOW = 100  # for layers with a sliding window, so that keys before it are left out
 BLOCK = 16
-# First blocks that follow one another, whose keys are read where they lie, then some that do not.
-SCATTERED = [*range(10), *reversed(range(10, -(-sum(CHUNKS) // BLOCK)))]
+ROW_MULTIPLES = (4, 8, 16)  # that are tried
+KEY_COUNTS = tuple(range(KEY_MULTIPLE, KEY_BLOCK + 1, KEY_MULTIPLE))
 
 
 def linears_keep_bits(model: nn.Module) -> bool:
@@ -38,18 +38,52 @@ def linears_keep_bits(model: nn.Module) -> bool:
     return True
 
 
-def attention_keeps_bits(layers: Iterable[LayerAttention]) -> bool:
-    """Tries each way to attend, with more keys than the model's own check has."""
-    ways = {replace(how, window=how.window and WINDOW) for how in layers}
-    with torch.inference_mode():
-        return all(
-            torch.equal(_attended(how, CHUNKS, SCATTERED), _attended(how, [sum(CHUNKS)], sorted(SCATTERED)))
-            for how in ways
+def row_batching(layers: Iterable[LayerAttention]) -> RowBatching | None:
+    """How rows that share keys can attend in one call without changing each other's bits; None where they
+    cannot.
+
+    The products of torch's kernel take a row or a few by ways of their own, which sum in another order, and
+    cut the keys of a block in two where these are some more than their own blocks hold."""
+    ways = _ways(layers)
+    for rows in ROW_MULTIPLES if all(how.fused for how in ways) else ():
+        free, whole = RowBatching(rows, KEY_COUNTS), RowBatching(rows, KEY_COUNTS[-1:])
+        keys = tuple(
+            count for count in KEY_COUNTS if all(_agree(how, [count], free, [count], whole) for how in ways)
         )
+        found = RowBatching(rows, keys)
+        if 2 * len(keys) > len(KEY_COUNTS) and attention_keeps_bits(ways, found):
+            return found
+    return None
 
 
-def _attended(how: LayerAttention, chunks: Iterable[int], blocks: Sequence[int]) -> torch.Tensor:
-    total = sum(CHUNKS)
+def attention_keeps_bits(layers: Iterable[LayerAttention], batching: RowBatching | None) -> bool:
+    """Tries each way to attend, with more keys than the model's own check has."""
+    return all(_agree(how, CHUNKS, batching, [sum(CHUNKS)], batching) for how in _ways(layers))
+
+
+def _ways(layers: Iterable[LayerAttention]) -> set[LayerAttention]:
+    return {replace(how, window=how.window and min(how.window, WINDOW)) for how in layers}
+
+
+def _agree(
+    how: LayerAttention,
+    chunks: Sequence[int],
+    batching: RowBatching | None,
+    other_chunks: Sequence[int],
+    other: RowBatching | None,
+) -> bool:
+    """Whether the same tokens, read in these chunks and in those, get the same bits."""
+    # First blocks that follow one another, whose keys are read where they lie, then some that do not.
+    scattered = [*range(10), *reversed(range(10, -(-sum(chunks) // BLOCK)))]
+    with torch.inference_mode():
+        found = _attended(how, chunks, scattered, batching)
+        return torch.equal(found, _attended(how, other_chunks, sorted(scattered), other))
+
+
+def _attended(
+    how: LayerAttention, chunks: Sequence[int], blocks: Sequence[int], batching: RowBatching | None
+) -> torch.Tensor:
+    total = sum(chunks)
     generator = torch.Generator().manual_seed(2)
     query = torch.randn(how.query_heads, total, how.width, generator=generator)
     key = torch.randn(how.key_heads, total, how.width, generator=generator)
@@ -63,7 +97,8 @@ def _attended(how: LayerAttention, chunks: Iterable[int], blocks: Sequence[int])
             scratch_block=pools.scratch_block,
             device=torch.device("cpu"),
             mask_dtype=torch.float32,
-            windows=(how.window,),
+            views=[(how.window, how.sharing)],
+            row_batching=batching,
         )
         run = slice(start, start + chunk)
         found.append(attend(RunningStep(inputs, pools), 0, query[:, run], key[:, run], value[:, run], how))

@@ -28,7 +28,7 @@ class IntegrityError(AssertionError):
 class BlockTable:
     """A session's place in the pool. Changed by the BlockPool alone."""
 
-    blocks: list[int] = field(default_factory=list)  # block i holds positions i * block_size and on
+    blocks: array[int] = field(default_factory=lambda: array("q"))  # i holds positions i * block_size and on
     length: int = 0  # token slots in use
     sealed: int = 0  # tokens in blocks whose content is fixed; a multiple of the block size
     digest: bytes = b""  # content hash of the last sealed block, which covers all before it
@@ -151,7 +151,7 @@ class BlockPool:
         """Releases all blocks; registered ones stay cached. The table is empty afterwards."""
         for block in reversed(table.blocks):  # so that the end of a text is forgotten before its beginning
             self._release(block)
-        table.blocks, table.length, table.sealed, table.digest = [], 0, 0, b""
+        table.blocks, table.length, table.sealed, table.digest = array("q"), 0, 0, b""
 
     def own_tokens(self, table: BlockTable) -> int:
         """Tokens in blocks that no other table holds: what may be forgotten once this one is closed."""

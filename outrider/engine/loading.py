@@ -23,6 +23,7 @@ from outrider.engine.kv_pools import KvPools
 from outrider.engine.packed import pack
 from outrider.engine.paged_attention import kernels
 from outrider.engine.paged_engine import PagedEngine, Paging, with_kernel
+from outrider.engine.process_memory import keep_freed_memory, use_huge_pages
 from outrider.engine.quantized import quantize
 from outrider.engine.ranks import Ranks, of_the_group
 from outrider.engine.self_check import PROBE_BLOCKS, check, reference
@@ -35,6 +36,7 @@ from outrider.wire.description import ModelInfo
 
 __all__ = ["load_engine", "load_tokenizer"]
 
+WORTH_HUGE_PAGES = 2**26  # bytes of weights: more than the caches next to a core hold
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -123,6 +125,7 @@ def build_engine(
 
     `paging`: what to try on a GPU. Raises as load_engine does."""
     tell = progress
+    keep_freed_memory()
     tell("running the model's own code", 0.5)
     expected = reference(model, info)
     joints = localize(model) if ranks is not None else []
@@ -163,12 +166,14 @@ def build_engine(
         checked = replace(checked, bit_exact=ranks.agree(checked.bit_exact))
         ranks.settle()
         engine = (LeadingEngine if ranks.leads else ShardedEngine)(model, checked, num_blocks, ranks)
-    engine.kv_pools = kv_pools
+    engine.kv_pools, engine.row_batching = kv_pools, probe.row_batching
     if paging is not None and isinstance(engine, PagedEngine):
         if paging.fused:
             tell("compiling layers", 0.85)
             engine.fuse(expected)
         engine.record(paging.record, lambda share: tell("recording steps", 0.9 + 0.1 * share))
+    if parameter.device.type == "cpu" and info.parameters * parameter.element_size() >= WORTH_HUGE_PAGES:
+        use_huge_pages()  # which takes some seconds, for as many gigabytes
     tell("ready", 1.0)
     return engine
 

@@ -15,7 +15,7 @@ import torch
 
 from outrider.engine.attention import NAME
 from outrider.engine.engine import Engine, Work
-from outrider.engine.invariance import attention_keeps_bits, linears_keep_bits
+from outrider.engine.invariance import attention_keeps_bits, linears_keep_bits, row_batching
 from outrider.engine.kv_blocks import BlockTable
 from outrider.engine.ranks import of_the_group
 from outrider.errors import ModelRefused, PeerLost
@@ -57,7 +57,8 @@ def reference(model: Any, info: ModelInfo) -> torch.Tensor:
 
 
 def check(engine: Engine, expected: torch.Tensor, *, bits: bool) -> ModelInfo:
-    """The engine's info, with `bit_exact` as found. `expected` is what `reference` gave.
+    """The engine's info, with `bit_exact` as found. `expected` is what `reference` gave. `bits`: whether to
+    look for that, and for the way in which rows attend together.
 
     Raises ModelRefused where the engine's logits differ by more than rounding."""
     info = engine.info
@@ -81,6 +82,9 @@ def check(engine: Engine, expected: torch.Tensor, *, bits: bool) -> ModelInfo:
             )
         if logits.shape != expected.shape:
             raise _refused(info, "it does not take logits_to_keep")
+        if bits:
+            engine.row_batching = row_batching(engine.layers.values())
+            logits = _run(engine, [LENGTH])
         chunked = _run(engine, [30, 1, 9, 17, 15], rejected=3)
         limit = TOLERANCE.get(next(engine.model.parameters()).dtype, COARSE) * float(expected.abs().max())
         for found, how in ((logits, "in one chunk"), (chunked, "in several chunks")):
@@ -94,7 +98,9 @@ def check(engine: Engine, expected: torch.Tensor, *, bits: bool) -> ModelInfo:
         exact = bits and torch.equal(logits, chunked) and _same_bits(engine, logits)
     return replace(
         info,
-        bit_exact=exact and linears_keep_bits(engine.model) and attention_keeps_bits(engine.layers.values()),
+        bit_exact=exact
+        and linears_keep_bits(engine.model)
+        and attention_keeps_bits(engine.layers.values(), engine.row_batching),
     )
 
 

@@ -1,27 +1,31 @@
 """Index tensors of one step: built once from the sessions' parts, shared by all layers. Pure.
 
-Every token is its own attention row with one query, so that its result cannot depend on which tokens run
-beside it. Sessions whose keys pad to the same length form a group, which is cut into tiles whose keys fit
+What a token gets must not depend, to the bit, on which tokens run beside it. So it has rows of attention
+calls whose other rows do not matter: there are none, or this machine's kernels were found to treat rows alike
+(RowBatching). Sessions whose keys pad to the same length form a group, which is cut into tiles whose keys fit
 into the processor's caches. A tile's keys are brought together, or read where they lie if it is one session
-whose blocks follow one another; then its tokens attend to them. Within a tile, tokens are ordered so that
-every attention call takes a contiguous run of them: either all tokens of one session (its keys are repeated
-by stride 0), or one token each of several sessions.
+whose blocks follow one another. Then its tokens attend to them, those of all sessions that have equally many
+in one call.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain, groupby, pairwise
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 KEY_MULTIPLE = 64  # keys are padded to a multiple of it
-# Keys before a sliding window are left out in whole multiples of the key block of torch's CPU attention
-# kernel: such a block, fully masked, leaves that kernel's running sum as it was.
-WINDOW_MULTIPLE = 512
+# Keys in a block of torch's CPU attention kernel. Those before a sliding window are left out in whole blocks:
+# such a block, fully masked, leaves that kernel's running sum as it was.
+KEY_BLOCK = 512
+# Tokens of a session from which on each query head attends on its own: a mask of all that share a key head
+# would be large, and the product has rows enough.
+MOST_SHARING = 64
 TILE_BYTES = 2**22  # of keys and values brought together at a time: they stay in the caches until used
 
 Ints = npt.NDArray[np.int64]
@@ -38,9 +42,22 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
+class RowBatching:
+    """How the rows that share a session's keys attend in one call, to the same bits however many they are:
+    the tokens' query heads that belong to one key head."""
+
+    rows: int  # their number is filled up to a multiple of it
+    keys: tuple[int, ...]  # numbers of keys in a key block of the kernel's that give these bits, rising
+
+    def padded(self, keys: int) -> int:
+        """The next number of keys that gives them."""
+        blocks, last = divmod(keys - 1, KEY_BLOCK)
+        return blocks * KEY_BLOCK + self.keys[bisect_right(self.keys, last)]
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """Consecutive tokens that attend in one call: one token each of as many sessions, or all of one
-    session."""
+    """Consecutive tokens that attend in one call: equally many of each of consecutive sessions."""
 
     tokens: slice  # of the step
     sessions: slice  # of the tile
@@ -63,8 +80,7 @@ class Group:
     tables: tuple[Ints, ...]  # each session's blocks
     starts: Ints  # [S] first position that runs
     ends: Ints  # [S] tokens in the cache after the step
-    positions: Ints  # [T_group]
-    sessions: Ints  # [T_group] index of each token's session
+    positions: Ints  # [T_group] of the tokens, session after session
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +89,7 @@ class TileKeys:
 
     blocks: torch.Tensor | slice  # [S * n] int64, or the run of n blocks in which its one session lies
     sessions: int  # S
-    calls: tuple[tuple[slice, slice, torch.Tensor], ...]  # tokens, sessions, mask [n, 1, 1, K] of 0 and -inf
+    calls: tuple[tuple[slice, slice, torch.Tensor], ...]  # tokens, sessions, mask [n, 1, R, K] of 0 and -inf
 
 
 @dataclass(slots=True, eq=False)
@@ -89,42 +105,74 @@ class StepInputs:
     block_size: int
     scratch_block: int
     mask_dtype: torch.dtype
-    views: dict[int | None, tuple[TileKeys, ...]]  # by window size; None = no window
+    row_batching: RowBatching | None
+    views: dict[tuple[int | None, int], tuple[TileKeys, ...]]  # by window size, None = no window, and sharing
     plan: npt.NDArray[np.int32] | None = None  # the works as other ranks are told of them
 
-    def tiles(self, window: int | None) -> tuple[TileKeys, ...]:
-        """All tiles, for a layer with this window (positions that a token sees, itself included)."""
-        if window not in self.views:
-            self.views[window] = tuple(
-                tile for group in self.groups for tile in self._tiles_of(group, window)
-            )
-        return self.views[window]
+    def tiles(self, window: int | None, sharing: int) -> tuple[TileKeys, ...]:
+        """All tiles, for a layer with this window (positions that a token sees, itself included), so many
+        query heads of which share a key head.
 
-    def _tiles_of(self, group: Group, window: int | None) -> list[TileKeys]:
+        The mask of a call has an entry for each session, a row for each of its tokens and sharing heads (or
+        for each token only, where these are many), and what fills them up; where rows attend alone, an entry
+        of one row for each token."""
+        view = self.views.get((window, sharing))
+        if view is None:
+            view = tuple(tile for group in self.groups for tile in self._tiles_of(group, window, sharing))
+            self.views[window, sharing] = view
+        return view
+
+    def _tiles_of(self, group: Group, window: int | None, sharing: int) -> list[TileKeys]:
         size = self.block_size
         seen_from = np.maximum(group.starts + 1 - window, 0) if window else np.zeros_like(group.starts)
-        first = seen_from // WINDOW_MULTIPLE * WINDOW_MULTIPLE  # [S] position of the first key gathered
-        keys = padded_keys(int((group.ends - first).max()))
+        first = seen_from // KEY_BLOCK * KEY_BLOCK  # [S] position of the first key gathered
+        keys = padded_keys(int((group.ends - first).max()), self.row_batching)
         blocks = np.full((len(first), keys // size), self.scratch_block, dtype=np.int64)  # [S, n]
         for row, table, skipped in zip(blocks, group.tables, (first // size).tolist(), strict=True):
             kept = table[skipped : skipped + len(row)]
             row[: len(kept)] = kept
-        mask = self._mask(group.positions - first[group.sessions], keys, window)[:, None, None]
+        calls = [call for tile in group.tiles for call in tile.calls]
+        places = group.positions - np.repeat(first, group.ends - group.starts)  # [T] among the keys
+        of_calls = [
+            self._places(call, places[call.tokens.start - group.first_token :], sharing) for call in calls
+        ]
+        rows = self._mask(np.concatenate([each.ravel() for each in of_calls]), keys, window)
+        ends = np.cumsum([each.size for each in of_calls]).tolist()
+        masks = iter(
+            rows[end - each.size : end]
+            .view(len(each), 1, -1, keys)
+            .expand(-1, -1, self._filled(sharing) if each.shape[1] == 1 else -1, -1)
+            for each, end in zip(of_calls, ends, strict=True)
+        )
         everywhere = torch.from_numpy(blocks).to(self.slots.device)
         found = []
         for tile in group.tiles:
-            calls = tuple(
-                (
-                    call.tokens,
-                    call.sessions,
-                    mask[call.tokens.start - group.first_token : call.tokens.stop - group.first_token],
-                )
-                for call in tile.calls
-            )
             count = tile.sessions.stop - tile.sessions.start
             run = self._run(blocks[tile.sessions.start]) if count == 1 else None
-            found.append(TileKeys(run or everywhere[tile.sessions].reshape(-1), count, calls))
+            with_masks = tuple((call.tokens, call.sessions, next(masks)) for call in tile.calls)
+            found.append(TileKeys(run or everywhere[tile.sessions].reshape(-1), count, with_masks))
         return found
+
+    def _places(self, call: AttentionCall, places: Ints, sharing: int) -> Ints:
+        """Of a call's rows among the keys, by entry: [n, R], or [n, 1] where all of an entry are one token's.
+        `places` begins with those of its tokens."""
+        places = places[: call.tokens.stop - call.tokens.start]
+        if self.row_batching is None:
+            return places[:, None]
+        of_tokens = places.reshape(call.sessions.stop - call.sessions.start, -1)  # [n, t]
+        tokens = of_tokens.shape[1]
+        if tokens == 1:
+            return of_tokens
+        if tokens >= MOST_SHARING:
+            sharing = 1
+        row = np.arange(self._filled(tokens * sharing))
+        return of_tokens[:, np.minimum(row // sharing, tokens - 1)]
+
+    def _filled(self, rows: int) -> int:
+        """Rows of an entry that has so many to compute."""
+        if self.row_batching is None:
+            return 1
+        return -(-rows // self.row_batching.rows) * self.row_batching.rows
 
     def _run(self, blocks: Ints) -> slice | None:
         """The blocks as a run, where they follow one another. What pads them may be anybody's then, since
@@ -144,11 +192,12 @@ class StepInputs:
         return bands.index_select(0, torch.from_numpy(last - places).to(self.slots.device))
 
 
-def padded_keys(length: int) -> int:
-    """Keys to gather for a session of this length: few different sizes, at most a quarter too long beyond
-    256."""
-    multiple = max(KEY_MULTIPLE, 1 << max(0, (length - 1).bit_length() - 3))
-    return -(-length // multiple) * multiple
+def padded_keys(length: int, row_batching: RowBatching | None = None) -> int:
+    """Keys to gather for a session of this length: few different sizes, at most a sixteenth too long beyond
+    1,024, but for what the kernels ask for."""
+    multiple = max(KEY_MULTIPLE, 1 << max(0, (length - 1).bit_length() - 5))
+    keys = -(-length // multiple) * multiple
+    return keys if row_batching is None else row_batching.padded(keys)
 
 
 def build_step(
@@ -158,42 +207,32 @@ def build_step(
     scratch_block: int,
     device: torch.device,
     mask_dtype: torch.dtype,
-    windows: Iterable[int | None],
+    views: Iterable[tuple[int | None, int]],
     key_bytes: int = 0,
+    row_batching: RowBatching | None = None,
 ) -> StepInputs:
     """The step's index tensors. The scratch block stands for keys that pad a session.
 
-    `key_bytes`: of a token's key and value in one layer; 0 where that is not known yet."""
+    `views`: windows and sharing (see StepInputs.tiles) of the layers, as far as they are known. `key_bytes`:
+    of a token's key and value in one layer; 0 where that is not known yet. `row_batching`: None = rows attend
+    alone."""
     counts = np.array([len(work.tokens) for work in works], dtype=np.int64)  # [W]
     starts = np.array([work.start for work in works], dtype=np.int64)
     ends = starts + counts
-    buckets = np.array([padded_keys(int(end)) for end in ends], dtype=np.int64)
+    buckets = np.array([padded_keys(int(end), row_batching) for end in ends], dtype=np.int64)
     order = np.lexsort((-counts, buckets))  # of the works: by group, then longest first
     group_bounds = [0, *(np.flatnonzero(np.diff(buckets[order])) + 1).tolist(), len(order)]
-    tiles = _tiles(counts[order].tolist(), buckets[order].tolist(), group_bounds, key_bytes)
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))  # place of each work
+    tiles = _tiles(buckets[order].tolist(), group_bounds, key_bytes)
 
     total = int(counts.sum())
-    flat_ids = np.fromiter(chain.from_iterable(work.tokens for work in works), np.int64, total)
-    flat_work = np.repeat(np.arange(len(works)), counts)
-    first_flat = np.cumsum(counts) - counts
-    flat_index = np.arange(total) - first_flat[flat_work]  # of the token within its work
-    flat_rank = rank[flat_work]
-    tile_of = np.repeat(np.arange(len(tiles)), [high - low for low, high, _ in tiles])  # [W]
-    alone = np.arange(len(order)) < np.array([low + own for low, _, own in tiles])[tile_of]
-    is_alone = alone[flat_rank]
-    place = np.lexsort(
-        (
-            np.where(is_alone, flat_index, flat_rank),
-            np.where(is_alone, flat_rank, flat_index),
-            ~is_alone,
-            tile_of[flat_rank],
-        )
-    )  # [T] index into the caller's order
-    work_of, positions = flat_work[place], (starts[flat_work] + flat_index)[place]
+    past = np.cumsum(counts[order])  # end of each work's tokens, which run in that order
+    work_of = np.repeat(order, counts[order])  # [T]
+    positions = np.arange(total) - np.repeat(past - ends[order], counts[order])
+    flat_ids = np.fromiter(
+        chain.from_iterable(works[index].tokens for index in order.tolist()), np.int64, total
+    )
 
-    tables = [np.asarray(work.blocks, dtype=np.int64) for work in works]
+    tables = [np.array(work.blocks, dtype=np.int64) for work in works]  # copies: they may grow meanwhile
     first_block = np.cumsum([0, *map(len, tables)])[:-1]
     blocks = np.concatenate(tables)[first_block[work_of] + positions // block_size]
     slots = blocks * block_size + positions % block_size
@@ -202,11 +241,11 @@ def build_step(
     token, lengths = 0, counts[order].tolist()
     for low, high in pairwise(group_bounds):
         first_token, of_group = token, []
-        for begin, end, own in tiles:
+        for begin, end in tiles:
             if low <= begin < high:
-                calls, token = _calls(lengths[begin:end], own, token)
+                calls, token = _calls(lengths[begin:end], token, row_batching)
                 of_group.append(Tile(slice(begin - low, end - low), calls))
-        members, run = order[low:high], slice(first_token, token)
+        members = order[low:high]
         groups.append(
             Group(
                 first_token,
@@ -214,22 +253,20 @@ def build_step(
                 tuple(tables[member] for member in members),
                 starts[members],
                 ends[members],
-                positions[run],
-                rank[work_of[run]] - low,
+                positions[first_token:token],
             )
         )
 
-    inverse = np.empty_like(place)
-    inverse[place] = np.arange(total)
-    past = np.cumsum(counts)  # end of each work in the caller's order
-    keep = np.concatenate([inverse[end - work.rows : end] for work, end in zip(works, past, strict=True)])
+    end_of = np.empty_like(past)
+    end_of[order] = past
+    keep = np.concatenate([np.arange(end - work.rows, end) for work, end in zip(works, end_of, strict=True)])
     rows = len(keep)
 
     def tensor(values: Ints) -> torch.Tensor:
         return torch.from_numpy(values).to(device)
 
     inputs = StepInputs(
-        tensor(flat_ids[place])[None],
+        tensor(flat_ids)[None],
         tensor(positions)[None],
         tensor(slots),
         tensor(keep if rows else np.zeros(1, dtype=np.int64)),
@@ -238,40 +275,33 @@ def build_step(
         block_size,
         scratch_block,
         mask_dtype,
+        row_batching,
         {},
     )
-    for window in windows:
-        inputs.tiles(window)
+    for window, sharing in views:
+        inputs.tiles(window, sharing)
     return inputs
 
 
-def _tiles(
-    counts: Sequence[int], buckets: Sequence[int], group_bounds: Sequence[int], key_bytes: int
-) -> list[tuple[int, int, int]]:
-    """Groups cut into tiles: (first work, end, how many of the first attend on their own).
-
-    A tile of sessions with n_0 >= n_1 >= ... tokens costs i calls for the i longest on their own plus n_i
-    calls shared by the others; the cheapest i is taken."""
+def _tiles(buckets: Sequence[int], group_bounds: Sequence[int], key_bytes: int) -> list[tuple[int, int]]:
+    """Groups cut into tiles: (first work, end)."""
     tiles = []
     for low, high in pairwise(group_bounds):
         most = max(1, TILE_BYTES // (buckets[low] * key_bytes)) if key_bytes else high - low
-        for begin in range(low, high, most):
-            end = min(begin + most, high)
-            shared_calls = [*counts[begin:end], 0]
-            tiles.append((begin, end, min(range(end - begin + 1), key=lambda own: own + shared_calls[own])))
+        tiles += [(begin, min(begin + most, high)) for begin in range(low, high, most)]
     return tiles
 
 
-def _calls(counts: Sequence[int], own: int, token: int) -> tuple[tuple[AttentionCall, ...], int]:
+def _calls(
+    counts: Sequence[int], token: int, row_batching: RowBatching | None
+) -> tuple[tuple[AttentionCall, ...], int]:
     """The attention calls of a tile whose sessions, longest first, have `counts` tokens, and the step's token
     after them."""
-    calls = []
-    for session in range(own):
-        calls.append(AttentionCall(slice(token, token + counts[session]), slice(session, session + 1)))
-        token += counts[session]
-    shared = counts[own:]
-    for index in range(shared[0] if shared else 0):
-        taking_part = sum(count > index for count in shared)
-        calls.append(AttentionCall(slice(token, token + taking_part), slice(own, own + taking_part)))
-        token += taking_part
+    calls, session = [], 0
+    for count, run in groupby(counts):
+        past = session + len(list(run))
+        each = past - session if row_batching is not None or count == 1 else 1  # sessions in a call
+        while session < past:
+            calls.append(AttentionCall(slice(token, token + each * count), slice(session, session + each)))
+            token, session = token + each * count, session + each
     return tuple(calls), token

@@ -89,7 +89,7 @@ class Memory:
     def close(self, index: int) -> None:
         table = self.tables.pop(index)
         self.pool.close(table)
-        assert (table.blocks, table.length, table.sealed) == ([], 0, 0)
+        assert (len(table.blocks), table.length, table.sealed) == (0, 0, 0)
         del self.logs[index], self.committed[index]
 
     def check(self) -> None:

@@ -1,0 +1,51 @@
+"""How the system keeps a process's memory.
+
+A step reads every weight, and looks up each page on its way; and it needs the same room as the step before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+HUGE = 2**21  # bytes, on x86-64 and most others
+MADV_COLLAPSE = 25  # Linux 6.1 and later; gathers what is there, whatever the system does for new memory
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc
+KEPT = 2**26  # bytes of freed memory that are not given back
+LARGEST_KEPT = 2**25  # bytes of a piece of it
+
+
+def keep_freed_memory() -> None:
+    """Lets what a step frees be the next one's. glibc would give some megabytes back to the system each time,
+    and every page of them would be cleared and looked up anew. Another C library stays as it is."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)
+        mallopt(M_TRIM_THRESHOLD, KEPT)
+
+
+def use_huge_pages() -> None:
+    """Moves what lies in memory of the process's own, in stretches of HUGE and more. Where the system cannot,
+    all stays as it is."""
+    if not sys.platform.startswith("linux"):
+        return
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    for start, end in list(_own_stretches()):
+        madvise(start, end - start, MADV_COLLAPSE)  # refused for stacks and the like, and by older systems
+
+
+def _own_stretches() -> Iterator[tuple[int, int]]:
+    """Addresses of writable memory that no file lies behind, in whole huge pages."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        addresses, rights, _, _, inode, *name = line.split(maxsplit=5)
+        start, end = (int(address, 16) for address in addresses.split("-"))
+        start, end = -(-start // HUGE) * HUGE, end // HUGE * HUGE
+        if rights == "rw-p" and inode == "0" and name in ([], ["[heap]"]) and start < end:
+            yield start, end

@@ -1,0 +1,71 @@
+"""That memory comes to lie on huge pages, and keeps what is in it; and that steps take each other's room."""
+
+from __future__ import annotations
+
+import mmap
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from outrider.engine.process_memory import HUGE, use_huge_pages
+
+SIZE = 32 * HUGE
+SUPPORT = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def huge_bytes() -> int:
+    """Of this process's memory, what lies on huge pages."""
+    kilobytes = re.search(r"AnonHugePages: +(\d+) kB", Path("/proc/self/smaps_rollup").read_text())
+    assert kilobytes is not None
+    return int(kilobytes[1]) * 1024
+
+
+def linux() -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", Path("/proc/sys/kernel/osrelease").read_text())[:2])
+
+
+@pytest.mark.skipif(
+    not SUPPORT.is_file() or "[never]" in SUPPORT.read_text() or linux() < (6, 1),
+    reason="needs Linux 6.1 with transparent huge pages",
+)
+def test_what_is_in_memory_is_moved_to_huge_pages() -> None:
+    with mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+        memory.write(b"outrider" * (SIZE // 8))
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        before = huge_bytes()
+        use_huge_pages()
+        assert huge_bytes() - before >= SIZE - 2 * HUGE
+        assert memory[:] == b"outrider" * (SIZE // 8)
+
+
+def test_where_the_system_does_not_tell_all_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(path: Path) -> str:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    use_huge_pages()
+
+
+PROGRAM = """
+import resource, torch
+from outrider.engine.process_memory import keep_freed_memory
+
+keep_freed_memory()
+for round in range(35):
+    pieces = [torch.zeros(2**20) for _ in range(8)]  # 4 MiB each, which are free together
+    del pieces
+    if round == 4:  # by then all pieces have found places
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts Linux's page faults")
+def test_memory_that_a_step_frees_is_the_next_ones() -> None:
+    ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    pages = 30 * 8 * 2**22 // mmap.PAGESIZE  # that would be new if all were given back
+    assert int(ran.stdout) < pages // 10
