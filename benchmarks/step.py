@@ -16,11 +16,13 @@ import json
 import random
 import sys
 import time
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 import typer
 from rich.console import Console
@@ -95,7 +97,7 @@ def bytes_of_a_step(engine: Engine, context: int) -> tuple[int, int]:
 def works(engine: Engine, sessions: int, length: int, tokens: int, rows: int | None = None) -> list[Work]:
     """Sessions of that length in blocks of their own, as far as there are any."""
     each = -(-(length + tokens) // engine.pool.block_size)
-    blocks = [index % engine.pool.num_blocks for index in range(sessions * each)]
+    blocks = array("q", [index % engine.pool.num_blocks for index in range(sessions * each)])
     return [
         Work(blocks[index * each :][:each], length, [1] * tokens, tokens if rows is None else rows)
         for index in range(sessions)
@@ -104,8 +106,8 @@ def works(engine: Engine, sessions: int, length: int, tokens: int, rows: int | N
 
 def step_times(engine: Engine, context: int, rounds: int, tick: Callable[[], None]) -> dict[str, Any]:
     """Bandwidth, T(n), and what of it are the products of linear layers, in turn."""
-    source = torch.ones(BANDWIDTH_BYTES // 4)
-    sink = torch.empty_like(source)
+    # By numpy, which asks for huge pages: the engine has its weights on them.
+    source, sink = (torch.from_numpy(np.ones(BANDWIDTH_BYTES // 4, np.float32)) for _ in range(2))
     steps = {tokens: engine.prepare(works(engine, 1, context, tokens)) for tokens in TOKENS}
     jobs: dict[str, Timed] = {"read": lambda: source.sum(), "copy": lambda: sink.copy_(source)}
     for tokens, inputs in steps.items():
