@@ -180,8 +180,10 @@ def measure(plan: Plan, write: Path | None) -> None:
 def machine() -> str:
     """The processor's name, where the system tells, and the number of cores."""
     try:
-        names = re.findall(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
+        told = dict(re.findall(r"(model name|cpu family|model)\s*: (.+)", Path("/proc/cpuinfo").read_text()))
     except OSError:
-        names = []
-    name = names[0] if names else platform.machine()
+        told = {}
+    name = told.get("model name", platform.machine())
+    if "cpu family" in told and "model" in told:  # of one name there are fast ones and slow ones
+        name += f" (family {told['cpu family']}, model {told['model']})"
     return f"{name}, {os.cpu_count()} cores, Python {platform.python_version()}"
