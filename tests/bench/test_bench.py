@@ -48,8 +48,9 @@ def test_everything_is_measured_in_one_run(tmp_path: Path) -> None:
         assert cell["first_token_ms"][1] >= cell["first_token_ms"][0] > 0
         assert cell["prompt_tokens"] >= 96
         assert cell["tokens_per_target_second"]["median"] > 0
-    # Lock-step waits for its drafts. In streaming, the few of so short a text may come late, or all be wrong.
+    # Lock-step waits for its drafts. In streaming, the few of one short text may come late, or all be wrong.
     assert all(cells["lock-step", n, rtt]["acceptance_rate"] > 0 for n in (1, 2) for rtt in (0, 4))
+    assert any(cells["streaming", n, rtt]["acceptance_rate"] for n in (1, 2) for rtt in (0, 4))
     assert cells["plain", 1, 0]["acceptance_rate"] is None
     assert cells["plain", 2, 4]["over_plain"]["median"] == 1
     assert cells["streaming", 2, 0]["cpu_shares"].keys() == {"target", "draft", "router", "client"}
