@@ -23,8 +23,8 @@ import typer
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from demo.heldout import heldout_prompts
-from outrider.bench.figures import Spread
-from outrider.cli.bench import machine
+from outrider_cli.bench.figures import Spread
+from outrider_cli.bench_command import machine
 from tests.cluster.client import Request
 from tests.cluster.hosts import switched
 from tests.cluster.namespace import missing

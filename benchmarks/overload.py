@@ -32,10 +32,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.serving import OK, REFUSED, Answer, Client, closed_loop, serving
 from demo.heldout import heldout_prompts
-from outrider.bench.figures import percentile
-from outrider.bench.placing import Cores, stay_on
-from outrider.cli.bench import machine
-from outrider.garbage import spare_what_is_there
+from outrider.worker.garbage import spare_what_is_there
+from outrider_cli.bench.figures import percentile
+from outrider_cli.bench.placing import Cores, stay_on
+from outrider_cli.bench_command import machine
 
 CONSOLE = Console()
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)

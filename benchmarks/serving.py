@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
-from outrider.bench.placing import Cores
-from outrider.bench.services import Quiet
-from outrider.cli.plan import Models, Workers, router_child, worker_children
-from outrider.cli.serve import reachable, router_addresses
 from outrider.defaults import NUM_SPECULATIVE_TOKENS
-from outrider.supervisor import Supervisor
+from outrider_cli.bench.placing import Cores
+from outrider_cli.bench.services import Quiet
+from outrider_cli.children import Models, Workers, router_child, worker_children
+from outrider_cli.serve import reachable, router_addresses
+from outrider_cli.supervisor import Supervisor
 
 OK, REFUSED = 200, 429
 

@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.serving import Client, serving
 from demo.heldout import heldout_prompts
-from outrider.cli.bench import machine
+from outrider_cli.bench_command import machine
 
 CONSOLE = Console()
 SAMPLE_SECONDS = 1.0

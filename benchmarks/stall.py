@@ -28,11 +28,11 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from outrider.cli.bench import machine
 from outrider.engine.engine import Engine
 from outrider.engine.loading import load_engine
 from outrider.engine.scheduler import Limits
 from outrider.sampling.params import SamplingParams
+from outrider_cli.bench_command import machine
 from verifier import meter
 from verifier.price import StepTime
 from verifier.profile import profile

@@ -33,7 +33,6 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.verifier_host import microseconds, plan_milliseconds
-from outrider.cli.bench import machine
 from outrider.engine.engine import Engine, Work
 from outrider.engine.kv_blocks import BlockTable
 from outrider.engine.loading import load_engine, load_tokenizer
@@ -41,6 +40,7 @@ from outrider.engine.packed import PackedLinear
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Row, draw
 from outrider.wire.description import TokenizerFiles
+from outrider_cli.bench_command import machine
 
 CONSOLE = Console()
 ROOT = Path(__file__).resolve().parent.parent

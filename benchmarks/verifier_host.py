@@ -19,11 +19,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from outrider.draft_right import right
 from outrider.engine.engine import Engine, Work
 from outrider.engine.kv_blocks import BlockPool
-from outrider.engine.scheduler import Candidate, Limits, plan
-from outrider.rpc import Identity, Role, bind, channel, new_server
+from outrider.engine.scheduler import Candidate, Limits, schedule
+from outrider.net.draft_right import right
+from outrider.net.rpc import Identity, Role, bind, channel, new_server
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Row
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
@@ -219,7 +219,7 @@ def plan_milliseconds(sessions: int, drafts: int, rounds: int = 50) -> float:
     for _ in range(rounds):
         began = time.perf_counter()
         counts = admit(survival, sessions, sessions, step_time, 2048).counts
-        plan([Candidate(1, count, 500, 32) for count in counts], 10**6, Limits(2048))
+        schedule([Candidate(1, count, 500, 32) for count in counts], 10**6, Limits(2048))
         fastest = min(fastest, time.perf_counter() - began)
     return fastest * 1e3
 

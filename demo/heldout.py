@@ -6,9 +6,23 @@ repository. Prompts are cut at line starts and are the same on every run for one
 
 from __future__ import annotations
 
-from outrider.bench.workloads import HELD_OUT, heldout_text, stdlib_root
+import sysconfig
+from pathlib import Path
 
-__all__ = ["HELD_OUT", "heldout_prompts", "heldout_text", "stdlib_root"]
+HELD_OUT: tuple[str, ...] = (  # of the standard library: neither model of the demo pair has seen them
+    "calendar.py",
+    "csv.py",
+    "fractions.py",
+    "graphlib.py",
+    "heapq.py",
+    "html/parser.py",
+    "json/decoder.py",
+    "queue.py",
+    "shlex.py",
+    "statistics.py",
+    "textwrap.py",
+    "zipapp.py",
+)
 
 
 def heldout_prompts(count: int, lines: int = 12, skip: int = 0) -> list[str]:
@@ -32,3 +46,15 @@ def heldout_prompts(count: int, lines: int = 12, skip: int = 0) -> list[str]:
         if len(prompts) >= skip + count:
             return prompts[skip : skip + count]
     raise ValueError(f"the held-out modules give only {len(prompts)} prompts of {lines} lines")
+
+
+def stdlib_root() -> Path:
+    """The folder that holds the running interpreter's standard library."""
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def heldout_text(name: str) -> str:
+    """The source of one held-out module, named as in `HELD_OUT`."""
+    if name not in HELD_OUT:
+        raise ValueError(f"{name} is not one of the held-out modules: {', '.join(HELD_OUT)}")
+    return (stdlib_root() / name).read_text(encoding="utf-8")

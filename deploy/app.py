@@ -18,12 +18,12 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 from ray import serve
 from ray.serve import Application
 
+from demo import pair
 from deploy.args import AppArgs, PoolArgs, parse
 from deploy.autoscaling import DrafterPolicy, VerifierPolicy
 from deploy.ingress import NO_LIMIT, Ingress, RouterOptions
 from deploy.registry import Registry
 from deploy.workers import DrafterReplica, VerifierReplica
-from outrider.cli.serve import DEMO_MODELS, DEMO_NAME
 from outrider.config import check_reach
 from router.config import LOOPBACK
 
@@ -76,7 +76,7 @@ def application(told: AppArgs, host: str | None = None) -> Application:
 def models(args: AppArgs) -> tuple[str, str | None, str | None]:
     """Target, draft and the name to serve under."""
     if args.target is None:
-        return str(DEMO_MODELS / "target"), str(DEMO_MODELS / "draft"), args.name or DEMO_NAME
+        return str(pair.TARGET), str(pair.DRAFT), args.name or pair.NAME
     return _absolute(args.target), args.draft and _absolute(args.draft), args.name
 
 

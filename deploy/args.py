@@ -15,9 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from outrider.config import DTYPES, parse_memory
 from outrider.defaults import NUM_SPECULATIVE_TOKENS
 from outrider.errors import StartupError
+from outrider.net.tls import TlsFiles
 from outrider.sampling.params import MAX_SEED
 from outrider.store.logs import SESSION_TTL_SECONDS
-from outrider.tls import TlsFiles
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(ge=0)]

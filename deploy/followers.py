@@ -17,7 +17,7 @@ from deploy.args import PoolArgs
 from outrider.errors import OutriderError, PeerLost
 
 if TYPE_CHECKING:
-    from outrider.followers import FollowerSpec
+    from outrider.worker.followers import FollowerSpec
 
 END_SECONDS = 3.0  # that a follower has to end by itself, once the leader has left
 
@@ -29,7 +29,7 @@ class Follower:
     def run(self, spec: str) -> None:
         """Returns when the leader has stopped; `spec` is a FollowerSpec in JSON."""
         claim_threads(json.loads(spec)["threads"])
-        from outrider.followers import FollowerSpec, follow
+        from outrider.worker.followers import FollowerSpec, follow
 
         follow(FollowerSpec.from_json(spec))
 

@@ -48,7 +48,7 @@ class ServeContext:
 
     @asynccontextmanager
     async def errors_as_status(self) -> AsyncIterator[None]:
-        """outrider.rpc's of that name, here: no trace of any error reaches the client."""
+        """outrider.net.rpc's of that name, here: no trace of any error reaches the client."""
         try:
             yield
         except (Ended, GeneratorExit):

@@ -17,13 +17,13 @@ from deploy.args import TlsArgs
 from deploy.grpc_context import call, stream
 from deploy.registry import StoreSource, open_store
 from outrider.errors import Unhealthy
-from outrider.garbage import spare_what_is_there
-from outrider.keys import keys_of
-from outrider.tls import opened
+from outrider.net.tls import opened
 from outrider.v1 import generation_pb2
+from outrider.worker.garbage import spare_what_is_there
 from router.api.access import guarded
 from router.api.grpc_generation import SERVICE, GenerationServicer
 from router.api.grpc_health import HealthServicer
+from router.api.keys import keys_of
 from router.router import Router
 
 SERVICER_FUNCTIONS = [

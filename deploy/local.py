@@ -20,9 +20,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from outrider.cli.banner import banner
 from outrider.config import check_reach, checkpoint_name
 from outrider.errors import StartupError
+from router.banner import banner
 
 OnSignal = Callable[[int, FrameType | None], None]
 

@@ -18,7 +18,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from outrider.errors import Unavailable
-from outrider.rpc import Identity
+from outrider.net.rpc import Identity
 from outrider.store.memory import MemoryStore
 from outrider.store.memory_logs import MemorySessionLogs
 from outrider.store.store import TTL_SECONDS, Answer, Change, Store, WorkerRecord

@@ -20,12 +20,12 @@ from deploy.followers import FollowerActors, claim_threads
 from deploy.registry import StoreSource, open_store, present
 from outrider.config import default_dtype, parse_memory
 from outrider.errors import OutriderError, PeerLost, Unhealthy
-from outrider.garbage import spare_what_is_there
-from outrider.rpc import Role
+from outrider.net.rpc import Role
+from outrider.worker.garbage import spare_what_is_there
 
 if TYPE_CHECKING:
     from drafter.config import DrafterConfig
-    from outrider.worker import Worker
+    from outrider.worker.worker import Worker
     from verifier.config import VerifierConfig
 
 # Imported where a worker starts, so that only its replica loads torch: verifier.service, drafter.service.

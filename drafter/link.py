@@ -15,10 +15,10 @@ import grpc.aio
 from drafter.drafting import Drafting
 from drafter.survival import on_the_wire
 from outrider.errors import OutriderError
-from outrider.heartbeat import SILENCE_SECONDS, Stillness, fell_silent
-from outrider.rpc import Identity, Role, channel, check_hello
-from outrider.tasks import heeded
-from outrider.tls import Tls
+from outrider.net.heartbeat import SILENCE_SECONDS, Stillness, fell_silent
+from outrider.net.rpc import Identity, Role, channel, check_hello
+from outrider.net.tasks import propagate_cancel
+from outrider.net.tls import Tls
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class VerifierLink:
         while True:
             connected_at = self._clock()
             try:
-                await heeded(self._speculate())
+                await propagate_cancel(self._speculate())
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                     self._refused(error.details() or "the verifier refused this drafter")

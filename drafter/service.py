@@ -15,14 +15,10 @@ from drafter.session import DraftSession, DraftSpec
 from drafter.stepper import DraftStepper
 from outrider.engine.scheduler import Limits
 from outrider.errors import OutriderError, StepHung
-from outrider.followers import FollowerProcesses, StartFollowers
-from outrider.heartbeat import HEARTBEAT_SECONDS
-from outrider.model import load
-from outrider.registration import check_admitted, registrar_at
-from outrider.rpc import Role, bind, new_server, read_hello
-from outrider.stepwatch import Pulse, StepWatch, watched
+from outrider.net.heartbeat import HEARTBEAT_SECONDS
+from outrider.net.rpc import Role, bind, new_server, read_hello
+from outrider.net.tls import Tls, opened
 from outrider.store.store import Registrar, WorkerLoad
-from outrider.tls import Tls, opened
 from outrider.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
 from outrider.wire.codec import (
     sampling_from_wire,
@@ -31,7 +27,11 @@ from outrider.wire.codec import (
     worker_info_to_wire,
 )
 from outrider.wire.description import TokenizerFiles, WorkerInfo
-from outrider.worker import Worker, serve_until_stopped
+from outrider.worker.followers import FollowerProcesses, StartFollowers
+from outrider.worker.model import load
+from outrider.worker.registration import check_admitted, registrar_at
+from outrider.worker.stepwatch import Pulse, StepWatch, watched
+from outrider.worker.worker import Worker, serve_until_stopped
 
 
 class RouterPeer:
@@ -71,7 +71,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
         assert self._stepper is not None, "the service serves only after use()"
         return self._stepper
 
-    # -- what outrider.worker asks --
+    # -- what outrider.worker.worker asks --
 
     async def run(self) -> None:
         await watched(self.stepper.run(), self._watch())
@@ -116,7 +116,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
     def give_back(self) -> None:
         """Nothing is lost with it."""
 
-    async def part(self) -> None:
+    async def close_gracefully(self) -> None:
         return
 
     # -- routers and their streams --

@@ -15,16 +15,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from drafter.acceptance_model import ALTERNATIVES, AcceptanceModel
 from drafter.branches import MOST_BRANCHES, Growth, growths
 from drafter.drafting import Drafting, Part
-from drafter.outlook import ALTERNATIVES, Outlook
 from drafter.session import Branch, DraftSession, Guess, LogConflict
 from outrider.engine.engine import Engine
 from outrider.engine.kv_blocks import Cached
-from outrider.engine.scheduler import Limits, plan
+from outrider.engine.scheduler import Limits, schedule
 from outrider.errors import PeerLost
 from outrider.sampling.sampler import Ranked, TokenCounts
-from outrider.stepwatch import StepUnderWay, under_way
+from outrider.worker.stepwatch import StepUnderWay, under_way
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class DraftStepper:
         self._busy_seconds = 0.0
         self.under_way: StepUnderWay | None = None  # the step that the engine runs now
         # Greedy or drawn: how sure a draft is means one thing without noise and another with it.
-        self.outlooks = {True: Outlook(), False: Outlook()}
+        self.acceptance_models = {True: AcceptanceModel(), False: AcceptanceModel()}
 
     @property
     def load(self) -> DraftLoad:
@@ -83,8 +83,8 @@ class DraftStepper:
             self._token_seconds,
             self._busy_seconds,
             self._engine.pool.usage,
-            sum(outlook.rejections for outlook in self.outlooks.values()),
-            sum(outlook.covered for outlook in self.outlooks.values()),
+            sum(acceptance_model.rejections for acceptance_model in self.acceptance_models.values()),
+            sum(acceptance_model.covered for acceptance_model in self.acceptance_models.values()),
         )
 
     def get(self, session_id: bytes) -> Drafting | None:
@@ -178,7 +178,7 @@ class DraftStepper:
             except LogConflict as conflict:
                 self._fail(drafting, str(conflict))
                 continue
-            self._outlook(session).learn(verdict)
+            self._acceptance_model(session).learn(verdict)
             pool = self._engine.pool
             for branch in verdict.dropped:
                 pool.close(branch.table)
@@ -226,7 +226,7 @@ class DraftStepper:
         pool = self._engine.pool
         while wanting:
             candidates = [drafting.candidate(drafting.session.length) for drafting in wanting]
-            chosen = plan(candidates, pool.available, self._limits, cached=self._cached(wanting))
+            chosen = schedule(candidates, pool.available, self._limits, cached=self._cached(wanting))
             if chosen.preempt is None and (chosen.grants or not self._make_room(True)):
                 return [self._start(wanting[grant.index], grant.tokens) for grant in chosen.grants]
             if chosen.preempt is not None and not self._make_room(False):
@@ -308,7 +308,7 @@ class DraftStepper:
         ]
         candidates = [drafting.candidate(len(drafting.session.log) - 1) for drafting in waiting]
         room = pool.available if self._has_room_for_branches() else 0
-        chosen = plan(candidates, room, self._limits, cached=self._cached(waiting))
+        chosen = schedule(candidates, room, self._limits, cached=self._cached(waiting))
         return [self._start(waiting[grant.index], grant.tokens, True) for grant in chosen.grants]
 
     def _start(self, drafting: Drafting, count: int, follow: bool = False) -> Part:
@@ -340,10 +340,10 @@ class DraftStepper:
         positions = [part.first + index for part in parts for index in range(part.rows)]
         ahead = [max(at - len(session.log), 0) for at, session in zip(positions, sessions, strict=True)]
         guesses: dict[int, Guess] = {}  # by row
-        for greedy, outlook in self.outlooks.items():
+        for greedy, acceptance_model in self.acceptance_models.items():
             rows = [row for row, session in enumerate(sessions) if session.spec.sampling.greedy is greedy]
             if rows:
-                found = outlook.guesses(
+                found = acceptance_model.guesses(
                     [drawn[row] for row in rows],
                     [sessions[row].recent for row in rows],
                     [ahead[row] for row in rows],
@@ -356,8 +356,8 @@ class DraftStepper:
                 self._take(part, mine)
         self._tell(part.drafting for part in parts if part.drafting.session.worth_telling)
 
-    def _outlook(self, session: DraftSession) -> Outlook:
-        return self.outlooks[session.spec.sampling.greedy]
+    def _acceptance_model(self, session: DraftSession) -> AcceptanceModel:
+        return self.acceptance_models[session.spec.sampling.greedy]
 
     def _take(self, part: Part, guesses: Sequence[Guess]) -> None:
         drafting, session = part.drafting, part.drafting.session
@@ -367,7 +367,7 @@ class DraftStepper:
             elif at == session.length:
                 session.extend(guess)
             elif session.scored <= at < len(session.log):
-                self._outlook(session).judged(guess, session.log[at])
+                self._acceptance_model(session).judged(guess, session.log[at])
                 session.judge(guess.token == session.log[at])
         if part.branch is None:
             read = part.start + len(part.tokens)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Protocol
 
 from outrider.errors import StartupError
+from outrider.net.tls import TlsFiles
 from outrider.store.url import parse_store_url
-from outrider.tls import TlsFiles
 
 WILDCARD_HOSTS = frozenset({"0.0.0.0", "::", ""})
 DTYPES = ("float32", "bfloat16", "float16")

@@ -8,10 +8,10 @@ from pathlib import Path
 from outrider.config import check_at_least, check_port, check_reach
 from outrider.defaults import NUM_SPECULATIVE_TOKENS
 from outrider.errors import StartupError
+from outrider.net.tls import TlsFiles
 from outrider.sampling.params import MAX_SEED
 from outrider.store.logs import SESSION_TTL_SECONDS
 from outrider.store.url import parse_store_url
-from outrider.tls import TlsFiles
 
 TLS_WORKER_PORT = 50052
 LOOPBACK = "127.0.0.1"

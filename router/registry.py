@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from outrider.errors import InvalidRequest, PeerRefused
-from outrider.rpc import Role, check_certified, check_hello
+from outrider.net.rpc import Role, check_certified, check_hello
 from outrider.store.store import Registrar
 from outrider.v1 import common_pb2, registry_pb2, registry_pb2_grpc
 from outrider.wire.codec import record_from_wire

@@ -13,24 +13,24 @@ from typing import Any
 from fastapi import FastAPI
 
 from outrider.errors import Unavailable
-from outrider.keys import Keys
-from outrider.rpc import STOP_GRACE_SECONDS, Identity, Role
+from outrider.net.rpc import STOP_GRACE_SECONDS, Identity, Role
+from outrider.net.tls import Tls
 from outrider.store.logs import SESSION_TTL_SECONDS
 from outrider.store.memory import MemoryStore
 from outrider.store.redis import RedisStore
 from outrider.store.store import Store
 from outrider.store.url import parse_store_url
-from outrider.tls import Tls
 from router.api.access import Access, HttpAccess
 from router.api.http import create_app
+from router.api.keys import Keys
 from router.api.validation import DrawBelow
 from router.fleet import Fleet
-from router.logbook import Logbook
 from router.metrics import Metrics
 from router.priors import Priors
-from router.recruiter import Recruiter
+from router.session_log_writer import SessionLogWriter
 from router.sessions import Sessions
 from router.tokenizer import first_difference
+from router.worker_discovery import WorkerDiscovery
 
 FLUSH_SECONDS = 2.0  # a router that stops gives its sessions' logs so long to be written
 
@@ -57,11 +57,11 @@ class Router:
         self.metrics = Metrics()
         self.fleet = Fleet(self.metrics, clock=time.time)
         self.priors = Priors(store)
-        self.logbook = Logbook(store.logs, self.identity.worker_id, self.metrics, session_ttl)
+        self.log_writer = SessionLogWriter(store.logs, self.identity.worker_id, self.metrics, session_ttl)
         self.sessions = Sessions(
             self.fleet,
             self.priors,
-            self.logbook,
+            self.log_writer,
             max_sessions=max_sessions,
             num_speculative_tokens=num_speculative_tokens,
             lock_step=lock_step,
@@ -73,7 +73,7 @@ class Router:
             self.app.add_middleware(HttpAccess, access=self.access)
         for joined in (self.fleet.on_verifier_joined, self.fleet.on_drafter_joined):
             joined.append(self._meet)
-        self._recruiter = Recruiter(store, self.fleet, self.identity, first_difference, tls=tls)
+        self._discovery = WorkerDiscovery(store, self.fleet, self.identity, first_difference, tls=tls)
         self._tasks: list[asyncio.Task[Any]] = []
 
     async def start(self) -> None:
@@ -82,7 +82,7 @@ class Router:
             await self.store.read("anything")  # an absent one is waited for
         self._tasks = [
             asyncio.create_task(running)
-            for running in (self._recruiter.run(), self.priors.run(), self.logbook.run())
+            for running in (self._discovery.run(), self.priors.run(), self.log_writer.run())
         ]
 
     def _meet(self) -> None:
@@ -104,10 +104,10 @@ class Router:
             async with asyncio.timeout(grace_seconds):
                 await self.sessions.until_idle()
         self.sessions.stop()
-        if not self.logbook.degraded:
+        if not self.log_writer.degraded:
             with suppress(TimeoutError):
                 async with asyncio.timeout(FLUSH_SECONDS):
-                    await self.logbook.flush()
+                    await self.log_writer.flush()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -13,13 +13,13 @@ import uvicorn
 from fastapi import FastAPI
 
 from outrider.errors import StartupError
-from outrider.garbage import spare_what_is_there
-from outrider.keys import keys_of
-from outrider.rpc import STOP_GRACE_SECONDS, bind, new_server
-from outrider.stepwatch import loop_watched
-from outrider.tls import Tls, opened
+from outrider.net.rpc import STOP_GRACE_SECONDS, bind, new_server
+from outrider.net.tls import Tls, opened
 from outrider.v1 import registry_pb2_grpc
+from outrider.worker.garbage import spare_what_is_there
+from outrider.worker.stepwatch import loop_watched
 from router.api.grpc_generation import add_generation_service
+from router.api.keys import keys_of
 from router.config import LOOPBACK, TLS_WORKER_PORT, RouterConfig
 from router.registry import Registry
 from router.router import Router, store_at

@@ -10,15 +10,15 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from outrider.draft_right import right
 from outrider.errors import Cancelled, DeadlineExceeded, OutriderError, Unavailable
+from outrider.net.draft_right import right
 from outrider.wire.codec import SessionId
 from outrider.wire.session_log import LoggedEnd
 from router.fleet import Fleet
-from router.logbook import Logbook, TakenSession
 from router.reader import Reader, superseded
-from router.relief import Unbegun
+from router.rebalance import Unbegun
 from router.requests import FinishReason, SessionEnded, TokensCommitted
+from router.session_log_writer import SessionLogWriter, TakenSession
 from router.speculation import Estimator, PriorPool, choose_k, settled, window, worth_sending
 from router.transcript import Transcript
 from router.workers import Drafter, Verifier
@@ -44,7 +44,7 @@ class Session:
         self,
         draft_key: bytes,
         transcript: Transcript,
-        logbook: Logbook,
+        log_writer: SessionLogWriter,
         fleet: Fleet,
         pool_for: PoolFor,
         cap: int,
@@ -60,11 +60,11 @@ class Session:
         self.transcript = transcript
         self._draft_key = draft_key
         self._request = request
-        self._logbook = logbook
-        self._page = (
-            logbook.begin(transcript, self._superseded)
+        self._log_writer = log_writer
+        self._cursor = (
+            log_writer.begin(transcript, self._superseded)
             if taken is None
-            else logbook.go_on(taken, self._superseded)
+            else log_writer.go_on(taken, self._superseded)
         )
         self._verifier: Verifier | None = None  # None = not opened yet, or lost and not replaced yet
         self._losses = 0  # of verifiers, since the last committed token
@@ -176,7 +176,7 @@ class Session:
             self._verifier.close(self.id)
         self._leave_drafter()
         self._pool.absorb(self._estimator.accepted, self._estimator.observed)
-        self._logbook.close(self._page)
+        self._log_writer.close(self._cursor)
 
     # From the verifier.
 
@@ -208,7 +208,7 @@ class Session:
         self._losses = 0
         self._unbegun = self._asked_back = self._relieved = False
         self.transcript.add(step)
-        self._logbook.note(self._page)
+        self._log_writer.note(self._cursor)
         self.news.set()
         self._estimator.observe(step.accepted, step.verified, len(step.tokens))
         self._steer()
@@ -278,7 +278,7 @@ class Session:
             self.transcript.end = LOGGED[outcome.reason]
         elif isinstance(outcome, Cancelled):
             self.transcript.end = LoggedEnd.CANCELLED
-        self._logbook.note(self._page)
+        self._log_writer.note(self._cursor)
         self.news.set()
         self.close()
 

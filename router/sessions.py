@@ -10,15 +10,14 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from outrider.errors import Cancelled, Overloaded, Unavailable, UnknownModel
-from outrider.tasks import cancel
+from outrider.net.tasks import cancel
 from outrider.wire.codec import SessionId, new_session_id
 from outrider.wire.session_log import LoggedEnd
 from router.admission import Lasting, refused, retry_after
 from router.fleet import Fleet
-from router.logbook import Logbook, TakenSession
 from router.placement import choose_verifier
 from router.priors import Priors
-from router.relief import relieved
+from router.rebalance import sessions_to_move
 from router.requests import (
     GenerationRequest,
     Recalled,
@@ -28,6 +27,7 @@ from router.requests import (
     SessionEvent,
 )
 from router.session import Session
+from router.session_log_writer import SessionLogWriter, TakenSession
 from router.transcript import END_REASONS, Transcript
 from router.workers import Verifier
 
@@ -41,7 +41,7 @@ class Sessions:
         self,
         fleet: Fleet,
         priors: Priors,
-        logbook: Logbook,
+        log_writer: SessionLogWriter,
         *,
         max_sessions: int,
         num_speculative_tokens: int,
@@ -51,7 +51,7 @@ class Sessions:
         """`num_speculative_tokens`: most draft tokens in one step of any session. `lock_step`: no draft runs
         ahead of its verdict."""
         self._fleet = fleet
-        self._logbook = logbook
+        self._log_writer = log_writer
         self._max_sessions = max_sessions
         self._num_speculative_tokens = num_speculative_tokens
         self._lock_step = lock_step
@@ -82,7 +82,7 @@ class Sessions:
         return any(not verifier.load.draining for verifier in self._fleet.verifiers.values())
 
     def degraded(self) -> str:
-        return self._logbook.degraded
+        return self._log_writer.degraded
 
     async def run(
         self, request: GenerationRequest, answer: bytes = b""
@@ -94,13 +94,13 @@ class Sessions:
 
     async def recall(self, session_id: SessionId) -> Recalled:
         session = self._open.get(session_id)
-        transcript = await self._logbook.read(session_id) if session is None else session.transcript
+        transcript = await self._log_writer.read(session_id) if session is None else session.transcript
         return Recalled(transcript.request, transcript.answer)
 
     async def resume(self, session_id: SessionId) -> AsyncGenerator[SessionEvent, None]:
         session = self._resumable(session_id)
         if session is None:
-            taken = await self._logbook.take(session_id)
+            taken = await self._log_writer.take(session_id)
             end = taken.transcript.reached
             if end is not None:
                 yield SessionBegun()
@@ -127,7 +127,7 @@ class Sessions:
         began = asyncio.get_running_loop().time()
         first = asyncio.create_task(reader.next())  # the workers read the prompt while its log is begun
         try:
-            await self._logbook.begun(session.id)
+            await self._log_writer.begun(session.id)
             yield SessionBegun()
             event = await first
             while True:
@@ -189,7 +189,7 @@ class Sessions:
         session = Session(
             self._random_bytes(DRAFT_KEY_BYTES),
             transcript,
-            self._logbook,
+            self._log_writer,
             self._fleet,
             self._priors.pool,
             self._cap(transcript.request),
@@ -234,7 +234,7 @@ class Sessions:
         if roomy is None:  # it has left meanwhile
             return
         waiting = [(session, one) for session in self._open.values() if (one := session.unbegun) is not None]
-        for index in relieved([one for _, one in waiting], candidates.values(), roomy):
+        for index in sessions_to_move([one for _, one in waiting], candidates.values(), roomy):
             waiting[index][0].ask_back()
 
     def _offer_drafter(self) -> None:

@@ -13,12 +13,12 @@ import grpc
 import grpc.aio
 
 from outrider.errors import OutriderError, PeerRefused, Unavailable, from_grpc_code
-from outrider.heartbeat import SILENCE_SECONDS, Stillness, fell_silent
-from outrider.rpc import Identity, Outbox, Role, check_hello
+from outrider.net.heartbeat import SILENCE_SECONDS, Stillness, fell_silent
+from outrider.net.rpc import Identity, Outbox, Role, check_hello
 from outrider.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from outrider.wire.codec import SessionId, sampling_to_wire, tokenizer_from_wire
 from outrider.wire.description import TokenizerFiles, WorkerLoad
-from router.fit import Registration
+from router.compatibility import Registration
 from router.load import DrafterLoad, VerifierLoad
 from router.prefixes import PlacedPrefixes
 from router.requests import FinishReason, GenerationRequest

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from outrider.tls import TlsFiles
+from outrider.net.tls import TlsFiles
 
 DAY = datetime.timedelta(days=1)
 

@@ -14,14 +14,14 @@ from outrider.engine.engine import Engine
 from outrider.engine.loading import load_engine
 from outrider.engine.ranks import Followers, Ranks
 from outrider.errors import PeerLost
-from outrider.followers import FollowerSpec, StartFollowers
+from outrider.worker.followers import FollowerSpec, StartFollowers
 
 KV_BYTES = 2**24
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = """
 import sys
 from outrider.errors import OutriderError
-from outrider.followers import FollowerSpec, follow
+from outrider.worker.followers import FollowerSpec, follow
 for line in sys.stdin:
     try:
         follow(FollowerSpec.from_json(line))

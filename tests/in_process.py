@@ -20,9 +20,8 @@ from outrider.engine.engine import Engine
 from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.loading import load_engine, load_tokenizer
 from outrider.engine.scheduler import Limits
-from outrider.heartbeat import HEARTBEAT_SECONDS
-from outrider.registration import RouterRegistrar, register
-from outrider.rpc import Identity, Role, bind, channel, new_server
+from outrider.net.heartbeat import HEARTBEAT_SECONDS
+from outrider.net.rpc import Identity, Role, bind, channel, new_server
 from outrider.sampling.params import SamplingParams
 from outrider.store.memory import MemoryStore
 from outrider.v1 import (
@@ -33,11 +32,12 @@ from outrider.v1 import (
     verifier_pb2_grpc,
 )
 from outrider.wire.description import TokenizerFiles, WorkerInfo, WorkerRecord
+from outrider.worker.registration import RouterRegistrar, register
 from router.registry import Registry
 from router.requests import FinishReason, GenerationRequest, SessionEnded, TokensCommitted
 from router.router import Router
-from verifier.pace import Awaited
 from verifier.service import VerifierService
+from verifier.step_start import Awaited
 from verifier.stepper import Stepper
 
 KV_BYTES = 64 * 2**20
@@ -206,7 +206,7 @@ def patient(
     awaited: Iterable[Awaited],
     price: float = 0.0,
 ) -> float:
-    """In the place of verifier.pace.start_at: waits for every drafter, so that drafts always take part."""
+    """In place of step_start.start_at: waits for every drafter, so that drafts always take part."""
     until = free_since + 5.0  # only a drafter that has nothing to say lets it come to that
     return until if any(session.tokens == 0 < session.wanted for session in awaited) else now
 

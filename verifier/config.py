@@ -7,7 +7,7 @@ from pathlib import Path
 
 from outrider.config import check_worker, checkpoint_name, join_address
 from outrider.errors import StartupError
-from outrider.tls import TlsFiles
+from outrider.net.tls import TlsFiles
 
 
 @dataclass(frozen=True, slots=True)

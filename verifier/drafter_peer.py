@@ -7,10 +7,10 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 
 from outrider.v1 import verifier_pb2
-from verifier.conduct import Allowance
-from verifier.pace import Pace
-from verifier.recent import REMEMBERED, RecentIds
+from verifier.bounded_map import REMEMBERED, BoundedMap
+from verifier.misbehavior import TokenBucket
 from verifier.session import Session
+from verifier.step_start import Pace
 
 MAX_CLAIMS = 1024  # that wait for their sessions
 CLAIM_SECONDS = 60.0  # that one waits: what was closed meanwhile never comes
@@ -25,8 +25,8 @@ class DrafterPeer:
     def __init__(self, name: str, clock: Callable[[], float]) -> None:
         self.name = name
         self.pace = Pace()
-        self.allowance = Allowance(UNITS_PER_SECOND, BURST_UNITS)
-        self.given = RecentIds()  # sessions that it has claimed
+        self.allowance = TokenBucket(UNITS_PER_SECOND, BURST_UNITS)
+        self.given = BoundedMap()  # sessions that it has claimed
         self.claims: OrderedDict[bytes, tuple[bytes, float]] = OrderedDict()  # session -> right, when
         self._clock = clock
         self._told: dict[bytes, int] = {}  # its sessions -> length of the log that was sent to it

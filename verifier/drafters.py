@@ -13,16 +13,16 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
-from outrider.draft_right import turn_of
 from outrider.errors import InvalidRequest, Overloaded, PeerRefused, TooLarge
-from outrider.rpc import Identity, Role, read_hello
+from outrider.net.draft_right import turn_of
+from outrider.net.rpc import Identity, Role, read_hello
 from outrider.v1 import verifier_pb2
 from outrider.wire.codec import SESSION_ID_BYTES
-from verifier import conduct
-from verifier.conduct import BAN_SECONDS, WEIGHTS, Conducts
+from verifier import misbehavior
+from verifier.bounded_map import BoundedMap
 from verifier.draft_tree import MAX_NODES
 from verifier.drafter_peer import DrafterPeer
-from verifier.recent import RecentIds
+from verifier.misbehavior import BAN_SECONDS, WEIGHTS, Misbehaviors
 from verifier.session import MAX_BEHIND, DraftFate
 from verifier.stepper import Running, Stepper
 
@@ -66,8 +66,8 @@ class Drafters:
         self._on_cut_off = on_cut_off
         self._streams: set[DrafterPeer] = set()
         self._seats: dict[bytes, Seat] = {}  # by session
-        self._ended = RecentIds()
-        self._conducts = Conducts()
+        self._ended = BoundedMap()
+        self._misbehaviors = Misbehaviors()
         self._open = 0  # streams, those without a hello included
         self.dropped: Counter[str] = Counter()  # drafts, claims and messages, by reason
 
@@ -113,7 +113,7 @@ class Drafters:
         for peer in self._streams:
             peer.beat()
 
-    def part(self) -> None:
+    def close_gracefully(self) -> None:
         """Ends all streams: the verifier leaves."""
         for peer in self._streams:
             peer.end()
@@ -159,7 +159,7 @@ class Drafters:
         if len(drafter.worker_id) > MAX_NAME:
             raise PeerRefused(f"the hello's worker_id has more than {MAX_NAME} characters")
         name = f"{drafter.worker_id} at {host}" if host else drafter.worker_id
-        banned_for = self._conducts.banned_for(name, self._clock())
+        banned_for = self._misbehaviors.banned_for(name, self._clock())
         if banned_for > 0:
             raise PeerRefused(f"this drafter was cut off and is refused for another {banned_for:.0f} seconds")
         return name, batches
@@ -169,10 +169,10 @@ class Drafters:
             async for batch in batches:
                 await self._take(peer, batch)
         except TooLarge:
-            self._judge(peer, self._count(conduct.TOO_LARGE))
+            self._judge(peer, self._count(misbehavior.TOO_LARGE))
             raise
         except InvalidRequest:
-            self._judge(peer, self._count(conduct.GARBAGE))
+            self._judge(peer, self._count(misbehavior.GARBAGE))
             raise
         finally:
             peer.end()
@@ -200,7 +200,7 @@ class Drafters:
         """Lets the drafter wait that has used up its allowance: until then nothing is read of it."""
         wait = peer.allowance.spend(units, self._clock())
         if wait > 0:
-            self._count(conduct.HELD_BACK)
+            self._count(misbehavior.HELD_BACK)
             await asyncio.sleep(wait)
 
     def _count(self, reason: str | None) -> set[str]:
@@ -211,7 +211,7 @@ class Drafters:
 
     def _judge(self, peer: DrafterPeer, reasons: set[str]) -> None:
         weight = max((WEIGHTS.get(reason, 0.0) for reason in reasons), default=0.0)
-        if self._conducts.offend(peer.name, weight, self._clock()):
+        if self._misbehaviors.offend(peer.name, weight, self._clock()):
             self._cut_off(peer, max(reasons, key=lambda reason: WEIGHTS.get(reason, 0.0)))
 
     def _cut_off(self, peer: DrafterPeer, reason: str) -> NoReturn:
@@ -226,7 +226,7 @@ class Drafters:
     def _claim(self, peer: DrafterPeer, attach: verifier_pb2.Attach) -> str | None:
         """Why it was dropped, if it was."""
         if len(attach.session_id) != SESSION_ID_BYTES or len(attach.draft_key) > MAX_KEY_BYTES:
-            return conduct.BAD_ATTACH
+            return misbehavior.BAD_ATTACH
         peer.given.add(attach.session_id)
         running = self._stepper.get(attach.session_id)
         if running is not None and not running.orphaned:
@@ -236,7 +236,7 @@ class Drafters:
             peer.revoke(attach.session_id, attach.draft_key)
             return None
         # The drafter was faster than the Open of the router, which may be one that comes back.
-        return None if peer.claim(attach.session_id, attach.draft_key) else conduct.TOO_MANY_CLAIMS
+        return None if peer.claim(attach.session_id, attach.draft_key) else misbehavior.TOO_MANY_CLAIMS
 
     def _attach(self, running: Running, peer: DrafterPeer, shown: bytes) -> str | None:
         seat = self._seats[running.id]
@@ -244,10 +244,10 @@ class Drafters:
         if turn is None:
             # It may be of another router, to which the session is just about to move.
             peer.claim(running.id, shown)
-            return conduct.WRONG_KEY
+            return misbehavior.WRONG_KEY
         if turn < seat.turn:
             peer.revoke(running.id, shown)
-            return conduct.FORMER_TURN
+            return misbehavior.FORMER_TURN
         if seat.peer is not None and seat.peer is not peer:
             seat.peer.detached(running.id)
             seat.peer.revoke(running.id, seat.shown)
@@ -261,7 +261,7 @@ class Drafters:
         session_id = draft.session_id
         running, seat = self._stepper.get(session_id), self._seats.get(session_id)
         if running is None or seat is None or seat.peer is not peer:
-            return conduct.NOT_ATTACHED if session_id in peer.given else conduct.NOT_GIVEN
+            return misbehavior.NOT_ATTACHED if session_id in peer.given else misbehavior.NOT_GIVEN
         tokens = draft.tokens
         if len(tokens) > MAX_NODES + MAX_BEHIND:
             return DraftFate.TOO_LONG.value

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from outrider.engine.kv_blocks import BlockPool
-from outrider.engine.scheduler import Plan
+from outrider.engine.scheduler import Schedule
 from verifier.running import Running
 from verifier.session import Finish
 
@@ -63,13 +63,13 @@ class Orphans:
         return [session_id for session_id, until in self._until.items() if until <= now]
 
 
-def dispensable(sessions: Sequence[Running], plan: Plan, pool: BlockPool) -> Running | None:
+def dispensable(sessions: Sequence[Running], schedule: Schedule, pool: BlockPool) -> Running | None:
     """The youngest orphan, where one of the other sessions is short of KV blocks: it would be preempted, or
     waits for those of its prompt that nobody holds."""
     orphan = next((running for running in reversed(sessions) if running.orphaned), None)
-    if orphan is None or plan.preempt is not None:
+    if orphan is None or schedule.preempt is not None:
         return orphan
-    granted = {grant.index for grant in plan.grants}
+    granted = {grant.index for grant in schedule.grants}
     for index, running in enumerate(sessions):
         waits = not running.table.blocks and not running.orphaned and index not in granted
         if waits:

@@ -84,7 +84,7 @@ class RouterPeer:
         if not self._ready.is_set():
             self.report(load)
 
-    def part(self) -> None:
+    def close_gracefully(self) -> None:
         """Ends the stream once everything is said."""
         self._parting = True
         self._ready.set()

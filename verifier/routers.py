@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from outrider.errors import Cancelled, OutriderError, Superseded, Unavailable
-from outrider.rpc import Identity, Role, read_hello
+from outrider.net.rpc import Identity, Role, read_hello
 from outrider.v1 import verifier_pb2
 from outrider.wire.codec import SESSION_ID_BYTES, sampling_from_wire, session_id_from_wire
+from verifier.bounded_map import BoundedMap
 from verifier.drafters import Drafters
 from verifier.orphans import GRACE_SECONDS, Orphans
 from verifier.peers import RouterPeer, load_to_wire
-from verifier.recent import RecentIds
 from verifier.session import SessionSpec
 from verifier.stepper import Running, Stepper, StepReport
 
@@ -37,7 +37,7 @@ class Routers:
         self._alone.set()
         self._owners: dict[bytes, RouterPeer] = {}  # session -> who opened it last
         self._orphans = Orphans(clock, grace_seconds)
-        self._cancelled = RecentIds()  # before they came here
+        self._cancelled = BoundedMap()  # before they came here
         self._closed: OutriderError | None = None  # why no router is let in, where that is so
         self._leaving = False
 
@@ -251,12 +251,12 @@ class Routers:
         if not self._leaving:
             self._closed = None
 
-    async def part(self) -> None:
+    async def close_gracefully(self) -> None:
         """Ends the streams when all is said. Returns once the routers have what was said, or are gone."""
         self._leaving = True
         self._closed = Unavailable("this target worker leaves")
         for router in self._peers:
-            router.part()
+            router.close_gracefully()
         await self._alone.wait()
 
 

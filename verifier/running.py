@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from outrider.engine.engine import Work
 from outrider.engine.kv_blocks import BlockTable
 from outrider.sampling.sampler import Row, TokenCounts
-from verifier.pace import FIRST_ACCEPTANCE, Arrivals, Awaited, Pace, acceptance_after
 from verifier.session import Outcome, Session, SessionSpec
-from verifier.trust import Trust
+from verifier.step_start import FIRST_ACCEPTANCE, Arrivals, Awaited, Pace, acceptance_after
+from verifier.survival_calibration import SurvivalCalibration
 
 Path = tuple[list[int], list[float]]
 """Draft tokens that may be verified, and of each P(accepted | all before it are), as it was promised."""
@@ -28,7 +28,7 @@ class Running:
     table: BlockTable = field(default_factory=BlockTable)
     pace: Pace | None = None  # of its drafter; None = nobody drafts
     acceptance: float = FIRST_ACCEPTANCE
-    trust: Trust = field(default_factory=Trust)
+    trust: SurvivalCalibration = field(default_factory=SurvivalCalibration)
     found_tokens: int = 0  # of its log, cached when it came
     cached_prompt_tokens: int | None = None  # at its first start
     preemptions: int = 0  # times that its blocks were taken from it, or lost with another verifier
@@ -104,7 +104,7 @@ class Running:
         """Commits what a step chose for it, and learns from what became of its drafts."""
         session = self.session
         stood = session.tree.path[: len(part.path) + 1]
-        outcome = session.resolve(part.path, chosen)
+        outcome = session.verify(part.path, chosen)
         self.trust.observe(part.chances, outcome.accepted)
         # Of what stood, not of what was verified: those were chosen as the likelier ones.
         judged, right = min(len(stood), len(outcome.tokens)), 0

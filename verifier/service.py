@@ -11,25 +11,25 @@ from typing import Any, NoReturn
 
 from outrider.engine.scheduler import Limits
 from outrider.errors import StepHung, Unavailable
-from outrider.followers import FollowerProcesses, StartFollowers
-from outrider.heartbeat import HEARTBEAT_SECONDS
-from outrider.model import load
-from outrider.registration import check_admitted, registrar_at
-from outrider.rpc import Role, bind, new_server
-from outrider.stepwatch import Pulse, StepWatch, watched
+from outrider.net.heartbeat import HEARTBEAT_SECONDS
+from outrider.net.rpc import Role, bind, new_server
+from outrider.net.tls import opened
 from outrider.store.store import Registrar, WorkerLoad
-from outrider.tls import opened
 from outrider.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider.wire.codec import tokenizer_to_wire, worker_info_to_wire
 from outrider.wire.description import TokenizerFiles, WorkerInfo
-from outrider.worker import Worker, serve_until_stopped
+from outrider.worker.followers import FollowerProcesses, StartFollowers
+from outrider.worker.model import load
+from outrider.worker.registration import check_admitted, registrar_at
+from outrider.worker.stepwatch import Pulse, StepWatch, watched
+from outrider.worker.worker import Worker, serve_until_stopped
 from verifier.config import VerifierConfig
 from verifier.drafters import Drafters
 from verifier.drafts_wire import BoundedDrafts, host_of
 from verifier.orphans import GRACE_SECONDS
-from verifier.pace import lock_step, start_at
 from verifier.profile import profile, remembered
 from verifier.routers import Routers
+from verifier.step_start import lock_step, start_at
 from verifier.stepper import Stepper, StepReport
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServicer):
     ) -> common_pb2.Tokenizer:
         return tokenizer_to_wire(self._tokenizer)
 
-    # -- what outrider.worker asks --
+    # -- what outrider.worker.worker asks --
 
     async def run(self) -> None:
         await watched(self.stepper.run(), self._watch())
@@ -150,11 +150,11 @@ class VerifierService(verifier_pb2_grpc.VerifierServicer):
     def give_back(self) -> None:
         self.routers.give_back()
 
-    async def part(self) -> None:
+    async def close_gracefully(self) -> None:
         self.drain()
         self.give_back()
-        self.drafters.part()
-        await self.routers.part()
+        self.drafters.close_gracefully()
+        await self.routers.close_gracefully()
 
     async def close(self) -> None:
         return

@@ -123,7 +123,7 @@ class Session:
         limit = self.wanted
         return self.tree.path[:limit], self.tree.chances[:limit]
 
-    def resolve(self, path: Sequence[int], chosen: Sequence[int]) -> Outcome:
+    def verify(self, path: Sequence[int], chosen: Sequence[int]) -> Outcome:
         """Appends what the target chose: `chosen[j]` follows the log and path[:j]; len(chosen) = len(path)
         + 1.
 

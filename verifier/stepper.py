@@ -15,17 +15,17 @@ from dataclasses import dataclass, replace
 
 from outrider.engine.engine import Engine
 from outrider.engine.kv_blocks import Cached
-from outrider.engine.scheduler import Candidate, Grant, Limits, plan
+from outrider.engine.scheduler import Candidate, Grant, Limits, schedule
 from outrider.errors import InvalidRequest, PeerLost, Unavailable
 from outrider.sampling.sampler import TokenCounts
-from outrider.stepwatch import StepUnderWay, under_way
+from outrider.worker.stepwatch import StepUnderWay, under_way
 from verifier.admission import admit
 from verifier.meter import Meter
 from verifier.orphans import dispensable
-from verifier.pace import StartAt, Waits, start_at
 from verifier.price import StepTime
 from verifier.running import Part, Path, Running
 from verifier.session import DraftFate, Finish, Outcome, Session, SessionSpec
+from verifier.step_start import StartAt, Waits, start_at
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Stepper:
         start_at: StartAt = start_at,
         step_time: StepTime | None = None,
     ) -> None:
-        """`start_at` decides when a step starts: verifier.pace.start_at, or another function of its kind.
+        """`start_at` decides when a step starts: step_start.start_at, or another function of its kind.
         `step_time`: the engine's profile, from which the price of a token follows; None = no price."""
         self._engine = engine
         self._limits = replace(limits, block_size=engine.pool.block_size)
@@ -257,7 +257,7 @@ class Stepper:
                 return pool.cached(everyone[index].session.log)
 
             reading = self._meter.reading(decoding + sum(drafts))
-            chosen = plan(candidates, pool.available, self._limits, reading, lost, cached)
+            chosen = schedule(candidates, pool.available, self._limits, reading, lost, cached)
             in_the_way = dispensable(everyone, chosen, pool)
             if in_the_way is not None:
                 self.close(in_the_way.id)

@@ -10,9 +10,9 @@ from drafter.survival import FIRST_RECENT, Calibration, recent_after
 from router.speculation import Estimator, PriorPool, choose_k, settled, window, worth_sending
 from verifier.admission import admit
 from verifier.meter import Meter
-from verifier.pace import FIRST_ACCEPTANCE, Arrivals, Awaited, Pace, Waits, acceptance_after, start_at
 from verifier.price import StepTime
-from verifier.trust import Trust
+from verifier.step_start import FIRST_ACCEPTANCE, Arrivals, Awaited, Pace, Waits, acceptance_after, start_at
+from verifier.survival_calibration import SurvivalCalibration
 
 PROFILED = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # tokens of the steps that are timed at start
 BUDGET = 4096  # most tokens in a step
@@ -29,12 +29,12 @@ class Verifier:
         self._waits = Waits()
         self._at_hand: Ints | None = None  # drafts of each session when a wait began, if one did
         self._arrivals = [Arrivals() for _ in range(world.sessions)]
-        self._trust = [Trust() for _ in range(world.sessions)]
+        self._trust = [SurvivalCalibration() for _ in range(world.sessions)]
         self._acceptance = [FIRST_ACCEPTANCE] * world.sessions
 
     def opened(self, session: int) -> None:
         self._arrivals[session] = Arrivals()
-        self._trust[session] = Trust()
+        self._trust[session] = SurvivalCalibration()
         self._acceptance[session] = FIRST_ACCEPTANCE
 
     def arrived(self, sessions: Ints) -> None:

@@ -29,7 +29,7 @@ from outrider.engine.self_check import check
 from outrider.engine.step_graphs import Record, StepGraphs
 from outrider.errors import ModelRefused
 from outrider.sampling.sampler import Row, draw
-from outrider.sampling.sliced import How, sliced
+from outrider.sampling.vocab_parallel import How, vocab_parallel
 from outrider.wire.description import ModelInfo
 
 log = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class PagedEngine(Engine):
                 torch.cuda.current_stream(self._device).synchronize()
             return chosen
         limit = min(vocab_size or self.info.vocab_size, self.info.vocab_size)
-        drawn = [sliced(row) for row in rows]
+        drawn = [vocab_parallel(row) for row in rows]
         noisy = [index for index, row in enumerate(drawn) if row.how is How.NOISY]
         whole = [index for index, row in enumerate(drawn) if row.how is How.WHOLE]
         with self._stepping:

@@ -187,12 +187,12 @@ class Ranks:
         most = -(-width // self.group.size)
         return slice(min(self.group.rank * most, width), min((self.group.rank + 1) * most, width))
 
-    def send(self, plan: torch.Tensor) -> None:
+    def send(self, words: torch.Tensor) -> None:
         """The leader's plan, 1-d int32, to all others: in one message up to PLAN_WORDS."""
-        count = plan.numel() + 1
+        count = words.numel() + 1
         message = torch.zeros(max(count, PLAN_WORDS), dtype=torch.int32)
-        message[0] = plan.numel()
-        message[1:count] = plan
+        message[0] = words.numel()
+        message[1:count] = words
         with self.talking():
             dist.broadcast(message[:PLAN_WORDS], 0)
             if count > PLAN_WORDS:

@@ -44,19 +44,19 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Schedule:
     grants: tuple[Grant, ...] = ()
     preempt: int | None = None  # release this candidate's blocks, then plan again
 
 
-def plan(
+def schedule(
     candidates: Sequence[Candidate],
     available: int,
     limits: Limits,
     reading: int | None = None,
     lost: Callable[[int], int] | None = None,
     cached: Callable[[int], Cached] | None = None,
-) -> Plan:
+) -> Schedule:
     """Plans one step. `candidates` stand in order of arrival; `available` blocks can be taken. Where others
     decode, at most `reading` tokens of prompts take part; None = as the limits say. `lost`: of a candidate by
     index, the tokens that would have to be computed again if it were preempted; None = all that it has.
@@ -73,7 +73,7 @@ def plan(
         if candidate.decoding and budget > 0:
             need = _blocks_needed(candidate, 1, limits)
             if need > available:
-                return Plan(preempt=_loses_least(candidates, lost))
+                return Schedule(preempt=_loses_least(candidates, lost))
             granted[index], available, budget = 1, available - need, budget - 1
 
     decoding = list(granted)
@@ -98,7 +98,7 @@ def plan(
         else:
             need = _blocks_needed(candidate, count, limits)
             if need > available:
-                return Plan(preempt=_loses_least(candidates, lost))
+                return Schedule(preempt=_loses_least(candidates, lost))
         granted[index], available = count, available - need
         reading, budget = reading - count, budget - count
 
@@ -110,7 +110,7 @@ def plan(
         count = min(candidate.drafts, budget, slots)
         available -= _blocks_needed(candidate, 1 + count, limits) - taken
         drafts[index], budget = count, budget - count
-    return Plan(tuple(Grant(index, count, drafts.get(index, 0)) for index, count in granted.items()))
+    return Schedule(tuple(Grant(index, count, drafts.get(index, 0)) for index, count in granted.items()))
 
 
 def _blocks_needed(candidate: Candidate, tokens: int, limits: Limits) -> int:

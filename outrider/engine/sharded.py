@@ -19,10 +19,10 @@ import torch
 from outrider.engine.engine import Engine
 from outrider.engine.ranks import Ranks
 from outrider.engine.step_inputs import StepInputs, Work
-from outrider.engine.step_plan import Kind, StepPlan, decode, encode, encode_works
+from outrider.engine.step_message import Kind, StepMessage, decode, encode, encode_works
 from outrider.errors import OutriderError, PeerLost
 from outrider.sampling.sampler import Ranked, Row, draw
-from outrider.sampling.sliced import How, choose_sliced, sliced
+from outrider.sampling.vocab_parallel import How, choose_vocab_parallel, vocab_parallel
 from outrider.wire.description import ModelInfo
 
 log = logging.getLogger(__name__)
@@ -48,36 +48,36 @@ class ShardedEngine(Engine):
     def follow(self) -> None:
         """Runs the leader's steps until it stops. Raises PeerLost where it is gone otherwise."""
         while True:
-            plan = decode(self.ranks.receive().numpy())
-            match plan.kind:
+            message = decode(self.ranks.receive().numpy())
+            match message.kind:
                 case Kind.STOP:
                     return
                 case Kind.ANSWER:
                     self._answer()
                 case Kind.LOGITS:
-                    ShardedEngine.forward(self, self.prepare(plan.works))
+                    ShardedEngine.forward(self, self.prepare(message.works))
                 case Kind.CHOOSE:
-                    self._choose(self.prepare(plan.works), plan)
+                    self._choose(self.prepare(message.works), message)
 
     def _answer(self) -> None:
         """Shows every rank that all are there."""
         self.ranks.gather(torch.zeros(1))
 
-    def _choose(self, inputs: StepInputs, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor]:
+    def _choose(self, inputs: StepInputs, message: StepMessage) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens [R] of the plan's rows, meaningless where a row is WHOLE; and those rows' logits [n, V]."""
         logits = Engine.forward(self, inputs)
         vocab = self.info.vocab_size
         own = self.ranks.slice_of(vocab)
         if logits.shape[1] == vocab:  # the output embedding is not divided
             logits = logits[:, own]
-        if not plan.rows:
+        if not message.rows:
             return logits.new_empty(0, dtype=torch.int64), logits
-        whole = [index for index, row in enumerate(plan.rows) if row.how is How.WHOLE]
+        whole = [index for index, row in enumerate(message.rows) if row.how is How.WHOLE]
         some = logits[torch.tensor(whole, dtype=torch.int64, device=logits.device)]
         if whole:
             some = self.ranks.concat(some, vocab)
-        allowed = logits[:, : max(plan.vocab_size - own.start, 0)]
-        return choose_sliced(allowed, plan.rows, own.start, self.ranks.gather), some
+        allowed = logits[:, : max(message.vocab_size - own.start, 0)]
+        return choose_vocab_parallel(allowed, message.rows, own.start, self.ranks.gather), some
 
 
 class LeadingEngine(ShardedEngine):
@@ -94,20 +94,20 @@ class LeadingEngine(ShardedEngine):
 
     def prepare(self, works: Sequence[Work]) -> StepInputs:
         inputs = super().prepare(works)
-        inputs.plan = encode_works(works)
+        inputs.message = encode_works(works)
         return inputs
 
     def forward(self, inputs: StepInputs) -> torch.Tensor:
-        with self._step(encode(Kind.LOGITS, inputs.plan)):
+        with self._step(encode(Kind.LOGITS, inputs.message)):
             return super().forward(inputs)
 
     def choose(self, inputs: StepInputs, rows: Sequence[Row], vocab_size: int | None = None) -> list[int]:
         limit = min(vocab_size or self.info.vocab_size, self.info.vocab_size)
-        plan = StepPlan(Kind.CHOOSE, rows=tuple(sliced(row) for row in rows), vocab_size=limit)
-        with self._step(encode(plan.kind, inputs.plan, plan.rows, limit)):
-            tokens, logits = self._choose(inputs, plan)
+        message = StepMessage(Kind.CHOOSE, rows=tuple(vocab_parallel(row) for row in rows), vocab_size=limit)
+        with self._step(encode(message.kind, inputs.message, message.rows, limit)):
+            tokens, logits = self._choose(inputs, message)
             chosen: list[int] = tokens.tolist()
-        whole = [index for index, row in enumerate(plan.rows) if row.how is How.WHOLE]
+        whole = [index for index, row in enumerate(message.rows) if row.how is How.WHOLE]
         if whole:
             drawn = draw(logits, [rows[index] for index in whole], limit).tolist()
             for index, token in zip(whole, drawn, strict=True):
@@ -140,13 +140,13 @@ class LeadingEngine(ShardedEngine):
         self.ranks.close()
 
     @contextmanager
-    def _step(self, plan: Any) -> Iterator[None]:
+    def _step(self, message: Any) -> Iterator[None]:
         """Tells the others of a step, to be run in here."""
         with self._stepping:
             if self._lost.done():
                 self._lost.result()
             try:
-                self.ranks.send(torch.from_numpy(plan))
+                self.ranks.send(torch.from_numpy(message))
                 yield
             except PeerLost as error:
                 self._fail(self.ranks.explain(error))

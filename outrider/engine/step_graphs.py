@@ -26,7 +26,7 @@ from outrider.engine.flat_inputs import (
 )
 from outrider.engine.paged_attention import Kernel
 from outrider.sampling.noise import gumbel_from
-from outrider.sampling.sliced import SlicedRow
+from outrider.sampling.vocab_parallel import VocabParallelRow
 
 Repeat = Callable[[], None]
 DRAWN_AT_ONCE = 64  # rows, which bounds the memory that their noise takes
@@ -161,7 +161,7 @@ class StepGraphs:
             self._allowed = vocab_size
             self._limit.fill_(vocab_size)
 
-    def draw_noisy(self, rows: Sequence[int], drawn: Sequence[SlicedRow]) -> None:
+    def draw_noisy(self, rows: Sequence[int], drawn: Sequence[VocabParallelRow]) -> None:
         """Replaces the tokens of these rows of the last step by tokens drawn with noise."""
         size = next(size for size in SIZES if size >= len(rows))
         with torch.inference_mode():
@@ -186,7 +186,7 @@ class StepGraphs:
         parts = self._arrays(step.shape, step.pages)
         self._tables[: step.shape.sessions, : step.pages].copy_(parts.tables)
 
-    def _load_draws(self, rows: Sequence[int], drawn: Sequence[SlicedRow], size: int) -> None:
+    def _load_draws(self, rows: Sequence[int], drawn: Sequence[VocabParallelRow], size: int) -> None:
         self._draws.wait()
         row, key, temperature = self._draws.staged.numpy()[:, :size]
         count = len(rows)

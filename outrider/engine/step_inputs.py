@@ -107,7 +107,7 @@ class StepInputs:
     mask_dtype: torch.dtype
     row_batching: RowBatching | None
     views: dict[tuple[int | None, int], tuple[TileKeys, ...]]  # by window size, None = no window, and sharing
-    plan: npt.NDArray[np.int32] | None = None  # the works as other ranks are told of them
+    message: npt.NDArray[np.int32] | None = None  # the works as other ranks are told of them
 
     def tiles(self, window: int | None, sharing: int) -> tuple[TileKeys, ...]:
         """All tiles, for a layer with this window (positions that a token sees, itself included), so many

@@ -1,8 +1,8 @@
 """The logs of sessions, as routers share them: append-only records, each log with one owner.
 
-A log is a help, not the truth: tokens are a function of the request, so what a log lacks is computed again.
-What it has is never wrong: only its owner appends, and only at its end. Whoever takes a log over becomes its
-owner, and the former one learns it with its next append.
+A log is a help, not the truth. Tokens are a function of the request, so what a log lacks is computed again.
+What it has is never wrong: only its owner appends, and only at its end. A router that takes a log over
+becomes its owner; the former owner learns of it with its next append.
 
 Implementations: `memory_logs.MemorySessionLogs` in one process, `redis_logs.RedisSessionLogs` for several.
 """
@@ -20,8 +20,8 @@ SESSION_TTL_SECONDS = 600  # a log outlives what was written to it last by so mu
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who may append to a log: of two the one with the larger generation, even where a store lost its memory
-    and the other wrote first."""
+    """Who may append to a log. Of two owners the one with the larger generation may, even if a store lost
+    its memory and the other wrote first."""
 
     name: str  # of a router's incarnation
     generation: int = 0  # 0 = it began the log; every take is one more
@@ -29,7 +29,8 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Records for the end of one log. Those that it has already, as when an answer was lost, are skipped."""
+    """Records for the end of one log. Records that the log has already are skipped: an answer may have
+    been lost."""
 
     session_id: SessionId
     owner: Owner
@@ -39,7 +40,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A log, by who owns it now."""
+    """A log, told by its new owner."""
 
     owner: Owner
     length: int  # in records
@@ -47,21 +48,22 @@ class Taken:
 
 
 class SessionLogs(Protocol):
-    """All methods raise Unavailable where the store cannot be reached at the moment; an append may then have
-    been made or not."""
+    """All methods raise Unavailable if the store cannot be reached. An append may then have been made or
+    not."""
 
     async def append(self, appends: Sequence[Append], ttl_seconds: float) -> list[int | None]:
-        """For each, the log's length now, in records; None where the log is another owner's.
+        """Returns each log's length after its append, in records; None if the log belongs to another owner.
 
         The logs live `ttl_seconds` from now on. A length below an append's `base` means that nothing was
-        appended: the log has lost what came before (0: all of it), and is to be written from there."""
+        appended: the log has lost what came before (0: all of it) and must be written from there.
+        """
         ...
 
     async def take(self, session_id: SessionId, name: str, ttl_seconds: float) -> Taken | None:
-        """Makes `name` the owner of the log, as the next generation, and returns all of it; None where there
-        is no such log."""
+        """Makes `name` the owner of the log, as the next generation. Returns the whole log, or None if
+        there is none."""
         ...
 
     async def read(self, session_id: SessionId) -> bytes | None:
-        """The log's first record; None where there is no such log."""
+        """Returns the log's first record, or None if there is no such log."""
         ...

@@ -1,4 +1,4 @@
-"""The store of one process: what `outrider serve` and a router without --store have."""
+"""The store of one process. `outrider serve` and a router without --store use it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 
-from outrider.rpc import Identity
+from outrider.net.rpc import Identity
 from outrider.store.memory_logs import MemorySessionLogs
 from outrider.store.store import (
     TTL_SECONDS,
@@ -97,7 +97,7 @@ class MemoryStore:
         return {worker_id: entry.record for worker_id, entry in self._entries.items()}
 
     def _live(self, identity: Identity) -> _Entry | None:
-        """That incarnation's."""
+        """Returns the record if it is that incarnation's and has not expired."""
         self._expire()
         entry = self._entries.get(identity.worker_id)
         if entry is None or entry.record.info.identity.incarnation != identity.incarnation:
@@ -110,6 +110,6 @@ class MemoryStore:
             del self._entries[worker_id]
 
     def _tell(self) -> None:
-        """Makes those who watch look again; of an expiry they know by themselves."""
+        """Makes the watchers look again. They notice expiries by themselves."""
         self._news.set()
         self._news = asyncio.Event()

@@ -27,7 +27,7 @@ class _Log:
 
 
 class MemorySessionLogs:
-    """Implements SessionLogs. Over the limit, the log that was written to longest ago is forgotten first."""
+    """Implements SessionLogs. Beyond the limit, the log whose last append is oldest is forgotten first."""
 
     def __init__(self, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` gives seconds."""
@@ -86,7 +86,7 @@ class MemorySessionLogs:
         self.size -= self._logs.pop(session_id).size
 
     def _live(self, session_id: SessionId) -> _Log | None:
-        """That log; and those written to longest ago are forgotten where their time is over."""
+        """Returns that log. Forgets the oldest logs if their time is over."""
         now = self._clock()
         while self._logs and next(iter(self._logs.values())).expires <= now:
             self._forget(next(iter(self._logs)))

@@ -32,7 +32,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError, RedisError
 
 from outrider.errors import InvalidRequest, StartupError, Unavailable
-from outrider.rpc import Identity
+from outrider.net.rpc import Identity
+from outrider.net.tasks import propagate_cancel
 from outrider.store.redis_logs import RedisSessionLogs
 from outrider.store.store import (
     TTL_SECONDS,
@@ -45,7 +46,6 @@ from outrider.store.store import (
     changed,
 )
 from outrider.store.url import StoreUrl
-from outrider.tasks import heeded
 from outrider.wire.codec import record_from_bytes, record_to_bytes
 from outrider.wire.description import WorkerLoad
 
@@ -115,8 +115,11 @@ Records = Mapping[str, WorkerRecord]
 
 
 class RedisStore:
-    """Implements Store. Until it has reached the Redis once, it raises StartupError where the Redis is there
-    but refuses; all else that goes wrong is Unavailable."""
+    """Implements Store.
+
+    If the Redis refuses before it was ever reached, StartupError is raised. All else that goes wrong is
+    Unavailable.
+    """
 
     def __init__(
         self,
@@ -187,7 +190,8 @@ class RedisStore:
             await asyncio.sleep(AWAY_SECONDS)
 
     async def _listings(self) -> AsyncGenerator[tuple[bytes, Records], None]:
-        """(epoch, live records): at once, at every message, and every POLL_SECONDS. Raises Unavailable."""
+        """Yields (epoch, live records): at once, at every message, and every POLL_SECONDS. Raises
+        Unavailable."""
         async with self._redis.pubsub() as messages:
             await self._asked(messages.subscribe(CHANGES))
             while True:
@@ -235,7 +239,7 @@ class RedisStore:
 
     async def _asked(self, asked: Awaitable[T]) -> T:
         try:
-            answer = await heeded(asked)
+            answer = await propagate_cancel(asked)
         except (RedisError, OSError) as error:
             sentence = None if self._reached else _refusal(error)
             if sentence is not None:
@@ -263,7 +267,7 @@ def _pool(url: StoreUrl) -> ConnectionPool:
 
 
 def _words(fields: list[bytes]) -> dict[str, Word]:
-    """By router id, of [name, value, name, value, ...]."""
+    """Returns [name, value, name, value, ...] as words by router id."""
     words = {}
     for name, value in zip(fields[::2], fields[1::2], strict=True):
         refusal, trouble = json.loads(value)
@@ -272,7 +276,7 @@ def _words(fields: list[bytes]) -> dict[str, Word]:
 
 
 def _refusal(error: BaseException) -> str | None:
-    """What to change about --store, where waiting does not help."""
+    """Returns what to change about --store, if waiting does not help."""
     if isinstance(error, AuthenticationError | AuthorizationError | NoPermissionError):
         return (
             "--store: the Redis does not accept this user name and password (or needs them): change the url"
@@ -289,6 +293,7 @@ def _refusal(error: BaseException) -> str | None:
 
 
 def _kind(error: BaseException) -> str:
-    """Its class and, where the Redis itself said it, the first word: never an address or a password."""
+    """Returns the error's class, and the first word if the Redis itself said it. It tells no address and
+    no password."""
     said = str(error).partition(" ")[0]
     return f"{type(error).__name__} {said}" if said.isupper() and said.isalpha() else type(error).__name__

@@ -73,7 +73,7 @@ T = TypeVar("T")
 
 
 class Asked(Protocol):
-    """Waits for an answer of the Redis. Raises Unavailable in the place of Redis's own errors."""
+    """Waits for an answer of the Redis. Raises Unavailable in place of Redis's own errors."""
 
     async def __call__(self, asked: Awaitable[T]) -> T: ...
 

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from outrider.rpc import Identity
+from outrider.net.rpc import Identity
 from outrider.store.logs import SessionLogs
 from outrider.wire.description import WorkerLoad as WorkerLoad
 from outrider.wire.description import WorkerRecord as WorkerRecord
@@ -41,16 +41,16 @@ class Registrar(Protocol):
     async def beat(self, record: WorkerRecord) -> Answer:
         """Renews the worker's record for TTL_SECONDS.
 
-        A record with another incarnation takes the place of the former, and forgets the answers to it.
+        A record with another incarnation replaces the former one and forgets the answers to it.
         """
         ...
 
     async def leave(self, identity: Identity) -> None:
-        """Takes the record out at once, unless it is another incarnation's."""
+        """Removes the record at once, unless it belongs to another incarnation."""
         ...
 
     async def close(self) -> None:
-        """Lets go of connections; records stay until they expire."""
+        """Closes connections. Records stay until they expire."""
         ...
 
 
@@ -63,21 +63,22 @@ class Store(Registrar, Protocol):
         ...
 
     def workers(self) -> AsyncIterator[Mapping[str, WorkerRecord]]:
-        """All live records by worker id: now, and whenever one came, went or changed.
+        """Yields all live records by worker id: now, and whenever a worker came, went or changed.
 
-        A load alone is no change. Changes that come faster than they are taken are joined. While the store
-        cannot be reached nothing is said, and what was said last stays good; each record then has TTL_SECONDS
-        from the store's return in which to be renewed. Raises nothing: it waits for the store.
+        A load alone is no change. Changes that come faster than the reader takes them are joined. While the
+        store cannot be reached nothing is yielded, and the last records stay good; after the store's return
+        each has TTL_SECONDS in which to be renewed. It raises nothing and waits for the store.
         """
         ...
 
     async def answer(
         self, identity: Identity, router_id: str, refusal: str | None, trouble: str | None = None
     ) -> None:
-        """A router's word to a worker, in place of its former one: neither sentence = taken in.
+        """Sets a router's word to a worker, in place of its former one. Without either sentence the worker is
+        taken in.
 
-        Forgotten after WORD_SECONDS: the router may be gone. Ignored where that incarnation has no live
-        record.
+        The word is forgotten after WORD_SECONDS, since the router may be gone. It is ignored if that
+        incarnation has no live record.
         """
         ...
 
@@ -95,7 +96,8 @@ Word = tuple[str | None, str | None]
 
 
 def answer_of(words: Mapping[str, Word]) -> Answer:
-    """What a worker is told, from each router's last word; of several complaints the first by id."""
+    """Returns what a worker is told, from each router's last word. Of several complaints the first by id
+    counts."""
     by_id = sorted(words.items())
     return Answer(
         taken_in_by=tuple(router_id for router_id, word in by_id if word == (None, None)),
@@ -105,7 +107,7 @@ def answer_of(words: Mapping[str, Word]) -> Answer:
 
 
 def changed(before: Mapping[str, WorkerRecord], after: Mapping[str, WorkerRecord]) -> bool:
-    """Whether there is anything to tell beyond loads."""
+    """True if there is anything to tell beyond loads."""
     return before.keys() != after.keys() or any(
         (one.info, one.address) != (after[worker_id].info, after[worker_id].address)
         for worker_id, one in before.items()

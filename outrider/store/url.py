@@ -18,7 +18,7 @@ FORM = "such as redis://127.0.0.1:6379/0, or rediss:// for TLS"
 
 @dataclass(frozen=True, slots=True)
 class StoreUrl:
-    """Where a Redis is, and what it wants to know."""
+    """Where a Redis is, and how to log in."""
 
     host: str
     port: int
@@ -33,7 +33,7 @@ class StoreUrl:
 
 
 def parse_store_url(url: str) -> StoreUrl:
-    """Raises StartupError with a sentence that names --store."""
+    """Parses the address. Raises StartupError with a sentence that names --store."""
     parts, port = _split(url)
     if parts.scheme not in ("redis", "rediss"):
         raise StartupError(f"--store must begin with redis:// or rediss://, {FORM}")

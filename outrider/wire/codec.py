@@ -9,7 +9,7 @@ from typing import NewType
 from google.protobuf.message import DecodeError
 
 from outrider.errors import InvalidRequest
-from outrider.rpc import Identity, Role
+from outrider.net.rpc import Identity, Role
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import common_pb2, registry_pb2
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo, WorkerLoad, WorkerRecord

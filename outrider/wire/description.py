@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from outrider.rpc import Identity
+from outrider.net.rpc import Identity
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from prometheus_client import Counter, Gauge
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from outrider.errors import Overloaded, Unauthenticated
-from outrider.keys import ApiKey, Keys, find
 from outrider.v1 import generation_pb2, generation_pb2_grpc
+from router.api.keys import ApiKey, Keys, find
 from router.api.responses import error_body
 from router.metrics import Metrics
 

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from outrider.errors import InvalidRequest, OutriderError, Overloaded
-from outrider.rpc import errors_as_status
+from outrider.net.rpc import errors_as_status
 from outrider.v1 import generation_pb2, generation_pb2_grpc, verifier_pb2
 from outrider.wire.codec import new_session_id
 from router.api import position, schema

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def outrider(*arguments: str, program: str = "") -> subprocess.CompletedProcess[str]:
-    start = ["-c", program] if program else ["-m", "outrider"]
+    start = ["-c", program] if program else ["-m", "outrider_cli"]
     return subprocess.run(
         [sys.executable, *start, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=280
     )
@@ -109,7 +109,7 @@ def test_pictures_without_matplotlib_are_one_sentence(tmp_path: Path) -> None:
         "import importlib.util, sys\n"
         "find = importlib.util.find_spec\n"
         "importlib.util.find_spec = lambda name, *rest: None if name == 'matplotlib' else find(name, *rest)\n"
-        "from outrider.cli import main\nmain()"
+        "from outrider_cli import main\nmain()"
     )
     ran = outrider("bench", "--write", str(tmp_path), program=hidden)
     assert (ran.returncode, ran.stderr) == (

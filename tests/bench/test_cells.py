@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 
-from outrider.bench.cells import (
+from outrider_cli.bench.cells import (
     ASSISTED,
     LOCK_STEP,
     PLAIN,

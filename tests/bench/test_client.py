@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.bench.client import Came, Reply, Request, ServerClient
-from outrider.bench.group import ask_together, cpu_clock
-from outrider.bench.run import reach
-from outrider.bench.services import EXTRAS
 from outrider.errors import InvalidRequest, OutriderError, Unavailable
+from outrider_cli.bench.client import Came, Reply, Request, ServerClient
+from outrider_cli.bench.group import ask_together, cpu_clock
+from outrider_cli.bench.run import reach
+from outrider_cli.bench.services import EXTRAS
 from tests.bench.other_server import other_server
 
 REQUEST = Request("Hello", 8, 0.0, 1)

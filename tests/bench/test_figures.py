@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.bench.cells import LOCK_STEP, PLAIN, STREAMING, Cell, Setting
-from outrider.bench.client import Reply, count_tokens
-from outrider.bench.figures import Measured, Spread, figures, measured, percentile, ratio
-from outrider.bench.goals import FAR_CODE, NEAR_CODE, outcomes, over_plain
-from outrider.bench.group import Answers
-from outrider.bench.texts import Texts
+from outrider_cli.bench.cells import LOCK_STEP, PLAIN, STREAMING, Cell, Setting
+from outrider_cli.bench.client import Reply, count_tokens
+from outrider_cli.bench.figures import Measured, Spread, figures, measured, percentile, ratio
+from outrider_cli.bench.goals import FAR_CODE, NEAR_CODE, outcomes, over_plain
+from outrider_cli.bench.group import Answers
+from outrider_cli.bench.texts import Texts
 
 
 def reply(sent: float, *arrivals: tuple[float, int], **told: int) -> Reply:

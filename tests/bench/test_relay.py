@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.bench.relay import Line, Relay
+from outrider_cli.bench.relay import Line, Relay
 
 ROOT = Path(__file__).parents[2]
 
@@ -130,7 +130,7 @@ async def test_a_grpc_process_with_the_environment_goes_through_the_line(relay: 
     """And one without it does not: both ask the same server, over the channel that the roles use."""
     from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-    from outrider.rpc import bind, new_server
+    from outrider.net.rpc import bind, new_server
 
     server = new_server()
     servicer = health.aio.HealthServicer()
@@ -140,7 +140,7 @@ async def test_a_grpc_process_with_the_environment_goes_through_the_line(relay: 
     await server.start()
     program = (
         "import asyncio\nfrom grpc_health.v1 import health_pb2, health_pb2_grpc\n"
-        "from outrider.rpc import channel\n"
+        "from outrider.net.rpc import channel\n"
         "async def ask():\n"
         f"    async with channel('{address}') as connection:\n"
         "        stub = health_pb2_grpc.HealthStub(connection)\n"

@@ -4,8 +4,9 @@ import re
 
 import pytest
 
-from demo.corpus import training_documents
-from outrider.bench.workloads import (
+from demo.training.corpus import training_documents
+from outrider.errors import InvalidRequest
+from outrider_cli.bench.workloads import (
     HELD_OUT,
     PROMPT_CHARACTERS,
     WORKLOADS,
@@ -15,7 +16,6 @@ from outrider.bench.workloads import (
     paragraphs,
     prompts,
 )
-from outrider.errors import InvalidRequest
 
 
 @pytest.mark.parametrize("workload", sorted(WORKLOADS))

@@ -24,7 +24,7 @@ import httpx
 
 from outrider.client import Client, Statistics
 from outrider.errors import OutriderError
-from outrider.rpc import channel
+from outrider.net.rpc import channel
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 
 NO_PROGRESS_SECONDS = 120.0  # without a token: the stream is given up, which is an error of the service

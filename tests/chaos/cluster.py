@@ -121,7 +121,7 @@ class Cluster:
         for name, place in self.places.items():
             role = role_of(name)
             here = ("--host", place.address, *open_to_all)
-            python = (sys.executable, "-m", "outrider", role, *here, "--store", self.store)
+            python = (sys.executable, "-m", "outrider_cli", role, *here, "--store", self.store)
             worker = ("--port", str(WORKER_PORT), "--threads", "1", "--kv-memory", self.kv_memory)
             options = {
                 "router": ("--port", str(HTTP_PORT), "--grpc-port", str(GRPC_PORT)),

@@ -18,11 +18,11 @@ from typing import Any
 
 import grpc.aio
 
-from outrider.registration import register, registrar_at
-from outrider.rpc import bind, channel, new_server
+from outrider.net.rpc import bind, channel, new_server
 from outrider.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc, verifier_pb2
 from outrider.wire.codec import worker_info_from_wire
 from outrider.wire.description import WorkerInfo, WorkerRecord
+from outrider.worker.registration import register, registrar_at
 
 PAUSE_SECONDS = 0.02  # between messages
 RAW_SHARE = 0.05  # of messages, bytes that are no message

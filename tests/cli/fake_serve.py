@@ -6,8 +6,8 @@ from pathlib import Path
 
 import typer
 
-from outrider.cli.serve import run
-from outrider.supervisor import ChildSpec
+from outrider_cli.serve import run
+from outrider_cli.supervisor import ChildSpec
 
 FAKE = str(Path(__file__).with_name("fake_role.py"))
 

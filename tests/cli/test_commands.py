@@ -12,12 +12,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from demo import pair
 from drafter.config import DrafterConfig
-from outrider.cli import app
-from outrider.cli.plan import Models, Protection, Workers, router_child, threads_each, worker_children
-from outrider.cli.serve import DEMO_MODELS, DEMO_NAME, choose_models, reachable, router_addresses
 from outrider.config import memory_text, parse_memory
 from outrider.errors import StartupError
+from outrider_cli import app
+from outrider_cli.children import Models, Protection, Workers, router_child, threads_each, worker_children
+from outrider_cli.serve import choose_models, reachable, router_addresses
 from router.config import RouterConfig
 from verifier.config import VerifierConfig
 
@@ -35,7 +36,11 @@ def parameters(command: str) -> dict[str, Any]:
 def outrider(*arguments: str) -> subprocess.CompletedProcess[str]:
     root = Path(__file__).parents[2]
     return subprocess.run(
-        [sys.executable, "-m", "outrider", *arguments], cwd=root, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "outrider_cli", *arguments],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
 
 
@@ -56,7 +61,7 @@ def test_every_option_is_explained_and_shows_its_default(command: str) -> None:
 @pytest.mark.parametrize("arguments", [["--help"], *([command, "--help"] for command in sorted(COMMANDS))])
 def test_help_loads_no_heavy_library(arguments: list[str]) -> None:
     program = (
-        "import sys\nfrom outrider.cli import main\n"
+        "import sys\nfrom outrider_cli import main\n"
         f"sys.argv = ['outrider', *{arguments}]\n"
         "try: main()\nexcept SystemExit: pass\n"
         "print(sorted({'torch', 'transformers', 'grpc', 'fastapi', 'numpy'} & sys.modules.keys()))"
@@ -95,9 +100,7 @@ def test_serve_has_the_routers_defaults(option: str) -> None:
 
 
 def test_without_a_name_the_demo_pair_is_served() -> None:
-    assert choose_models(None, None, 1) == Models(
-        str(DEMO_MODELS / "target"), str(DEMO_MODELS / "draft"), DEMO_NAME
-    )
+    assert choose_models(None, None, 1) == Models(str(pair.TARGET), str(pair.DRAFT), pair.NAME)
     assert choose_models(None, None, 0).draft is None
 
 
@@ -238,7 +241,7 @@ def test_serve_is_the_role_commands() -> None:
     ]
     group: Any = typer.main.get_command(app)
     for child in children:
-        assert child.command[:4] == (sys.executable, "-m", "outrider", child.role)
+        assert child.command[:4] == (sys.executable, "-m", "outrider_cli", child.role)
         command = group.commands[child.role]
         values = command.make_context(child.role, list(child.command[4:])).params
         assert child.drain_seconds == values.get("drain_seconds", 0)
@@ -324,7 +327,7 @@ def test_what_a_router_says_is_understood() -> None:
 def test_a_worker_reads_its_threads_before_torch_is_loaded() -> None:
     """The number reaches torch by the environment, which torch reads when it is imported."""
     program = (
-        "import sys\nfrom outrider.cli.roles import _claim_threads\n"
+        "import sys\nfrom outrider_cli.roles import _claim_threads\n"
         "assert _claim_threads(1) == 1 and 'torch' not in sys.modules\n"
         "import torch; print(torch.get_num_threads())"
     )

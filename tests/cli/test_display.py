@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from outrider.cli.display import ServeDisplay
+from outrider_cli.display import ServeDisplay
 
 LONG = "  curl http://127.0.0.1:8000 " + "x" * 200
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from outrider.cli.banner import banner, curl_line, python_line
 from outrider.client import Statistics
 from outrider.errors import Unavailable
 from router.api.http import create_app
+from router.banner import banner, curl_line, python_line
 from router.metrics import Metrics
 from router.requests import GenerationRequest, SessionEvent
 from tests.router.api import scripted
@@ -76,7 +76,7 @@ def shell(line: str) -> subprocess.CompletedProcess[str]:
 
 
 def generate(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "outrider", "generate", *arguments]
+    command = [sys.executable, "-m", "outrider_cli", "generate", *arguments]
     return subprocess.run(command, cwd=ROOT, input=stdin, capture_output=True, text=True, timeout=60)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
-from outrider.cli import app
-from outrider.cli.sizing import ratio
-from outrider.speedup import Pair, expect
+from outrider_cli import app
+from outrider_cli.sizing import ratio
+from outrider_cli.speedup import Pair, expect
 
 NEEDED = {"--target-step-ms": "13", "--draft-token-ms": "1.5", "--acceptance": ".8", "--rtt-ms": "1"}
 

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider import supervisor
-from outrider.supervisor import ChildDied, ChildSpec, Supervisor, restart_delay
+from outrider_cli import supervisor
+from outrider_cli.supervisor import ChildDied, ChildSpec, Supervisor, restart_delay
 
 FAKE = str(Path(__file__).with_name("fake_role.py"))
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.client.streamed import Broken, ServerSentEvent, StreamedAnswer, server_sent_events
 from outrider.errors import OutriderError, Unavailable
-from outrider.streamed import Broken, ServerSentEvent, StreamedAnswer, server_sent_events
 
 EVENTS = [
     ServerSentEvent("a: b", "i:1"),

@@ -39,7 +39,7 @@ class Roles:
         return self._start(host, role, *where, "--advertise", host.address, "--threads", "1", *options)
 
     def _start(self, host: Host, role: str, *options: str) -> Process:
-        process = host.start(sys.executable, "-m", "outrider", role, *options)
+        process = host.start(sys.executable, "-m", "outrider_cli", role, *options)
         self.processes.append(process)
         return process
 

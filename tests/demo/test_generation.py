@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from demo.attention import choose_attention
-from demo.generation import continue_one, continue_rows
+from demo.training.attention import choose_attention
+from demo.training.generation import continue_one, continue_rows
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
-from demo.grow import (
+from demo.training.grow import (
     Shape,
     choose_shape,
     grow,

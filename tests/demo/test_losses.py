@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from demo.losses import distillation, mutual_gradients, pair_gradients
+from demo.training.losses import distillation, mutual_gradients, pair_gradients
 
 
 @pytest.mark.parametrize("variation_weight", [0.0, 0.7])
@@ -22,7 +22,7 @@ def test_distillation_gradient(variation_weight: float) -> None:
 
 
 def test_pair_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("demo.losses.CHUNK", 4)
+    monkeypatch.setattr("demo.training.losses.CHUNK", 4)
     generator = torch.Generator().manual_seed(0)
     target = torch.randn(9, 7, generator=generator, requires_grad=True)
     draft = torch.randn(9, 7, generator=generator, requires_grad=True)
@@ -38,7 +38,7 @@ def test_pair_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_mutual_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("demo.losses.CHUNK", 4)
+    monkeypatch.setattr("demo.training.losses.CHUNK", 4)
     generator = torch.Generator().manual_seed(0)
     target = torch.randn(9, 7, generator=generator, requires_grad=True)
     draft = torch.randn(9, 7, generator=generator, requires_grad=True)

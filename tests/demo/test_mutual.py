@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from demo.corpus import Windows
-from demo.distil import DistilPlan
-from demo.mutual import MutualPlan, mutual
+from demo.training.corpus import Windows
+from demo.training.distil import DistilPlan
+from demo.training.mutual import MutualPlan, mutual
 
 STREAM = torch.randint(1, 61, (4000,), generator=torch.Generator().manual_seed(0))
 

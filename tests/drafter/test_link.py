@@ -14,8 +14,8 @@ import pytest
 from drafter.drafting import Drafting
 from drafter.link import MOST_FAILURES, VerifierLink
 from drafter.session import DraftSession, DraftSpec, Guess
-from outrider.heartbeat import HEARTBEAT_SECONDS, SILENCE_SECONDS
-from outrider.rpc import Identity, Role, bind, new_server
+from outrider.net.heartbeat import HEARTBEAT_SECONDS, SILENCE_SECONDS
+from outrider.net.rpc import Identity, Role, bind, new_server
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from drafter.service import DrafterService
 from drafter.session import DraftSpec
-from outrider.rpc import Identity, Role
+from outrider.net.rpc import Identity, Role
 from outrider.sampling.params import SamplingParams
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
 

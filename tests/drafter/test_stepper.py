@@ -192,7 +192,10 @@ async def test_every_committed_position_is_a_trial(engine: Engine) -> None:
     rng = random.Random(1)
     async with running(engine, Heard()) as stepper:
         drafting = stepper.open(DraftSession(spec(), 3))
-        session, trials = drafting.session, stepper.outlooks[drafting.session.spec.sampling.greedy].taken
+        session, trials = (
+            drafting.session,
+            stepper.acceptance_models[drafting.session.spec.sampling.greedy].taken,
+        )
         committed = 0
         for kind in ("held", "correction", "beyond", "several", "beyond"):
             await until(lambda: not session.wants_token)

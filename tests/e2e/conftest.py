@@ -39,7 +39,7 @@ class Serve:
     def child(self, role: str) -> psutil.Process:
         """The process of one role."""
         for child in psutil.Process(self.process.pid).children(recursive=True):
-            if role in child.cmdline():
+            if {role, f"outrider.worker.{role}"} & set(child.cmdline()):
                 return child
         raise LookupError(f"no {role} runs; it said:\n" + "".join(self.said[-30:]))
 
@@ -57,7 +57,7 @@ class Serve:
 
 
 def start(*arguments: str) -> Serve:
-    command = [sys.executable, "-m", "outrider", "serve", "--port", "0", "--grpc-port", "0", *arguments]
+    command = [sys.executable, "-m", "outrider_cli", "serve", "--port", "0", "--grpc-port", "0", *arguments]
     # A store of other routers is not for a service that keeps to itself.
     store = {"OUTRIDER_STORE": "redis://127.0.0.1:1"}
     environment = {**os.environ, **store, "OMP_NUM_THREADS": "1", "COLUMNS": "400"}

@@ -21,14 +21,14 @@ from tokenizers import Tokenizer
 
 from outrider.client import Client, Statistics
 from outrider.errors import OutriderError, Unavailable
-from outrider.keys import ApiKey, digest, new_key
-from outrider.registration import RouterRegistrar
-from outrider.rpc import Identity, Role
+from outrider.net.rpc import Identity, Role
+from outrider.net.tls import Tls, TlsFiles
 from outrider.sampling.params import SamplingParams
 from outrider.store.store import WorkerRecord
-from outrider.tls import Tls, TlsFiles
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from outrider.wire.description import ModelInfo, WorkerInfo, WorkerLoad
+from outrider.worker.registration import RouterRegistrar
+from router.api.keys import ApiKey, digest, new_key
 from tests.certificates import Authority, flags, serial
 from tests.cluster.process import Process
 from tests.e2e.conftest import DRAFT, TARGET, Alone
@@ -42,7 +42,7 @@ Eventually = Callable[[Callable[[], bool], str], None]
 
 @contextmanager
 def outrider(*arguments: str, **environment: str) -> Iterator[Process]:
-    process = Process((sys.executable, "-m", "outrider", *arguments), environment)
+    process = Process((sys.executable, "-m", "outrider_cli", *arguments), environment)
     try:
         yield process
     finally:

@@ -43,7 +43,7 @@ class Role:
     def start(self) -> None:
         self.ready = threading.Event()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "outrider", *self.command],
+            [sys.executable, "-m", "outrider_cli", *self.command],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -30,7 +30,7 @@ def serve() -> Iterator[Serve]:
     running = start("--seed", "7")
     where = ["--router", running.grpc_address, "--name", "outrider-demo", "--threads", "1"]
     second = subprocess.Popen(
-        [sys.executable, "-m", "outrider", "verifier", "--target", str(TARGET), *where],
+        [sys.executable, "-m", "outrider_cli", "verifier", "--target", str(TARGET), *where],
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,

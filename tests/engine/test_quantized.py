@@ -13,13 +13,13 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from drafter.config import DrafterConfig
-from outrider.cli.plan import Models, Workers, worker_children
 from outrider.engine.kv_blocks import BlockTable
 from outrider.engine.loading import load_engine
 from outrider.engine.quantized import Int8Linear, quantize
 from outrider.engine.step_inputs import Work
 from outrider.errors import StartupError
 from outrider.sampling.params import SamplingParams
+from outrider_cli.children import Models, Workers, worker_children
 from tests.in_process import Answer, Cluster
 
 PROMPT = [(7 * i) % 198 + 1 for i in range(40)]

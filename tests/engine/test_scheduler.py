@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.engine.kv_blocks import Cached
-from outrider.engine.scheduler import SPARED_AFTER, Candidate, Grant, Limits, Plan, plan
+from outrider.engine.scheduler import SPARED_AFTER, Candidate, Grant, Limits, Schedule, schedule
 
 LIMITS = Limits(max_tokens=64, prefill_chunk=32, block_size=16)
 
@@ -20,92 +20,94 @@ def newcomer(prompt: int) -> Candidate:
 
 
 def test_every_decoding_session_gets_its_token_and_its_drafts() -> None:
-    got = plan([decoding(3), decoding(5)], 10, LIMITS)
-    assert got == Plan((Grant(0, 1, 3), Grant(1, 1, 5)))
+    got = schedule([decoding(3), decoding(5)], 10, LIMITS)
+    assert got == Schedule((Grant(0, 1, 3), Grant(1, 1, 5)))
 
 
 def test_the_token_budget_is_shared_tokens_first_then_drafts_in_order() -> None:
-    got = plan([decoding(40), decoding(40)], 10, LIMITS)
+    got = schedule([decoding(40), decoding(40)], 10, LIMITS)
     assert got.grants == (Grant(0, 1, 40), Grant(1, 1, 22))
 
 
 def test_a_prompt_is_read_in_by_chunks_beside_those_who_decode() -> None:
-    got = plan([decoding(), newcomer(100)], 50, LIMITS)
+    got = schedule([decoding(), newcomer(100)], 50, LIMITS)
     assert got.grants == (Grant(0, 1, 0), Grant(1, 32, 0))
 
 
 def test_alone_a_prompt_takes_the_whole_budget() -> None:
-    assert plan([newcomer(100)], 50, LIMITS).grants == (Grant(0, 64, 0),)
+    assert schedule([newcomer(100)], 50, LIMITS).grants == (Grant(0, 64, 0),)
 
 
 def test_drafts_are_left_out_before_anybody_is_preempted() -> None:
-    assert plan([decoding(30, cached=31)], 0, LIMITS).grants == (Grant(0, 1, 0),)
+    assert schedule([decoding(30, cached=31)], 0, LIMITS).grants == (Grant(0, 1, 0),)
 
 
 def test_who_has_least_to_compute_again_gives_its_blocks_up() -> None:
-    assert plan([decoding(cached=32), decoding(cached=32)], 1, LIMITS).preempt == 1
-    assert plan([decoding(cached=32), decoding(cached=64)], 1, LIMITS).preempt == 0
+    assert schedule([decoding(cached=32), decoding(cached=32)], 1, LIMITS).preempt == 1
+    assert schedule([decoding(cached=32), decoding(cached=64)], 1, LIMITS).preempt == 0
     everyone = [decoding(cached=32), decoding(cached=64), decoding(cached=48)]
-    assert plan(everyone, 1, LIMITS, lost=[30, 10, 20].__getitem__).preempt == 1  # much of it is shared
+    assert schedule(everyone, 1, LIMITS, lost=[30, 10, 20].__getitem__).preempt == 1  # much of it is shared
 
 
 def test_who_was_preempted_often_is_spared_while_others_had_fewer() -> None:
     small, large = decoding(cached=32), decoding(cached=64)
     often = small._replace(preempted=SPARED_AFTER)
-    assert plan([small._replace(preempted=SPARED_AFTER - 1), large], 1, LIMITS).preempt == 0
-    assert plan([often, large], 1, LIMITS).preempt == 1
-    assert plan([often, large._replace(preempted=SPARED_AFTER)], 1, LIMITS).preempt == 0
+    assert schedule([small._replace(preempted=SPARED_AFTER - 1), large], 1, LIMITS).preempt == 0
+    assert schedule([often, large], 1, LIMITS).preempt == 1
+    assert schedule([often, large._replace(preempted=SPARED_AFTER)], 1, LIMITS).preempt == 0
 
 
 def test_a_newcomer_waits_where_its_prompt_does_not_fit_beside_the_others() -> None:
-    assert plan([decoding(), newcomer(100)], 6, LIMITS).grants == (Grant(0, 1, 0),)
+    assert schedule([decoding(), newcomer(100)], 6, LIMITS).grants == (Grant(0, 1, 0),)
 
 
 def test_newcomers_start_in_order_of_arrival() -> None:
-    assert plan([decoding(), newcomer(200), newcomer(3)], 6, LIMITS).grants == (Grant(0, 1, 0),)
+    assert schedule([decoding(), newcomer(200), newcomer(3)], 6, LIMITS).grants == (Grant(0, 1, 0),)
 
 
 def test_who_was_interrupted_is_read_in_before_newcomers() -> None:
     """And they among themselves in order of arrival, as newcomers are."""
     again = newcomer(20)._replace(preempted=1)
     everyone = [decoding(), newcomer(20), again, newcomer(3), again]
-    assert plan(everyone, 50, LIMITS).grants == (Grant(0, 1, 0), Grant(2, 20, 0), Grant(4, 12, 0))
+    assert schedule(everyone, 50, LIMITS).grants == (Grant(0, 1, 0), Grant(2, 20, 0), Grant(4, 12, 0))
     begun = again._replace(pending=4, cached=16, blocks=1)
     half_read = Candidate(30, 0, 16, 1)
-    assert plan([half_read, newcomer(9), begun], 50, LIMITS).grants == (
+    assert schedule([half_read, newcomer(9), begun], 50, LIMITS).grants == (
         *(Grant(2, 4, 0), Grant(0, 30, 0), Grant(1, 9, 0)),
     )
 
 
 def test_drafts_take_nothing_from_a_prompt_that_is_to_be_read() -> None:
     everyone = [decoding(31), decoding(31), newcomer(20)]
-    assert plan(everyone, 10, LIMITS).grants == (Grant(0, 1, 31), Grant(1, 1, 11), Grant(2, 20, 0))
-    assert plan(everyone, 4, LIMITS).grants == (Grant(0, 1, 31), Grant(1, 1, 11), Grant(2, 20, 0))
+    assert schedule(everyone, 10, LIMITS).grants == (Grant(0, 1, 31), Grant(1, 1, 11), Grant(2, 20, 0))
+    assert schedule(everyone, 4, LIMITS).grants == (Grant(0, 1, 31), Grant(1, 1, 11), Grant(2, 20, 0))
     assert (
-        Grant(2, 20, 0) not in plan(everyone, 3, LIMITS).grants
+        Grant(2, 20, 0) not in schedule(everyone, 3, LIMITS).grants
     )  # a block of growth is kept for each decoder
 
 
 def test_a_newcomer_starts_only_where_its_whole_prompt_fits_even_if_nobody_else_runs() -> None:
     """Blocks that it finds cached are taken out of the available ones, too."""
-    assert plan([newcomer(100)], 6, LIMITS).grants == ()
-    assert plan([newcomer(100)], 7, LIMITS).grants == (Grant(0, 64, 0),)
+    assert schedule([newcomer(100)], 6, LIMITS).grants == ()
+    assert schedule([newcomer(100)], 7, LIMITS).grants == (Grant(0, 64, 0),)
 
 
 def test_what_newcomers_find_cached_is_not_read() -> None:
     """So several start in a step that could not read one of them whole."""
     found = [Cached(), Cached(96), Cached(80), Cached(96)]
     everyone = [decoding(), newcomer(100), newcomer(90), newcomer(150)]
-    got = plan(everyone, 50, LIMITS, cached=found.__getitem__)
+    got = schedule(everyone, 50, LIMITS, cached=found.__getitem__)
     assert got.grants == (Grant(0, 1, 0), Grant(1, 4, 0), Grant(2, 10, 0), Grant(3, 18, 0))
     assert (
-        plan([newcomer(16)], 50, LIMITS, cached=lambda index: Cached(16)) == Plan()
+        schedule([newcomer(16)], 50, LIMITS, cached=lambda index: Cached(16)) == Schedule()
     )  # nothing is left to read
 
 
 def test_what_others_hold_takes_no_room() -> None:
-    assert plan([newcomer(100)], 2, LIMITS, cached=lambda index: Cached(96, 5)).grants == (Grant(0, 4, 0),)
-    assert plan([newcomer(100)], 2, LIMITS, cached=lambda index: Cached(96, 4)).grants == ()
+    assert schedule([newcomer(100)], 2, LIMITS, cached=lambda index: Cached(96, 5)).grants == (
+        Grant(0, 4, 0),
+    )
+    assert schedule([newcomer(100)], 2, LIMITS, cached=lambda index: Cached(96, 4)).grants == ()
 
 
 candidates = st.lists(
@@ -129,7 +131,7 @@ def test_a_plan_keeps_its_limits(everyone: list[Candidate], available: int, shar
         for index, one in enumerate(everyone)
         if not one.blocks
     }
-    got = plan(everyone, available, LIMITS, cached=found.__getitem__)
+    got = schedule(everyone, available, LIMITS, cached=found.__getitem__)
     if got.preempt is not None:
         assert everyone[got.preempt].blocks > 0 and not got.grants
         return
@@ -153,7 +155,7 @@ def test_preempting_comes_to_an_end_and_who_has_most_is_the_last(
     holders = [index for index, candidate in enumerate(everyone) if candidate.blocks > 0]
     holders.sort(key=lambda index: (-everyone[index].cached, index))
     for _ in range(len(everyone) + 1):
-        got = plan(everyone, available, LIMITS)
+        got = schedule(everyone, available, LIMITS)
         if got.preempt is None:
             return
         assert got.preempt == holders.pop()

@@ -29,11 +29,11 @@ from outrider.engine.loading import load_engine
 from outrider.engine.ranks import Ranks
 from outrider.engine.sharded import LeadingEngine
 from outrider.errors import ModelRefused, PeerLost, StartupError
-from outrider.followers import FollowerProcesses, FollowerSpec, device_of
-from outrider.model import load
-from outrider.rpc import Role
+from outrider.net.rpc import Role
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Row
+from outrider.worker.followers import FollowerProcesses, FollowerSpec, device_of
+from outrider.worker.model import load
 from tests.follower_pool import KV_BYTES, Pool, divided
 
 VOCAB = 199
@@ -204,8 +204,8 @@ def test_a_probe_that_comes_after_the_last_step_is_refused_at_once(
 
         probing = threading.Thread(target=probe)
 
-        def last_word(plan: torch.Tensor) -> None:
-            send(plan)
+        def last_word(message: torch.Tensor) -> None:
+            send(message)
             monkeypatch.setattr(parts.ranks, "send", send)
             probing.start()  # waits until the leader's last step is over
 
@@ -239,7 +239,7 @@ import sys
 from dataclasses import replace
 from outrider.engine.loading import load_engine
 from outrider.engine.ranks import Ranks
-from outrider.followers import FollowerProcesses, FollowerSpec
+from outrider.worker.followers import FollowerProcesses, FollowerSpec
 ranks = Ranks.host(2)
 ranks.followers = FollowerProcesses(
     [FollowerSpec(replace(ranks.group, rank=1), sys.argv[1], "cpu", "float32", 2**24, 1)]

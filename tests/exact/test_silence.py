@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from drafter.service import DrafterService
-from outrider.rpc import Role, new_server
+from outrider.net.rpc import Role, new_server
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import drafter_pb2, drafter_pb2_grpc
 from router.requests import GenerationRequest, TokensCommitted
@@ -71,8 +71,8 @@ HANGING = """
 import sys
 import threading
 from drafter import stepper
-from outrider import stepwatch
-from outrider.cli import main
+from outrider.worker import stepwatch
+from outrider_cli import main
 from outrider.engine.engine import Engine
 
 THREAD = sys.argv.pop()

@@ -192,7 +192,10 @@ def drafter(serve: Serve) -> Iterator[None]:
     """A drafter that is divided too."""
     options = ["--draft", str(DRAFT), "--router", serve.grpc_address, "--tensor-parallel-size", "2"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "outrider", "drafter", *options], stdout=subprocess.PIPE, text=True, cwd=ROOT
+        [sys.executable, "-m", "outrider_cli", "drafter", *options],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
     )
     assert process.stdout is not None
     assert any("drafter ready" in line for line in process.stdout), "it ended before it was ready"

@@ -73,7 +73,7 @@ class Service:
 
 
 def started(role: str, *options: str) -> Process:
-    return Process((sys.executable, "-m", "outrider", role, *options), {})
+    return Process((sys.executable, "-m", "outrider_cli", role, *options), {})
 
 
 def ready(process: Process, role: str) -> Any:

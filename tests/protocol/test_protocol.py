@@ -107,7 +107,7 @@ class Link(RuleBasedStateMachine):
         path, _ = self.verifier.path()
         log = tuple(self.verifier.log)
         chosen = [target_token((*log, *path[:j])) for j in range(len(path) + 1)]
-        self.verifier.resolve(path, chosen)
+        self.verifier.verify(path, chosen)
         base = self.verifier.acknowledged
         self.commits.append((base, tuple(self.verifier.log[base:])))
 

@@ -14,19 +14,19 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
 from outrider.errors import OutriderError, Unavailable
-from outrider.rpc import Identity, Outbox, Role
+from outrider.net.rpc import Identity, Outbox, Role
 from outrider.store.logs import Append, Taken
 from outrider.store.memory import MemoryStore
 from outrider.store.memory_logs import MemorySessionLogs
 from outrider.v1 import verifier_pb2
 from outrider.wire.codec import SessionId
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo, WorkerLoad
-from router.fit import Registration
+from router.compatibility import Registration
 from router.fleet import Fleet
-from router.logbook import Logbook
 from router.metrics import Metrics
 from router.priors import Priors
 from router.requests import GenerationRequest, SessionEnded, SessionEvent, TokensCommitted
+from router.session_log_writer import SessionLogWriter
 from router.sessions import Sessions
 from router.workers import Verifier
 from verifier.drafters import Drafters
@@ -90,7 +90,7 @@ class Engine:
             session = running.session
             path, _ = session.path()
             chosen = [target_token([*session.log, *path[:j]]) for j in range(len(path) + 1)]
-            outcome = session.resolve(path, chosen)
+            outcome = session.verify(path, chosen)
             if outcome.finish is not None:
                 self.close(running.id)
             outcomes.append((running, outcome))
@@ -238,10 +238,10 @@ class RouterNode:
         self.identity = Identity(Role.ROUTER, f"{self.name}-{self._lives}", self._lives)
         metrics = Metrics()
         self.storage = Storage(self._world)
-        self.logbook = Logbook(self.storage, self.identity.worker_id, metrics, TTL)
+        self.log_writer = SessionLogWriter(self.storage, self.identity.worker_id, metrics, TTL)
         self.fleet = Fleet(metrics, clock=lambda: 0.0)
         self.sessions = Sessions(
-            self.fleet, Priors(MemoryStore()), self.logbook, max_sessions=100, num_speculative_tokens=4
+            self.fleet, Priors(MemoryStore()), self.log_writer, max_sessions=100, num_speculative_tokens=4
         )
         self.wires: dict[str, Wire] = {}
 
@@ -257,10 +257,10 @@ class RouterNode:
 
     async def write(self) -> None:
         """One writing of what sessions have to be logged; a store that is away is noticed."""
-        pages = list(self.logbook._dirty.values())
+        pages = list(self.log_writer._dirty.values())
         if pages:
             try:
-                await self.logbook._write(pages)
+                await self.log_writer._write(pages)
             except Unavailable:
                 return
 

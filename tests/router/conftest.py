@@ -11,9 +11,8 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from outrider.heartbeat import HEARTBEAT_SECONDS
-from outrider.registration import RouterRegistrar, register
-from outrider.rpc import Identity, Outbox, Role, bind, new_server
+from outrider.net.heartbeat import HEARTBEAT_SECONDS
+from outrider.net.rpc import Identity, Outbox, Role, bind, new_server
 from outrider.store.memory import MemoryStore
 from outrider.v1 import (
     drafter_pb2,
@@ -24,13 +23,14 @@ from outrider.v1 import (
 )
 from outrider.wire.codec import tokenizer_to_wire
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo, WorkerLoad, WorkerRecord
+from outrider.worker.registration import RouterRegistrar, register
 from router.fleet import Fleet
-from router.logbook import Logbook
 from router.metrics import Metrics
 from router.priors import Priors
-from router.recruiter import Recruiter
 from router.registry import Registry
+from router.session_log_writer import SessionLogWriter
 from router.sessions import Sessions
+from router.worker_discovery import WorkerDiscovery
 
 ROUTER = Identity(Role.ROUTER, "router", 1)
 EOS = (0, 3)
@@ -205,14 +205,14 @@ async def rig() -> AsyncIterator[Rig]:
     metrics = Metrics()
     fleet = Fleet(metrics, clock=lambda: 1234.5)
     store = MemoryStore(TTL_SECONDS)
-    logbook = Logbook(store.logs, ROUTER.worker_id, metrics)
-    sessions = Sessions(fleet, Priors(store), logbook, max_sessions=4, num_speculative_tokens=8)
+    log_writer = SessionLogWriter(store.logs, ROUTER.worker_id, metrics)
+    sessions = Sessions(fleet, Priors(store), log_writer, max_sessions=4, num_speculative_tokens=8)
     server = new_server()
     registry_pb2_grpc.add_RegistryServicer_to_server(Registry(store), server)
     address = bind(server, "127.0.0.1", 0)
     await server.start()
-    recruiting = asyncio.create_task(Recruiter(store, fleet, ROUTER, first_difference).run())
-    writing = asyncio.create_task(logbook.run())
+    recruiting = asyncio.create_task(WorkerDiscovery(store, fleet, ROUTER, first_difference).run())
+    writing = asyncio.create_task(log_writer.run())
     made = Rig(address, fleet, sessions, metrics, store)
     yield made
     sessions.stop()

@@ -7,15 +7,15 @@ import grpc
 import grpc.aio
 import pytest
 
-from outrider.registration import RouterRegistrar
-from outrider.rpc import Role, bind, channel, new_server
+from outrider.net.rpc import Role, bind, channel, new_server
 from outrider.store.memory import MemoryStore
 from outrider.v1 import registry_pb2, registry_pb2_grpc
 from outrider.wire.codec import record_to_wire
+from outrider.worker.registration import RouterRegistrar
 from router.fleet import Fleet
 from router.metrics import Metrics
-from router.recruiter import Recruiter
 from router.registry import Registry
+from router.worker_discovery import WorkerDiscovery
 
 
 async def refusal(call: Any) -> tuple[grpc.StatusCode, str]:
@@ -104,7 +104,7 @@ async def test_a_worker_outlives_its_router(rig: Any) -> None:
         address = bind(server, "127.0.0.1", port)
         await server.start()
         identity = rig.identity(name)
-        recruiter = Recruiter(store, fleet, identity, lambda target, draft: None)
+        recruiter = WorkerDiscovery(store, fleet, identity, lambda target, draft: None)
         return server, address, asyncio.create_task(recruiter.run())
 
     async def stop(server: grpc.aio.Server, recruiting: asyncio.Task[Any]) -> None:

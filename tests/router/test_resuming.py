@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outrider.errors import Cancelled, Overloaded, Superseded, Unavailable, UnknownSession
-from outrider.rpc import Role
+from outrider.net.rpc import Role
 from outrider.store.logs import Append, SessionLogs
 from outrider.store.memory import MemoryStore
 from outrider.store.redis import RedisStore
@@ -336,19 +336,19 @@ async def test_tokens_do_not_wait_for_a_redis_that_is_away_and_are_in_its_log_wh
             session_id = SessionId((await verifier.next_command("open")).session_id)
             verifier.say(**first(session_id))
             await rig.until(lambda: running.events == [FIRST])
-            await router.logbook.flush()
+            await router.log_writer.flush()
             redis.signal(signal.SIGSTOP) if hang else redis.kill()
             before = logs.appends
             for n in range(100):
                 verifier.say(**committed(session_id, 5 + n, n))
                 await rig.until(lambda n=n: len(running.events) == n + 2)
             assert logs.appends - before < 20, "none of them had to wait for a writing"
-            await rig.until(lambda: router.logbook.degraded)
+            await rig.until(lambda: router.log_writer.degraded)
             assert router.sessions.degraded()
             with pytest.raises(Unavailable, match="the store cannot be reached"):
                 await Resuming(router.sessions, new_session_id()).task
             redis.signal(signal.SIGCONT) if hang else redis.start()
-            await rig.until(lambda: not router.logbook.degraded)
+            await rig.until(lambda: not router.log_writer.degraded)
             taken = await logs.take(session_id, "another", 100)
             assert Transcript.from_log(session_id, taken.content).output == [10, 11, *range(100)]
             running.task.cancel()

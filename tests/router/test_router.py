@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from outrider.errors import Unavailable
-from outrider.rpc import Role
+from outrider.net.rpc import Role
 from outrider.sampling.params import SamplingParams
 from outrider.store.memory import MemoryStore
 from outrider.v1 import verifier_pb2

@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tokenizers import decoders, models
 
 from outrider.errors import StartupError
-from outrider.rpc import Role, channel
+from outrider.net.rpc import Role, channel
 from outrider.v1 import generation_pb2, generation_pb2_grpc, verifier_pb2
 from outrider.wire.description import TokenizerFiles
 from router.config import RouterConfig
@@ -199,7 +199,7 @@ async def test_no_write_to_a_client_waits_for_it_to_acknowledge_the_one_before()
 
 STANDING_STILL = """
 import asyncio, threading
-from outrider import stepwatch
+from outrider.worker import stepwatch
 from router import service
 from router.config import RouterConfig
 
@@ -231,7 +231,7 @@ async def test_one_whose_event_loop_stands_still_ends_with_a_sentence() -> None:
 async def test_a_store_that_refuses_ends_it_with_a_line_that_names_the_flag_and_no_password() -> None:
     with RedisServer() as redis:
         url = f"redis://:hunter2@127.0.0.1:{redis.port}"
-        arguments = ("-m", "outrider", "router", "--port", "0", "--grpc-port", "0", "--store", url)
+        arguments = ("-m", "outrider_cli", "router", "--port", "0", "--grpc-port", "0", "--store", url)
         process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=PIPE, stderr=PIPE)
         out, err = await process.communicate()
     assert (process.returncode, out) == (1, b"")
@@ -241,7 +241,7 @@ async def test_a_store_that_refuses_ends_it_with_a_line_that_names_the_flag_and_
 
 async def test_a_store_that_is_absent_is_waited_for(rig: Any) -> None:
     redis = RedisServer()
-    arguments = ("-m", "outrider", "router", "--port", "0", "--grpc-port", "0")
+    arguments = ("-m", "outrider_cli", "router", "--port", "0", "--grpc-port", "0")
     environment = {**os.environ, "OUTRIDER_STORE": redis.url}
     process = await asyncio.create_subprocess_exec(
         sys.executable, *arguments, stdout=PIPE, stderr=PIPE, env=environment

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from outrider.draft_right import right
 from outrider.errors import InvalidRequest, OutriderError, Overloaded, Unavailable, UnknownModel
-from outrider.rpc import Outbox
+from outrider.net.draft_right import right
+from outrider.net.rpc import Outbox
 from outrider.v1 import drafter_pb2, verifier_pb2
 from outrider.wire.codec import sampling_from_wire
-from router import logbook as logbook_module
 from router import session as session_module
+from router import session_log_writer as log_writer_module
 from router.requests import FinishReason, SessionBegun, SessionEnded, TokensCommitted
 from tests.router.asking import PROMPT, SAMPLING, Running, committed, finished, first_step, request
 
@@ -39,7 +39,7 @@ async def test_a_session_is_opened_on_both_workers_with_all_that_they_need(rig: 
 async def test_its_client_hears_nothing_before_another_router_could_go_on_with_it(
     rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logbook_module, "BEGUN_SECONDS", 1000.0)
+    monkeypatch.setattr(log_writer_module, "BEGUN_SECONDS", 1000.0)
     written, append = asyncio.Event(), rig.store.logs.append
 
     async def held(*appends: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outrider.errors import Unavailable
-from outrider.rpc import Role
+from outrider.net.rpc import Role
 from outrider.v1 import drafter_pb2, verifier_pb2
 from router.session import MAX_LOSSES
 from tests.router.asking import Running, committed, finished, request

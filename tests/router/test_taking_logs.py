@@ -13,23 +13,23 @@ from outrider.store.logs import Append, Owner, Taken
 from outrider.store.memory_logs import MemorySessionLogs
 from outrider.wire.codec import SessionId
 from outrider.wire.session_log import LoggedEnd
-from router import logbook as logbook_module
-from router.logbook import Logbook, TakenSession
+from router import session_log_writer as log_writer_module
 from router.metrics import Metrics
-from tests.router.logbooks import TTL, commit, metric, taken, transcript, until, writing
+from router.session_log_writer import SessionLogWriter, TakenSession
+from tests.router.log_writers import TTL, commit, metric, taken, transcript, until, writing
 
 
 async def test_a_session_is_written_before_it_is_taken() -> None:
     """Its last tokens may only just have come."""
     logs = MemorySessionLogs()
-    logbook = Logbook(logs, "router", Metrics(), TTL)  # that nobody runs
-    page = logbook.begin(transcript(3000), lambda: None)
-    logbook.close(page)
-    got = await logbook.take(page.session_id)
+    log_writer = SessionLogWriter(logs, "router", Metrics(), TTL)  # that nobody runs
+    cursor = log_writer.begin(transcript(3000), lambda: None)
+    log_writer.close(cursor)
+    got = await log_writer.take(cursor.session_id)
     assert got.transcript.output == list(range(3000))
     assert got.owner.generation == 1 and got.written == 3001
-    logbook.go_on(got, lambda: None)
-    assert not logbook._dirty  # all of it is there
+    log_writer.go_on(got, lambda: None)
+    assert not log_writer._dirty  # all of it is there
 
 
 async def test_what_is_written_and_cannot_be_taken_is_not_gone_on_with() -> None:
@@ -39,10 +39,10 @@ async def test_what_is_written_and_cannot_be_taken_is_not_gone_on_with() -> None
         async def take(self, *about: Any) -> Taken | None:
             raise Unavailable("the store is away")
 
-    logbook = Logbook(Away(), "router", Metrics(), TTL)
-    page = logbook.begin(transcript(2), lambda: None)
+    log_writer = SessionLogWriter(Away(), "router", Metrics(), TTL)
+    cursor = log_writer.begin(transcript(2), lambda: None)
     with pytest.raises(Unavailable):
-        await logbook.take(page.session_id)
+        await log_writer.take(cursor.session_id)
 
 
 async def test_who_went_on_with_a_session_is_not_taken_for_who_had_it_before() -> None:
@@ -57,30 +57,30 @@ async def test_who_went_on_with_a_session_is_not_taken_for_who_had_it_before() -
             return await super().append(*about)
 
     logs = Slow()
-    async with writing(logs) as logbook:
-        former = logbook.begin(transcript(2), lambda: None)
+    async with writing(logs) as log_writer:
+        former = log_writer.begin(transcript(2), lambda: None)
         await logs.asked.wait()
         longer = transcript(5, former.session_id)
-        page = logbook.go_on(TakenSession(longer, Owner("router", 1), 0), lambda: None)
+        cursor = log_writer.go_on(TakenSession(longer, Owner("router", 1), 0), lambda: None)
         logs.may.set()
         await until(lambda: former.written)
-        await logbook.flush()
-        assert (await taken(logs, page)).output == longer.output
+        await log_writer.flush()
+        assert (await taken(logs, cursor)).output == longer.output
 
 
 async def test_who_is_superseded_hears_it_once_and_writes_no_more() -> None:
     logs = MemorySessionLogs()
-    async with writing(logs) as logbook:
+    async with writing(logs) as log_writer:
         heard: list[str] = []
-        page = logbook.begin(transcript(2), lambda: heard.append("superseded"))
-        await logbook.flush()
-        assert (await taken(logs, page)).output == [0, 1]
+        cursor = log_writer.begin(transcript(2), lambda: heard.append("superseded"))
+        await log_writer.flush()
+        assert (await taken(logs, cursor)).output == [0, 1]
         for _ in range(3):
-            commit(page.transcript)
-            logbook.note(page)
-            await logbook.flush()
+            commit(cursor.transcript)
+            log_writer.note(cursor)
+            await log_writer.flush()
         assert heard == ["superseded"]
-        assert (await taken(logs, page)).output == [0, 1]
+        assert (await taken(logs, cursor)).output == [0, 1]
 
 
 async def test_who_stops_waiting_for_a_log_stops_nobody_else() -> None:
@@ -92,12 +92,12 @@ async def test_who_stops_waiting_for_a_log_stops_nobody_else() -> None:
             return await super().take(*about)
 
     logs = Slow()
-    logbook = Logbook(logs, "router", Metrics(), TTL)
+    log_writer = SessionLogWriter(logs, "router", Metrics(), TTL)
     session = transcript(2)
     records = list(session.records(0))
     assert session.request.session_id is not None
     await logs.append([Append(session.request.session_id, Owner("former"), 0, records)], TTL)
-    first, second = (asyncio.create_task(logbook.take(session.request.session_id)) for _ in range(2))
+    first, second = (asyncio.create_task(log_writer.take(session.request.session_id)) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
     with suppress(asyncio.CancelledError):
@@ -109,20 +109,20 @@ async def test_who_stops_waiting_for_a_log_stops_nobody_else() -> None:
 
 async def test_of_one_that_is_over_nobody_hears_that_it_goes_on_elsewhere() -> None:
     logs = MemorySessionLogs()
-    logbook = Logbook(logs, "router", Metrics(), TTL)
-    page = logbook.begin(transcript(2), lambda: pytest.fail("there is nobody to tell"))
-    await logbook._write([page])
-    await taken(logs, page)
-    page.transcript.end = LoggedEnd.LENGTH
-    logbook.note(page)
-    logbook.close(page)
-    await logbook._write([page])
-    assert page.given_up
-    await logbook.flush()
+    log_writer = SessionLogWriter(logs, "router", Metrics(), TTL)
+    cursor = log_writer.begin(transcript(2), lambda: pytest.fail("there is nobody to tell"))
+    await log_writer._write([cursor])
+    await taken(logs, cursor)
+    cursor.transcript.end = LoggedEnd.LENGTH
+    log_writer.note(cursor)
+    log_writer.close(cursor)
+    await log_writer._write([cursor])
+    assert cursor.given_up
+    await log_writer.flush()
 
 
 async def test_one_with_much_to_write_lets_the_others_write_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logbook_module, "MAX_WRITE_BYTES", 1)
+    monkeypatch.setattr(log_writer_module, "MAX_WRITE_BYTES", 1)
 
     class Ordered(MemorySessionLogs):
         def __init__(self) -> None:
@@ -134,14 +134,14 @@ async def test_one_with_much_to_write_lets_the_others_write_too(monkeypatch: pyt
             return await super().append(appends, ttl_seconds)
 
     logs = Ordered()
-    async with writing(logs) as logbook:
-        long, short = (logbook.begin(transcript(tokens), lambda: None) for tokens in (5000, 1))
-        await logbook.flush()
+    async with writing(logs) as log_writer:
+        long, short = (log_writer.begin(transcript(tokens), lambda: None) for tokens in (5000, 1))
+        await log_writer.flush()
         assert logs.order[:3] == [long.session_id, short.session_id, long.session_id]
 
 
 async def test_a_long_absence_is_made_good_in_several_writings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logbook_module, "MAX_WRITE_BYTES", 10_000)
+    monkeypatch.setattr(log_writer_module, "MAX_WRITE_BYTES", 10_000)
 
     class Counting(MemorySessionLogs):
         def __init__(self) -> None:
@@ -153,25 +153,25 @@ async def test_a_long_absence_is_made_good_in_several_writings(monkeypatch: pyte
             return await super().append(appends, ttl_seconds)
 
     logs = Counting()
-    async with writing(logs) as logbook:
-        book = [logbook.begin(transcript(3000), lambda: None) for _ in range(5)]
-        await logbook.flush()
+    async with writing(logs) as log_writer:
+        book = [log_writer.begin(transcript(3000), lambda: None) for _ in range(5)]
+        await log_writer.flush()
         assert max(logs.sizes) < 2 * 10_000 and len(logs.sizes) > 5
-        for page in book:
-            assert (await taken(logs, page)).output == list(range(3000))
+        for cursor in book:
+            assert (await taken(logs, cursor)).output == list(range(3000))
 
 
 async def test_a_log_that_is_lost_again_and_again_is_given_up() -> None:
     """As where the memory that the store may take is too small for what runs."""
     logs = MemorySessionLogs(max_bytes=1000)
-    async with writing(logs) as logbook:
-        book = [logbook.begin(transcript(), lambda: None) for _ in range(5)]
+    async with writing(logs) as log_writer:
+        book = [log_writer.begin(transcript(), lambda: None) for _ in range(5)]
         for _ in range(100):
-            for page in book:
-                commit(page.transcript)
-                logbook.note(page)
-            await logbook.flush()
-        given_up = len([page for page in book if page.given_up])
+            for cursor in book:
+                commit(cursor.transcript)
+                log_writer.note(cursor)
+            await log_writer.flush()
+        given_up = len([cursor for cursor in book if cursor.given_up])
         assert given_up >= 4, "there is room for one"
-        assert metric(logbook, "outrider_session_logs_dropped_total") == given_up
+        assert metric(log_writer, "outrider_session_logs_dropped_total") == given_up
         assert logs.size <= 1000

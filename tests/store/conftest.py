@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from outrider.rpc import Identity, Role
+from outrider.net.rpc import Identity, Role
 from outrider.wire.description import ModelInfo, WorkerInfo, WorkerLoad, WorkerRecord
 from tests.redis_server import RedisServer
 

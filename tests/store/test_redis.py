@@ -13,12 +13,12 @@ from typing import Any, cast
 import pytest
 
 from outrider.errors import StartupError, Unavailable
-from outrider.registration import register
 from outrider.store import redis as redis_module
 from outrider.store.redis import RedisStore
 from outrider.store.store import Answer
 from outrider.store.url import parse_store_url
 from outrider.wire.description import WorkerRecord
+from outrider.worker.registration import register
 from tests.redis_server import PASSWORD, QUOTED_PASSWORD, RedisServer, TlsTerminator
 
 Record = Callable[..., WorkerRecord]

@@ -11,7 +11,7 @@ import pytest
 
 from outrider.engine.loading import load_engine, load_tokenizer
 from outrider.engine.scheduler import Limits
-from outrider.rpc import Identity, Role, bind, channel, new_server
+from outrider.net.rpc import Identity, Role, bind, channel, new_server
 from outrider.v1 import verifier_pb2_grpc
 from outrider.wire.description import WorkerInfo
 from tests.tiny_models import build

@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc.aio
 
-from outrider.draft_right import right
-from outrider.rpc import Identity, Role
+from outrider.net.draft_right import right
+from outrider.net.rpc import Identity, Role
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider.wire.codec import sampling_to_wire

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import verifier_pb2
+from verifier.bounded_map import REMEMBERED
 from verifier.drafter_peer import CLAIM_SECONDS, MAX_CLAIMS, MOST_REPEATED, DrafterPeer
-from verifier.recent import REMEMBERED
 from verifier.session import Session, SessionSpec
 
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from outrider.draft_right import right
+from outrider.net.draft_right import right
 from outrider.v1 import verifier_pb2
 from tests.verifier.talk import KEY, Running, Talk, attach, drafter, greeting, open_session, output, router
-from verifier import conduct
 from verifier.drafters import BATCH_UNITS, MAX_NAME, MAX_STREAMS
 from verifier.drafts_wire import MAX_BATCH_BYTES, SPECULATE
+from verifier.misbehavior import BAD_ATTACH, HELD_BACK, LIMIT, NOT_GIVEN, TOO_MANY_CLAIMS, WEIGHTS
 
 PROMPT = 3  # tokens of talk.open_session's prompt
 OURS, THEIRS = b"o" * 16, b"t" * 16  # sessions: the honest drafter's, the hostile one's
@@ -116,7 +116,7 @@ async def test_nothing_that_a_drafter_says_changes_a_text_or_disturbs_an_honest_
     verifier: Running, plain: list[int], said: list[bytes]
 ) -> None:
     drafters = verifier.service.drafters
-    drafters._conducts._by_name.clear()  # each example is a service of its own
+    drafters._misbehaviors._by_name.clear()  # each example is a service of its own
     for session_id in (OURS, THEIRS):
         drafters._ended.discard(session_id)
     talk = await router(verifier)
@@ -238,11 +238,11 @@ async def test_one_that_keeps_misbehaving_is_cut_off_and_the_router_is_told(veri
     await wrong.hear()
     both = batch(tokens=[TOP])  # and something that weighs less, which adds nothing to it
     both.drafts.add(session_id=OURS, base=3, tokens=[1])
-    enough = int(conduct.LIMIT / conduct.WEIGHTS["bad_token"]) + 1  # one more, for what leaks away meanwhile
+    enough = int(LIMIT / WEIGHTS["bad_token"]) + 1  # one more, for what leaks away meanwhile
     for _ in range(enough):  # and not more: gRPC may tell who writes after the end of that, not of its cause
         wrong.say(both)
     ended = await status(wrong)
-    assert verifier.service.drafters.dropped["bad_token"] >= conduct.LIMIT / conduct.WEIGHTS["bad_token"]
+    assert verifier.service.drafters.dropped["bad_token"] >= LIMIT / WEIGHTS["bad_token"]
     assert ended.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert "cut off" in ended.details() and "bad_token" in ended.details()
     events = await talk.hear()
@@ -349,7 +349,7 @@ async def test_claims_without_end_push_out_nobody_elses(verifier: Running) -> No
     await until(lambda: any(peer.claims for peer in drafters._streams))
     many = [verifier_pb2.Attach(session_id=i.to_bytes(16), draft_key=KEY) for i in range(5000)]
     wrong.say(verifier_pb2.DraftBatch(attach=many))
-    await until(lambda: drafters.dropped[conduct.TOO_MANY_CLAIMS] > 3000)
+    await until(lambda: drafters.dropped[TOO_MANY_CLAIMS] > 3000)
     talk.say(opened(OURS))
     assert (await right.hear()).commits[0].session_id == OURS
 
@@ -364,7 +364,7 @@ async def test_a_flood_is_read_slowly_and_others_go_on(verifier: Running) -> Non
     for _ in range(50):
         flood.say(full)
     dropped = verifier.service.drafters.dropped
-    await until(lambda: dropped[conduct.HELD_BACK] > 0)
+    await until(lambda: dropped[HELD_BACK] > 0)
     talk.say(opened(OURS))
     assert len(await output(talk, OURS)) == LENGTH
     await flood.hear()  # it is slow, and not cut off
@@ -382,8 +382,8 @@ async def test_nothing_is_read_of_one_that_has_used_up_its_allowance(
     await output(talk, OURS)
     dropped = verifier.service.drafters.dropped
     other.say(attach(b"short"))
-    await until(lambda: dropped[conduct.BAD_ATTACH] == 1)
-    assert dropped == {conduct.NOT_GIVEN: 1, conduct.HELD_BACK: 1, conduct.BAD_ATTACH: 1}
+    await until(lambda: dropped[BAD_ATTACH] == 1)
+    assert dropped == {NOT_GIVEN: 1, HELD_BACK: 1, BAD_ATTACH: 1}
 
 
 async def test_streams_are_bounded_and_one_without_a_hello_ends(

@@ -12,9 +12,9 @@ import grpc.aio
 import pytest
 
 from outrider.errors import StepHung, Unavailable
-from outrider.rpc import Role
-from outrider.stepwatch import under_way
+from outrider.net.rpc import Role
 from outrider.v1 import verifier_pb2
+from outrider.worker.stepwatch import under_way
 from tests.verifier.talk import Running, Talk, drafter, hello, open_session, output, router
 from verifier import stepper as stepper_module
 
@@ -54,7 +54,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Steps are overdue after so many seconds."""
 
     def set_to(seconds: float) -> None:
-        monkeypatch.setattr("outrider.stepwatch.UNKNOWN_SECONDS", seconds)
+        monkeypatch.setattr("outrider.worker.stepwatch.UNKNOWN_SECONDS", seconds)
 
     set_to(0.5)
     return set_to
@@ -79,7 +79,7 @@ async def stranger(verifier: Running) -> Talk:
 async def test_its_routers_lose_the_worker_and_nobody_is_let_in_until_the_step_ends(
     verifier: Running, hang: Any, impatient: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.stepwatch.TIMES_OVERDUE", 1000.0)
+    monkeypatch.setattr("outrider.worker.stepwatch.TIMES_OVERDUE", 1000.0)
     talk, idle = await router(verifier), await router(verifier)
     talk.say(open_session(b"s" * 16, max_tokens=900))
     assert (await talk.hear()).committed
@@ -103,7 +103,7 @@ async def test_its_routers_lose_the_worker_and_nobody_is_let_in_until_the_step_e
 
 async def test_one_that_leaves_lets_nobody_in_though_the_step_ends_after_all(verifier: Running) -> None:
     verifier.service.routers.turn_away(Unavailable("a step does not end"))
-    await verifier.service.part()
+    await verifier.service.close_gracefully()
     verifier.service.routers.let_in()
     assert "leaves" in await until_turned_away(await stranger(verifier))
 
@@ -111,7 +111,7 @@ async def test_one_that_leaves_lets_nobody_in_though_the_step_ends_after_all(ver
 async def test_one_that_does_not_end_at_all_is_given_up_for_good(
     verifier: Running, hang: Any, watch: asyncio.Task[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.stepwatch.TIMES_OVERDUE", 2.0)
+    monkeypatch.setattr("outrider.worker.stepwatch.TIMES_OVERDUE", 2.0)
     talk = await router(verifier)
     talk.say(open_session(b"s" * 16, max_tokens=900))
     assert (await talk.hear()).committed

@@ -10,7 +10,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from outrider.rpc import Role
+from outrider.net.rpc import Role
 from outrider.v1 import verifier_pb2
 from tests.verifier.talk import (
     Running,
@@ -46,7 +46,7 @@ async def test_draining_finishes_what_is_there_and_takes_nothing_new(verifier: R
     assert (refused.session_id, refused.code) == (b"t" * 16, grpc.StatusCode.UNAVAILABLE.value[0])
     await verifier.service.until_idle()
     await (
-        verifier.service.part()
+        verifier.service.close_gracefully()
     )  # who hears that the verifier leaves hangs up: the end has to be there before
     assert len(await output(talk, b"s" * 16)) > 100
     while await talk.call.read() is not grpc.aio.EOF:
@@ -63,7 +63,7 @@ async def test_what_a_verifier_that_leaves_gives_back_is_heard_before_its_stream
     assert (await talk.hear()).committed
     verifier.service.drain()
     verifier.service.give_back()
-    await verifier.service.part()
+    await verifier.service.close_gracefully()
     assert (await failure(talk)).code == grpc.StatusCode.UNAVAILABLE.value[0]
     late = Talk.start(verifier.stub.Sessions)
     late.say(verifier_pb2.VerifierCommand(hello=hello(Role.ROUTER)))

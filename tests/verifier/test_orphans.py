@@ -9,7 +9,7 @@ import grpc.aio
 import pytest
 
 from outrider.engine.kv_blocks import BlockPool
-from outrider.engine.scheduler import Grant, Plan
+from outrider.engine.scheduler import Grant, Schedule
 from outrider.errors import Unavailable
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import verifier_pb2
@@ -77,23 +77,25 @@ def test_the_youngest_orphan_goes_where_another_session_is_short_of_blocks() -> 
     waits = session(4, prompt=40, blocks=0)
     everyone = [old, young, own, waits]
     runs = tuple(Grant(index, 1, 0) for index in range(3))
-    assert dispensable(everyone, Plan(preempt=2), BlockPool(0)) is young
+    assert dispensable(everyone, Schedule(preempt=2), BlockPool(0)) is young
     assert (
-        dispensable(everyone, Plan(runs), BlockPool(5)) is young
+        dispensable(everyone, Schedule(runs), BlockPool(5)) is young
     )  # 41 tokens take three, and three may grow
     assert (
-        dispensable(everyone, Plan(runs), BlockPool(6)) is None
+        dispensable(everyone, Schedule(runs), BlockPool(6)) is None
     )  # it waits for its turn in a step, not for blocks
     shared = BlockPool(6)
     table = shared.open([])
     shared.extend(table, 16)
-    assert dispensable(everyone, Plan(runs), shared) is young
+    assert dispensable(everyone, Schedule(runs), shared) is young
     shared.seal(table, waits.session.log[:16])
-    assert dispensable(everyone, Plan(runs), shared) is None  # the block that is held is of its own prompt
-    assert dispensable([old, young, own], Plan(runs), BlockPool(0)) is None
-    assert dispensable([own, waits], Plan(preempt=0), BlockPool(0)) is None
+    assert (
+        dispensable(everyone, Schedule(runs), shared) is None
+    )  # the block that is held is of its own prompt
+    assert dispensable([old, young, own], Schedule(runs), BlockPool(0)) is None
+    assert dispensable([own, waits], Schedule(preempt=0), BlockPool(0)) is None
     waits.orphaned = True
-    assert dispensable([own, waits], Plan((Grant(0, 1, 0),)), BlockPool(0)) is None  # only itself
+    assert dispensable([own, waits], Schedule((Grant(0, 1, 0),)), BlockPool(0)) is None  # only itself
 
 
 async def expected(verifier: Running, **changed: Any) -> list[int]:

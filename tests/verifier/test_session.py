@@ -15,29 +15,29 @@ def session(*, max_tokens: int = 10, stop: frozenset[int] = frozenset(), k: int 
 
 def test_the_path_is_accepted_up_to_the_first_difference() -> None:
     s = session()
-    outcome = s.resolve([10, 11, 12], [10, 11, 99, 50])
+    outcome = s.verify([10, 11, 12], [10, 11, 99, 50])
     assert (outcome.base, outcome.tokens, outcome.accepted, outcome.verified) == (3, (10, 11, 99), 2, 3)
     assert s.log == [1, 2, 3, 10, 11, 99]
 
 
 def test_the_bonus_token_follows_a_path_that_was_accepted_whole() -> None:
-    outcome = session().resolve([10, 11], [10, 11, 12])
+    outcome = session().verify([10, 11], [10, 11, 12])
     assert (outcome.tokens, outcome.accepted) == ((10, 11, 12), 2)
 
 
 def test_a_stop_token_ends_the_session_even_amid_accepted_drafts() -> None:
-    outcome = session(stop=frozenset({11})).resolve([10, 11, 12], [10, 11, 12, 13])
+    outcome = session(stop=frozenset({11})).verify([10, 11, 12], [10, 11, 12, 13])
     assert (outcome.tokens, outcome.accepted, outcome.finish) == ((10, 11), 2, Finish.STOP)
 
 
 def test_max_tokens_ends_the_session() -> None:
     s = session(max_tokens=2)
-    assert s.resolve([], [10]).finish is None
-    assert s.resolve([], [11]).finish is Finish.LENGTH
+    assert s.verify([], [10]).finish is None
+    assert s.verify([], [11]).finish is Finish.LENGTH
 
 
 def test_a_stop_token_as_the_last_one_allowed_is_a_stop() -> None:
-    assert session(max_tokens=1, stop=frozenset({10})).resolve([], [10]).finish is Finish.STOP
+    assert session(max_tokens=1, stop=frozenset({10})).verify([], [10]).finish is Finish.STOP
 
 
 def test_no_more_is_verified_than_can_be_committed() -> None:
@@ -71,7 +71,7 @@ def test_what_becomes_of_a_draft(
 
 def test_a_draft_that_was_overtaken_counts_where_it_agrees() -> None:
     s = session()
-    s.resolve([], [10])
+    s.verify([], [10])
     assert s.offer(3, [10, 11], [], b"") is DraftFate.TAKEN
     assert s.offer(3, [9, 12], [], b"") is DraftFate.STALE
     assert s.offer(3, [10], [], b"") is DraftFate.STALE

@@ -18,9 +18,9 @@ from outrider.engine.loading import load_engine
 from outrider.engine.scheduler import Limits
 from outrider.sampling.params import SamplingParams
 from tests.tiny_models import build
-from verifier.pace import Pace
 from verifier.price import StepTime
 from verifier.session import Session, SessionSpec
+from verifier.step_start import Pace
 from verifier.stepper import Running, Stepper, StepReport
 
 FLAT = {1: 0.04, 512: 0.04}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import InvalidRequest
-from outrider.rpc import Identity, Role
+from outrider.net.rpc import Identity, Role
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import common_pb2
 from outrider.wire import codec

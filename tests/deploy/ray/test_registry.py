@@ -12,7 +12,7 @@ from ray.exceptions import RayActorError
 
 from deploy.registry import Registry, RegistryStore, present
 from outrider.errors import Unavailable
-from outrider.rpc import Identity, Role
+from outrider.net.rpc import Identity, Role
 from outrider.store.store import Answer, WorkerLoad, WorkerRecord
 from outrider.wire.description import ModelInfo, WorkerInfo
 

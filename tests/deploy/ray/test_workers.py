@@ -12,7 +12,7 @@ from ray.exceptions import RayActorError
 from deploy.args import parse
 from deploy.workers import Replica, drafter_config, verifier_config
 from outrider.errors import PeerLost, PeerRefused, StartupError, Unhealthy
-from outrider.tls import TlsFiles
+from outrider.net.tls import TlsFiles
 
 
 class Worker:

@@ -14,12 +14,12 @@ import httpx
 import pytest
 
 from outrider.errors import Overloaded, Unauthenticated
-from outrider.keys import ApiKey, Keys, digest, keys_of
-from outrider.rpc import bind, new_server
+from outrider.net.rpc import bind, new_server
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from router.api.access import Access, HttpAccess, owner
 from router.api.grpc_generation import add_generation_service
 from router.api.http import create_app
+from router.api.keys import ApiKey, Keys, digest, keys_of
 from router.metrics import Metrics
 from tests.router.api.scripted import ScriptedRunner, byte_level, served, steps, until
 

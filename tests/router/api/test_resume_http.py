@@ -12,10 +12,10 @@ import openai
 import pytest
 
 from outrider.errors import Unavailable
-from outrider.keys import ApiKey
 from router.api.access import Access, HttpAccess
 from router.api.connection import KEEP_ALIVE
 from router.api.http import create_app
+from router.api.keys import ApiKey
 from router.metrics import Metrics
 from router.requests import GenerationRequest, SessionEvent
 from tests.router.api.scripted import Logs, ScriptedRunner, byte_level, served, steps, until

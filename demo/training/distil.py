@@ -1,0 +1,106 @@
+"""Distillation of the draft on text that the target writes itself.
+
+In service the draft reads the target's own text, greedy or sampled, after a user's prompt. Each round
+therefore lets the target continue corpus prompts, half of the rows greedily and half at temperature 1,
+and teaches the draft the target's distribution at every position of the result, prompts included.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from demo.training.corpus import Windows
+from demo.training.generation import continue_rows
+from demo.training.losses import CHUNK, distillation
+from demo.training.pretrain import logits_of
+from demo.training.progress import steps_bar
+from demo.training.schedule import Schedule, optimisers
+
+
+@dataclass(frozen=True)
+class DistilPlan:
+    """How much text the target writes and how the draft learns from it."""
+
+    rounds: int
+    rows: int = 128
+    length: int = 256
+    shortest_prompt: int = 8
+    longest_prompt: int = 96
+    batch_rows: int = 32
+    readings: int = 3  # times a round is read: once fresh, then at random among the rounds held
+    kept_rounds: int = 10
+    variation_weight: float = 1.0
+    rate: float = 5e-3
+
+
+@dataclass(frozen=True)
+class Round:
+    """Text of the target: ids [rows, length] and the logits [rows, length - 1, vocabulary] behind it."""
+
+    ids: Tensor
+    logits: Tensor
+
+
+def write_round(
+    target: LlamaForCausalLM, windows: Windows, plan: DistilPlan, generator: torch.Generator
+) -> Round:
+    """One round of the target's own text, after corpus prompts of one random length."""
+    span = plan.longest_prompt + 1 - plan.shortest_prompt
+    draw = torch.rand((), generator=generator, device=target.device)
+    prompt = plan.shortest_prompt + int(draw * span)
+    prompts = windows.take(plan.rows, plan.longest_prompt)[:, :prompt].to(target.device)
+    sampled = torch.arange(plan.rows, device=target.device) % 2 == 1
+    ids, logits = continue_rows(target, prompts, plan.length, sampled, generator)
+    return Round(ids, logits)
+
+
+def learn(draft: LlamaForCausalLM, text: Round, rows: Tensor, plan: DistilPlan) -> float:
+    """Accumulate the draft's gradients on some rows of a round; returns the mean total variation."""
+    inputs = text.ids[rows, :-1]
+    logits = logits_of(draft, inputs)
+    flat, said = logits.flatten(0, 1), text.logits[rows].flatten(0, 1)
+    gradient = torch.empty_like(flat)
+    variation = 0.0
+    with torch.no_grad():
+        for begin in range(0, len(flat), CHUNK):
+            part = slice(begin, begin + CHUNK)
+            wanted = torch.softmax(said[part].float(), dim=-1)
+            one = distillation(flat[part], wanted, plan.variation_weight)
+            gradient[part] = one / len(flat)
+            if begin == 0:
+                guess = torch.softmax(flat[part].float(), dim=-1)
+                variation = float((guess - wanted).abs().sum() / (2 * len(guess)))
+    torch.autograd.backward([flat], [gradient])
+    return variation
+
+
+def distil(
+    target: LlamaForCausalLM, draft: LlamaForCausalLM, windows: Windows, plan: DistilPlan, seed: int
+) -> None:
+    """Train the draft in place on `plan.rounds` rounds; each is read when fresh and again later."""
+    generator = torch.Generator(device=target.device).manual_seed(seed)
+    chooser = random.Random(seed)
+    batches = plan.rows // plan.batch_rows
+    steps = plan.readings * batches * plan.rounds
+    schedule = Schedule(optimisers(draft, plan.rate, plan.rate), draft, steps, warmup=20, final=0.01)
+    earlier: deque[Round] = deque(maxlen=plan.kept_rounds)
+    draft.train()
+    with steps_bar("draft on the target's own text", plan.rounds) as advance:
+        for _ in range(plan.rounds):
+            fresh = write_round(target, windows, plan, generator)
+            earlier.append(fresh)
+            variation = 0.0
+            for text in (fresh, *chooser.choices(earlier, k=plan.readings - 1)):
+                order = torch.randperm(
+                    plan.rows, generator=torch.Generator().manual_seed(chooser.randrange(2**31))
+                )
+                for rows in order.to(target.device).view(-1, plan.batch_rows):
+                    variation = learn(draft, text, rows, plan)
+                    schedule.step()
+            advance(f"1-TV {1 - variation:.3f}")

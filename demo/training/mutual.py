@@ -1,0 +1,85 @@
+"""Mutual learning: target and draft train on the same text, each drawn towards the other.
+
+After pretraining the target knows its corpus better than a draft of a tenth of the compute can, and part
+of that is memory that does not help on new text. In deep mutual learning (Zhang et al. 2018) two models
+are each taught by the other's present prediction. Here the larger one's teacher is a mixture of what it
+said before this stage and what the draft says now: the mixture keeps the target's knowledge, and its
+total variation from the draft is smaller by the draft's share. At the end the target's weights are
+averaged with those it began with, which mends what short training has roughened (Wortsman et al. 2022).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from demo.training.corpus import Windows
+from demo.training.distil import DistilPlan, write_round
+from demo.training.losses import mutual_gradients
+from demo.training.pretrain import logits_of
+from demo.training.progress import steps_bar
+from demo.training.schedule import Schedule, optimisers
+from demo.training.store import rounded
+
+
+@dataclass(frozen=True)
+class MutualPlan:
+    """How much text is read, and how far the target is drawn towards the draft."""
+
+    text: DistilPlan  # the rounds of the target's own text; each is read once
+    kept: float  # share of the target's first weights in the average at the end
+    share: float = 0.4  # the draft's share of the target's teacher
+    target_rate: float = 1e-3
+    draft_rate: float = 3e-3
+
+
+def mutual_step(
+    target: LlamaForCausalLM,
+    draft: LlamaForCausalLM,
+    anchor: LlamaForCausalLM,
+    inputs: Tensor,
+    plan: MutualPlan,
+) -> float:
+    """Accumulate both models' gradients on inputs [rows, length]; returns the mean overlap 1-TV."""
+    target_logits = logits_of(target, inputs).flatten(0, 1)  # [rows * length, vocabulary], as the others
+    draft_logits = logits_of(draft, inputs).flatten(0, 1)
+    with torch.no_grad():
+        anchor_logits = logits_of(anchor, inputs).flatten(0, 1)
+        overlap, target_gradient, draft_gradient = mutual_gradients(
+            target_logits, draft_logits, anchor_logits, plan.share, plan.text.variation_weight
+        )
+    torch.autograd.backward([target_logits, draft_logits], [target_gradient, draft_gradient])
+    return overlap
+
+
+def mutual(
+    target: LlamaForCausalLM, draft: LlamaForCausalLM, windows: Windows, plan: MutualPlan, seed: int
+) -> None:
+    """Train both in place, half of each batch on the corpus and half on the target's own text."""
+    generator = torch.Generator(device=target.device).manual_seed(seed)
+    anchor = rounded(target)
+    first = [parameter.detach().clone() for parameter in target.parameters()]
+    half = plan.text.batch_rows // 2
+    steps = plan.text.rounds * (plan.text.rows // half)
+    target_schedule = Schedule(optimisers(target, plan.target_rate, plan.target_rate), target, steps, 10)
+    draft_schedule = Schedule(optimisers(draft, plan.draft_rate, plan.draft_rate), draft, steps, 10, 0.3)
+    target.train()
+    draft.train()
+    with steps_bar("target and draft on each other", plan.text.rounds) as advance:
+        for _ in range(plan.text.rounds):
+            text = write_round(rounded(target), windows, plan.text, generator)
+            overlap = 0.0
+            order = torch.randperm(plan.text.rows, generator=generator, device=target.device)
+            for rows in order.view(-1, half):
+                corpus = windows.take(half, plan.text.length).to(target.device)
+                inputs = torch.cat([corpus, text.ids[rows]])[:, :-1]  # [batch_rows, length - 1]
+                overlap = mutual_step(target, draft, anchor, inputs, plan)
+                target_schedule.step()
+                draft_schedule.step()
+            advance(f"1-TV {overlap:.3f}")
+    with torch.no_grad():
+        for parameter, before in zip(target.parameters(), first, strict=True):
+            parameter.lerp_(before, plan.kept)

@@ -1,0 +1,105 @@
+"""What the leader of a tensor-parallel group tells the others of a step: integers. Pure.
+
+A plan is int32 words; what has 64 bits takes two:
+
+    kind, works, rows, vocabulary                                            the header
+    start, tokens, rows, blocks             of each work                     counts
+    tokens of all works, then blocks of all works
+    how, key (64), temperature (64)         of each row                      only of a plan that chooses
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.engine.step_inputs import Work
+from outrider.sampling.vocab_parallel import How, VocabParallelRow
+
+Words = npt.NDArray[np.int32]
+
+HEADER = 4
+PER_WORK = 4
+PER_ROW = 5
+
+
+class Kind(IntEnum):
+    """What to do."""
+
+    STOP = 0  # the leader leaves
+    ANSWER = 1  # show that you are there
+    LOGITS = 2  # run the works; everybody gets all logits
+    CHOOSE = 3  # run the works and choose a token for each row
+
+
+@dataclass(frozen=True, slots=True)
+class StepMessage:
+    """A plan as received."""
+
+    kind: Kind
+    works: tuple[Work, ...] = ()
+    rows: tuple[VocabParallelRow, ...] = ()
+    vocab_size: int = 0  # only ids below it may be chosen
+
+
+def encode_works(works: Sequence[Work]) -> Words:
+    """The works' part of a plan, as they are now."""
+    counts = [
+        number for work in works for number in (work.start, len(work.tokens), work.rows, len(work.blocks))
+    ]
+    tokens = chain.from_iterable(work.tokens for work in works)
+    blocks = chain.from_iterable(work.blocks for work in works)
+    return np.fromiter(chain([len(works)], counts, tokens, blocks), np.int32)
+
+
+def encode(
+    kind: Kind, works: Words | None = None, rows: Sequence[VocabParallelRow] = (), vocab_size: int = 0
+) -> Words:
+    """A whole plan; `works` come from encode_works."""
+    count, rest = (0, np.empty(0, np.int32)) if works is None else (works[0], works[1:])
+    header = np.array([kind, count, len(rows), vocab_size], dtype=np.int32)
+    return np.concatenate([header, rest, _row_words(rows)])
+
+
+def decode(words: Words) -> StepMessage:
+    kind, work_count, row_count, vocab_size = words[:HEADER].tolist()
+    at = HEADER + PER_WORK * work_count
+    counts = words[HEADER:at].reshape(work_count, PER_WORK).tolist()
+    tokens_from, blocks_from = at, at + sum(count[1] for count in counts)
+    works = []
+    for start, tokens, rows, blocks in counts:
+        works.append(
+            Work(
+                words[blocks_from : blocks_from + blocks].tolist(),
+                start,
+                words[tokens_from : tokens_from + tokens].tolist(),
+                rows,
+            )
+        )
+        tokens_from, blocks_from = tokens_from + tokens, blocks_from + blocks
+    return StepMessage(Kind(kind), tuple(works), _rows(words[blocks_from:], row_count), vocab_size)
+
+
+def _row_words(rows: Sequence[VocabParallelRow]) -> Words:
+    words = np.empty((len(rows), PER_ROW), dtype=np.int32)
+    words[:, 0] = [row.how for row in rows]
+    words[:, 1:3] = np.array([row.key for row in rows], dtype=np.uint64).view(np.int32).reshape(-1, 2)
+    words[:, 3:5] = (
+        np.array([row.temperature for row in rows], dtype=np.float64).view(np.int32).reshape(-1, 2)
+    )
+    return words.reshape(-1)
+
+
+def _rows(words: Words, count: int) -> tuple[VocabParallelRow, ...]:
+    words = words.reshape(count, PER_ROW)
+    keys = np.ascontiguousarray(words[:, 1:3]).view(np.uint64)[:, 0].tolist()
+    temperatures = np.ascontiguousarray(words[:, 3:5]).view(np.float64)[:, 0].tolist()
+    return tuple(
+        VocabParallelRow(How(how), key, temperature)
+        for how, key, temperature in zip(words[:, 0].tolist(), keys, temperatures, strict=True)
+    )

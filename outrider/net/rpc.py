@@ -1,0 +1,338 @@
+"""The gRPC conventions that all roles share: options, the hello, errors as status codes."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Generic, Protocol, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from outrider.errors import InvalidRequest, OutriderError, PeerRefused, StartupError
+from outrider.net.tls import Tls
+from outrider.v1 import common_pb2
+
+log = logging.getLogger(__name__)
+
+PROTOCOL_VERSION = 1
+MAX_MESSAGE_BYTES = 16 * 2**20  # received: a request of the largest body as token ids, or a batch of commits
+MAX_TOKENIZER_BYTES = (
+    64 * 2**20
+)  # the answer of GetTokenizer alone: a tokenizer.json has few MiB, rarely tens
+STOP_GRACE_SECONDS = 1.0  # what calls in progress are given when a server stops
+
+_COMMON_OPTIONS: list[tuple[str, int]] = [
+    # A peer that is silent (its machine gone, a cable pulled) is noticed after time + timeout.
+    ("grpc.keepalive_time_ms", 2000),
+    ("grpc.keepalive_timeout_ms", 3000),
+    ("grpc.http2.ping_timeout_ms", 3000),  # this one ends the connection; by default only after a minute
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+_SERVER_OPTIONS = [
+    *_COMMON_OPTIONS,
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),  # a second process on the same port fails instead of stealing half the calls
+    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+    ("grpc.http2.max_ping_strikes", 0),
+]
+_CHANNEL_OPTIONS = [
+    *_COMMON_OPTIONS,
+    ("grpc.enable_http_proxy", 0),  # peers are reached directly
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+]
+
+
+class Role(IntEnum):
+    """A process's part in the service; the values are outrider.v1.Role's."""
+
+    ROUTER = common_pb2.ROLE_ROUTER
+    VERIFIER = common_pb2.ROLE_VERIFIER
+    DRAFTER = common_pb2.ROLE_DRAFTER
+
+
+_ROUTERS, _DRAFTERS = frozenset({Role.ROUTER}), frozenset({Role.DRAFTER})
+CALLERS: dict[str, frozenset[Role]] = {  # who may call a method, where their certificates say what they are
+    "/outrider.v1.Verifier/Sessions": _ROUTERS,
+    "/outrider.v1.Verifier/Speculate": _DRAFTERS,
+    "/outrider.v1.Drafter/Sessions": _ROUTERS,
+    "/outrider.v1.Registry/Beat": frozenset({Role.VERIFIER, Role.DRAFTER}),
+    "/outrider.v1.Registry/Leave": frozenset({Role.VERIFIER, Role.DRAFTER}),
+}
+ROLE_URI = "outrider:"  # and a role: an alternative name of a certificate that is good for that role only
+
+
+def check_certified(context: grpc.aio.ServicerContext[Any, Any], roles: frozenset[Role] | None) -> None:
+    """Raises PeerRefused if the caller's certificate names roles (outrider:drafter) and none of these.
+
+    If `roles` is None, any role will do.
+    """
+    shown = (name.decode() for name in context.auth_context().get("x509_subject_alternative_name", ()))
+    named = {name.removeprefix(ROLE_URI) for name in shown if name.startswith(ROLE_URI)}
+    if roles is not None and named and not named & {role.name.lower() for role in roles}:
+        wanted = " or ".join(sorted(role.name.lower() for role in roles))
+        raise PeerRefused(f"this is for a {wanted}; the caller's certificate is a {' or '.join(named)}'s")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a process is: the content of a hello."""
+
+    role: Role
+    worker_id: str  # stable name, unique in the service
+    incarnation: int  # 64 bits, random, drawn at process start
+    model_fingerprint: str = ""  # empty for a router
+    tokenizer_hash: str = ""  # empty for a router
+
+    def hello(self) -> common_pb2.Hello:
+        return common_pb2.Hello(
+            protocol_version=PROTOCOL_VERSION,
+            role=common_pb2.Role.Name(self.role),
+            worker_id=self.worker_id,
+            incarnation=self.incarnation,
+            model_fingerprint=self.model_fingerprint,
+            tokenizer_hash=self.tokenizer_hash,
+        )
+
+
+class Greeting(Protocol):
+    """A message type that carries a hello: the first one on every stream."""
+
+    @property
+    def hello(self) -> common_pb2.Hello: ...
+    def HasField(self, field_name: Any) -> bool: ...
+
+
+def check_hello(message: Greeting, role: Role, *, tokenizer_hash: str | None = None) -> Identity:
+    """Returns the sender's identity, from the first message of its stream.
+
+    `tokenizer_hash` is compared if it is given. Raises PeerRefused with one sentence that names the first
+    difference.
+    """
+    if not message.HasField("hello"):
+        raise PeerRefused("the first message on a stream must be a hello")
+    hello = message.hello
+    if hello.protocol_version != PROTOCOL_VERSION:
+        raise PeerRefused(
+            f"the peer speaks protocol version {hello.protocol_version}, this side {PROTOCOL_VERSION}: "
+            "run the same release of Outrider on both"
+        )
+    if int(hello.role) != role:
+        spoken = common_pb2.Role.Name(hello.role) if hello.role in common_pb2.Role.values() else "unknown"
+        raise PeerRefused(f"expected a {role.name.lower()} here; the peer's role is {spoken}")
+    if not hello.worker_id:
+        raise PeerRefused("the hello's worker_id is empty; every process has a name")
+    if tokenizer_hash is not None and hello.tokenizer_hash != tokenizer_hash:
+        raise PeerRefused(
+            f"{hello.worker_id} has the tokenizer with hash {hello.tokenizer_hash!r}, "
+            f"expected {tokenizer_hash!r}"
+        )
+    return Identity(role, hello.worker_id, hello.incarnation, hello.model_fingerprint, hello.tokenizer_hash)
+
+
+G = TypeVar("G", bound=Greeting)
+
+
+async def read_hello(
+    messages: AsyncIterator[G], role: Role, *, tokenizer_hash: str | None = None
+) -> tuple[Identity, AsyncIterator[G]]:
+    """Returns who opened a stream, and the messages that follow the hello. Raises PeerRefused as
+    check_hello does."""
+    rest = aiter(messages)
+    first = await anext(rest, None)
+    if first is None:
+        raise PeerRefused("the stream ended before its hello")
+    return check_hello(first, role, tokenizer_hash=tokenizer_hash), rest
+
+
+def new_server(*interceptors: grpc.aio.ServerInterceptor) -> grpc.aio.Server:  # type: ignore[type-arg]
+    """Returns a server with the options that all roles share. Errors that its handlers raise become status
+    codes.
+
+    A message of more than MAX_MESSAGE_BYTES ends its call with RESOURCE_EXHAUSTED before it is read.
+    """
+    return grpc.aio.server(interceptors=[_ErrorInterceptor(), *interceptors], options=_SERVER_OPTIONS)
+
+
+def bind(
+    server: grpc.aio.Server,
+    host: str,
+    port: int,
+    *,
+    flag: str = "--port",
+    tls: Tls | None = None,
+    mutual: bool = True,
+) -> str:
+    """Opens host:port (port 0: any free one) and returns the "host:port" that it got.
+
+    With `tls` the connection is encrypted; with `mutual` the caller must show a certificate. Raises
+    StartupError, which names `flag`, if the address cannot be had.
+    """
+    bracketed = f"[{host}]" if ":" in host else host
+    address = f"{bracketed}:{port}"
+    try:
+        if tls is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, tls.server_credentials(mutual))
+    except RuntimeError:
+        raise StartupError(
+            f"cannot listen on {bracketed}:{port}: the port is in use or the address is not this machine's; "
+            f"choose another with {flag} or --host"
+        ) from None
+    return f"{bracketed}:{bound}"
+
+
+def channel(
+    address: str, tls: Tls | None = None, max_receive_bytes: int = MAX_MESSAGE_BYTES
+) -> grpc.aio.Channel:
+    """Returns a channel to host:port that notices a silent peer within seconds and reconnects by itself.
+
+    With `tls` both ends show certificates. The channel keeps the certificates that it was made with, so a
+    long-lived one must be made anew after a renewal. A message of more than `max_receive_bytes` ends its call
+    with RESOURCE_EXHAUSTED.
+    """
+    options = [*_CHANNEL_OPTIONS, ("grpc.max_receive_message_length", max_receive_bytes)]
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, tls.channel_credentials(), options=options)
+
+
+@asynccontextmanager
+async def errors_as_status(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
+    """Ends the call with the status of an OutriderError. Any other error is logged and told as INTERNAL."""
+    try:
+        yield
+    except OutriderError as error:
+        await context.abort(error.grpc_code, error.message)
+    except grpc.aio.BaseError:
+        raise  # the handler's own abort, or a call that is over already
+    except Exception:
+        log.exception("a gRPC handler failed")
+        await context.abort(grpc.StatusCode.INTERNAL, "internal error; the server's log has the details")
+
+
+class _ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
+    """Wraps every asynchronous handler in errors_as_status, and lets only its CALLERS in."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        handler = await continuation(handler_call_details)
+        if handler is None:  # an unknown method
+            return handler
+        roles = CALLERS.get(handler_call_details.method)
+        kind = f"{_arity(handler.request_streaming)}_{_arity(handler.response_streaming)}"
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        behaviour = _decoding(getattr(handler, kind), handler.request_deserializer, handler.request_streaming)
+        # Bytes that are no message are for the behaviour to refuse: gRPC itself would log a trace for each.
+        wrapped: grpc.RpcMethodHandler[Any, Any] = make(
+            _guarded(behaviour, roles), None, handler.response_serializer
+        )
+        return wrapped
+
+
+def _arity(streaming: bool) -> str:
+    return "stream" if streaming else "unary"
+
+
+def _decoding(
+    behaviour: Callable[..., Any], deserializer: Callable[[bytes], Any] | None, streaming: bool
+) -> Callable[..., Any]:
+    """Returns the behaviour with its messages decoded. It raises InvalidRequest if the bytes are no
+    message; if the messages are a stream, that stream raises it."""
+    if deserializer is None:
+        return behaviour
+
+    def decoded(raw: bytes) -> Any:
+        try:
+            return deserializer(raw)
+        except DecodeError:
+            raise InvalidRequest("the bytes are no message of this method") from None
+
+    async def messages(raws: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        async for raw in raws:
+            yield decoded(raw)
+
+    read: Callable[[Any], Any] = messages if streaming else decoded
+    if inspect.isasyncgenfunction(behaviour):
+
+        async def stream(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+            async with aclosing(behaviour(read(request), context)) as responses:
+                async for response in responses:
+                    yield response
+
+        return stream
+    if inspect.iscoroutinefunction(behaviour):
+
+        async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            return await behaviour(read(request), context)
+
+        return call
+    raise TypeError("handlers are asynchronous here")
+
+
+def _guarded(behaviour: Callable[..., Any], roles: frozenset[Role] | None) -> Callable[..., Any]:
+    if inspect.isasyncgenfunction(behaviour):
+        # Written here, not yielded on: so a call that is cancelled closes the generator at once.
+        async def guarded_stream(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+            async with errors_as_status(context):
+                check_certified(context, roles)
+                async with aclosing(behaviour(request, context)) as responses:
+                    async for response in responses:
+                        await context.write(response)
+
+        return guarded_stream
+    if inspect.iscoroutinefunction(behaviour):
+
+        async def guarded_call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            async with errors_as_status(context):
+                check_certified(context, roles)
+                return await behaviour(request, context)
+
+        return guarded_call
+    return behaviour
+
+
+T = TypeVar("T")
+
+
+class Outbox(Generic[T]):
+    """Messages that wait to be written to one stream: put from anywhere on the loop, iterated by the stream.
+
+    Bounded, so that a peer that does not read cannot fill the memory; the caller decides what a full one
+    means (a draft is dropped, a stream of commits is ended).
+    """
+
+    def __init__(self, limit: int = 4096) -> None:
+        self._queue: asyncio.Queue[T | None] = asyncio.Queue()
+        self._limit = limit
+        self._closed = False
+
+    def put(self, message: T) -> bool:
+        """Takes a message. Returns False if the outbox is full or closed."""
+        if self._closed or self._queue.qsize() >= self._limit:
+            return False
+        self._queue.put_nowait(message)
+        return True
+
+    def close(self) -> None:
+        """Ends the iteration once what waits has been written."""
+        if not self._closed:
+            self._closed = True
+            self._queue.put_nowait(None)
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        while (message := await self._queue.get()) is not None:
+            yield message

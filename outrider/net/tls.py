@@ -1,0 +1,126 @@
+"""TLS: the files that a process is told of become credentials of its servers and channels.
+
+Every new connection asks for the files that are in force. So renewed files need no restart and break no
+stream.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import grpc
+
+from outrider.errors import StartupError
+from outrider.net.watched import Watched, reason
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """What --tls-cert, --tls-key and --tls-ca name: PEM files."""
+
+    cert: Path  # this process's certificate, followed by those between it and its authority
+    key: Path  # the private key of that certificate, not encrypted
+    ca: Path | None = None  # the authority whose certificates peers must show; None = clients' TLS only
+
+    @property
+    def mutual(self) -> bool:
+        """True if routers, verifiers and drafters show one another certificates."""
+        return self.ca is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """The content of the files, read together."""
+
+    cert: bytes
+    key: bytes
+    ca: bytes | None
+    context: ssl.SSLContext  # of a server that shows the certificate and asks for none
+
+
+class Tls:
+    """The TLS files of one process. Any thread may ask."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        """Raises StartupError if a file cannot be read or the files do not fit one another."""
+        self.mutual = files.mutual
+        paths = [file for file in (files.cert, files.key, files.ca) if file is not None]
+        try:
+            self._material = Watched("the TLS files", paths, lambda: _read(files))
+        except (OSError, ValueError) as error:
+            raise StartupError(f"the TLS files cannot be used: {reason(error)}") from None
+
+    def server_credentials(self, mutual: bool) -> grpc.ServerCredentials:
+        """Returns credentials for a gRPC server. With `mutual`, callers must show a certificate of the
+        authority."""
+        told = self._material.current()
+
+        def configuration(material: Material) -> grpc.ServerCertificateConfiguration:
+            return grpc.ssl_server_certificate_configuration(
+                [(material.key, material.cert)], material.ca if mutual else None
+            )
+
+        def renewed() -> grpc.ServerCertificateConfiguration | None:
+            """gRPC asks at every connection; None = as before."""
+            nonlocal told
+            material = self._material.current()
+            if material is told:
+                return None
+            told = material
+            return configuration(material)
+
+        # (the stubs do not know that a fetcher may return None)
+        return grpc.dynamic_ssl_server_credentials(configuration(told), renewed, mutual)  # type: ignore[arg-type]
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        """Returns credentials for a new gRPC channel. The peer must show the authority's certificate for
+        its host."""
+        material = self._material.current()
+        return grpc.ssl_channel_credentials(material.ca, material.key, material.cert)
+
+    def http_context(self) -> ssl.SSLContext:
+        """Returns a context for an HTTPS server that asks for no certificate."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+
+        def renew(connection: ssl.SSLObject, server_name: str | None, _: ssl.SSLContext) -> None:
+            connection.context = self._material.current().context  # asked at every connection, named or not
+
+        context.sni_callback = renew
+        return context
+
+
+@cache
+def opened(files: TlsFiles | None) -> Tls | None:
+    """Returns this process's one Tls for these files, or None without files. Raises StartupError."""
+    return None if files is None else Tls(files)
+
+
+def _read(files: TlsFiles) -> Material:
+    """Raises OSError or ValueError."""
+    cert, key = files.cert.read_bytes(), files.key.read_bytes()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(files.cert, files.key, password=_no_password)
+    except ssl.SSLError as error:
+        raise ValueError(_why_no_pair(files, error)) from None
+    ca = None if files.ca is None else files.ca.read_bytes()
+    if ca is not None:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=ca.decode("ascii"))
+        except (ssl.SSLError, UnicodeDecodeError):
+            raise ValueError(f"{files.ca}: no certificate in PEM") from None
+    return Material(cert, key, ca, context)
+
+
+def _why_no_pair(files: TlsFiles, error: ssl.SSLError) -> str:
+    if error.reason == "KEY_VALUES_MISMATCH":
+        return f"{files.key} is not the key of the certificate in {files.cert}"
+    return f"{files.cert} or {files.key}: {(error.reason or 'not PEM').replace('_', ' ').lower()}"
+
+
+def _no_password() -> str:
+    """Answers in place of a question on the terminal."""
+    raise ValueError("the key is encrypted; give one that is not, which only this process may read")

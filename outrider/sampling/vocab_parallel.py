@@ -1,0 +1,77 @@
+"""Draws tokens where each rank has a slice of the vocabulary: the tokens that `draw` gives with all of it.
+
+The noise is keyed by token id, so each rank makes its own slice's. Only rows whose transforms need the whole
+distribution (top-k, top-p, min-p) or the session's history (penalties, bias) are brought to the leader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+
+from outrider.sampling.noise import gumbel, row_key
+from outrider.sampling.sampler import SMALLEST_TEMPERATURE, Row
+
+Gather = Callable[
+    [torch.Tensor], tuple[torch.Tensor, ...]
+]  # all ranks' tensors of this shape, in their order
+
+
+class How(IntEnum):
+    """How a row's token is chosen."""
+
+    GREEDY = 0  # the likeliest
+    NOISY = 1  # temperature and noise, nothing else
+    WHOLE = 2  # at the leader, from all logits
+
+
+@dataclass(frozen=True, slots=True)
+class VocabParallelRow:
+    """One position to choose a token for, as numbers."""
+
+    how: How
+    key: int = 0  # of its noise
+    temperature: float = 1.0
+
+
+def vocab_parallel(row: Row) -> VocabParallelRow:
+    """What the ranks need to know of a row."""
+    params = row.params
+    if params.penalized or params.logit_bias:
+        return VocabParallelRow(How.WHOLE)
+    if params.greedy:
+        return VocabParallelRow(How.GREEDY)
+    if params.top_k or params.top_p < 1.0 or params.min_p > 0.0:
+        return VocabParallelRow(How.WHOLE)
+    return VocabParallelRow(
+        How.NOISY, row_key(params.seed, row.position), max(params.temperature, SMALLEST_TEMPERATURE)
+    )
+
+
+def choose_vocab_parallel(
+    logits: torch.Tensor, rows: Sequence[VocabParallelRow], first: int, gather: Gather
+) -> torch.Tensor:
+    """Token ids [R] int64, on every rank, for logits [R, w] float32 of the ids from `first` on; w may be 0.
+
+    Of equals the lowest id is taken, since ranks hold ascending slices."""
+    best = logits.new_full((len(rows), 2), -torch.inf, dtype=torch.float64)  # [R, 2] value and id
+    noisy = [index for index, row in enumerate(rows) if row.how is How.NOISY]
+    if noisy:
+        index = torch.tensor(noisy, device=logits.device)
+        own = logits[index].amax(-1) if logits.shape[1] else logits.new_full((len(noisy),), -torch.inf)
+        most = torch.stack(gather(own)).amax(0)[:, None]  # [n, 1] of the whole row
+    if logits.shape[1]:
+        if noisy:
+            some = [rows[i] for i in noisy]
+            temperature = torch.tensor([row.temperature for row in some], device=logits.device)[:, None]
+            noise = gumbel([row.key for row in some], logits.shape[1], logits.device, first)
+            logits = logits.index_copy(0, index, (logits[index] - most) / temperature + noise)
+        ids = logits.argmax(-1, keepdim=True)  # [R, 1]
+        best[:, :1] = logits.gather(1, ids)
+        best[:, 1:] = ids + first
+    everyones = torch.stack(gather(best))  # [N, R, 2]
+    winner = everyones[:, :, 0].argmax(0)  # [R]
+    return everyones[winner, torch.arange(len(rows), device=winner.device), 1].long()

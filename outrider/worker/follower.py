@@ -1,0 +1,37 @@
+"""A process that holds one part of a divided model. The worker that leads it starts it:
+
+python -m outrider.worker.follower PARENT_PID SPEC
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+
+
+def main(parent: str, spec: str) -> int:
+    """Follows until the leader stops it; the exit code. `parent`: process id of the worker that it ends with.
+    `spec`: a FollowerSpec as JSON."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # sent to the whole group: the worker says when it is over
+    threads = str(json.loads(spec)["threads"])
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = threads  # read when torch is imported
+
+    from outrider.errors import OutriderError, StartupError
+    from outrider.worker.followers import FollowerSpec, die_with, follow
+
+    die_with(int(parent))
+    try:
+        follow(FollowerSpec.from_json(spec))
+    except StartupError:  # the worker has been told, and says it
+        return 1
+    except OutriderError as error:
+        print(f"outrider follower: {error.message}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

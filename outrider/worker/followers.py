@@ -1,0 +1,126 @@
+"""The processes that hold the other parts of a leader's model: how they are started, watched and ended.
+
+Here they are processes of the leader's machine. deploy/ starts them elsewhere: it gives `model.load` a
+function of its own, and has each of its processes call `follow`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from outrider.engine.loading import load_engine
+from outrider.engine.ranks import Followers, Group, Ranks
+from outrider.engine.sharded import ShardedEngine
+from outrider.errors import PeerLost, StartupError
+from outrider.worker.garbage import spare_what_is_there
+
+__all__ = ["FollowerProcesses", "FollowerSpec", "Followers", "StartFollowers", "follow"]
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerSpec:
+    """What a follower is told, as plain data."""
+
+    group: Group  # its place
+    model: str  # folder or hub id, as on the leader
+    device: str  # its own: cpu, cuda or cuda:N
+    dtype: str
+    kv_memory_bytes: int  # of all ranks together
+    threads: int
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> FollowerSpec:
+        values = json.loads(text)
+        return cls(**{**values, "group": Group(**values["group"])})
+
+
+StartFollowers = Callable[[Sequence[FollowerSpec]], Followers]
+
+
+def follow(spec: FollowerSpec) -> None:
+    """Runs a follower until its leader stops it. Raises PeerLost where the leader is gone otherwise, and
+    StartupError, which the leader is told of, where it cannot load its part."""
+    ranks = Ranks.join(spec.group)
+    try:
+        engine = load_engine(
+            spec.model,
+            device=spec.device,
+            dtype=spec.dtype,
+            kv_memory_bytes=spec.kv_memory_bytes,
+            threads=spec.threads,
+            ranks=ranks,
+        )
+        assert isinstance(engine, ShardedEngine)
+        spare_what_is_there()
+        engine.follow()
+    except StartupError as error:
+        ranks.refuse(error.message)
+        raise
+    finally:
+        ranks.close()
+
+
+def device_of(device: str, rank: int) -> str:
+    """The device of a rank whose leader has `device`: the GPUs after the leader's."""
+    if device == "cpu":
+        return device
+    first = int(device.partition(":")[2] or 0)
+    return f"cuda:{first + rank}"
+
+
+class FollowerProcesses:
+    """Followers as children of this process. They end with it, however it ends."""
+
+    def __init__(self, specs: Sequence[FollowerSpec]) -> None:
+        """Starts them. To be called on a thread that lasts: Linux ends a child with the thread that started
+        it."""
+        self._processes = {spec.group.rank: _start(spec) for spec in specs}
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """By rank."""
+        return {rank: process.pid for rank, process in self._processes.items()}
+
+    def check(self) -> None:
+        for rank, process in self._processes.items():
+            code = process.poll()
+            if code is not None:
+                raise PeerLost(f"follower {rank} of the tensor-parallel group {_how_it_ended(code)}")
+
+    def stop(self) -> None:
+        for process in self._processes.values():
+            process.kill()  # it holds nothing that would have to be saved; one that has ended is left alone
+        for process in self._processes.values():
+            process.wait()
+
+
+def die_with(parent: int) -> None:
+    """Lets the kernel kill this process when the parent's dies (Linux); ends it where that has happened."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _start(spec: FollowerSpec) -> subprocess.Popen[Any]:
+    command = [sys.executable, "-m", "outrider.worker.follower", str(os.getpid()), spec.to_json()]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL)
+
+
+def _how_it_ended(code: int) -> str:
+    if code < 0:
+        return f"was killed by signal {-code} ({signal.strsignal(-code)})"
+    return f"ended with exit code {code}"

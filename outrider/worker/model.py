@@ -1,0 +1,94 @@
+"""The model of a worker: loaded, checked and described."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import PurePath
+
+from outrider.engine.engine import Engine
+from outrider.engine.loading import load_engine, load_tokenizer
+from outrider.engine.ranks import Ranks
+from outrider.errors import PeerLost, StartupError
+from outrider.net.rpc import Identity, Role
+from outrider.wire.description import TokenizerFiles, WorkerInfo
+from outrider.worker.followers import FollowerProcesses, FollowerSpec, StartFollowers, device_of
+
+
+async def load(
+    role: Role,
+    model: str,
+    name: str,
+    device: str,
+    dtype: str,
+    kv_memory_bytes: int,
+    threads: int,
+    tensor_parallel_size: int = 1,
+    start_followers: StartFollowers = FollowerProcesses,
+    quantization: str | None = None,
+) -> tuple[Engine, TokenizerFiles, WorkerInfo]:
+    """The model with its description, loaded on a thread with progress lines.
+
+    Divided among several processes, `start_followers` starts the others. Raises StartupError."""
+    label = f"outrider {role.name.lower()}"
+
+    def progress(stage: str, share: float) -> None:
+        print(f"{label}: {stage} {share:.0%}", flush=True)
+
+    ranks = None
+    if tensor_parallel_size > 1:
+        ranks = Ranks.host(tensor_parallel_size)
+        device = device_of(device, 0)
+        specs = [
+            FollowerSpec(
+                replace(ranks.group, rank=rank),
+                model,
+                device_of(device, rank),
+                dtype,
+                kv_memory_bytes,
+                threads,
+            )
+            for rank in range(1, tensor_parallel_size)
+        ]
+        ranks.followers = start_followers(specs)
+    loading = ThreadPoolExecutor(1, thread_name_prefix="loading")  # not one that lasts: see Engine.run
+    try:
+        engine = await asyncio.get_running_loop().run_in_executor(
+            loading,
+            partial(
+                load_engine,
+                model,
+                name=name,
+                device=device,
+                dtype=dtype,
+                kv_memory_bytes=kv_memory_bytes,
+                threads=threads,
+                progress=progress,
+                ranks=ranks,
+                quantization=quantization,
+            ),
+        )
+        tokenizer = await asyncio.to_thread(load_tokenizer, model)
+    except BaseException as error:
+        if ranks is None:
+            raise
+        account = ranks.explain(error) if isinstance(error, PeerLost) else error
+        ranks.close()
+        if isinstance(account, PeerLost):
+            raise StartupError(account.message) from error
+        raise account from None
+    finally:
+        loading.shutdown(wait=False)
+    # A name that tells people where to look; the incarnation makes it unique in time.
+    incarnation = secrets.randbits(64)
+    worker_id = f"{role.name.lower()}-{socket.gethostname()}-{PurePath(model).name}-{incarnation:016x}"
+    identity = Identity(role, worker_id, incarnation, engine.info.fingerprint, tokenizer.hash)
+    return (
+        engine,
+        tokenizer,
+        WorkerInfo(identity, engine.info, engine.pool.num_blocks, engine.pool.block_size),
+    )

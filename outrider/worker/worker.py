@@ -1,0 +1,196 @@
+"""A worker's life, whatever process it lives in: it listens, registers, serves, drains and leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any, Protocol
+
+import grpc.aio
+
+from outrider.errors import OutriderError, StepHung, Unhealthy
+from outrider.net.rpc import STOP_GRACE_SECONDS
+from outrider.net.tasks import cancel, first_of
+from outrider.store.store import Registrar, WorkerLoad, WorkerRecord
+from outrider.wire.description import WorkerInfo
+from outrider.worker.garbage import spare_what_is_there
+from outrider.worker.registration import OnState, register
+from outrider.worker.stepwatch import end_process, loop_watched
+
+PARTING_SECONDS = 2.0  # that routers are given to hear the last words
+
+
+class Service(Protocol):
+    """What a role does for the worker around it."""
+
+    def run(self) -> Coroutine[Any, Any, None]:
+        """Steps until it fails; raises why."""
+        ...
+
+    def load(self) -> WorkerLoad: ...
+    def stats(self) -> dict[str, float]:
+        """Returns the figures that autoscaling goes by."""
+        ...
+
+    async def probe(self) -> None:
+        """Runs a one-token forward. Raises if the model does not run."""
+        ...
+
+    def drain(self) -> None:
+        """Takes no new sessions from now on."""
+        ...
+
+    async def until_idle(self) -> None:
+        """Returns once the worker has no session."""
+        ...
+
+    def give_back(self) -> None:
+        """Ends the sessions that it still has; they go on elsewhere."""
+        ...
+
+    async def close_gracefully(self) -> None:
+        """Gives back the sessions that it still has and ends the streams. The routers have heard everything
+        once this returns."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Worker:
+    """A drafter or verifier that listens already and has its model loaded. `start` makes it known."""
+
+    def __init__(
+        self, info: WorkerInfo, address: str, service: Service, server: grpc.aio.Server, registrar: Registrar
+    ) -> None:
+        """`address` is the host:port of `server` as other machines reach it."""
+        self.info = info
+        self.address = address
+        self._service = service
+        self._server = server
+        self._registrar = registrar
+        self._tasks: list[asyncio.Task[Any]] = []  # the steps, the registration
+
+    async def start(self, on_state: OnState | None = None) -> None:
+        """Serves, and registers. `on_state` hears when a router has taken the worker in, and when none
+        has."""
+        await self._server.start()
+        self._tasks = [
+            asyncio.create_task(self._service.run()),
+            asyncio.create_task(register(self._registrar, self._record, on_state=on_state)),
+        ]
+
+    async def wait(self) -> None:
+        """Returns or raises when the worker cannot go on: PeerRefused with a router's sentence if it does
+        not fit, or what the model's steps raised."""
+        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+    async def check(self, seconds: float) -> None:
+        """Shows within so many seconds that a token goes through the worker's model. Raises Unhealthy."""
+        for task in self._tasks:
+            if task.done():
+                why = "it was stopped" if task.cancelled() else task.exception()
+                raise Unhealthy(f"the worker has ended: {why}")
+        try:
+            async with asyncio.timeout(seconds):
+                await self._service.probe()
+        except TimeoutError:
+            raise Unhealthy(f"no token went through the model within {seconds:g} seconds") from None
+        except OutriderError as error:
+            raise Unhealthy(error.message) from error
+
+    def stats(self) -> dict[str, float]:
+        return self._service.stats()
+
+    async def drain(self, seconds: float) -> None:
+        """Finishes the sessions that it has, for at most so many seconds. The rest goes on elsewhere."""
+        self._service.drain()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._service.until_idle()
+        except TimeoutError:
+            self._service.give_back()
+
+    async def stop(self) -> None:
+        """Leaves the routers first, so that all hear its last words, then the registry."""
+        with suppress(TimeoutError):  # of a router that does not read
+            async with asyncio.timeout(PARTING_SECONDS):
+                await self._service.close_gracefully()
+        await cancel(self._tasks[1:])
+        await self._server.stop(STOP_GRACE_SECONDS)
+        await cancel(self._tasks[:1])
+        await self._service.close()
+        await self._registrar.close()
+
+    def _record(self) -> WorkerRecord:
+        return WorkerRecord(self.info, self.address, self._service.load())
+
+
+async def serve_until_stopped(worker: Worker, drain_seconds: float = 0.0) -> None:
+    """Serves, as a process of its own, until a signal.
+
+    SIGTERM drains first, for at most so many seconds. SIGINT, or a second SIGTERM, does not. Prints the ready
+    line once a router has taken the worker in. Raises what Worker.wait raises. StepHung ends the process with
+    exit code 1 instead, and so does an event loop that stands still.
+    """
+    role = worker.info.identity.role.name.lower()
+    with loop_watched(role):
+        await _serve_until_stopped(worker, role, drain_seconds)
+
+
+async def _serve_until_stopped(worker: Worker, role: str, drain_seconds: float) -> None:
+    drain, stop = asyncio.Event(), asyncio.Event()
+
+    def on_signal(number: signal.Signals) -> None:
+        if number is signal.SIGINT or drain.is_set():
+            stop.set()
+        drain.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
+    announced = False
+
+    def on_state(taken_in_by: str | None, reason: str) -> None:
+        nonlocal announced
+        if drain.is_set():
+            return  # nobody waits for it to be registered, and the router may be leaving, too
+        if taken_in_by is None:
+            say(f"outrider {role}: not registered ({reason}); trying again")
+        elif not announced:
+            announced = True
+            spare_what_is_there()
+            say(_ready_line(worker.info, worker.address))
+
+    say(f"outrider {role}: listening on {worker.address}, registering")
+    await worker.start(on_state)
+    waits = [asyncio.create_task(wait) for wait in (worker.wait(), drain.wait())]
+    try:
+        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+        if not stop.is_set():
+            await first_of(worker.drain(drain_seconds), stop.wait(), worker.wait())
+    except StepHung as hung:
+        await worker.stop()
+        end_process(f"outrider {role}: {hung.message}")
+    finally:
+        await cancel(waits)
+        await worker.stop()
+
+
+def say(line: str) -> None:
+    """Prints a line for the person (or supervisor) who started the process."""
+    print(line, flush=True)
+
+
+def _ready_line(info: WorkerInfo, address: str) -> str:
+    model = info.model
+    exact = "bit-exact" if model.bit_exact else "not bit-exact"
+    size = f"{model.parameters / 1e6:.1f} M parameters"
+    return (
+        f"outrider {info.identity.role.name.lower()} ready: {address} "
+        f"(model {model.name}, {size}, {model.device} {model.dtype}, {exact})"
+    )

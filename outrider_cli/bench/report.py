@@ -1,0 +1,146 @@
+"""What a run found, as JSON and as tables. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import groupby
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from outrider.config import checkpoint_name
+from outrider_cli.bench.cells import OURS, PEERS, PLAIN, SERVER, STREAMING, Cell
+from outrider_cli.bench.figures import figures, percentile
+from outrider_cli.bench.goals import Outcome, outcomes, over_plain
+from outrider_cli.bench.measuring import Result
+from outrider_cli.bench.settings import Settings
+
+Json = dict[str, object]
+
+HEADINGS = ("tokens/s", "over plain", "first ms", "gap ms", "accepted", "length", "per target-s")
+LEGEND = (
+    "Medians over repetitions, quartiles in brackets; times as p50/p95. first: to the first token, prompt "
+    "read before; gap: between two arrivals of text; length: tokens a step with drafts; per target-s: tokens "
+    "for each second of processor time that the target used."
+)
+
+
+def as_json(settings: Settings, result: Result, about: Json) -> Json:
+    """Everything, repetitions included. `about`: what made it (command, machine, versions)."""
+    return {
+        **about,
+        "plan": {**asdict(settings), "models": _names(settings)},
+        "cells": [_cell(result, cell) for cell in in_table_order(settings, result)],
+        "goals": [
+            {"goal": one.name, "ratio": asdict(one.ratio), "least": one.least, "met": one.met}
+            for one in outcomes(result.runs)
+        ],
+        "same_text": {way: _same(result, way, settings.reference) for way in settings.ways},
+        "reading_ms": {
+            way: {"p50": 1e3 * percentile(seconds, 50), "p95": 1e3 * percentile(seconds, 95)}
+            for way, seconds in result.reading_seconds.items()
+        },
+        "idle_cpu": result.idle_cpu,
+        "transformers_tuned_k": [
+            {"workload": workload, "temperature": temperature, "k": k}
+            for (workload, temperature), k in result.tuned.items()
+        ],
+        "carried_bytes": result.carried_bytes,
+        "rejections": None if result.rejections is None else asdict(result.rejections),
+    }
+
+
+def _names(settings: Settings) -> Json | None:
+    """The checkpoints, without the folders in which they lie on this machine."""
+    if settings.models is None:
+        return None
+    return {
+        "target": checkpoint_name(settings.models.target),
+        "draft": checkpoint_name(settings.models.draft or ""),
+    }
+
+
+def in_table_order(settings: Settings, result: Result) -> list[Cell]:
+    """Settings in the order of the plan, the ways of each side by side."""
+    return [cell for cell in settings.cells() if cell in result.runs]
+
+
+def _cell(result: Result, cell: Cell) -> Json:
+    faster = over_plain(result.runs, cell)
+    return {
+        **cell.as_json(),
+        **asdict(figures(result.runs[cell])),
+        "over_plain": asdict(faster) if faster is not None else None,
+        "repetitions": [
+            {"rate": one.rate, "drafted": one.drafted, "accepted": one.accepted} for one in result.runs[cell]
+        ],
+    }
+
+
+def _same(result: Result, way: str, reference: str) -> Json:
+    alike, both = result.texts.same(way, reference)
+    return {"same": alike, "requests": both}
+
+
+def cells_tables(settings: Settings, result: Result) -> Iterator[Table]:
+    """One for each setting: narrow enough for a terminal."""
+    for setting, cells in groupby(in_table_order(settings, result), key=lambda cell: cell.setting):
+        table = Table(
+            "served by", box=SIMPLE_HEAD, title=str(setting), title_justify="left", padding=(0, 1, 0, 0)
+        )
+        for name in HEADINGS:
+            table.add_column(name, justify="right", no_wrap=True)
+        for cell in cells:
+            table.add_row(cell.way, *_row(result, cell))
+        yield table
+
+
+def _row(result: Result, cell: Cell) -> list[str]:
+    found, faster = figures(result.runs[cell]), over_plain(result.runs, cell)
+    return [
+        f"{found.rate.median:.1f}",
+        "" if faster is None or cell.way == PLAIN else str(faster),
+        _pair(found.first_token_ms),
+        "" if found.gap_ms is None else _pair(found.gap_ms),
+        "" if found.acceptance_rate is None else f"{found.acceptance_rate:.2f}",
+        "" if found.mean_accepted_length is None else f"{found.mean_accepted_length:.2f}",
+        "" if found.tokens_per_target_second is None else f"{found.tokens_per_target_second.median:.1f}",
+    ]
+
+
+def _pair(values: tuple[float, float]) -> str:
+    return f"{values[0]:.0f}/{values[1]:.0f}"
+
+
+def goals_table(reached: list[Outcome]) -> Table:
+    table = Table("goal", "ratio", "at least", "met", title="Goals")
+    for one in reached:
+        met = "[green]yes[/]" if one.met else "[red]no[/]"
+        table.add_row(one.name, str(one.ratio), f"{one.least:g}", met)
+    return table
+
+
+def sentences(settings: Settings, result: Result) -> list[str]:
+    """What the tables do not say."""
+    said = []
+    for way in settings.ways:
+        alike, both = result.texts.same(way, settings.reference)
+        sampled = any(settings.temperatures) and way in PEERS
+        if way != settings.reference and both:
+            told = f"{way}: the same text as {settings.reference} decoding in {alike} of {both} requests"
+            said.append(told + ("; it draws other random numbers where it samples" if sampled else ""))
+        elif way == SERVER and both:
+            said.append(f"the same text whenever the same was asked: {alike} of {both} requests")
+    for way, seconds in result.reading_seconds.items():
+        p50, p95 = percentile(seconds, 50), percentile(seconds, 95)
+        said.append(
+            f"{way}: first token of a new prompt, nobody else asking: {_pair((1e3 * p50, 1e3 * p95))} ms"
+        )
+    if result.rejections is not None:
+        had = f"a branch had {result.rejections}"
+        said.append(f"{STREAMING}: of the tokens that the target took in a draft's place, {had}")
+    idle = sum(share for way in OURS for share in result.idle_cpu.get(way, {}).values())
+    if result.idle_cpu:
+        said.append(f"all services together, while nobody asks: {idle:.1%} of a core")
+    return said

@@ -1,0 +1,188 @@
+"""`outrider serve`: the role commands on this machine under one supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from demo import pair
+from outrider.defaults import NUM_SPECULATIVE_TOKENS
+from outrider.net.tasks import first_of
+from outrider_cli import options
+from outrider_cli.children import Models, Protection, Workers, router_child, threads_each, worker_children
+from outrider_cli.display import PersistentConsole, ServeDisplay
+from outrider_cli.reporting import WRONG_USAGE, fail
+from outrider_cli.roles import API_KEYS, STORE
+from outrider_cli.supervisor import ChildDied, ChildSpec, Supervisor
+from router.banner import banner
+
+
+def serve(
+    target: Annotated[
+        str | None,
+        typer.Option(help="Folder or hub id of the target model.", show_default="the demo pair's target"),
+    ] = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(help="Folder or hub id of the draft model.", show_default="the demo pair's draft"),
+    ] = None,
+    drafters: Annotated[int, typer.Option(min=0, help="Number of draft workers; 0 = plain decoding.")] = 1,
+    verifiers: Annotated[int, typer.Option(min=1, help="Number of target workers.")] = 1,
+    tensor_parallel_size: options.TargetParallelSize = 1,
+    num_speculative_tokens: options.NumSpeculativeTokens = NUM_SPECULATIVE_TOKENS,
+    host: options.HttpHost = "127.0.0.1",
+    port: options.HttpPort = 8000,
+    grpc_port: options.GrpcPort = 50051,
+    device: options.Device = "cpu",
+    dtype: options.DtypeOption = None,
+    seed: options.ServerSeed = None,
+    kv_memory: options.KvMemory = "1GiB",
+    threads: options.ThreadsEach = None,
+    draft_quantization: options.DraftQuantization = None,
+    tls_cert: options.TlsCert = None,
+    tls_key: options.TlsKey = None,
+    tls_ca: options.TlsCa = None,
+    insecure: options.Insecure = False,
+    api_keys: options.ApiKeys = None,
+    worker_port: options.WorkerRegistryPort = None,
+    lock_step: options.LockStep = False,
+    log_level: options.LogLevel = options.Level.WARNING,
+) -> None:
+    """Serve a model on this machine: a router, verifiers and drafters, each a process of its own."""
+    os.environ.pop(STORE, None)  # of routers that share one: these processes keep to themselves
+    models = choose_models(target, draft, drafters)
+    if draft_quantization is not None and drafters == 0:
+        fail("serve", "--draft-quantization is of no use with --drafters 0: leave one out", WRONG_USAGE)
+    protection = Protection(tls_cert, tls_key, tls_ca, insecure, api_keys, worker_port)
+    workers = Workers(
+        verifiers=verifiers,
+        tensor_parallel_size=tensor_parallel_size,
+        drafters=drafters,
+        device=device,
+        dtype=dtype.value if dtype else None,
+        kv_memory=kv_memory,
+        draft_quantization=draft_quantization.value if draft_quantization else None,
+        lock_step=lock_step,
+        protection=protection,
+        log_level=log_level.value,
+        threads=threads
+        or threads_each(len(os.sched_getaffinity(0)), verifiers * tensor_parallel_size + drafters),
+    )
+    router = router_child(
+        host, port, grpc_port, num_speculative_tokens, seed, lock_step, protection, log_level.value
+    )
+
+    def others(router_address: str) -> list[ChildSpec]:
+        return worker_children(models, workers, router_address)
+
+    asked = api_keys is not None or API_KEYS in os.environ
+    asyncio.run(run(router, others, models.name, keyed=asked, ca=tls_ca))
+
+
+def choose_models(target: str | None, draft: str | None, drafters: int) -> Models:
+    """The pair to serve; ends the process with a sentence where the options do not go together."""
+    if draft is not None and drafters == 0:
+        fail("serve", "--draft names a model but --drafters 0 runs none: leave one of them out", WRONG_USAGE)
+    if draft is not None and target is None:
+        fail("serve", "--draft is given without --target: name both models of the pair", WRONG_USAGE)
+    if target is not None and draft is None and drafters > 0:
+        fail(
+            "serve",
+            "--target is given without --draft: name a draft model with the same tokenizer, "
+            "or say --drafters 0 for plain decoding",
+            WRONG_USAGE,
+        )
+    if target is not None:
+        from outrider.config import checkpoint_name
+
+        return Models(target, draft, checkpoint_name(target))
+    for folder in (pair.TARGET, pair.DRAFT):
+        if not (folder / "config.json").is_file():
+            fail(
+                "serve",
+                f"the demo pair is missing ({folder}): name models of your own with --target and --draft",
+            )
+    return Models(str(pair.TARGET), str(pair.DRAFT) if drafters else None, pair.NAME)
+
+
+async def run(
+    router: ChildSpec,
+    others: Callable[[str], list[ChildSpec]],
+    model: str,
+    *,
+    keyed: bool = False,
+    ca: Path | None = None,
+) -> None:
+    """Runs a router and, once it is known where workers register, the others, until a signal. Leaves no
+    process. `keyed`: whether clients need a key; `ca`: the authority that they may have to be told of.
+
+    A failure ends the process with one line and a non-zero code; a signal is the usual end and none. The
+    children have their time to drain then, unless a second one comes."""
+    display = ServeDisplay(PersistentConsole())
+    supervisor = Supervisor(display)
+    stopped = asyncio.Event()
+
+    def on_signal() -> None:
+        if stopped.is_set():
+            supervisor.kill()
+        stopped.set()
+
+    for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(sign, on_signal)
+    failure = None
+    try:
+        serving = _serve(
+            supervisor,
+            display,
+            router,
+            others,
+            lambda url, grpc: banner(url, grpc, model, keyed=keyed, ca=ca),
+        )
+        await first_of(serving, supervisor.failed(), stopped.wait())
+        display.note("stopping; Ctrl-C again stops at once")
+    except ChildDied as death:
+        failure = str(death)
+    finally:
+        await supervisor.stop()
+        display.close()
+    if failure is not None:
+        fail("serve", failure)
+
+
+async def _serve(
+    supervisor: Supervisor,
+    display: ServeDisplay,
+    router: ChildSpec,
+    others: Callable[[str], list[ChildSpec]],
+    announce: Callable[[str, str], str],
+) -> None:
+    """Starts everything, says that it is ready, and then waits for ever."""
+    said = router_addresses(await supervisor.start(router))
+    url, grpc_address, workers_address = (reachable(address) for address in said)
+    await supervisor.start_all(others(workers_address))
+    display.close()
+    display.block(announce(url, grpc_address))
+    await asyncio.Event().wait()
+
+
+def router_addresses(announcement: str) -> tuple[str, str, str]:
+    """HTTP url, gRPC host:port and the one at which workers register, from what a router says when it is
+    ready."""
+    found = re.match(r"(https?://\S+) \(gRPC (\S+?)(?:, workers (\S+?))?\)", announcement)
+    if found is None:
+        raise ValueError(f"a router announced itself with {announcement!r}")
+    return found[1], found[2], found[3] or found[2]
+
+
+def reachable(address: str) -> str:
+    """The address for a client on this machine: a listener on every address is reached by loopback."""
+    for everywhere, here in (("0.0.0.0", "127.0.0.1"), ("[::]", "[::1]")):
+        address = re.sub(rf"^(https?://)?{re.escape(everywhere)}(?=:\d)", rf"\g<1>{here}", address)
+    return address

@@ -1,0 +1,158 @@
+"""How much faster decoding gets with drafts, and how many drafters that takes: exact for a simple model.
+
+The model: each position of a text is guessed right by the draft with the same probability a, independently of
+the others; a step takes the same time but for what its draft tokens add; drafts are streamed. After a wrong
+guess the drafter begins anew as soon as it hears of it, so the n-th guess is at the verifier n draft tokens
+and one round trip after the commit. From there on nothing is random but where the next wrong guess stands:
+
+    C_0 = 0,  C_{i+1} = C_i + 1 + min(k, guesses that arrived until step i begins, less C_i)
+
+are the tokens that i steps commit while all guesses are right. The stretch between two wrong guesses has m+1
+tokens with probability a^m (1 - a), and it takes step i if C_i <= m, which has the probability a^C_i. So
+
+    tokens / time = 1/(1-a) / sum_i a^C_i (time of step i, with what it waited)
+
+by the renewal-reward theorem (S. M. Ross, Introduction to Probability Models, chapter 7). With all k guesses
+always there it is the known (1 - a^(k+1)) / (1 - a) tokens a step (Leviathan, Kalman, Matias 2023, "Fast
+Inference from Transformers via Speculative Decoding").
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+from outrider.errors import StartupError
+
+LONGEST_WAIT = 0.5  # of a step: how long a verifier waits for drafts at most
+NEGLIGIBLE = 1e-12  # probability below which the sum ends
+MOST_ACCEPTED = 0.999  # the sum has some 28 / (1 - acceptance) terms at most
+MOST_TOKENS = 256  # of one session in a step
+SHORTEST_MS, LONGEST_MS = 1e-4, 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A target and a draft model on their machines. Times in milliseconds. Checked when made."""
+
+    target_step_ms: float  # a step of plain decoding, with all sessions of the verifier in it
+    draft_token_ms: float  # a forward of the draft model: one token for each of `draft_batch` sessions
+    acceptance: float  # probability that a draft token is right where those before it are
+    rtt_ms: float  # between drafter and verifier
+    target_token_ms: float = 0.0  # what each further token in a step adds to it
+    sessions: int = 1  # on one verifier
+    draft_batch: int = 1  # sessions that one drafter drafts for in one forward
+
+    def __post_init__(self) -> None:
+        for flag, value, least in (
+            ("target-step-ms", self.target_step_ms, SHORTEST_MS),
+            ("draft-token-ms", self.draft_token_ms, SHORTEST_MS),
+            ("rtt-ms", self.rtt_ms, 0.0),
+            ("target-token-ms", self.target_token_ms, 0.0),
+        ):
+            if not least <= value <= LONGEST_MS:
+                raise StartupError(f"--{flag} must be from {least:g} to {LONGEST_MS:g} ms, not {value:g}")
+        if not 0 <= self.acceptance <= MOST_ACCEPTED:
+            raise StartupError(f"--acceptance must be from 0 to {MOST_ACCEPTED}, not {self.acceptance:g}")
+        for flag, count in (("sessions", self.sessions), ("draft-batch", self.draft_batch)):
+            if count < 1:
+                raise StartupError(f"--{flag} must be at least 1, not {count}")
+
+
+@dataclass(frozen=True, slots=True)
+class Speedup:
+    """What to expect with at most k draft tokens in a step."""
+
+    k: int
+    speedup: float  # over plain decoding on the same target
+    tokens_per_step: float
+    drafter_share: float  # of a drafter's time that one session takes, where it is the only one
+    drafters: float  # for each verifier
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One step of a stretch in which all guesses are right."""
+
+    before: int  # tokens of the stretch that were committed when it began: C_i
+    end: float  # milliseconds since the wrong guess before
+    milliseconds: float  # with what it waited
+
+
+def expect(pair: Pair, k: int) -> Speedup:
+    """What to expect of `pair`. Raises StartupError for a k out of range."""
+    if not 0 <= k <= MOST_TOKENS:
+        raise StartupError(f"--num-speculative-tokens must be from 0 to {MOST_TOKENS}, not {k}")
+    if k == 0:
+        return Speedup(0, 1.0, 1.0, 0.0, 0.0)
+    steps = _stretch(pair, k, goodput=0.0, waits=False)
+    if pair.sessions == 1:
+        for _ in range(2):  # what waiting costs depends on the speed, and the speed on waiting
+            steps = _stretch(pair, k, goodput=_rate(pair, steps), waits=True)
+    rate = _rate(pair, steps)
+    taken = sum(pair.acceptance**step.before for step in steps)
+    share = min(1.0, _drafted(pair, k, steps) * pair.draft_token_ms / _mean_time(pair, steps))
+    return Speedup(
+        k=k,
+        speedup=rate * pair.target_step_ms,
+        tokens_per_step=1 / (1 - pair.acceptance) / taken,
+        drafter_share=share,
+        drafters=pair.sessions * share / pair.draft_batch,
+    )
+
+
+def _stretch(pair: Pair, k: int, goodput: float, waits: bool) -> list[_Step]:
+    """The steps from one wrong guess on, as long as it is likely enough that there was no other."""
+    steps: list[_Step] = []
+    committed, now = 0, 0.0
+    while not steps or pair.acceptance**committed > NEGLIGIBLE:
+        ready = min(k, max(0, _arrived(pair, now) - committed))
+        start = _wait(pair, k, committed, ready, now, goodput) if waits else now
+        ready = min(k, max(0, _arrived(pair, start) - committed))
+        end = start + pair.target_step_ms + ready * pair.sessions * pair.target_token_ms
+        steps.append(_Step(committed, end, end - now))
+        committed, now = committed + 1 + ready, end
+    return steps
+
+
+def _arrived(pair: Pair, now: float) -> int:
+    """Guesses of the stretch that are at the verifier."""
+    return max(0, math.floor((now - pair.rtt_ms) / pair.draft_token_ms + 1e-9))
+
+
+def _wait(pair: Pair, k: int, committed: int, ready: int, now: float, goodput: float) -> float:
+    """When the verifier starts a step for which it has `ready` drafts: the rule of
+    verifier/step_start.py. It waits for those that gain most beyond what the wait and they cost, for half a
+    step at most."""
+    start, best, gain = now, 0.0, 0.0
+    for n in range(ready + 1, k + 1):
+        due = pair.rtt_ms + (committed + n) * pair.draft_token_ms
+        if due > now + LONGEST_WAIT * pair.target_step_ms:
+            break
+        gain += pair.acceptance**n - goodput * pair.target_token_ms
+        if gain - goodput * (due - now) > best:
+            start, best = due, gain - goodput * (due - now)
+    return start
+
+
+def _rate(pair: Pair, steps: list[_Step]) -> float:
+    """Tokens a millisecond."""
+    return 1 / (1 - pair.acceptance) / _mean_time(pair, steps)
+
+
+def _mean_time(pair: Pair, steps: list[_Step]) -> float:
+    """Milliseconds from one wrong guess to the next."""
+    return sum(pair.acceptance**step.before * step.milliseconds for step in steps)
+
+
+def _drafted(pair: Pair, k: int, steps: list[_Step]) -> float:
+    """Tokens drafted from one wrong guess to the next: without a pause, but for the bound of the window."""
+    busy = k + math.ceil((pair.target_step_ms + pair.rtt_ms) / pair.draft_token_ms)
+    in_flight = (k + 1) * (2 + math.ceil(pair.rtt_ms / pair.target_step_ms))  # router/speculation.py: window
+    total = 0.0
+    for step, after in pairwise([*steps, None]):
+        assert step is not None
+        last = pair.acceptance**step.before - (pair.acceptance**after.before if after else 0.0)
+        total += last * min(step.end / pair.draft_token_ms, step.before + min(busy, in_flight))
+    return total

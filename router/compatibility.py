@@ -1,0 +1,68 @@
+"""Whether a worker fits those that are registered already: one pure decision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from outrider.errors import PeerRefused
+from outrider.net.rpc import Role
+from outrider.wire.description import TokenizerFiles, WorkerInfo
+
+FirstDifference = Callable[[TokenizerFiles, TokenizerFiles], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A worker as the router knows it."""
+
+    info: WorkerInfo
+    address: str  # host:port of its own server
+    tokenizer: TokenizerFiles
+
+    @property
+    def worker_id(self) -> str:
+        return self.info.identity.worker_id
+
+
+def misfit(
+    newcomer: Registration, verifiers: Iterable[Registration], first_difference: FirstDifference
+) -> str | None:
+    """A sentence that says why `newcomer` cannot work with `verifiers`, or None.
+
+    A verifier must run the same model as every other of its name; a drafter must have the tokenizer of a
+    served model, and fits while none is served. `first_difference(target, draft)` words what differs.
+    """
+    others = [one for one in verifiers if one.worker_id != newcomer.worker_id]
+    if newcomer.info.identity.role is Role.DRAFTER:
+        return _drafter_misfit(newcomer, others, first_difference)
+    name = newcomer.info.model.name
+    for other in (one for one in others if one.info.model.name == name):
+        for what, theirs, ours in (
+            ("tokenizer", other.info.identity.tokenizer_hash, newcomer.info.identity.tokenizer_hash),
+            ("checkpoint", other.info.model.fingerprint, newcomer.info.model.fingerprint),
+        ):
+            if theirs != ours:
+                return (
+                    f"another verifier serves {name!r} with a different {what} (its hash is {theirs}, this "
+                    f"worker's {ours}): load the same checkpoint on both, or give this model another name"
+                )
+    return None
+
+
+def _drafter_misfit(
+    drafter: Registration, verifiers: list[Registration], first_difference: FirstDifference
+) -> str | None:
+    if not verifiers or any(_same_tokenizer(drafter, one) for one in verifiers):
+        return None
+    target = min(verifiers, key=lambda one: one.info.model.name)
+    try:
+        difference = first_difference(target.tokenizer, drafter.tokenizer) or "their hashes differ"
+    except PeerRefused as unreadable:
+        difference = unreadable.message
+    name = target.info.model.name
+    return f"the draft model's tokenizer differs from that of the target {name!r}: {difference}"
+
+
+def _same_tokenizer(one: Registration, other: Registration) -> bool:
+    return one.info.identity.tokenizer_hash == other.info.identity.tokenizer_hash

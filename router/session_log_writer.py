@@ -1,0 +1,256 @@
+"""Writes what sessions commit into the store's logs, and takes logs over from there.
+
+No session waits for it: it only says that it has news. One task writes the news of all sessions together;
+what comes while it writes, or while the store is away, is in the sessions' own transcripts and goes with the
+next writing. Only a client waits, before its first event, until its request is written; and not for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import NoReturn
+
+from outrider.errors import Unavailable, UnknownSession
+from outrider.store.logs import SESSION_TTL_SECONDS, Append, Owner, SessionLogs
+from outrider.wire.codec import SessionId
+from router.metrics import Metrics
+from router.transcript import Transcript
+
+log = logging.getLogger(__name__)
+
+MAX_PENDING_BYTES = 64 * 2**20  # of sessions that are over and not written yet
+MAX_WRITE_BYTES = 2**20  # in one writing, about: what a long absence left goes in several
+MAX_WRITE_RECORDS = 1024  # of one session in one writing
+MAX_LOSSES = 16  # a log that the store loses more often than this is not written again
+PROBE_SECONDS = 2.0  # a store that nothing is written to is asked so often whether it is there
+AWAY_SECONDS = 0.25  # between attempts to reach one that is away
+BEGUN_SECONDS = 0.25  # that a slow store may hold back what a client hears first
+
+
+@dataclass(slots=True, eq=False)
+class LogCursor:
+    """One session in the logbook."""
+
+    transcript: Transcript
+    owner: Owner
+    on_superseded: Callable[[], None]
+    written: int = 0  # records that the store has, as far as is known
+    begun: asyncio.Event = field(default_factory=asyncio.Event)  # set once it was written to, or cannot be
+    losses: int = 0  # how often it turned out to have lost some
+    closed: bool = False  # no more comes
+    given_up: bool = False
+
+    @property
+    def session_id(self) -> SessionId:
+        session_id = self.transcript.request.session_id
+        assert session_id is not None, "a session is named when it is admitted"
+        return session_id
+
+
+@dataclass(frozen=True, slots=True)
+class TakenSession:
+    """A log that this router owns now."""
+
+    transcript: Transcript
+    owner: Owner
+    written: int  # in records
+
+
+class SessionLogWriter:
+    """Of one router. `run` writes; all else only takes notes, or asks."""
+
+    def __init__(
+        self,
+        logs: SessionLogs,
+        name: str,
+        metrics: Metrics,
+        ttl_seconds: float = SESSION_TTL_SECONDS,
+        max_pending_bytes: int = MAX_PENDING_BYTES,
+    ) -> None:
+        """`name`: of this router's incarnation."""
+        self._logs = logs
+        self._name = name
+        self._metrics = metrics
+        self._ttl_seconds = ttl_seconds
+        self._max_pending_bytes = max_pending_bytes
+        self._dirty: dict[SessionId, LogCursor] = {}  # with something that is not written
+        self._pending: dict[SessionId, LogCursor] = {}  # of these, the ones that are over; oldest first
+        self._pending_bytes = 0
+        self._news = asyncio.Event()
+        self._written = asyncio.Event()  # set while nothing is dirty
+        self._written.set()
+        self._taking: dict[SessionId, asyncio.Task[TakenSession]] = {}
+        self.degraded = ""  # a sentence while the store is away
+
+    def begin(self, transcript: Transcript, on_superseded: Callable[[], None]) -> LogCursor:
+        """A log for a new session. `on_superseded` is called when another router has taken it over."""
+        return self._open(LogCursor(transcript, Owner(self._name), on_superseded))
+
+    def go_on(self, taken: TakenSession, on_superseded: Callable[[], None]) -> LogCursor:
+        """A page for a session that was taken."""
+        return self._open(LogCursor(taken.transcript, taken.owner, on_superseded, taken.written))
+
+    def _open(self, cursor: LogCursor) -> LogCursor:
+        self._forget(cursor.session_id)
+        self.note(cursor)
+        return cursor
+
+    def note(self, cursor: LogCursor) -> None:
+        """Its transcript has grown."""
+        if not cursor.given_up and cursor.written < cursor.transcript.length:
+            self._dirty[cursor.session_id] = cursor
+            self._news.set()
+            self._written.clear()
+
+    def close(self, cursor: LogCursor) -> None:
+        """No more comes: what is not written yet waits, and may be dropped where the store is long away."""
+        cursor.closed = True
+        if self._dirty.get(cursor.session_id) is not cursor:
+            return
+        self._pending[cursor.session_id] = cursor
+        self._pending_bytes += cursor.transcript.size_bytes
+        while self._pending_bytes > self._max_pending_bytes:
+            self._forget(next(iter(self._pending)))
+            self._metrics.session_log_dropped()
+
+    async def begun(self, session_id: SessionId) -> None:
+        """Until the log has the session's request, so that another router can go on with it: for at most
+        BEGUN_SECONDS, and not at all while the store is away."""
+        cursor = self._dirty.get(session_id)
+        if cursor is None or self.degraded:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BEGUN_SECONDS):
+                await cursor.begun.wait()
+
+    async def read(self, session_id: SessionId) -> Transcript:
+        """The session as its log begins: the steps may be missing. Raises UnknownSession or Unavailable."""
+        cursor = self._dirty.get(session_id)
+        if cursor is not None:
+            return cursor.transcript
+        first = await self._logs.read(session_id)
+        if first is None:
+            raise _unknown()
+        return Transcript.from_log(session_id, first)
+
+    async def take(self, session_id: SessionId) -> TakenSession:
+        """Takes the log over, from whichever router. Who asks while somebody takes it gets the same.
+
+        Raises UnknownSession or Unavailable."""
+        taking = self._taking.get(session_id)
+        if taking is None:
+            taking = self._taking[session_id] = asyncio.create_task(self._take(session_id))
+            taking.add_done_callback(lambda _: self._taking.pop(session_id))
+        return await asyncio.shield(taking)
+
+    async def _take(self, session_id: SessionId) -> TakenSession:
+        cursor = self._dirty.get(session_id)
+        try:
+            while cursor is not None and self._dirty.get(session_id) is cursor:
+                await self._write([cursor])
+            taken = await self._logs.take(session_id, self._name, self._ttl_seconds)
+        except Unavailable:
+            if cursor is None or self._dirty.get(session_id) is not cursor:
+                raise
+            return TakenSession(cursor.transcript, cursor.owner, cursor.written)  # over, and still all here
+        if taken is None:
+            raise _unknown()
+        return TakenSession(Transcript.from_log(session_id, taken.content), taken.owner, taken.length)
+
+    async def run(self) -> NoReturn:
+        """Writes, until it is cancelled. Raises StartupError where the store is there but refuses."""
+        while True:
+            idle = await self._wait()
+            try:
+                if idle or self.degraded:
+                    await self._logs.append((), self._ttl_seconds)  # is it there?
+                while self._dirty:
+                    await self._write(list(self._dirty.values()))
+            except Unavailable as error:
+                self._note_away(error)
+                self._news.set()
+                await asyncio.sleep(AWAY_SECONDS)
+            else:
+                self._note_back()
+
+    async def _wait(self) -> bool:
+        """For news; whether there were none for PROBE_SECONDS."""
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                await self._news.wait()
+        except TimeoutError:
+            return True
+        self._news.clear()
+        return False
+
+    async def flush(self) -> None:
+        """Until all is written, which may be never: wait with a timeout."""
+        await self._written.wait()
+
+    async def _write(self, cursors: list[LogCursor]) -> None:
+        """One writing, of as much of their news as goes into one. Raises Unavailable."""
+        appends: list[tuple[LogCursor, Append]] = []
+        room = MAX_WRITE_BYTES
+        for cursor in cursors:
+            records = list(islice(cursor.transcript.records(cursor.written), MAX_WRITE_RECORDS))
+            appends.append((cursor, Append(cursor.session_id, cursor.owner, cursor.written, records)))
+            room -= sum(map(len, records))
+            if room <= 0:
+                break
+        lengths = await self._logs.append([append for _, append in appends], self._ttl_seconds)
+        for (cursor, append), length in zip(appends, lengths, strict=True):
+            self._take_note(cursor, append, length)
+
+    def _take_note(self, cursor: LogCursor, append: Append, length: int | None) -> None:
+        """Of what became of an append."""
+        cursor.begun.set()
+        if length is None:
+            cursor.given_up = True
+            if not cursor.closed:
+                log.info("session %s goes on at another router", cursor.session_id.hex())
+                cursor.on_superseded()
+        else:
+            cursor.written = length
+            if length < append.base:
+                cursor.losses += 1
+                cursor.given_up = cursor.losses > MAX_LOSSES
+                if cursor.given_up:
+                    self._metrics.session_log_dropped()
+        if self._dirty.get(cursor.session_id) is not cursor:
+            return
+        if cursor.given_up or cursor.written >= cursor.transcript.length:
+            self._forget(cursor.session_id)
+        else:
+            self._dirty[cursor.session_id] = self._dirty.pop(cursor.session_id)  # the others first
+
+    def _forget(self, session_id: SessionId) -> None:
+        """What of it is not written will not be."""
+        self._dirty.pop(session_id, None)
+        cursor = self._pending.pop(session_id, None)
+        if cursor is not None:
+            self._pending_bytes -= cursor.transcript.size_bytes
+        if not self._dirty:
+            self._written.set()
+
+    def _note_away(self, error: Unavailable) -> None:
+        if not self.degraded:
+            log.warning("%s; sessions go on, but cannot be resumed elsewhere until it is back", error.message)
+            self.degraded = "the store is away: sessions cannot be resumed by another router"
+            self._metrics.store_degraded(True)
+            for cursor in self._dirty.values():
+                cursor.begun.set()
+
+    def _note_back(self) -> None:
+        if self.degraded:
+            log.warning("the store is back, and what it missed is written")
+            self.degraded = ""
+            self._metrics.store_degraded(False)
+
+
+def _unknown() -> UnknownSession:
+    return UnknownSession("no session with this id is known: it never was, or it was too long ago")

@@ -1,0 +1,177 @@
+"""Takes into the fleet who is in the store, and out who is not: one task for each worker's record."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import NoReturn
+
+from outrider.errors import OutriderError, PeerRefused
+from outrider.net.rpc import MAX_TOKENIZER_BYTES, Identity, Role, channel
+from outrider.net.tasks import propagate_cancel
+from outrider.net.tls import Tls
+from outrider.store.store import Store
+from outrider.wire.description import WorkerRecord
+from router.compatibility import FirstDifference, Registration, misfit
+from router.fleet import Fleet
+from router.workers import Drafter, Verifier, fetch_tokenizer
+
+log = logging.getLogger(__name__)
+
+FIRST_BACKOFF_SECONDS = 0.1
+MAX_BACKOFF_SECONDS = 2.0
+REPEAT_SECONDS = 2.0  # between two tellings of the same word: a store may have lost the first
+
+
+class WorkerDiscovery:
+    """Follows the store. What a task puts into the fleet, it takes out."""
+
+    def __init__(
+        self,
+        store: Store,
+        fleet: Fleet,
+        router: Identity,
+        first_difference: FirstDifference,
+        jitter: Callable[[], float] = random.random,
+        tls: Tls | None = None,
+    ) -> None:
+        self._store = store
+        self._fleet = fleet
+        self._router = router
+        self._first_difference = first_difference
+        self._jitter = jitter
+        self._tls = tls
+        self._records: dict[str, WorkerRecord] = {}  # by worker id; each has its task
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self) -> NoReturn:
+        """Until it is cancelled."""
+        try:
+            async for records in self._store.workers():
+                self._follow(records)
+            raise AssertionError("a store's workers have no end")
+        finally:
+            tasks = list(self._tasks.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _follow(self, records: Mapping[str, WorkerRecord]) -> None:
+        for worker_id, known in list(self._records.items()):
+            now = records.get(worker_id)
+            if now is None or (now.info, now.address) != (known.info, known.address):
+                del self._records[worker_id]
+                self._tasks[worker_id].cancel()
+        for worker_id, record in records.items():
+            if worker_id not in self._records:
+                self._records[worker_id] = record
+                former = self._tasks.get(worker_id)
+                self._tasks[worker_id] = asyncio.create_task(self._recruit(record, former))
+        self._tasks = {key: task for key, task in self._tasks.items() if not task.done()}
+
+    async def _recruit(self, record: WorkerRecord, former: asyncio.Task[None] | None) -> None:
+        """Holds the worker, again and again, until it is cancelled; first waits for its predecessor's end."""
+        if former is not None:
+            await asyncio.wait((former,))
+        identity = record.info.identity
+        who = f"{identity.role.name.lower()} {identity.worker_id}"
+        backoff, complained = FIRST_BACKOFF_SECONDS, ""
+        while True:
+            try:
+                why = await propagate_cancel(self._hold(record))
+            except PeerRefused as refused:
+                log.warning("%s is refused: %s", who, refused.message)
+                await self._tell(identity, refusal=refused.message)
+            except OutriderError as error:
+                if error.message != complained:
+                    log.warning("%s is not taken in: %s; trying again", who, error.message)
+                complained = error.message
+                with suppress(OutriderError):
+                    await self._store.answer(identity, self._router.worker_id, None, error.message)
+            except Exception:
+                log.exception("the router failed on %s; trying again", who)
+            else:
+                log.warning("%s is given up: %s; trying again", who, why)
+                backoff, complained = FIRST_BACKOFF_SECONDS, ""
+            await asyncio.sleep(backoff * (0.5 + self._jitter() / 2))
+            backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
+
+    async def _hold(self, record: WorkerRecord) -> str:
+        """Connects, takes the worker in, and returns why it is given up when its stream ends, or is silent.
+
+        Raises PeerRefused where it does not fit, Unavailable where it cannot be reached."""
+        async with channel(record.address, self._tls, MAX_TOKENIZER_BYTES) as connection:
+            tokenizer = await fetch_tokenizer(connection, record.info.identity)
+        async with channel(record.address, self._tls) as connection:
+            registration = Registration(record.info, record.address, tokenizer)
+            kind = Verifier if record.info.identity.role is Role.VERIFIER else Drafter
+            worker: Verifier | Drafter = kind(registration, connection, record.load)
+            try:
+                await worker.connect(self._router)
+                self._admit(worker)
+                return await self._until_gone(worker)
+            finally:
+                worker.hang_up()
+                if self._fleet.remove(worker):
+                    log.info("%s %s is out", worker.identity.role.name.lower(), worker.identity.worker_id)
+
+    def _admit(self, worker: Verifier | Drafter) -> None:
+        """Checks and adds in one go: nothing can join in between."""
+        if isinstance(worker, Drafter):
+            self._judge(worker)
+            if worker.verdict.done() and (sentence := worker.verdict.result()) is not None:
+                raise PeerRefused(sentence)
+            self._fleet.add_drafter(worker)
+            return
+        served = [one.registration for one in self._fleet.verifiers.values()]
+        sentence = misfit(worker.registration, served, self._first_difference)
+        if sentence is not None:
+            raise PeerRefused(sentence)
+        worker.verdict.set_result(None)
+        self._fleet.add_verifier(worker)
+        for drafter in self._fleet.drafters.values():
+            self._judge(drafter)
+
+    def _judge(self, drafter: Drafter) -> None:
+        """Sets its verdict, once it can be known: there is a target to compare it with, and none that it fits
+        is in the store but not in the fleet yet."""
+        served = [one.registration for one in self._fleet.verifiers.values()]
+        if drafter.verdict.done() or not served:
+            return
+        sentence = misfit(drafter.registration, served, self._first_difference)
+        if sentence is None or not self._awaited(drafter.identity.tokenizer_hash):
+            drafter.verdict.set_result(sentence)
+
+    def _awaited(self, tokenizer_hash: str) -> bool:
+        """Whether the store has a verifier with that tokenizer."""
+        identities = (record.info.identity for record in self._records.values())
+        return any(one.role is Role.VERIFIER and one.tokenizer_hash == tokenizer_hash for one in identities)
+
+    async def _until_gone(self, worker: Verifier | Drafter) -> str:
+        """Returns why it is gone, once it is; raises PeerRefused where it turns out not to fit."""
+        telling = asyncio.create_task(self._tell_verdict(worker))
+        events = asyncio.create_task(worker.listen())
+        try:
+            await asyncio.wait((telling, events), return_when=asyncio.FIRST_COMPLETED)
+            return events.result() if events.done() else telling.result()
+        finally:
+            for task in (telling, events):
+                task.cancel()
+            await asyncio.gather(telling, events, return_exceptions=True)
+
+    async def _tell_verdict(self, worker: Verifier | Drafter) -> NoReturn:
+        """A drafter's is known once there is a target to compare it with."""
+        sentence = await worker.verdict
+        if sentence is not None:
+            raise PeerRefused(sentence)
+        await self._tell(worker.identity)
+
+    async def _tell(self, worker: Identity, refusal: str | None = None) -> NoReturn:
+        """Tells the worker its verdict again and again: the store may be away, or lose it."""
+        while True:
+            with suppress(OutriderError):
+                await self._store.answer(worker, self._router.worker_id, refusal)
+            await asyncio.sleep(REPEAT_SECONDS)

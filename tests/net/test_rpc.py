@@ -1,0 +1,212 @@
+"""The shared gRPC conventions, over real loopback connections."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from outrider.errors import Overloaded, PeerRefused, StartupError
+from outrider.net.rpc import (
+    MAX_MESSAGE_BYTES,
+    Identity,
+    Outbox,
+    Role,
+    bind,
+    channel,
+    check_hello,
+    new_server,
+)
+from outrider.v1 import common_pb2, registry_pb2, verifier_pb2, verifier_pb2_grpc
+
+VERIFIER = Identity(Role.VERIFIER, "v", 7, "model", "tokenizer")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"protocol_version": 2}, "protocol version 2, this side 1"),
+        ({"role": "ROLE_DRAFTER"}, "expected a verifier here; the peer's role is ROLE_DRAFTER"),
+        ({"role": 77}, "the peer's role is unknown"),
+        ({"worker_id": ""}, "worker_id is empty"),
+        ({"tokenizer_hash": "y"}, "hash 'y', expected 'tokenizer'"),
+    ],
+)
+def test_a_hello_that_does_not_fit_is_refused_by_its_first_difference(
+    changes: dict[str, Any], sentence: str
+) -> None:
+    hello = VERIFIER.hello()
+    for field, value in changes.items():
+        setattr(hello, field, common_pb2.Role.Value(value) if value == "ROLE_DRAFTER" else value)
+    message = verifier_pb2.VerifierEvents(hello=hello)
+    with pytest.raises(PeerRefused, match=sentence):
+        check_hello(message, Role.VERIFIER, tokenizer_hash="tokenizer")
+
+
+def test_a_hello_that_fits_gives_the_identity() -> None:
+    command = verifier_pb2.VerifierCommand(hello=VERIFIER.hello())
+    assert check_hello(command, Role.VERIFIER) == VERIFIER
+
+
+def test_a_stream_that_does_not_begin_with_a_hello_is_refused() -> None:
+    command = verifier_pb2.VerifierCommand(close=verifier_pb2.CloseSession())
+    with pytest.raises(PeerRefused, match="first message on a stream must be a hello"):
+        check_hello(command, Role.ROUTER)
+    with pytest.raises(PeerRefused, match="first message on a stream must be a hello"):
+        check_hello(registry_pb2.LeaveRequest(), Role.ROUTER)
+
+
+async def test_a_port_in_use_is_a_sentence_that_names_the_flag() -> None:
+    first, second = new_server(), new_server()
+    port = int(bind(first, "127.0.0.1", 0).rpartition(":")[2])
+    await first.start()
+    with pytest.raises(StartupError, match=f"cannot listen on 127.0.0.1:{port}.* with --grpc-port or --host"):
+        bind(second, "127.0.0.1", port, flag="--grpc-port")
+    await first.stop(None)
+
+
+class Handlers(verifier_pb2_grpc.VerifierServicer):
+    """A unary and a streaming handler whose bodies are given."""
+
+    def __init__(self, body: Callable[[], Awaitable[None]]) -> None:
+        self.body = body
+        self.stream_closed = asyncio.Event()
+
+    async def GetInfo(self, request: Any, context: Any) -> common_pb2.WorkerInfo:
+        await self.body()
+        return common_pb2.WorkerInfo()
+
+    async def Sessions(
+        self, request_iterator: Any, context: Any
+    ) -> AsyncIterator[verifier_pb2.VerifierEvents]:
+        try:
+            yield verifier_pb2.VerifierEvents()
+            await self.body()
+        finally:
+            self.stream_closed.set()
+
+
+@asynccontextmanager
+async def serving(body: Callable[[], Awaitable[None]]) -> AsyncIterator[tuple[Handlers, Any]]:
+    server, handlers = new_server(), Handlers(body)
+    verifier_pb2_grpc.add_VerifierServicer_to_server(handlers, server)
+    address = bind(server, "127.0.0.1", 0)
+    await server.start()
+    async with channel(address) as connection:
+        yield handlers, verifier_pb2_grpc.VerifierStub(connection)
+    await server.stop(None)
+
+
+def fail_with(error: Exception) -> Callable[[], Awaitable[None]]:
+    async def body() -> None:
+        raise error
+
+    return body
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (Overloaded("too many; come back"), grpc.StatusCode.RESOURCE_EXHAUSTED, "too many; come back"),
+        (
+            ValueError("a secret path"),
+            grpc.StatusCode.INTERNAL,
+            "internal error; the server's log has the details",
+        ),
+    ],
+)
+async def test_an_error_becomes_a_status_and_nothing_internal_is_told(
+    error: Exception, code: grpc.StatusCode, told: str
+) -> None:
+    async with serving(fail_with(error)) as (_, stub):
+        with pytest.raises(grpc.aio.AioRpcError) as unary:
+            await stub.GetInfo(common_pb2.GetInfoRequest())
+        assert (unary.value.code(), unary.value.details()) == (code, told)
+        outbox: Outbox[Any] = Outbox()
+        call = stub.Sessions(outbox)
+        received = []
+        with pytest.raises(grpc.aio.AioRpcError) as stream:
+            async for message in call:
+                received.append(message)
+        assert len(received) == 1
+        assert (stream.value.code(), stream.value.details()) == (code, told)
+
+
+def of_bytes(size: int) -> common_pb2.WorkerInfo:
+    """A message of at least that size."""
+    return common_pb2.WorkerInfo(hello=common_pb2.Hello(worker_id="x" * size))
+
+
+async def test_a_message_over_the_limit_is_refused_in_one_line_and_harms_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Large(Handlers):
+        async def GetInfo(self, request: Any, context: Any) -> common_pb2.WorkerInfo:
+            return of_bytes(MAX_MESSAGE_BYTES)
+
+        async def Sessions(
+            self, request_iterator: Any, context: Any
+        ) -> AsyncIterator[verifier_pb2.VerifierEvents]:
+            async for _ in request_iterator:
+                yield verifier_pb2.VerifierEvents()
+
+    server = new_server()
+    verifier_pb2_grpc.add_VerifierServicer_to_server(Large(asyncio.Event().wait), server)
+    address = bind(server, "127.0.0.1", 0)
+    await server.start()
+    get_info = "/outrider.v1.Verifier/GetInfo"
+    async with channel(address) as usual, channel(address, None, 2 * MAX_MESSAGE_BYTES) as roomy:
+        ask = roomy.unary_unary(get_info, None, common_pb2.WorkerInfo.FromString)
+        received = await ask(b"")
+        assert received == of_bytes(MAX_MESSAGE_BYTES)
+        with pytest.raises(grpc.aio.AioRpcError) as asked:
+            await ask(bytes(MAX_MESSAGE_BYTES + 1))
+        stream = roomy.stream_stream("/outrider.v1.Verifier/Sessions")(iter([bytes(MAX_MESSAGE_BYTES + 1)]))
+        with pytest.raises(grpc.aio.AioRpcError) as streamed:
+            async for _ in stream:
+                pass
+        assert not caplog.records
+        with pytest.raises(grpc.aio.AioRpcError) as answered:  # gRPC may log that it could not send
+            await usual.unary_unary(get_info)(b"")
+        for error in (answered, asked, streamed):
+            assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            told = error.value.details() or ""
+            assert "larger than max" in told and str(MAX_MESSAGE_BYTES) in told and "\n" not in told
+        await ask(b"")
+    await server.stop(None)
+
+
+async def test_bytes_that_are_no_message_are_refused_with_a_sentence(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = new_server()
+    verifier_pb2_grpc.add_VerifierServicer_to_server(Handlers(asyncio.Event().wait), server)
+    address = bind(server, "127.0.0.1", 0)
+    await server.start()
+    async with channel(address) as connection:
+        with pytest.raises(grpc.aio.AioRpcError, match="the bytes are no message of this method") as refused:
+            await connection.unary_unary("/outrider.v1.Verifier/GetInfo")(b"\xff")
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    await server.stop(None)
+    assert not caplog.records
+
+
+async def test_a_cancelled_call_closes_the_handlers_generator() -> None:
+    async with serving(asyncio.Event().wait) as (handlers, stub):
+        outbox: Outbox[Any] = Outbox()
+        call = stub.Sessions(outbox)
+        await anext(aiter(call))
+        assert not handlers.stream_closed.is_set()
+        call.cancel()
+        await handlers.stream_closed.wait()
+
+
+async def test_an_outbox_is_bounded_and_ends_after_what_it_holds() -> None:
+    outbox: Outbox[int] = Outbox(limit=2)
+    assert [outbox.put(number) for number in range(3)] == [True, True, False]
+    outbox.close()
+    assert not outbox.put(9)
+    assert [number async for number in outbox] == [0, 1]

@@ -1,0 +1,66 @@
+"""Which workers fit together: the decision alone."""
+
+from outrider.errors import PeerRefused
+from outrider.net.rpc import Identity, Role
+from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
+from router.compatibility import Registration, misfit
+
+
+def worker(
+    role: Role, worker_id: str, *, model: str = "m", fingerprint: str = "f", tokenizer: str = "t"
+) -> Registration:
+    described = ModelInfo(model, fingerprint, "Arch", 1, 10, 10, (), "cpu", "float32", True)
+    identity = Identity(role, worker_id, 1, fingerprint, tokenizer)
+    return Registration(
+        WorkerInfo(identity, described, 1, 16), "h:1", TokenizerFiles(tokenizer, tokenizer, "")
+    )
+
+
+def differ(target: TokenizerFiles, draft: TokenizerFiles) -> str | None:
+    return f"{target.json} is not {draft.json}"
+
+
+def unreadable(target: TokenizerFiles, draft: TokenizerFiles) -> str | None:
+    raise PeerRefused("the tokenizer cannot be read")
+
+
+V = worker(Role.VERIFIER, "v")
+
+
+def test_workers_of_the_same_model_and_tokenizer_fit() -> None:
+    assert misfit(worker(Role.VERIFIER, "w"), [V], differ) is None
+    assert misfit(worker(Role.DRAFTER, "d", model="other", fingerprint="g"), [V], differ) is None
+
+
+def test_a_drafter_fits_while_no_target_is_served() -> None:
+    assert misfit(worker(Role.DRAFTER, "d"), [], differ) is None
+
+
+def test_a_drafter_fits_where_any_target_has_its_tokenizer() -> None:
+    other = worker(Role.VERIFIER, "w", model="n", tokenizer="u")
+    assert misfit(worker(Role.DRAFTER, "d", tokenizer="u"), [V, other], differ) is None
+
+
+def test_a_drafter_of_another_tokenizer_is_told_the_first_difference() -> None:
+    drafter = worker(Role.DRAFTER, "d", tokenizer="u")
+    expected = "the draft model's tokenizer differs from that of the target 'm': t is not u"
+    assert misfit(drafter, [V], differ) == expected
+    assert "their hashes differ" in (misfit(drafter, [V], lambda target, draft: None) or "")
+    assert "cannot be read" in (misfit(drafter, [V], unreadable) or "")
+
+
+def test_another_model_under_the_same_name_is_refused() -> None:
+    weights = misfit(worker(Role.VERIFIER, "w", fingerprint="g"), [V], differ) or ""
+    assert (
+        "another verifier serves 'm' with a different checkpoint (its hash is f, this worker's g)" in weights
+    )
+    tokenizer = misfit(worker(Role.VERIFIER, "w", tokenizer="u"), [V], differ) or ""
+    assert "a different tokenizer (its hash is t, this worker's u)" in tokenizer
+
+
+def test_another_model_under_another_name_fits() -> None:
+    assert misfit(worker(Role.VERIFIER, "w", model="n", fingerprint="g", tokenizer="u"), [V], differ) is None
+
+
+def test_a_worker_is_not_compared_with_its_own_former_registration() -> None:
+    assert misfit(worker(Role.VERIFIER, "v", fingerprint="g"), [V], differ) is None

@@ -1,0 +1,259 @@
+"""Workers join and leave: real registration on both sides, over real loopback gRPC."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from outrider.errors import PeerRefused
+from outrider.net.rpc import MAX_MESSAGE_BYTES, Identity, Outbox, Role
+from outrider.store.memory import MemoryStore
+from outrider.v1 import verifier_pb2
+from outrider.wire.description import TokenizerFiles, WorkerLoad
+from router import worker_discovery as discovery_module
+from router.fleet import Fleet
+from router.metrics import Metrics
+from router.worker_discovery import WorkerDiscovery
+
+
+async def test_a_verifier_that_joins_is_served_and_one_that_leaves_is_not(rig: Any) -> None:
+    assert not rig.sessions.ready()
+    worker = await rig.verifier("v", model="tiny")
+    assert rig.sessions.ready()
+    (served,) = rig.sessions.models()
+    assert (served.name, served.vocab_size, served.max_context, served.created) == ("tiny", 100, 64, 1234)
+    assert served.eos_token_ids == {0, 3}
+    assert served.tokenizer.json == "json of tokens"
+    assert b'outrider_workers{role="verifier"} 1.0' in rig.metrics.exposition()
+    worker.registration.cancel()
+    await rig.until(lambda: not rig.sessions.ready())
+    await worker.stream_over.wait()
+    assert rig.sessions.models() == []
+    assert b'outrider_workers{role="verifier"} 0.0' in rig.metrics.exposition()
+
+
+async def test_a_model_is_served_until_its_last_verifier_leaves(rig: Any) -> None:
+    one, other = await rig.verifier("v1"), await rig.verifier("v2")
+    one.registration.cancel()
+    await rig.until(lambda: len(rig.fleet.verifiers) == 1)
+    assert [model.name for model in rig.sessions.models()] == ["m"]
+    other.registration.cancel()
+    await rig.until(lambda: rig.sessions.models() == [])
+
+
+async def test_a_drafter_of_another_tokenizer_is_refused_with_the_first_difference(rig: Any) -> None:
+    await rig.verifier()
+    drafter = await rig.worker(Role.DRAFTER, "d", tokenizer="other")
+    with pytest.raises(PeerRefused, match="the target 'm': 'json of tokens' is not 'json of other'"):
+        await drafter.register(rig.address)
+    assert rig.fleet.drafters == {}
+
+
+async def test_a_drafter_that_comes_early_hears_when_there_is_a_target_to_compare_it_with(rig: Any) -> None:
+    wrong, right = (
+        await rig.worker(Role.DRAFTER, "wrong", tokenizer="other"),
+        await rig.worker(Role.DRAFTER, "r"),
+    )
+    refused, _ = wrong.register(rig.address), right.register(rig.address)
+    await rig.until(lambda: len(rig.fleet.drafters) == 2)
+    assert wrong.states.empty() and right.states.empty()
+    await rig.verifier()
+    with pytest.raises(PeerRefused, match="'json of tokens' is not 'json of other'"):
+        await refused
+    router, _ = await right.states.get()
+    assert router is not None
+    assert list(rig.fleet.drafters) == ["r"]
+
+
+async def test_a_drafter_whose_target_is_known_but_not_taken_in_yet_is_not_judged_by_another(
+    rig: Any,
+) -> None:
+    """A router that has just started meets the workers of all models in any order."""
+    unreachable = await rig.worker(Role.VERIFIER, "its target", model="b", tokenizer="other")
+    listening, unreachable.address = unreachable.address, "127.0.0.1:1"
+    unreachable.register(rig.address)
+    assert (await unreachable.states.get())[0] is None
+    early, late = [await rig.worker(Role.DRAFTER, name, tokenizer="other") for name in ("early", "late")]
+    early.register(rig.address)
+    await rig.until(lambda: "early" in rig.fleet.drafters)
+    await rig.verifier("v", model="a")
+    late.register(rig.address)
+    await rig.until(lambda: "late" in rig.fleet.drafters)
+    assert early.states.empty() and late.states.empty()
+    unreachable.address = listening
+    for drafter in (early, late):
+        router, _ = await drafter.states.get()
+        assert router is not None
+
+
+async def test_another_model_under_the_same_name_is_refused(rig: Any) -> None:
+    await rig.verifier("v1")
+    other = await rig.worker(Role.VERIFIER, "v2", fingerprint="other")
+    with pytest.raises(PeerRefused, match="another verifier serves 'm' with a different checkpoint"):
+        await other.register(rig.address)
+
+
+async def test_a_worker_that_falls_silent_is_gone(rig: Any) -> None:
+    worker = await rig.worker(Role.VERIFIER, "v")
+    await rig.store.beat(worker.record())  # and never again
+    await rig.until(lambda: rig.sessions.ready())
+    await rig.until(lambda: not rig.sessions.ready())
+    await worker.stream_over.wait()
+
+
+async def test_a_worker_that_beats_outlives_its_ttl(rig: Any) -> None:
+    worker = await rig.verifier()
+    silent = await rig.worker(Role.VERIFIER, "silent")
+    for _ in range(2):  # as long as it takes for a silent one to go, twice
+        await rig.store.beat(silent.record())
+        await rig.until(lambda: "silent" in rig.fleet.verifiers)
+        await rig.until(lambda: "silent" not in rig.fleet.verifiers)
+    assert "v" in rig.fleet.verifiers
+    assert worker.states.empty()
+    assert not worker.stream_over.is_set()
+
+
+async def test_what_a_worker_said_of_its_load_counts_until_it_says_more(rig: Any) -> None:
+    worker = await rig.worker(Role.VERIFIER, "v")
+    worker.load = WorkerLoad(sessions=5, waiting=2, kv_usage=0.5, step_seconds=0.1, draining=True)
+    await rig.store.beat(worker.record())
+    await rig.until(lambda: bool(rig.fleet.verifiers))
+    load = rig.fleet.verifiers["v"].load
+    assert (load.running, load.waiting, load.kv_usage, load.typical_step_seconds) == (3, 2, 0.5, 0.1)
+    assert rig.fleet.verifier_for("m", [1, 2], 3) is None  # it drains
+
+
+async def test_what_a_verifier_says_of_its_load_with_its_hello_counts_from_the_first_session_on(
+    rig: Any,
+) -> None:
+    worker = await rig.worker(Role.VERIFIER, "v")
+    worker.greeting_load = verifier_pb2.Load(running=3, draining=True)
+    await rig.store.beat(worker.record())  # its load is unknown there
+    await rig.until(lambda: bool(rig.fleet.verifiers))
+    assert (rig.fleet.verifiers["v"].load.running, rig.fleet.verifiers["v"].load.draining) == (3, True)
+
+
+async def test_a_worker_that_cannot_be_reached_is_told_and_tried_again(rig: Any) -> None:
+    worker = await rig.worker(Role.VERIFIER, "v")
+    listening, worker.address = worker.address, "127.0.0.1:1"
+    worker.register(rig.address)
+    router, reason = await worker.states.get()
+    assert router is None
+    assert "cannot reach the worker at the address it registered" in reason
+    assert "127.0.0.1" not in reason
+    worker.address = listening
+    assert (await worker.states.get())[0] is not None
+
+
+async def test_another_process_at_the_registered_address_is_not_taken_for_the_worker(rig: Any) -> None:
+    impostor = Identity(Role.VERIFIER, "v", 99, "VERIFIER model", "tokens")
+    worker = await rig.worker(Role.VERIFIER, "v", answers_as=impostor)
+    worker.register(rig.address)
+    router, reason = await worker.states.get()
+    assert router is None
+    assert "another process answered" in reason
+    assert not rig.sessions.ready()
+
+
+async def test_a_new_incarnation_takes_the_place_of_the_former(rig: Any) -> None:
+    first = await rig.verifier("v", incarnation=1)
+    held = rig.fleet.verifiers["v"]
+    second = await rig.worker(Role.VERIFIER, "v", incarnation=2)
+    await rig.store.beat(second.record())  # before the first has said anything of leaving
+    first.registration.cancel()
+    await rig.until(lambda: rig.fleet.verifiers.get("v") not in (None, held))
+    await first.stream_over.wait()
+    await asyncio.gather(first.registration, return_exceptions=True)  # it has said now that it leaves
+    assert "v" in await anext(rig.store.workers())
+    assert rig.fleet.verifiers["v"].identity.incarnation == 2
+
+
+async def test_a_worker_whose_session_stream_breaks_is_connected_anew(rig: Any) -> None:
+    worker = await rig.verifier()
+    former = rig.fleet.verifiers["v"]
+    before = worker.events
+    worker.events = Outbox()
+    before.close()  # the worker's side ends the stream
+    await rig.until(lambda: rig.fleet.verifiers.get("v") not in (None, former))
+    assert rig.sessions.ready()
+    assert worker.states.empty()  # its record lived all the time
+
+
+async def test_of_a_worker_whose_server_is_gone_no_task_is_left_that_would_write_to_it(rig: Any) -> None:
+    def writing() -> list[asyncio.Task[Any]]:
+        """gRPC's own, which take commands from the outbox."""
+        return [task for task in asyncio.all_tasks() if "_consume_request_iterator" in repr(task.get_coro())]
+
+    worker = await rig.verifier("v")
+    assert len(writing()) == 1
+    await worker.server.stop(None)
+    await rig.until(lambda: not rig.fleet.verifiers)
+    await rig.until(lambda: not writing())
+
+
+async def test_a_worker_that_talks_nonsense_is_tried_again_and_harms_nobody(rig: Any) -> None:
+    await rig.verifier("sound")
+    worker = await rig.worker(Role.VERIFIER, "v")
+    sound, worker.tokenizer = worker.tokenizer, None  # GetTokenizer fails
+    worker.register(rig.address)
+    assert (await worker.states.get())[0] is None
+    assert list(rig.fleet.verifiers) == ["sound"]
+    worker.tokenizer = sound
+    assert (await worker.states.get())[0] is not None
+
+
+async def test_only_a_tokenizer_may_be_larger_than_other_messages(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = await rig.worker(Role.VERIFIER, "v")
+    worker.tokenizer = replace(worker.tokenizer, json="x" * (MAX_MESSAGE_BYTES + 1))
+    worker.register(rig.address)
+    assert (await worker.states.get())[0] is not None
+    assert rig.fleet.verifiers["v"].registration.tokenizer == worker.tokenizer
+    monkeypatch.setattr(discovery_module, "MAX_TOKENIZER_BYTES", MAX_MESSAGE_BYTES)
+    other = await rig.worker(Role.VERIFIER, "w")
+    other.tokenizer = worker.tokenizer
+    with pytest.raises(PeerRefused, match="the worker's tokenizer is too large"):
+        await other.register(rig.address)
+    assert list(rig.fleet.verifiers) == ["v"]
+
+
+async def test_a_word_that_the_store_lost_is_said_again(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = await rig.worker(Role.VERIFIER, "v")
+    said = asyncio.Event()
+
+    async def lose(*word: Any) -> None:
+        said.set()
+
+    with monkeypatch.context() as losing:
+        losing.setattr(rig.store, "answer", lose)
+        worker.register(rig.address)
+        await said.wait()
+        assert worker.states.empty()
+    assert (await worker.states.get())[0] is not None
+
+
+async def test_a_mistake_of_the_routers_own_is_logged_and_the_worker_tried_again(
+    rig: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    verifier = await rig.worker(Role.VERIFIER, "v")
+    drafter = await rig.worker(Role.DRAFTER, "d", tokenizer="other")
+    tries = []
+
+    def mistaken(target: TokenizerFiles, draft: TokenizerFiles) -> str:
+        tries.append(draft)
+        if len(tries) == 1:
+            raise RuntimeError("a mistake")
+        return "they differ"
+
+    store, fleet = MemoryStore(ttl_seconds=1000), Fleet(Metrics(), clock=lambda: 1.0)
+    recruiting = asyncio.create_task(WorkerDiscovery(store, fleet, rig.identity("another"), mistaken).run())
+    await store.beat(verifier.record())
+    await rig.until(lambda: bool(fleet.verifiers))
+    while not (refusal := (await store.beat(drafter.record())).refusal):
+        await asyncio.wait((recruiting,), timeout=0.01)
+    assert refusal == "the draft model's tokenizer differs from that of the target 'm': they differ"
+    assert "the router failed on drafter d; trying again" in caplog.text
+    recruiting.cancel()
+    await asyncio.gather(recruiting, return_exceptions=True)

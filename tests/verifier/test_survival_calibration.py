@@ -1,0 +1,54 @@
+"""Drafts that do not hold what they promise are believed less."""
+
+from __future__ import annotations
+
+import random
+from statistics import fmean
+
+from verifier.survival_calibration import TOLERANCE, SurvivalCalibration
+
+
+def after(promise: float, truth: float, *, steps: int, tokens: int = 4, seed: int = 1) -> SurvivalCalibration:
+    """A session whose drafter says `promise` of every token, of which `truth` are right."""
+    rng, trust = random.Random(seed), SurvivalCalibration()
+    for _ in range(steps):
+        accepted = 0
+        while accepted < tokens and rng.random() < truth:
+            accepted += 1
+        trust.observe([promise] * tokens, accepted)
+    return trust
+
+
+def test_at_first_everything_is_believed() -> None:
+    assert SurvivalCalibration().factor == 1
+
+
+def test_who_promises_what_is_true_is_believed() -> None:
+    for truth in (0.3, 0.6, 0.9):
+        assert fmean(after(truth, truth, steps=200, seed=seed).factor for seed in range(40)) > 0.95
+
+
+def test_who_promises_too_much_is_believed_as_far_as_it_was_true() -> None:
+    assert abs(after(1.0, 0.5, steps=300).factor - 0.5 * TOLERANCE) < 0.1
+    assert after(1.0, 0.0, steps=20).factor < 0.2
+
+
+def test_who_promises_too_little_is_not_believed_more() -> None:
+    assert after(0.3, 0.9, steps=50).factor == 1
+
+
+def test_what_stands_behind_a_wrong_token_was_not_judged() -> None:
+    long, short = SurvivalCalibration(), SurvivalCalibration()
+    long.observe([0.9] * 8, 1)
+    short.observe([0.9] * 2, 1)
+    assert long == short
+
+
+def test_who_lied_gets_another_try_after_some_hundred_steps_and_not_before() -> None:
+    trust = after(1.0, 0.0, steps=10)
+    for _ in range(50):
+        trust.observe([], 0)
+    assert trust.factor < 0.5
+    for _ in range(1000):
+        trust.observe([], 0)
+    assert trust.factor > 0.6

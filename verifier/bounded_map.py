@@ -1,0 +1,28 @@
+"""The session ids that something happened to lately, with a note each: forgets the oldest when it is full."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+REMEMBERED = 4096
+
+
+class BoundedMap:
+    def __init__(self, limit: int = REMEMBERED) -> None:
+        self._ids: OrderedDict[bytes, bytes] = OrderedDict()
+        self._limit = limit
+
+    def add(self, session_id: bytes, note: bytes = b"") -> None:
+        self._ids[session_id] = note
+        if len(self._ids) > self._limit:
+            self._ids.popitem(last=False)
+
+    def discard(self, session_id: bytes) -> None:
+        self._ids.pop(session_id, None)
+
+    def __contains__(self, session_id: bytes) -> bool:
+        return session_id in self._ids
+
+    def get(self, session_id: bytes) -> bytes | None:
+        """The note."""
+        return self._ids.get(session_id)

@@ -1,0 +1,99 @@
+"""How a drafter behaves: what it must not send is weighed, and who sends too much of it is cut off.
+
+Pure: every time is a number of seconds on the caller's clock.
+
+A batch counts as the worst thing in it. Offences leak away, so that a fault now and then costs nothing, and
+what honest drafters do too weighs nothing: drafts that the target has overtaken, that are known already, or
+that cross the end of their session. Those cost reading time alone, and that is rationed (Allowance).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+LIMIT = 32.0  # weight of the offences at which a drafter is cut off
+LEAK = 1.0  # weight that is forgotten in a second
+BAN_SECONDS = 60.0  # that it is refused afterwards
+REMEMBERED = 1024  # drafters
+
+NOT_GIVEN = "not_given"  # a draft for a session that it never claimed
+NOT_ATTACHED = "not_attached"  # for one that it did: over, another's by now, or not here yet
+BAD_ATTACH = "bad_attach"  # a claim of the wrong size
+WRONG_KEY = "wrong_key"
+FORMER_TURN = "former_turn"  # a claim to a session that another drafter has been given since
+TOO_MANY_CLAIMS = "too_many_claims"  # that wait for their sessions
+GARBAGE = "garbage"  # bytes that are no message
+TOO_LARGE = "too_large"  # a message over the limit
+HELD_BACK = "held_back"  # its allowance is used up: nothing is dropped, it is read later
+
+WEIGHTS = {
+    NOT_GIVEN: 1.0,
+    TOO_MANY_CLAIMS: 1.0,
+    "ahead": 1.0,
+    WRONG_KEY: 2.0,  # its own may be of yesterday: the session has moved to another router meanwhile
+    BAD_ATTACH: 4.0,
+    "before_output": 4.0,
+    "bad_token": 4.0,
+    "bad_tree": 4.0,
+    "too_long": 4.0,
+    GARBAGE: 16.0,
+    TOO_LARGE: 16.0,
+}
+"""By the reason under which it is counted; what is not here weighs nothing."""
+
+
+@dataclass(slots=True)
+class Misbehavior:
+    """Of one drafter."""
+
+    level: float = 0.0  # of what it has done, not forgotten yet
+    at: float = 0.0  # time of that level
+    banned_until: float = 0.0
+
+    def offend(self, weight: float, now: float) -> bool:
+        """Whether that was too much."""
+        self.level = max(0.0, self.level - LEAK * (now - self.at)) + weight
+        self.at = now
+        return self.level >= LIMIT
+
+
+@dataclass(slots=True)
+class Misbehaviors:
+    """Of all drafters, by name: they come back, and may be other processes then."""
+
+    _by_name: OrderedDict[str, Misbehavior] = field(default_factory=OrderedDict)
+
+    def offend(self, name: str, weight: float, now: float) -> bool:
+        """Notes an offence; True where the drafter is to be cut off, as it is banned from now on."""
+        if weight <= 0:
+            return False
+        conduct = self._by_name.setdefault(name, Misbehavior(at=now))
+        self._by_name.move_to_end(name)
+        if len(self._by_name) > REMEMBERED:
+            self._by_name.popitem(last=False)
+        if not conduct.offend(weight, now):
+            return False
+        conduct.level, conduct.banned_until = 0.0, now + BAN_SECONDS
+        return True
+
+    def banned_for(self, name: str, now: float) -> float:
+        """Seconds that it is still refused."""
+        conduct = self._by_name.get(name)
+        return max(0.0, conduct.banned_until - now) if conduct is not None else 0.0
+
+
+@dataclass(slots=True)
+class TokenBucket:
+    """How much of one drafter is read: so many units a second, and `burst` at once."""
+
+    rate: float
+    burst: float
+    _used: float = 0.0
+    _at: float = 0.0
+
+    def spend(self, units: float, now: float) -> float:
+        """Seconds to wait before more is read; 0 = there is some left."""
+        self._used = max(0.0, self._used - self.rate * (now - self._at)) + units
+        self._at = now
+        return max(0.0, self._used - self.burst) / self.rate
