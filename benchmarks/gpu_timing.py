@@ -106,8 +106,8 @@ class Device:
 def host_and_device_seconds(
     engine: PagedEngine, works: Sequence[Work], rows: Sequence[Row], device: Device, repeats: int
 ) -> tuple[float, float]:
-    """Of a step: with building its inputs, drawing and bringing the tokens back; and what the device is busy,
-    which shows when steps are asked for without waiting for their tokens."""
+    """Returns the seconds of a step with building its inputs, drawing and fetching the tokens, and those that
+    the device is busy: what it takes if steps are asked for without waiting for their tokens."""
     graphs = engine.graphs
     assert graphs is not None
     for _ in range(2):
@@ -134,7 +134,7 @@ def attention_seconds(
     context: int,
     repeats: int,
 ) -> tuple[float, int]:
-    """Of one layer's attention, and the bytes of keys and values that it has to read."""
+    """Returns how long one layer's attention takes, and the bytes of keys and values that it has to read."""
     heads, key_heads = config["num_attention_heads"], config["num_key_value_heads"]
     width = config["hidden_size"] // heads
     pages = -(-(context + tokens) // kernel.block_size)

@@ -91,7 +91,7 @@ async def _measured(
     )  # nothing is computed: any length will do
 
     def drafted() -> bool:
-        """Of most sessions: those that this step takes, its own token, and as many for the next one."""
+        """True if most sessions hold drafts for this step, its own token, and as many for the next."""
         open_ones = (stepper.get(number.to_bytes(16, "big")) for number in range(sessions))
         ahead = [len(each.session.tree.path) > 2 * drafts for each in open_ones if each is not None]
         return sum(ahead) > 0.9 * sessions

@@ -19,7 +19,7 @@ CANCEL_SECONDS = 60.0  # as long as a session waits for a verifier
 MOST_CANCELLED = 4096  # that are remembered; the oldest go first
 
 Acceptance = Callable[[str, str], float]
-"""Of a (target fingerprint, draft fingerprint) pair: the share of draft tokens that are accepted."""
+"""Returns the share of draft tokens that a (target fingerprint, draft fingerprint) pair has accepted."""
 
 
 class Fleet:

@@ -89,7 +89,7 @@ class Authority:
 
 
 def serial(pem: str | bytes) -> int:
-    """Of a certificate in PEM."""
+    """Returns the serial number of a certificate in PEM."""
     data = pem.encode() if isinstance(pem, str) else pem
     return x509.load_pem_x509_certificate(data).serial_number
 

@@ -42,7 +42,7 @@ def time_limits(headers: Mapping[str, str], streamed: bool, now: float) -> TimeL
 
 
 def call_limits(context: grpc.aio.ServicerContext[Any, Any]) -> TimeLimits:
-    """Of a gRPC call: its deadline."""
+    """Returns the limits that a gRPC call's deadline sets."""
     left = context.time_remaining()
     if left is None:
         return TimeLimits()

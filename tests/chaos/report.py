@@ -29,7 +29,7 @@ class Happened:
 
 @dataclass(frozen=True)
 class Recovery:
-    """Of a kind of fault: seconds until the next token of the stream that waited longest for it."""
+    """Seconds until the next token of the stream that waited longest, for one kind of fault."""
 
     faults: int
     felt: int  # of them, those that held up any stream: the quantiles are over these

@@ -40,7 +40,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def urls(target: Path, serve_app: ServeApp) -> AsyncIterator[list[str]]:
-    """Of two routers that share a store, and the verifier in it."""
+    """Two routers that share a store, and the verifier in it."""
     async with Cluster(target) as cluster:
         first = cluster._router
         second = Router(first.store, num_speculative_tokens=4, max_sessions=256)

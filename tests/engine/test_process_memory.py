@@ -17,7 +17,7 @@ SUPPORT = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def huge_bytes() -> int:
-    """Of this process's memory, what lies on huge pages."""
+    """Returns how many bytes of this process's memory lie on huge pages."""
     kilobytes = re.search(r"AnonHugePages: +(\d+) kB", Path("/proc/self/smaps_rollup").read_text())
     assert kilobytes is not None
     return int(kilobytes[1]) * 1024

@@ -47,7 +47,7 @@ def some_works(seed: int) -> list[Work]:
 
 
 def slots_of(work: Work) -> list[int]:
-    """Of every position up to the work's end."""
+    """Returns the slot of every position up to the work's end."""
     return [
         work.blocks[position // BLOCK] * BLOCK + position % BLOCK
         for position in range(work.start + len(work.tokens))

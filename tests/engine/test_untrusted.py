@@ -99,7 +99,7 @@ def test_a_group_sends_no_pickles_and_listens_on_loopback_only(
 
 
 def listeners() -> set[tuple[str, int]]:
-    """Of this process and the followers."""
+    """Returns the addresses on which this process and its followers listen."""
     processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
     return {
         (connection.laddr.ip, connection.laddr.port)

@@ -147,7 +147,7 @@ class Rig:
     workers: list[Worker] = field(default_factory=list)
 
     def identity(self, name: str) -> Identity:
-        """Of another router."""
+        """Returns the identity of another router."""
         return Identity(Role.ROUTER, name, 5)
 
     async def worker(

@@ -309,7 +309,7 @@ async def test_a_resumed_session_counts_as_a_request(rig: Rig) -> None:
 
 
 class Counted:
-    """Of a Redis, with the number of its appends."""
+    """The logs of a Redis, with the number of its appends."""
 
     def __init__(self, logs: SessionLogs) -> None:
         self._logs = logs

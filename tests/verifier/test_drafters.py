@@ -58,7 +58,7 @@ class Honest:
 
 
 async def story(talk: Talk, wanted: set[bytes]) -> dict[bytes, tuple[list[int], int]]:
-    """Of each session: its output, and how many of its tokens had been drafted."""
+    """Returns each session's output, and how many of its tokens had been drafted."""
     told: dict[bytes, tuple[list[int], int]] = {session_id: ([], 0) for session_id in wanted}
     while wanted:
         events = await talk.hear()

@@ -56,7 +56,7 @@ def test_what_steps_take_corrects_the_profile() -> None:
 
 
 def test_each_size_is_corrected_on_its_own() -> None:
-    """Of a profile that is right of small steps and wrong of large ones."""
+    """Its profile is right about small steps and wrong about large ones."""
     step_time = StepTime.measured({1: 0.01, 8: 0.01, 64: 0.02, 128: 0.04})
     for _ in range(300):
         step_time.observe(4, 0.01)

@@ -31,7 +31,7 @@ def test_drafts_that_are_worth_more_than_the_time_until_they_come_are_waited_for
 
 
 def test_the_busier_the_verifier_the_dearer_the_wait() -> None:
-    """Of .8, 1.44, 1.952 tokens in .02, .03, .04 s, what lasts is 1 - .2 * .02 goodput: the three are worth
+    """With .8, 1.44, 1.952 tokens in .02, .03, .04 s, what lasts is 1 - .2 * .02 goodput: the three are worth
     it up to 1.952 / (.04 + 1.952 * .004) = 40.8 tokens/s, fewer or more of them up to less."""
     assert start(10.0, awaited(), goodput=40.5) > 10.0
     assert start(10.0, awaited(), goodput=41.2) == 10.0

@@ -125,7 +125,7 @@ def test_make_cluster_serves_the_demo_pair_and_ends_by_ctrl_c(start: Callable[..
 
 
 def _folders(command: Command) -> set[str]:
-    """Of Ray's files, by what its processes were told."""
+    """Returns the folders of Ray's files that its processes were told."""
     started = psutil.Process(command.process.pid).children(recursive=True)
     words = [word for process in started if process.name() == "raylet" for word in process.cmdline()]
     return {word.partition("=")[2] for word in words if word.startswith("--temp_dir=")}

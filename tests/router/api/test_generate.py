@@ -39,7 +39,7 @@ def generation(**fields: object) -> Generation:
 async def items_of(
     runner: ScriptedRunner, made: Generation, metrics: Metrics
 ) -> AsyncGenerator[Chunk | Result, None]:
-    """Of its one session, which begins first."""
+    """Yields the items of its one session, after the one that says that it has begun."""
     (session,) = made.sessions
     async with aclosing(generate(runner.run(session), made, session, metrics)) as items:
         assert await anext(items) == SessionBegun()

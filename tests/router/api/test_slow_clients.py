@@ -57,7 +57,7 @@ async def not_reading(port: int) -> socket.socket:
 
 
 def told(runner: ScriptedRunner) -> list[int]:
-    """Of each session, in the order in which they were asked for: events that were taken from it."""
+    """Returns how many events were taken from each session, in the order in which they were asked for."""
     return [len(log.events) for log in runner.logs.values()]
 
 
