@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from drafter.session import Alternative, Guess, Verdict
 from drafter.survival import Calibration, recent_after
-from outrider.sampling.sampler import Ranked
+from outrider.sampling.ranked import Ranked
 
 ALTERNATIVES = 3  # of each guess: what the target takes instead is one of them in four of five cases
 FIRST_RATES = (0.6, 0.2, 0.1)  # how often the target takes each, where it does not take the guess

@@ -8,12 +8,15 @@ from outrider.config import check_worker, checkpoint_name, join_address
 from outrider.errors import StartupError
 from outrider.net.tls import TlsFiles
 
+PROPOSERS = ("ngram",)  # sources of guesses beside a draft model
+
 
 @dataclass(frozen=True, slots=True)
 class DrafterConfig:
     """Validated once, here: raises StartupError with a sentence that names the flag to change."""
 
-    draft: str  # folder or hub id of the draft model's checkpoint
+    draft: str | None = None  # folder or hub id of the draft model's checkpoint
+    propose: str | None = None  # ngram: guesses looked up in the text so far; None: the draft model's
     router: str | None = None  # host:port of the router's gRPC, to register there
     store: str | None = None  # url of the store that the routers share, to register there instead
     host: str = "127.0.0.1"  # address to listen on
@@ -32,11 +35,28 @@ class DrafterConfig:
     quantization: str | None = None  # int8: linear layers in 8 bits, on a CPU; None: as `dtype` says
 
     def __post_init__(self) -> None:
-        if not self.draft:
-            raise StartupError("--draft must name a folder or a hub id, not nothing")
+        if self.propose is None:
+            if self.draft is None:
+                raise StartupError("--draft is missing: name a draft model, or say --propose ngram")
+            if not self.draft:
+                raise StartupError("--draft must name a folder or a hub id, not nothing")
+        else:
+            self._check_propose(self.propose)
         check_worker(self)
         if self.quantization is not None:
             self._check_quantization()
+
+    def _check_propose(self, kind: str) -> None:
+        if kind not in PROPOSERS:
+            raise StartupError(f"--propose {kind} is unknown; give {' or '.join(PROPOSERS)}, or leave it out")
+        told = {
+            "--draft": self.draft is not None,
+            "--device": self.device != "cpu",
+            "--tensor-parallel-size": self.tensor_parallel_size > 1,
+            "--draft-quantization": self.quantization is not None,
+        }
+        for flag in (flag for flag, given in told.items() if given):
+            raise StartupError(f"{flag} is for a draft model, which --propose {kind} replaces: leave one out")
 
     def _check_quantization(self) -> None:
         flag = f"--draft-quantization {self.quantization}"
@@ -52,7 +72,7 @@ class DrafterConfig:
     @property
     def model_name(self) -> str:
         """The draft model's name, for logs and descriptions."""
-        return checkpoint_name(self.draft)
+        return checkpoint_name(self.draft or "")
 
     def advertised_address(self, port: int) -> str:
         """host:port to register, given the port that the listener got."""

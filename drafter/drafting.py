@@ -1,4 +1,4 @@
-"""A session in the drafter's hands: its guesses, its KV blocks, and its share of a step."""
+"""A session in the draft model's hands: its guesses, its KV blocks, and its share of a step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Drafting:
 
     @property
     def id(self) -> bytes:
-        return self.session.spec.session_id
+        return self.session.id
 
     def candidate(self, length: int) -> Candidate:
         """As one that is to be read up to so many tokens."""

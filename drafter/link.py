@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from drafter.drafting import Drafting
+from drafter.session import DraftSession
 from drafter.survival import on_the_wire
 from outrider.errors import OutriderError
 from outrider.net.heartbeat import SILENCE_SECONDS, Stillness, fell_silent
@@ -40,7 +40,7 @@ class VerifierLink:
         self,
         address: str,
         identity: Identity,
-        on_commit: Callable[[Drafting, int, list[int]], None],
+        on_commit: Callable[[DraftSession, int, list[int]], None],
         on_ended: Callable[[bytes, str], None],
         on_over: Callable[[], object],
         clock: Callable[[], float],
@@ -53,7 +53,7 @@ class VerifierLink:
         self._on_ended = on_ended
         self._on_over = on_over
         self._clock = clock
-        self._sessions: dict[bytes, Drafting] = {}
+        self._sessions: dict[bytes, DraftSession] = {}
         self._attach: dict[bytes, None] = {}  # to be claimed on the stream
         self._changed: dict[bytes, None] = {}  # to be told of
         self._ready = asyncio.Event()
@@ -66,17 +66,17 @@ class VerifierLink:
         """The smallest recent measurement; 0 = none yet."""
         return min(self._round_trips, default=0.0)
 
-    def add(self, drafting: Drafting) -> None:
-        self._sessions[drafting.id] = drafting
-        self._attach[drafting.id] = None
-        self.changed(drafting)
+    def add(self, session: DraftSession) -> None:
+        self._sessions[session.id] = session
+        self._attach[session.id] = None
+        self.changed(session)
 
     def remove(self, session_id: bytes) -> None:
         self._sessions.pop(session_id, None)
 
-    def changed(self, drafting: Drafting) -> None:
+    def changed(self, session: DraftSession) -> None:
         """The session's log or draft is not what the verifier was told last."""
-        self._changed[drafting.id] = None
+        self._changed[session.id] = None
         self._ready.set()
 
     async def close(self) -> None:
@@ -117,8 +117,8 @@ class VerifierLink:
             stub = verifier_pb2_grpc.VerifierStub(connection)
             self._attach = dict.fromkeys(self._sessions)
             self._changed = dict.fromkeys(self._sessions)
-            for drafting in self._sessions.values():
-                drafting.session.tell_anew()
+            for session in self._sessions.values():
+                session.tell_anew()
             self._ready.set()
             stream = stub.Speculate()
             greeted = asyncio.Event()
@@ -153,13 +153,13 @@ class VerifierLink:
         if batch.echo_us:
             self._round_trips.append(max(0.0, self._clock() - (batch.echo_us + batch.held_us) / 1e6))
         for commit in batch.commits:
-            drafting = self._sessions.get(commit.session_id)
-            if drafting is not None:
-                self._on_commit(drafting, commit.base, list(commit.tokens))
+            session = self._sessions.get(commit.session_id)
+            if session is not None:
+                self._on_commit(session, commit.base, list(commit.tokens))
         for claim in batch.revoked:
-            drafting = self._sessions.get(claim.session_id)
+            session = self._sessions.get(claim.session_id)
             # Another router may have opened the session here anew since, with another right.
-            if drafting is not None and drafting.session.spec.draft_key == claim.draft_key:
+            if session is not None and session.spec.draft_key == claim.draft_key:
                 self._on_ended(claim.session_id, "the verifier has no such session")
 
     async def _batches(self) -> AsyncGenerator[verifier_pb2.DraftBatch, None]:
@@ -171,11 +171,10 @@ class VerifierLink:
             changed, self._changed = self._changed, {}
             batch = verifier_pb2.DraftBatch(stamp_us=int(self._clock() * 1e6))
             for session_id in attach:
-                if (drafting := self._sessions.get(session_id)) is not None:
-                    batch.attach.add(session_id=session_id, draft_key=drafting.session.spec.draft_key)
+                if (session := self._sessions.get(session_id)) is not None:
+                    batch.attach.add(session_id=session_id, draft_key=session.spec.draft_key)
             for session_id in changed:
-                if (drafting := self._sessions.get(session_id)) is not None:
-                    session = drafting.session
+                if (session := self._sessions.get(session_id)) is not None:
                     tokens, parents, survival = session.tell()
                     batch.drafts.add(
                         session_id=session_id,

@@ -1,4 +1,4 @@
-"""The drafter's gRPC service: converts, delegates to the stepper, and keeps a link to each verifier."""
+"""The drafter's gRPC service: converts, delegates to the proposer, and keeps a link to each verifier."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from drafter.config import DrafterConfig
-from drafter.drafting import Drafting
 from drafter.link import VerifierLink
+from drafter.proposer import Proposer, Source
 from drafter.session import DraftSession, DraftSpec
-from drafter.stepper import DraftStepper
-from outrider.engine.scheduler import Limits
 from outrider.errors import OutriderError, StepHung
 from outrider.net.heartbeat import HEARTBEAT_SECONDS
 from outrider.net.rpc import Role, bind, new_server, read_hello
@@ -27,11 +25,12 @@ from outrider.wire.codec import (
     worker_info_to_wire,
 )
 from outrider.wire.description import TokenizerFiles, WorkerInfo
-from outrider.worker.followers import FollowerProcesses, StartFollowers
-from outrider.worker.model import load
 from outrider.worker.registration import check_admitted, registrar_at
 from outrider.worker.stepwatch import Pulse, StepWatch, watched
 from outrider.worker.worker import Worker, serve_until_stopped
+
+if TYPE_CHECKING:
+    from outrider.worker.followers import StartFollowers
 
 
 class RouterPeer:
@@ -49,46 +48,46 @@ class RouterPeer:
 
 
 class DrafterService(drafter_pb2_grpc.DrafterServicer):
-    """One object for all streams; the sessions themselves live in the stepper."""
+    """One object for all streams; the sessions themselves live in the proposer."""
 
     def __init__(self, info: WorkerInfo, tokenizer: TokenizerFiles, tls: Tls | None = None) -> None:
         """`tls`: for the connections to verifiers."""
         self._info = info
         self._tls = tls
         self._tokenizer = tokenizer
-        self._stepper: DraftStepper | None = None
+        self._proposer: Proposer | None = None
         # By session: who opened it, and which Open it was.
         self._owners: dict[bytes, tuple[RouterPeer, int]] = {}
         self._links: dict[str, VerifierLink] = {}  # by verifier address
         self._link_of: dict[bytes, VerifierLink] = {}  # by session
         self._busy_asked = (0.0, time.monotonic())  # seconds in steps, and when that was
 
-    def use(self, stepper: DraftStepper) -> None:
-        self._stepper = stepper
+    def use(self, proposer: Proposer) -> None:
+        self._proposer = proposer
 
     @property
-    def stepper(self) -> DraftStepper:
-        assert self._stepper is not None, "the service serves only after use()"
-        return self._stepper
+    def proposer(self) -> Proposer:
+        assert self._proposer is not None, "the service serves only after use()"
+        return self._proposer
 
     # -- what outrider.worker.worker asks --
 
     async def run(self) -> None:
-        await watched(self.stepper.run(), self._watch())
+        await watched(self.proposer.run(), self._watch())
 
     async def _watch(self) -> NoReturn:
         watch = StepWatch(HEARTBEAT_SECONDS)
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
-            if watch.tick(self.stepper.under_way) is not Pulse.WELL:
-                raise StepHung("a step of the draft model does not end; this process can only be replaced")
+            if watch.tick(self.proposer.under_way) is not Pulse.WELL:
+                raise StepHung("a step of the drafter does not end; this process can only be replaced")
 
     def load(self) -> WorkerLoad:
-        load = self.stepper.load
+        load = self.proposer.load
         return WorkerLoad(load.sessions, kv_usage=load.kv_usage, step_seconds=load.token_seconds)
 
     def stats(self) -> dict[str, float]:
-        load = self.stepper.load
+        load = self.proposer.load
         return {
             "sessions": load.sessions,
             "busy": self._busy_share(),
@@ -100,12 +99,12 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
 
     def _busy_share(self) -> float:
         """Of the time since it was asked last (or since the start), 0..1."""
-        busy, now = self.stepper.load.busy_seconds, time.monotonic()
+        busy, now = self.proposer.load.busy_seconds, time.monotonic()
         (busy_before, before), self._busy_asked = self._busy_asked, (busy, now)
         return min((busy - busy_before) / (now - before), 1.0) if now > before else 0.0
 
     async def probe(self) -> None:
-        await self.stepper.probe()
+        await self.proposer.probe()
 
     def drain(self) -> None:
         """A drafter just leaves: its sessions go on plainly, or with another."""
@@ -137,7 +136,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
         reader = asyncio.create_task(self._obey(peer, commands))
         try:
             yield drafter_pb2.DrafterEvents(hello=self._info.identity.hello())
-            busy, reported = self.stepper.load.busy_seconds, time.monotonic()
+            busy, reported = self.proposer.load.busy_seconds, time.monotonic()
             while not peer.over:
                 try:
                     async with asyncio.timeout(HEARTBEAT_SECONDS):
@@ -146,7 +145,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
                     pass
                 peer.wake.clear()
                 ended, peer.ended = peer.ended, []
-                load, now = self.stepper.load, time.monotonic()
+                load, now = self.proposer.load, time.monotonic()
                 share = (load.busy_seconds - busy) / (now - reported) if now > reported else 0.0
                 busy, reported = load.busy_seconds, now
                 round_trips = {
@@ -181,7 +180,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
                     case "open":
                         self._open(peer, command.open)
                     case "window" if self._owns(peer, command.window.session_id):
-                        self.stepper.set_window(command.window.session_id, command.window.window)
+                        self.proposer.set_window(command.window.session_id, command.window.window)
                     case "close" if self._owns(peer, command.close.session_id):
                         self._close(command.close.session_id)
         finally:
@@ -208,21 +207,22 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
             peer.end(spec.session_id, message.opening, reason)
             return
         self._close(spec.session_id)
-        drafting = self.stepper.open(DraftSession(spec, message.window))
+        session = DraftSession(spec, message.window)
+        self.proposer.open(session)
         self._owners[spec.session_id] = peer, message.opening
         link = self._links.get(message.verifier_address)
         if link is None:
             link = self._links[message.verifier_address] = VerifierLink(
                 message.verifier_address,
                 self._info.identity,
-                self.stepper.commit,
+                self.proposer.commit,
                 self._give_up,
                 partial(self._links.pop, message.verifier_address, None),
                 time.monotonic,
                 self._tls,
             )
         self._link_of[spec.session_id] = link
-        link.add(drafting)
+        link.add(session)
 
     def _unfit(self, spec: DraftSpec) -> str | None:
         """Why this drafter cannot draft for the session, in a sentence."""
@@ -245,7 +245,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
 
     def _close(self, session_id: bytes) -> None:
         self._owners.pop(session_id, None)
-        self.stepper.close(session_id)
+        self.proposer.close(session_id)
         link = self._link_of.pop(session_id, None)
         if link is not None:
             link.remove(session_id)
@@ -259,50 +259,48 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
 
     # -- results --
 
-    def on_change(self, changed: Sequence[Drafting]) -> None:
-        for drafting in changed:
-            link = self._link_of.get(drafting.id)
+    def on_change(self, changed: Sequence[DraftSession]) -> None:
+        for session in changed:
+            link = self._link_of.get(session.id)
             if link is not None:
-                link.changed(drafting)
+                link.changed(session)
 
-    def on_failed(self, drafting: Drafting, reason: str) -> None:
-        self._give_up(drafting.id, reason)
+    def on_failed(self, session: DraftSession, reason: str) -> None:
+        self._give_up(session.id, reason)
 
     async def close(self) -> None:
         for link in list(self._links.values()):
             await link.close()
 
 
+async def source(config: DrafterConfig, start_followers: StartFollowers | None = None) -> Source:
+    """Returns the kind of draft that the configuration asks for, loaded. Raises StartupError.
+
+    A draft model needs torch, which other kinds do not load."""
+    if config.propose is not None:
+        from drafter.ngram import ngram_source
+
+        return ngram_source()
+    from drafter.stepper import model_source
+
+    return await model_source(config, start_followers)
+
+
 async def start(
-    config: DrafterConfig, registrar: Registrar, start_followers: StartFollowers = FollowerProcesses
+    config: DrafterConfig, registrar: Registrar, start_followers: StartFollowers | None = None
 ) -> Worker:
-    """A drafter with its model loaded, listening but not registered; `start_followers` starts the processes
-    that its model is divided among. Raises StartupError."""
+    """Returns a drafter that is ready to guess and listens, but is not registered.
+
+    `start_followers` starts the processes that a draft model is divided among. Raises StartupError."""
     server, tls = new_server(), opened(config.tls)
     address = bind(server, config.host, config.port, tls=tls)
     await check_admitted(registrar)
-    engine, tokenizer, info = await load(
-        Role.DRAFTER,
-        config.draft,
-        config.model_name,
-        config.device,
-        config.dtype,
-        config.kv_memory_bytes,
-        config.threads,
-        config.tensor_parallel_size,
-        start_followers,
-        config.quantization,
-    )
-    await engine.run(engine.make_ready, config.max_batch_tokens)
-    service = DrafterService(info, tokenizer, tls)
-    limits = Limits(config.max_batch_tokens, config.prefill_chunk)
-    stepper = DraftStepper(
-        engine, limits, service.on_change, service.on_failed, time.monotonic, config.branches
-    )
-    service.use(stepper)
+    found = await source(config, start_followers)
+    service = DrafterService(found.info, found.tokenizer, tls)
+    service.use(found.proposer(service.on_change, service.on_failed))
     drafter_pb2_grpc.add_DrafterServicer_to_server(service, server)
     port = int(address.rpartition(":")[2])
-    return Worker(info, config.advertised_address(port), service, server, registrar)
+    return Worker(found.info, config.advertised_address(port), service, server, registrar)
 
 
 async def serve(config: DrafterConfig) -> None:

@@ -93,6 +93,10 @@ class DraftSession:
         self.news = True  # whether the log or the trunk is not as it has been told
 
     @property
+    def id(self) -> bytes:
+        return self.spec.session_id
+
+    @property
     def length(self) -> int:
         """Tokens of the log and the trunk together."""
         return len(self.log) + len(self.drafted)

@@ -1,4 +1,4 @@
-"""Runs the draft model in steps: each drafts one token for every session that wants one.
+"""The draft model as a proposer: each of its steps drafts one token for every session that wants one.
 
 All on the event loop's thread, but for the forward pass. Commits are applied between two steps, and what they
 left to catch up on rides in the next forward, which also shows what would have been drafted there. Likely
@@ -11,19 +11,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from drafter.acceptance_model import ALTERNATIVES, AcceptanceModel
 from drafter.branches import MOST_BRANCHES, Growth, growths
+from drafter.config import DrafterConfig
 from drafter.drafting import Drafting, Part
+from drafter.proposer import DraftLoad, OnChange, OnFailed, Source
 from drafter.session import Branch, DraftSession, Guess, LogConflict
 from outrider.engine.engine import Engine
 from outrider.engine.kv_blocks import Cached
 from outrider.engine.scheduler import Limits, schedule
 from outrider.errors import PeerLost
-from outrider.sampling.sampler import Ranked, TokenCounts
+from outrider.net.rpc import Role
+from outrider.sampling.ranked import Ranked
+from outrider.sampling.token_counts import TokenCounts
+from outrider.worker.followers import FollowerProcesses, StartFollowers
+from outrider.worker.model import load
 from outrider.worker.stepwatch import StepUnderWay, under_way
 
 log = logging.getLogger(__name__)
@@ -38,16 +45,6 @@ LOOP_ROUNDS = 3  # of the event loop after it: from what has arrived to whom it 
 MOST_SCORED = 16  # rows of a session in a step
 
 
-@dataclass(frozen=True, slots=True)
-class DraftLoad:
-    sessions: int = 0
-    token_seconds: float = 0.0  # moving average of a step
-    busy_seconds: float = 0.0  # spent in steps since start
-    kv_usage: float = 0.0
-    rejections: int = 0  # guesses on a trunk that the target did not take, since start
-    covered: int = 0  # of them, those where a branch had the target's token when its word came
-
-
 class DraftStepper:
     """Owns the sessions, their KV blocks and the engine thread."""
 
@@ -55,8 +52,8 @@ class DraftStepper:
         self,
         engine: Engine,
         limits: Limits,
-        on_change: Callable[[Sequence[Drafting]], None],
-        on_failed: Callable[[Drafting, str], None],
+        on_change: OnChange,
+        on_failed: OnFailed,
         clock: Callable[[], float],
         branches: bool = True,
     ) -> None:
@@ -68,7 +65,7 @@ class DraftStepper:
         self._clock = clock
         self._branches = branches and not engine.divided
         self._sessions: dict[bytes, Drafting] = {}
-        self._commits: list[tuple[Drafting, int, Sequence[int]]] = []  # not applied yet
+        self._commits: list[tuple[DraftSession, int, Sequence[int]]] = []  # not applied yet
         self._changed = asyncio.Event()
         self._token_seconds = 0.0
         self._busy_seconds = 0.0
@@ -114,9 +111,9 @@ class DraftStepper:
             drafting.session.window = window
             self._changed.set()
 
-    def commit(self, drafting: Drafting, base: int, tokens: Sequence[int]) -> None:
+    def commit(self, session: DraftSession, base: int, tokens: Sequence[int]) -> None:
         """Takes a commit in, to be applied before the next step."""
-        self._commits.append((drafting, base, tokens))
+        self._commits.append((session, base, tokens))
         self._changed.set()
 
     async def run(self) -> None:
@@ -166,10 +163,10 @@ class DraftStepper:
     def _apply_commits(self) -> None:
         commits, self._commits = self._commits, []
         changed: dict[Drafting, None] = {}
-        for drafting, base, tokens in commits:
-            if self._sessions.get(drafting.id) is not drafting:
+        for session, base, tokens in commits:
+            drafting, before = self._sessions.get(session.id), len(session.log)
+            if drafting is None or drafting.session is not session:
                 continue  # closed since
-            session, before = drafting.session, len(drafting.session.log)
             if any(token >= self._engine.info.vocab_size for token in tokens):
                 self._fail(drafting, "the target chose a token id that the draft model does not have")
                 continue
@@ -194,13 +191,13 @@ class DraftStepper:
 
     def _tell(self, changed: Iterable[Drafting]) -> None:
         """Hands on those that are still open."""
-        if told := [drafting for drafting in changed if self._sessions.get(drafting.id) is drafting]:
+        if told := [each.session for each in changed if self._sessions.get(each.id) is each]:
             self._on_change(told)
 
     def _fail(self, drafting: Drafting, reason: str) -> None:
         if self._sessions.get(drafting.id) is drafting:  # not closed since, nor opened anew
             self.close(drafting.id)
-            self._on_failed(drafting, reason)
+            self._on_failed(drafting.session, reason)
 
     def _release(self, drafting: Drafting) -> None:
         """Gives the blocks of trunk and branches back."""
@@ -373,3 +370,27 @@ class DraftStepper:
             read = part.start + len(part.tokens)
             session.scored = max(session.scored, min(read + 1, len(session.log)))
             self._engine.pool.seal(drafting.table, session.log)
+
+
+async def model_source(config: DrafterConfig, start_followers: StartFollowers | None) -> Source:
+    """Returns the draft model, loaded and checked. Raises StartupError."""
+    assert config.draft is not None
+    engine, tokenizer, info = await load(
+        Role.DRAFTER,
+        config.draft,
+        config.model_name,
+        config.device,
+        config.dtype,
+        config.kv_memory_bytes,
+        config.threads,
+        config.tensor_parallel_size,
+        start_followers or FollowerProcesses,
+        config.quantization,
+    )
+    await engine.run(engine.make_ready, config.max_batch_tokens)
+    limits = Limits(config.max_batch_tokens, config.prefill_chunk)
+
+    def proposer(on_change: OnChange, on_failed: OnFailed) -> DraftStepper:
+        return DraftStepper(engine, limits, on_change, on_failed, time.monotonic, config.branches)
+
+    return Source(info, tokenizer, proposer)

@@ -17,8 +17,9 @@ class Models:
     """What is served."""
 
     target: str  # folder or hub id
-    draft: str | None  # None = plain decoding
+    draft: str | None  # None = no draft model
     name: str  # by which clients ask for it
+    propose: str | None = None  # where guesses come from without a draft model; None = plain decoding then
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +89,11 @@ def router_child(
 
 def worker_children(models: Models, workers: Workers, router: str) -> list[ChildSpec]:
     """Verifiers and drafters that register with the router at host:port."""
+    joining = ["--router", router, *workers.protection.of_workers, *_log_level(workers.log_level)]
     common = [
-        *("--router", router, "--device", workers.device, "--kv-memory", workers.kv_memory),
-        *("--threads", str(workers.threads)),
+        *joining,
+        *("--device", workers.device, "--kv-memory", workers.kv_memory, "--threads", str(workers.threads)),
         *(("--dtype", workers.dtype) if workers.dtype is not None else ()),
-        *workers.protection.of_workers,
-        *_log_level(workers.log_level),
     ]
     verifier = ["--target", models.target, "--name", models.name, *common]
     if workers.tensor_parallel_size > 1:
@@ -104,12 +104,16 @@ def worker_children(models: Models, workers: Workers, router: str) -> list[Child
         ChildSpec("verifier", name, _outrider("verifier", verifier), True, DRAIN_SECONDS)
         for name in _names("verifier", workers.verifiers)
     ]
-    if models.draft is not None:
+    drafter = None
+    if models.propose is not None:
+        drafter = ["--propose", models.propose, *joining]
+    elif models.draft is not None:
         drafter = ["--draft", models.draft, *common]
         if workers.draft_quantization is not None:
             drafter += ["--draft-quantization", workers.draft_quantization]
         if workers.lock_step or not workers.branches:
             drafter += ["--no-branches"]
+    if drafter is not None:
         specs += [
             ChildSpec("drafter", name, _outrider("drafter", drafter), restart=True)
             for name in _names("drafter", workers.drafters)

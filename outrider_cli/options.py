@@ -122,7 +122,26 @@ ServerSeed = Annotated[
     ),
 ]
 Target = Annotated[str, typer.Option("--target", help="Folder or Hugging Face id of the target model.")]
-Draft = Annotated[str, typer.Option("--draft", help="Folder or Hugging Face id of the draft model.")]
+Draft = Annotated[
+    str | None,
+    typer.Option("--draft", help="Folder or Hugging Face id of the draft model.", show_default=False),
+]
+
+
+class Proposer(StrEnum):
+    """Where guesses come from, if not from a draft model."""
+
+    NGRAM = "ngram"
+
+
+Propose = Annotated[
+    Proposer | None,
+    typer.Option(
+        "--propose",
+        help="Guess without a draft model: ngram looks up what followed the same tokens in the text so far.",
+        show_default="none: the draft model guesses",
+    ),
+]
 RouterAddress = Annotated[
     str | None,
     typer.Option(

@@ -124,7 +124,8 @@ def verifier(
 
 
 def drafter(
-    draft: options.Draft,
+    draft: options.Draft = None,
+    propose: options.Propose = None,
     router: options.RouterAddress = None,
     store: options.WorkerStore = None,
     host: options.WorkerHost = "127.0.0.1",
@@ -145,7 +146,7 @@ def drafter(
     branches: options.Branches = True,
     log_level: options.LogLevel = options.Level.WARNING,
 ) -> None:
-    """Run a drafter: it runs a draft model and registers with a router, or in the routers' store."""
+    """Run a drafter: it guesses, mostly by a draft model, and registers with a router or in their store."""
     _log_to_stderr(log_level)
     with reported("drafter"):
         from drafter.config import DrafterConfig
@@ -153,6 +154,7 @@ def drafter(
 
         config = DrafterConfig(
             draft=draft,
+            propose=propose.value if propose else None,
             router=router,
             store=store or (os.environ.get(STORE) if router is None else None),
             host=host,

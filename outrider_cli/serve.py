@@ -33,6 +33,7 @@ def serve(
         str | None,
         typer.Option(help="Folder or hub id of the draft model.", show_default="the demo pair's draft"),
     ] = None,
+    propose: options.Propose = None,
     drafters: Annotated[int, typer.Option(min=0, help="Number of draft workers; 0 = plain decoding.")] = 1,
     verifiers: Annotated[int, typer.Option(min=1, help="Number of target workers.")] = 1,
     tensor_parallel_size: options.TargetParallelSize = 1,
@@ -57,9 +58,10 @@ def serve(
 ) -> None:
     """Serve a model on this machine: a router, verifiers and drafters, each a process of its own."""
     os.environ.pop(STORE, None)  # of routers that share one: these processes keep to themselves
-    models = choose_models(target, draft, drafters)
-    if draft_quantization is not None and drafters == 0:
-        fail("serve", "--draft-quantization is of no use with --drafters 0: leave one out", WRONG_USAGE)
+    models = choose_models(target, draft, drafters, propose.value if propose else None)
+    if draft_quantization is not None and models.draft is None:
+        other = "--drafters 0" if drafters == 0 else "--propose"
+        fail("serve", f"--draft-quantization is of no use with {other}: leave one out", WRONG_USAGE)
     protection = Protection(tls_cert, tls_key, tls_ca, insecure, api_keys, worker_port)
     workers = Workers(
         verifiers=verifiers,
@@ -86,30 +88,35 @@ def serve(
     asyncio.run(run(router, others, models.name, keyed=asked, ca=tls_ca))
 
 
-def choose_models(target: str | None, draft: str | None, drafters: int) -> Models:
+def choose_models(target: str | None, draft: str | None, drafters: int, propose: str | None = None) -> Models:
     """The pair to serve; ends the process with a sentence where the options do not go together."""
     if draft is not None and drafters == 0:
         fail("serve", "--draft names a model but --drafters 0 runs none: leave one of them out", WRONG_USAGE)
+    if propose is not None and drafters == 0:
+        fail("serve", "--propose is of no use with --drafters 0: leave one out", WRONG_USAGE)
+    if propose is not None and draft is not None:
+        fail("serve", "--draft and --propose both say where guesses come from: leave one out", WRONG_USAGE)
     if draft is not None and target is None:
         fail("serve", "--draft is given without --target: name both models of the pair", WRONG_USAGE)
-    if target is not None and draft is None and drafters > 0:
+    if target is not None and draft is None and propose is None and drafters > 0:
         fail(
             "serve",
             "--target is given without --draft: name a draft model with the same tokenizer, "
-            "or say --drafters 0 for plain decoding",
+            "or say --propose ngram, or --drafters 0 for plain decoding",
             WRONG_USAGE,
         )
     if target is not None:
         from outrider.config import checkpoint_name
 
-        return Models(target, draft, checkpoint_name(target))
+        return Models(target, draft, checkpoint_name(target), propose)
     for folder in (pair.TARGET, pair.DRAFT):
         if not (folder / "config.json").is_file():
             fail(
                 "serve",
                 f"the demo pair is missing ({folder}): name models of your own with --target and --draft",
             )
-    return Models(str(pair.TARGET), str(pair.DRAFT) if drafters else None, pair.NAME)
+    drafted = drafters > 0 and propose is None
+    return Models(str(pair.TARGET), str(pair.DRAFT) if drafted else None, pair.NAME, propose)
 
 
 async def run(

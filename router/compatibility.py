@@ -31,7 +31,8 @@ def misfit(
     """A sentence that says why `newcomer` cannot work with `verifiers`, or None.
 
     A verifier must run the same model as every other of its name; a drafter must have the tokenizer of a
-    served model, and fits while none is served. `first_difference(target, draft)` words what differs.
+    served model, or no tokenizer, and fits while no model is served. `first_difference(target, draft)` words
+    what differs.
     """
     others = [one for one in verifiers if one.worker_id != newcomer.worker_id]
     if newcomer.info.identity.role is Role.DRAFTER:
@@ -53,7 +54,8 @@ def misfit(
 def _drafter_misfit(
     drafter: Registration, verifiers: list[Registration], first_difference: FirstDifference
 ) -> str | None:
-    if not verifiers or any(_same_tokenizer(drafter, one) for one in verifiers):
+    ours = drafter.info.identity.tokenizer_hash
+    if not verifiers or any(suits(ours, one.info.identity.tokenizer_hash) for one in verifiers):
         return None
     target = min(verifiers, key=lambda one: one.info.model.name)
     try:
@@ -64,5 +66,8 @@ def _drafter_misfit(
     return f"the draft model's tokenizer differs from that of the target {name!r}: {difference}"
 
 
-def _same_tokenizer(one: Registration, other: Registration) -> bool:
-    return one.info.identity.tokenizer_hash == other.info.identity.tokenizer_hash
+def suits(drafter_hash: str, target_hash: str) -> bool:
+    """Tells whether a drafter's tokens mean the same to a target, by the hashes of their tokenizers.
+
+    A drafter without a tokenizer guesses from the target's own tokens, and suits every target."""
+    return drafter_hash in ("", target_hash)

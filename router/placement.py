@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from router.compatibility import suits
 from router.load import DrafterLoad, VerifierLoad
 
 AFFINITY_TOKENS = 256  # cached prompt tokens that make up for one session more in the batch
@@ -86,7 +87,7 @@ def choose_drafter(
     fitting = [
         one
         for one in candidates
-        if one.tokenizer_hash == tokenizer_hash and (one.worker_id, one.incarnation) not in excluded
+        if suits(one.tokenizer_hash, tokenizer_hash) and (one.worker_id, one.incarnation) not in excluded
     ]
     if not fitting:
         return None

@@ -24,6 +24,7 @@ from router.api.access import Access, HttpAccess
 from router.api.http import create_app
 from router.api.keys import Keys
 from router.api.validation import DrawBelow
+from router.compatibility import suits
 from router.fleet import Fleet
 from router.metrics import Metrics
 from router.priors import Priors
@@ -89,7 +90,7 @@ class Router:
         """Pairs that may work together: what is known of them is asked for before a session needs it."""
         for verifier in self.fleet.verifiers.values():
             for drafter in self.fleet.drafters.values():
-                if drafter.identity.tokenizer_hash == verifier.identity.tokenizer_hash:
+                if suits(drafter.identity.tokenizer_hash, verifier.identity.tokenizer_hash):
                     self.priors.pool(verifier.identity.model_fingerprint, drafter.identity.model_fingerprint)
 
     async def wait(self) -> None:

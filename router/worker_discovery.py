@@ -15,7 +15,7 @@ from outrider.net.tasks import propagate_cancel
 from outrider.net.tls import Tls
 from outrider.store.store import Store
 from outrider.wire.description import WorkerRecord
-from router.compatibility import FirstDifference, Registration, misfit
+from router.compatibility import FirstDifference, Registration, misfit, suits
 from router.fleet import Fleet
 from router.workers import Drafter, Verifier, fetch_tokenizer
 
@@ -148,7 +148,9 @@ class WorkerDiscovery:
     def _awaited(self, tokenizer_hash: str) -> bool:
         """Whether the store has a verifier with that tokenizer."""
         identities = (record.info.identity for record in self._records.values())
-        return any(one.role is Role.VERIFIER and one.tokenizer_hash == tokenizer_hash for one in identities)
+        return any(
+            one.role is Role.VERIFIER and suits(tokenizer_hash, one.tokenizer_hash) for one in identities
+        )
 
     async def _until_gone(self, worker: Verifier | Drafter) -> str:
         """Returns why it is gone, once it is; raises PeerRefused where it turns out not to fit."""

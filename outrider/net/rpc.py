@@ -91,7 +91,7 @@ class Identity:
     worker_id: str  # stable name, unique in the service
     incarnation: int  # 64 bits, random, drawn at process start
     model_fingerprint: str = ""  # empty for a router
-    tokenizer_hash: str = ""  # empty for a router
+    tokenizer_hash: str = ""  # empty for a router, and for a drafter that suits every tokenizer
 
     def hello(self) -> common_pb2.Hello:
         return common_pb2.Hello(
@@ -115,8 +115,8 @@ class Greeting(Protocol):
 def check_hello(message: Greeting, role: Role, *, tokenizer_hash: str | None = None) -> Identity:
     """Returns the sender's identity, from the first message of its stream.
 
-    `tokenizer_hash` is compared if it is given. Raises PeerRefused with one sentence that names the first
-    difference.
+    `tokenizer_hash` is compared if both sides have one: an empty one suits every tokenizer. Raises
+    PeerRefused with one sentence that names the first difference.
     """
     if not message.HasField("hello"):
         raise PeerRefused("the first message on a stream must be a hello")
@@ -131,7 +131,7 @@ def check_hello(message: Greeting, role: Role, *, tokenizer_hash: str | None = N
         raise PeerRefused(f"expected a {role.name.lower()} here; the peer's role is {spoken}")
     if not hello.worker_id:
         raise PeerRefused("the hello's worker_id is empty; every process has a name")
-    if tokenizer_hash is not None and hello.tokenizer_hash != tokenizer_hash:
+    if tokenizer_hash and hello.tokenizer_hash and hello.tokenizer_hash != tokenizer_hash:
         raise PeerRefused(
             f"{hello.worker_id} has the tokenizer with hash {hello.tokenizer_hash!r}, "
             f"expected {tokenizer_hash!r}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ import torch
 from outrider.sampling.noise import gumbel, row_key
 from outrider.sampling.noisy_argmax import Ids, NoisyArgmax, noisy_argmax, row_keys, rows_at_once
 from outrider.sampling.params import SamplingParams
+from outrider.sampling.ranked import Ranked
 from outrider.sampling.token_counts import TokenCounts
 from outrider.sampling.waves import in_waves
 
@@ -67,14 +67,6 @@ def draw(logits: torch.Tensor, rows: Sequence[Row], vocab_size: int | None = Non
     else:
         draw_some = NoisyArgmax(logits.numpy(), _temperatures(rows), _keys(rows)).draw
     return torch.tensor(in_waves([row.after for row in rows], at_once, draw_some))
-
-
-@dataclass(frozen=True, slots=True)
-class Ranked:
-    """What a draw says beside its token: how clearly that one won, and which were next. Plain numbers."""
-
-    ids: tuple[int, ...]  # best first: the token drawn, then what would be drawn without those before it
-    shares: tuple[float, ...]  # of each in the softmax of log p' + noise
 
 
 def rank(

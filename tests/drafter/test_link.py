@@ -11,7 +11,6 @@ from typing import Any
 import grpc
 import pytest
 
-from drafter.drafting import Drafting
 from drafter.link import MOST_FAILURES, VerifierLink
 from drafter.session import DraftSession, DraftSpec, Guess
 from outrider.net.heartbeat import HEARTBEAT_SECONDS, SILENCE_SECONDS
@@ -56,9 +55,9 @@ class Listener(verifier_pb2_grpc.VerifierServicer):
         listening.cancel()
 
 
-def drafting() -> Drafting:
+def draft_session() -> DraftSession:
     spec = DraftSpec(b"s" * 16, (1, 2), (), SamplingParams(), 50, b"k" * 16, 100)
-    return Drafting(DraftSession(spec, 8), None)
+    return DraftSession(spec, 8)
 
 
 async def started(listener: Listener) -> tuple[Any, str]:
@@ -82,7 +81,7 @@ async def test_sessions_are_attached_anew_after_the_stream_broke_while_the_draft
 ):
     listener = Listener()
     server, address = await started(listener)
-    one = drafting()
+    one = draft_session()
     ended: list[tuple[bytes, str]] = []
     link = VerifierLink(
         address,
@@ -99,7 +98,7 @@ async def test_sessions_are_attached_anew_after_the_stream_broke_while_the_draft
         batch = await until_attached(listener, stream)
         assert [attach.session_id for attach in batch.attach] == [b"s" * 16]
         assert [draft.base for draft in batch.drafts] == [2]  # and acknowledges what it knows
-    one.session.extend(Guess(7, 0.9, 0.5, 0, 0.5))
+    one.extend(Guess(7, 0.9, 0.5, 0, 0.5))
     link.changed(one)
     async with asyncio.timeout(20):
         number, batch = await listener.heard.get()
@@ -120,7 +119,7 @@ async def test_without_sessions_the_end_of_the_stream_is_the_end_of_the_link() -
     link = VerifierLink(
         address, Identity(Role.DRAFTER, "d", 1, "", TOKENS), print, print, over.set, time.monotonic
     )
-    link.add(drafting())
+    link.add(draft_session())
     await until_attached(listener, 1)
     link.remove(b"s" * 16)
     listener.hang_up.set()
@@ -142,7 +141,7 @@ async def test_a_verifier_with_another_tokenizer_is_given_up_with_a_sentence() -
         lambda: None,
         time.monotonic,
     )
-    link.add(drafting())
+    link.add(draft_session())
     async with asyncio.timeout(20):
         session_id, reason = await ended.get()
     assert session_id == b"s" * 16 and "tokenizer" in reason
@@ -185,7 +184,7 @@ async def test_one_that_refuses_is_given_up_at_once_and_one_that_is_away_after_s
         lambda: None,
         time.monotonic,
     )
-    link.add(drafting())
+    link.add(draft_session())
     async with asyncio.timeout(20):
         number, reason = await ended.get()
     assert number == streams and said in reason
@@ -214,7 +213,7 @@ async def test_the_end_of_a_session_that_is_another_links_by_now_is_not_its_end(
         lambda: None,
         time.monotonic,
     )
-    link.add(drafting())
+    link.add(draft_session())
     async with asyncio.timeout(20):
         assert await ended.get() == b"s" * 16
     await link.close()
@@ -233,7 +232,7 @@ async def test_a_right_that_is_revoked_ends_only_what_shows_it() -> None:
         time.monotonic,
     )
     try:
-        link.add(drafting())
+        link.add(draft_session())
         for right, ends in ((b"o" * 16, 0), (b"k" * 16, 1)):
             claim = verifier_pb2.Attach(session_id=b"s" * 16, draft_key=right)
             link._heard(verifier_pb2.CommitBatch(revoked=[claim]))
@@ -248,7 +247,7 @@ async def test_a_silent_verifier_is_connected_anew() -> None:
     link = VerifierLink(
         address, Identity(Role.DRAFTER, "d", 1, "", TOKENS), print, print, lambda: None, time.monotonic
     )
-    link.add(drafting())
+    link.add(draft_session())
     await until_attached(listener, 1)
     async with asyncio.timeout(20):
         while listener.beaten * HEARTBEAT_SECONDS <= SILENCE_SECONDS:  # noqa: ASYNC110
@@ -272,7 +271,7 @@ async def test_the_sessions_of_a_verifier_that_cannot_be_reached_are_given_up() 
         over.set,
         time.monotonic,
     )
-    link.add(drafting())
+    link.add(draft_session())
     async with asyncio.timeout(20):
         session_id, reason = await ended.get()
         await over.wait()

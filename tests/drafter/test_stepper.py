@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -42,17 +42,17 @@ class Heard:
     def __init__(self) -> None:
         self.messages = 0
 
-    def __call__(self, changed: list[Drafting]) -> None:
-        for drafting in changed:
-            drafting.session.tell()
+    def __call__(self, changed: Sequence[DraftSession]) -> None:
+        for session in changed:
+            session.tell()
             self.messages += 1
 
 
 @asynccontextmanager
 async def running(
-    engine: Engine, heard: Callable[[list[Drafting]], None], branches: bool = True
+    engine: Engine, heard: Callable[[Sequence[DraftSession]], None], branches: bool = True
 ) -> AsyncIterator[DraftStepper]:
-    def failed(drafting: Drafting, reason: str) -> None:
+    def failed(session: DraftSession, reason: str) -> None:
         raise AssertionError(reason)
 
     stepper = DraftStepper(engine, Limits(), heard, failed, time.monotonic, branches)
@@ -105,7 +105,7 @@ def count_steps(engine: Engine) -> list[int]:
 
 
 async def commit(stepper: DraftStepper, drafting: Drafting, tokens: list[int]) -> None:
-    stepper.commit(drafting, len(drafting.session.log), tokens)
+    stepper.commit(drafting.session, len(drafting.session.log), tokens)
     await until(lambda: not stepper._commits)
 
 
@@ -243,7 +243,7 @@ async def test_branches_wait_while_a_trunk_has_a_likely_token_to_draft(engine: E
             for drafting in all_of_them[:3]:  # these have time for branches
                 await until(idle(stepper, drafting))
             for drafting in all_of_them:
-                stepper.commit(drafting, len(drafting.session.log), tokens(drafting)[:3])
+                stepper.commit(drafting.session, len(drafting.session.log), tokens(drafting)[:3])
         for drafting in all_of_them:
             await until(idle(stepper, drafting))
     assert {branches for branches, _ in steps} == {True, False}
@@ -282,9 +282,9 @@ async def test_what_a_short_step_found_is_on_its_way_before_the_next_one_begins(
     told, sent = asyncio.Event(), []
     steps = count_steps(engine)
 
-    def heard(changed: list[Drafting]) -> None:
-        for drafting in changed:
-            drafting.session.tell()
+    def heard(changed: Sequence[DraftSession]) -> None:
+        for session in changed:
+            session.tell()
         told.set()
 
     async def send() -> None:
