@@ -124,7 +124,11 @@ ServerSeed = Annotated[
 Target = Annotated[str, typer.Option("--target", help="Folder or Hugging Face id of the target model.")]
 Draft = Annotated[
     str | None,
-    typer.Option("--draft", help="Folder or Hugging Face id of the draft model.", show_default=False),
+    typer.Option(
+        "--draft",
+        help="Folder or Hugging Face id of the draft model.",
+        show_default="none: --propose says how",
+    ),
 ]
 
 

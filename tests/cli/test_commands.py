@@ -109,6 +109,11 @@ def test_models_of_ones_own() -> None:
         "org/big-one", "folder/small/", "big-one"
     )
     assert choose_models("a/b/", None, 0) == Models("a/b/", None, "b")
+    assert choose_models("a/b", None, 1, "ngram") == Models("a/b", None, "b", "ngram")
+
+
+def test_lookup_takes_the_place_of_the_demo_pairs_draft() -> None:
+    assert choose_models(None, None, 1, "ngram") == Models(str(pair.TARGET), None, pair.NAME, "ngram")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +122,7 @@ def test_models_of_ones_own() -> None:
         (
             ["--target", "x"],
             "--target is given without --draft: name a draft model with the same tokenizer, "
-            "or say --drafters 0 for plain decoding",
+            "or say --propose ngram, or --drafters 0 for plain decoding",
         ),
         (["--draft", "x"], "--draft is given without --target: name both models of the pair"),
         (
@@ -206,6 +211,32 @@ def test_a_pair_that_is_none(arguments: list[str], sentence: str) -> None:
             1,
             "outrider router: --api-keys nowhere: nowhere: no such file",
         ),
+        (["drafter", "--router", "h:1"], 1, "outrider drafter: --draft is missing: name a draft model, or"),
+        (
+            ["drafter", "--draft", "x", "--propose", "ngram", "--router", "h:1"],
+            1,
+            "outrider drafter: --draft is for a draft model, which --propose ngram replaces: leave one out",
+        ),
+        (
+            ["drafter", "--propose", "ngram", "--device", "cuda", "--router", "h:1"],
+            1,
+            "outrider drafter: --device is for a draft model, which --propose ngram replaces",
+        ),
+        (
+            ["serve", "--target", "t", "--draft", "d", "--propose", "ngram"],
+            2,
+            "outrider serve: --draft and --propose both say where guesses come from: leave one out",
+        ),
+        (
+            ["serve", "--propose", "ngram", "--drafters", "0"],
+            2,
+            "outrider serve: --propose is of no use with --drafters 0: leave one out",
+        ),
+        (
+            ["serve", "--propose", "ngram", "--draft-quantization", "int8"],
+            2,
+            "outrider serve: --draft-quantization is of no use with --propose: leave one out",
+        ),
         (["router", "--port", "70000"], 2, "Error: Invalid value for '--port'"),
         (["serve", "--verifiers", "0"], 2, "Error: Invalid value for '--verifiers'"),
         (["verifier", "--router", "h:1"], 2, "Error: Missing option '--target'"),
@@ -284,6 +315,16 @@ def test_serve_hands_its_protection_on() -> None:
 def test_plain_decoding_runs_no_drafter() -> None:
     workers = Workers(verifiers=1, drafters=0, device="cpu", dtype=None, kv_memory="1GiB", threads=1)
     assert [child.name for child in worker_children(Models("t", None, "t"), workers, "h:1")] == ["verifier"]
+
+
+def test_drafters_that_look_up_are_told_nothing_of_a_model() -> None:
+    workers = Workers(verifiers=1, drafters=2, device="cuda", dtype="bfloat16", kv_memory="1GiB", threads=1)
+    _, *drafters = worker_children(Models("t", None, "t", "ngram"), workers, "127.0.0.1:9")
+    assert [child.name for child in drafters] == ["drafter-1", "drafter-2"]
+    command: Any = typer.main.get_command(app).commands["drafter"]  # type: ignore[attr-defined]
+    for child in drafters:
+        values = command.make_context("drafter", list(child.command[4:])).params
+        assert (values["propose"].value, values["draft"], values["device"]) == ("ngram", None, "cpu")
 
 
 @pytest.mark.parametrize(("cores", "workers", "each"), [(8, 2, 4), (2, 2, 1), (1, 3, 1), (7, 2, 3)])

@@ -23,6 +23,7 @@ from outrider.net.rpc import (
 from outrider.v1 import common_pb2, registry_pb2, verifier_pb2, verifier_pb2_grpc
 
 VERIFIER = Identity(Role.VERIFIER, "v", 7, "model", "tokenizer")
+DRAFTER = Identity(Role.DRAFTER, "d", 8, "ngram", "")
 
 
 @pytest.mark.parametrize(
@@ -44,6 +45,14 @@ def test_a_hello_that_does_not_fit_is_refused_by_its_first_difference(
     message = verifier_pb2.VerifierEvents(hello=hello)
     with pytest.raises(PeerRefused, match=sentence):
         check_hello(message, Role.VERIFIER, tokenizer_hash="tokenizer")
+
+
+def test_without_a_tokenizer_a_peer_suits_every_one() -> None:
+    hello = DRAFTER.hello()
+    batch = verifier_pb2.DraftBatch(hello=hello)
+    assert check_hello(batch, Role.DRAFTER, tokenizer_hash="tokenizer") == DRAFTER
+    command = verifier_pb2.VerifierCommand(hello=VERIFIER.hello())
+    assert check_hello(command, Role.VERIFIER, tokenizer_hash=DRAFTER.tokenizer_hash) == VERIFIER
 
 
 def test_a_hello_that_fits_gives_the_identity() -> None:

@@ -41,6 +41,10 @@ def test_a_drafter_fits_where_any_target_has_its_tokenizer() -> None:
     assert misfit(worker(Role.DRAFTER, "d", tokenizer="u"), [V, other], differ) is None
 
 
+def test_a_drafter_without_a_tokenizer_fits_every_target() -> None:
+    assert misfit(worker(Role.DRAFTER, "d", tokenizer=""), [V], differ) is None
+
+
 def test_a_drafter_of_another_tokenizer_is_told_the_first_difference() -> None:
     drafter = worker(Role.DRAFTER, "d", tokenizer="u")
     expected = "the draft model's tokenizer differs from that of the target 'm': t is not u"

@@ -203,3 +203,7 @@ def test_the_choice_does_not_depend_on_the_order_nor_on_nonsense_that_all_report
     shuffler.shuffle(drafters)
     assert chosen(*verifiers) == expected
     assert drafting(*drafters) == expected
+
+
+def test_a_drafter_without_a_tokenizer_is_one_for_every_target() -> None:
+    assert choose_drafter([drafter("a", tokenizer="u"), drafter("b", tokenizer="")], "t", HOST) == "b"

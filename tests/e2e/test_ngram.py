@@ -1,0 +1,48 @@
+"""`outrider serve --propose ngram`: drafts without a draft model, by real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.e2e.conftest import Alone, Serve, start
+from tests.e2e.test_serve import ask_all, cases, check, drafter_joined, metric, runs
+
+pytestmark = pytest.mark.process
+
+MOST_BYTES = 150 * 2**20  # of the drafter's memory; it takes some 80 MB, torch alone would take over 200
+
+
+@pytest.fixture(scope="module")
+def looked_up() -> Iterator[Serve]:
+    running = start("--propose", "ngram")
+    yield running
+    running.process.send_signal(signal.SIGINT)
+    assert running.process.wait(30) == 0, "".join(running.said[-30:])
+
+
+async def test_its_drafts_are_taken_and_every_text_is_the_targets_own(looked_up: Serve, alone: Alone) -> None:
+    http_cases, grpc_cases = cases(12), cases(4)
+    texts, tokens = await ask_all(looked_up, http_cases, grpc_cases)
+    check(alone, list(zip(http_cases, texts, strict=True)), list(zip(grpc_cases, tokens, strict=True)))
+    assert metric(looked_up, "vllm:spec_decode_num_accepted_tokens_total") > 0
+    assert looked_up.child("drafter").memory_info().rss < MOST_BYTES
+
+
+async def test_one_that_is_killed_is_replaced_and_changes_nothing(
+    looked_up: Serve, alone: Alone, eventually: Callable[[Callable[[], bool], str], None]
+) -> None:
+    asked_for = cases(12)
+    before = metric(looked_up, "vllm:generation_tokens_total")
+    asked = asyncio.create_task(ask_all(looked_up, asked_for, []))
+    while await asyncio.to_thread(metric, looked_up, "vllm:generation_tokens_total") < before + 50:
+        pass
+    looked_up.child("drafter").kill()
+    texts, _ = await asked
+    check(alone, list(zip(asked_for, texts, strict=True)), [])
+    await asyncio.to_thread(
+        eventually, lambda: drafter_joined(looked_up) and runs(looked_up), "another joins"
+    )
