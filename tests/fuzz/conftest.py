@@ -19,7 +19,7 @@ from outrider.v1 import generation_pb2, generation_pb2_grpc
 from tests.cluster.process import Process
 from tests.tiny_models import build
 
-INPUTS = int(os.environ.get("FUZZ_INPUTS", "5000"))  # in all tests of this folder together
+INPUTS = int(os.environ.get("FUZZ_INPUTS", "500"))  # in all tests of this folder together
 PROMPT = [5, 6, 7, 8]
 TOKENS = 24
 CONTEXT = 128  # tokens: a request without a limit of its own is soon over
