@@ -80,7 +80,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
             if watch.tick(self.proposer.under_way) is not Pulse.WELL:
-                raise StepHung("a step of the drafter does not end; this process can only be replaced")
+                raise StepHung("a step of the draft model does not end; this process can only be replaced")
 
     def load(self) -> WorkerLoad:
         load = self.proposer.load
