@@ -20,7 +20,7 @@ from router import worker_discovery as discovery_module
 from router.fleet import Fleet
 from router.metrics import Metrics
 from router.worker_discovery import WorkerDiscovery
-from tests.drafter.test_link import drafting
+from tests.drafter.test_link import draft_session
 from tests.router.conftest import ROUTER, first_difference, rig
 
 __all__ = ["rig"]
@@ -121,6 +121,6 @@ async def test_a_drafter_lets_go_of_a_verifier(monkeypatch: pytest.MonkeyPatch) 
     deaf = Deaf()
     monkeypatch.setattr(VerifierLink, "_speculate", lambda _: deaf())
     link = VerifierLink("127.0.0.1:1", Identity(Role.DRAFTER, "d", 1), print, print, print, time.monotonic)
-    link.add(drafting())
+    link.add(draft_session())
     await deaf.called.wait()
     await link.close()
