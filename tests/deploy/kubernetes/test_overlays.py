@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,9 @@ import yaml
 
 from deploy.app import LEAVE_SECONDS, build
 from deploy.args import parse as parse_arguments
-from deploy.validate import CRD_VARIABLE, find_crd, main, validate
-from deploy.validation.finding import Manifest, groups
-from deploy.validation.render import kubectl, parse, render
-from deploy.validation.serve import arguments, check_text
+from deploy.validate.__main__ import main, validate
+from deploy.validate.manifest import Manifest, groups, parse, render
+from deploy.validate.serve import arguments, check_text
 from outrider import __version__
 from outrider.errors import StartupError
 
@@ -31,21 +31,19 @@ def one(manifests: list[Manifest], kind: str, name: str = "outrider") -> Any:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_an_overlay_has_no_mistakes(overlay: str, rendered: Rendered, crd: Path) -> None:
-    assert [str(finding) for finding in validate(rendered(overlay), crd).findings] == []
+def test_an_overlay_has_no_mistakes(overlay: str, rendered: Rendered) -> None:
+    assert validate(rendered(overlay)).findings == []
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_without_the_crd_the_rest_is_checked(overlay: str, rendered: Rendered) -> None:
-    report = validate(rendered(overlay), None)
-    assert report.findings == []
-    assert any("--crd" in sentence for sentence in report.skipped)
+def test_what_has_no_schema_here_is_said(rendered: Rendered) -> None:
+    (said,) = [line for line in validate(rendered("gpu")).remarks if line.startswith("not checked")]
+    assert "PodMonitor/outrider" in said
 
 
 def test_the_demo_brings_its_secrets_and_the_other_names_those_it_needs(rendered: Rendered) -> None:
-    assert validate(rendered("cpu-demo"), None).notes == []
-    needed = validate(rendered("gpu"), None).notes
-    assert [sentence.split()[2] for sentence in needed] == ["outrider-ray-token", "outrider-redis"]
+    assert validate(rendered("cpu-demo")).remarks == []
+    needed = [line for line in validate(rendered("gpu")).remarks if line.startswith("note: the Secret ")]
+    assert [line.split()[3] for line in needed] == ["outrider-ray-token", "outrider-redis"]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -127,24 +125,18 @@ def test_the_command_says_what_is_wrong(
     assert out.endswith("1 mistakes\n")
 
 
-def test_what_is_missing_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_missing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path / "nothing.yaml")]) == 2
     assert "there is no" in capsys.readouterr().err
     with pytest.raises(StartupError, match="kubectl is not installed"):
         render(KUBERAY / "overlays" / "gpu", None)
-    monkeypatch.setenv(CRD_VARIABLE, str(tmp_path / "crd.yaml"))
-    with pytest.raises(StartupError, match="there is no CRD file"):
-        find_crd()
 
 
 def test_a_folder_that_kustomize_cannot_read_is_a_sentence(tmp_path: Path) -> None:
-    program = kubectl()
-    if program is None:
+    if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed")
     with pytest.raises(StartupError, match="kustomize cannot render") as refused:
-        render(tmp_path, program)
+        render(tmp_path)
     assert "\n" not in refused.value.message
 
 
@@ -172,14 +164,10 @@ def test_what_is_no_manifest_is_a_sentence(document: str) -> None:
 
 
 def test_files_of_another_kind_are_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    binary, manifest = tmp_path / "binary", tmp_path / "manifest.yaml"
+    binary = tmp_path / "binary"
     binary.write_bytes(b"\xd0\x00")
-    manifest.write_text("{apiVersion: v1, kind: ConfigMap, metadata: {name: a}}")
     assert main([str(binary)]) == 2
     assert "cannot be read as text" in capsys.readouterr().err
-    for crd in (binary, manifest, KUBERAY / "base" / "redis.yaml"):
-        assert main(["--crd", str(crd), str(manifest)]) == 2
-        assert f"{crd} is no CRD with a version v1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -199,16 +187,15 @@ def test_replicas_have_the_time_that_they_may_take_to_leave(overlay: str, render
 
 def test_certificates_reach_every_pod_and_fit_the_names_that_workers_register(tmp_path: Path) -> None:
     """components/tls beside an overlay: the Secret that cert-manager makes is the one that pods mount."""
-    program = kubectl()
-    if program is None:
+    if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed: the overlays cannot be rendered")
     parts = {
         "resources": [os.path.relpath(KUBERAY / "overlays" / "gpu", tmp_path)],
         "components": [os.path.relpath(KUBERAY / "components" / "tls", tmp_path)],
     }
     (tmp_path / "kustomization.yaml").write_text(json.dumps({"namespace": "outrider", **parts}))
-    manifests = render(tmp_path, program)
-    assert validate(manifests, None).findings == []
+    manifests = render(tmp_path)
+    assert validate(manifests).findings == []
     certificate = one(manifests, "Certificate", "outrider-tls")["spec"]
     for group in groups(one(manifests, "RayService")):
         mounts = {mount["name"]: mount["mountPath"] for mount in group.containers[0].get("volumeMounts", [])}

@@ -1,0 +1,87 @@
+"""Our own rules: rules.yaml for each manifest, and what must hold among those that are applied together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from deploy.validate import schema
+from deploy.validate.manifest import Manifest, groups, name_of
+
+
+@cache
+def _rules() -> Any:
+    return yaml.safe_load(Path(__file__).with_name("rules.yaml").read_text())
+
+
+def check(manifest: Manifest, manifests: list[Manifest]) -> Iterator[schema.Problem]:
+    """What is wrong with a manifest that is applied with the others."""
+    yield from schema.check(manifest, {**_rules().get(manifest["kind"], {}), "$defs": _rules()["$defs"]})
+    same = [each for each in manifests if name_of(each) == name_of(manifest)]
+    if sum(each["metadata"].get("namespace") == manifest["metadata"].get("namespace") for each in same) > 1:
+        yield "", "is there twice; keep one"
+    pods = [labels for each in manifests for labels in _pod_labels(each)]
+    for path, selector in _selectors(manifest):
+        for label, value in _wanted(selector):
+            if not any(labels.get(label) == value for labels in pods):
+                yield path, f"selects {label}={value}, which no pod here has"
+
+
+def missing_secrets(manifests: list[Manifest]) -> list[str]:
+    """Secrets that pods need and that are not among the manifests."""
+    present = {each["metadata"]["name"] for each in manifests if each["kind"] == "Secret"}
+    return sorted(set(_secret_names(manifests)) - present)
+
+
+def _secret_names(value: Any) -> Iterator[str]:
+    """Names of Secrets that are referred to anywhere inside, those that are optional left out."""
+    if isinstance(value, list):
+        for inner in value:
+            yield from _secret_names(inner)
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            if key in ("secretKeyRef", "secretRef") and not inner.get("optional"):
+                yield inner["name"]
+            elif key == "authOptions" and "secretName" in inner:
+                yield inner["secretName"]
+            yield from _secret_names(inner)
+
+
+def _pod_labels(manifest: Manifest) -> Iterator[dict[str, str]]:
+    """The labels of each pod template, without those that the operator adds."""
+    if manifest["kind"] == "RayService":
+        for group in groups(manifest):
+            written = group.spec["template"].get("metadata", {}).get("labels") or {}
+            yield {**written, **(group.spec.get("labels") or {})}
+    elif "template" in manifest.get("spec", {}):
+        yield manifest["spec"]["template"].get("metadata", {}).get("labels") or {}
+
+
+def _selectors(manifest: Manifest) -> Iterator[tuple[str, Manifest]]:
+    """(path, selector of pods) of each. One that selects no pod protects nothing, and says nothing."""
+    spec, kind = manifest.get("spec") or {}, manifest["kind"]
+    if kind == "Service":
+        yield "spec.selector", {"matchLabels": spec.get("selector")}
+    elif kind in ("PodDisruptionBudget", "PodMonitor", "ServiceMonitor"):
+        yield "spec.selector", spec.get("selector") or {}
+    elif kind == "NetworkPolicy":
+        yield "spec.podSelector", spec["podSelector"]
+        for way, side in (("ingress", "from"), ("egress", "to")):
+            for i, rule in enumerate(spec.get(way) or []):
+                for j, peer in enumerate(rule.get(side) or []):
+                    if "namespaceSelector" not in peer:
+                        yield f"spec.{way}[{i}].{side}[{j}].podSelector", peer.get("podSelector") or {}
+
+
+def _wanted(selector: Manifest) -> Iterator[tuple[str, str]]:
+    """(label, one value that must be on some pod), each on its own: every pool that is named must exist."""
+    for label, value in (selector.get("matchLabels") or {}).items():
+        if not label.startswith("ray.io/"):  # which the operator adds
+            yield label, value
+    for expression in selector.get("matchExpressions") or []:
+        if expression["operator"] == "In":
+            yield from ((expression["key"], value) for value in expression["values"])
