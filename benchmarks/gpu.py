@@ -39,8 +39,9 @@ from outrider.engine.flat_inputs import SIZES
 from outrider.engine.fusing import is_fused
 from outrider.engine.kv_blocks import BlockTable
 from outrider.engine.loading import build_engine, describe
-from outrider.engine.paged_attention import REFERENCE, kernels
 from outrider.engine.paged_engine import PagedEngine, Paging
+from outrider.engine.parts import kernels
+from outrider.engine.reference_attention import KERNEL as REFERENCE
 from outrider.engine.step_graphs import CudaGraphs, called_again
 from outrider.errors import OutriderError
 from outrider.sampling.sampler import Row
@@ -184,7 +185,7 @@ def step_bytes(engine: PagedEngine, context: int) -> int:
     weights = sum(p.numel() * p.element_size() for p in engine.model.parameters())
     if engine.model.get_output_embeddings().weight is not embedding:
         weights -= embedding.numel() * embedding.element_size()
-    return weights + context * engine.kv_pools.bytes_per_block // engine.pool.block_size
+    return weights + context * engine.attention.pools.bytes_per_block // engine.pool.block_size
 
 
 def rate(
@@ -256,7 +257,7 @@ def measure(
     engine = random_target(scale, device, drafts, fused, tell)
     result["target"] = {
         "parameters": engine.info.parameters,
-        "kernel": engine.kernel.name,
+        "kernel": engine.attention.name,
         "fused": fused and is_fused(engine.model),
         "context": scale.context,
         **scale.config,

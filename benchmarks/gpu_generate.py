@@ -62,7 +62,7 @@ def exactness(device: Device, target: Path, tell: Callable[[str], None], tokens:
         "dtype": dtype,
         "share_of_tokens_as_generate": agree / total,
         "texts_as_without_drafts": same / len(texts),
-        "kernel": engine.kernel.name if isinstance(engine, PagedEngine) else "gathering",
+        "kernel": engine.attention.name,
     }
 
 

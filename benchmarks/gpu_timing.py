@@ -157,7 +157,7 @@ def attention_seconds(
             for s in range(sessions)
         ]
         step = flatten(works, exact(works), block_size=kernel.block_size, scratch_block=blocks)
-        inputs.append(on_device(step, device.torch, kernel))
+        inputs.append(on_device(step, device.torch))
 
     def all_sets() -> None:
         for one in inputs:

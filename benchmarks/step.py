@@ -89,9 +89,11 @@ def bytes_of_a_step(engine: Engine, context: int) -> tuple[int, int]:
         for module in engine.model.modules()
         if hasattr(module, "packed")
     )
-    layer = next(iter(engine.layers.values()))
+    layer = next(iter(engine.attention.layers.values()))
     width = (layer.width + layer.value_width) * layer.key_heads
-    return weights, width * engine.kv_pools.of(0)[0].element_size() * len(engine.layers) * context
+    return weights, width * engine.attention.pools.of(0)[0].element_size() * len(
+        engine.attention.layers
+    ) * context
 
 
 def works(engine: Engine, sessions: int, length: int, tokens: int, rows: int | None = None) -> list[Work]:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,26 @@ def test_imports_run_one_way() -> None:
 )
 def test_the_check_of_imports_can_fail(path: str, source: str, allowed: bool) -> None:
     assert (breaches(path, source) == []) == allowed
+
+
+def engine_imports() -> dict[str, set[str]]:
+    """The engine's modules that each of them imports, for type checkers alone as well."""
+    found = {}
+    for path in sources("outrider/engine"):
+        nodes = ast.walk(ast.parse(path.read_text()))
+        froms = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+        names = {f"{node.module}.{alias.name}" for node in froms for alias in node.names}
+        names |= {node.module or "" for node in froms}
+        found[f"outrider.engine.{path.stem}"] = {
+            name for name in names if name.startswith("outrider.engine.")
+        }
+    return found
+
+
+def test_no_imports_run_in_a_circle_within_the_engine() -> None:
+    graph = engine_imports()
+    assert "outrider.engine.attention" in graph["outrider.engine.paged_attention"]
+    TopologicalSorter(graph).prepare()  # raises CycleError
 
 
 def test_the_router_loads_no_model_code() -> None:

@@ -40,7 +40,7 @@ def profile(engine: Engine, clock: Clock, progress: Progress, most_tokens: int =
     seconds: dict[int, float] = {}
     for index, tokens in enumerate(sizes):
         progress(index / len(sizes))
-        works = [Work([engine.kv_pools.scratch_block], 0, [0], 1)] * tokens
+        works = [Work([engine.attention.pools.scratch_block], 0, [0], 1)] * tokens
         took: list[float] = []
         while len(took) < REPEATS or sum(took) < SECONDS:
             began = clock()

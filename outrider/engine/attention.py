@@ -1,23 +1,24 @@
-"""Attention over the paged pool, in the place of a Hugging Face model's own.
+"""What attention is to this engine, and the function that stands in the place of a model's own.
 
-Registered with transformers' attention interface under a name that no mask function is registered for, so
-that the model builds no mask: what a token sees follows from its position and its session's blocks alone. The
-step being run reaches this function through a context variable, since some layers drop unknown keyword
-arguments.
+The function is registered with transformers' attention interface under a name that no mask function is
+registered for, so that the model builds no mask: what a token sees follows from its position and its
+session's blocks alone. The step being run reaches it through a context variable, since some layers drop
+unknown keyword arguments. How it is computed is an AttentionBackend's business.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
 
 import torch
-import torch.nn.functional as F
 from transformers import AttentionInterface
 
-from outrider.engine.flat_inputs import FlatInputs
+from outrider.engine.flat_inputs import Shape
 from outrider.engine.kv_pools import KvPools
-from outrider.engine.step_inputs import StepInputs
+from outrider.engine.step_inputs import Work
 from outrider.errors import ModelRefused
 
 NAME = "outrider_paged"
@@ -46,16 +47,99 @@ class LayerAttention:
         return self.softcap is None and self.width == self.value_width
 
 
+class Inputs(Protocol):
+    """A step on the device, as far as the model itself reads it."""
+
+    @property
+    def input_ids(self) -> torch.Tensor: ...  # [1, T]
+    @property
+    def position_ids(self) -> torch.Tensor: ...  # [1, T]
+    @property
+    def keep(self) -> torch.Tensor: ...  # [n] tokens whose logits are wanted
+    @property
+    def rows(self) -> int: ...  # real ones among those
+
+
+class AttentionBackend(Protocol):
+    """How tokens attend to their sessions' keys and values, and how these lie in memory."""
+
+    layers: dict[int, LayerAttention]  # that attended in the last step
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def pools(self) -> KvPools: ...
+
+    @property
+    def fills_shapes(self) -> bool:
+        """Whether a step can be filled up to a shape, as recorded steps need it."""
+        ...
+
+    def prepare(self, works: Sequence[Work], shapes: Sequence[Shape] = ()) -> Any:
+        """The step in this process's memory, in the first of these shapes that holds it, else in its own.
+        Reads the works, changes nothing."""
+        ...
+
+    def on_device(self, prepared: Any) -> Inputs:
+        """What the forward pass reads."""
+        ...
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,  # [Hq, T, D]
+        key: torch.Tensor,  # [Hkv, T, D]
+        value: torch.Tensor,  # [Hkv, T, Dv]
+        inputs: Any,
+        how: LayerAttention,
+    ) -> torch.Tensor:
+        """Stores the step's keys and values, then lets each token see its session's up to its own position:
+        [T, Hq, Dv]."""
+        ...
+
+    def batch_rows(self) -> None:
+        """From now on rows attend together as far as this machine's kernels keep each row's bits."""
+        ...
+
+    def keeps_bits(self) -> bool:
+        """Whether a row of the layers of the last step was measured to get the same bits in any company."""
+        ...
+
+    def resized(self, num_blocks: int) -> Self:
+        """The same for the same layers with so many empty blocks, whose memory is taken at once."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class RunningStep:
     """The step that a forward pass is running."""
 
-    inputs: StepInputs | FlatInputs
-    pools: KvPools
+    inputs: Inputs
+    attention: AttentionBackend
     layers: dict[int, LayerAttention] = field(default_factory=dict)  # that have attended in this step
 
 
 RUNNING: ContextVar[RunningStep] = ContextVar("outrider_running_step")
+
+
+def run_model(model: Any, attention: AttentionBackend, inputs: Inputs) -> torch.Tensor:
+    """Logits [n, V] of the tokens to keep, in the model's own number format."""
+    step = RunningStep(inputs, attention)
+    token = RUNNING.set(step)
+    try:
+        with torch.inference_mode():
+            logits = model(
+                input_ids=inputs.input_ids,
+                position_ids=inputs.position_ids,
+                use_cache=False,
+                logits_to_keep=inputs.keep,
+            ).logits
+    finally:
+        RUNNING.reset(token)
+    attention.layers = step.layers
+    kept: torch.Tensor = logits[0]
+    return kept
 
 
 def paged_attention(
@@ -90,112 +174,7 @@ def paged_attention(
     window = sliding_window if sliding_window and sliding_window > 0 else None
     how = LayerAttention(query.shape[1], key.shape[1], key.shape[3], value.shape[3], window, scale, softcap)
     step.layers[layer] = how
-    return attend(step, layer, query[0], key[0], value[0], how)[None], None
-
-
-def attend(
-    step: RunningStep,
-    layer: int,
-    query: torch.Tensor,  # [Hq, T, D]
-    key: torch.Tensor,  # [Hkv, T, D]
-    value: torch.Tensor,  # [Hkv, T, Dv]
-    how: LayerAttention,
-) -> torch.Tensor:
-    """Writes the step's keys and values, then lets each token see its session's: [T, Hq, Dv]."""
-    step.pools.write(layer, key, value, step.inputs.slots)
-    queries = query.transpose(0, 1)  # [T, Hq, D]
-    if isinstance(step.inputs, FlatInputs):
-        return step.inputs.kernel.attend(queries, *step.pools.of(layer), step.inputs, how)
-    attend_rows = _explicit if not how.fused else _alone if step.inputs.row_batching is None else _batched
-    tiles = step.inputs.tiles(how.window, how.sharing)
-    if len(tiles) == 1 and len(tiles[0].calls) == 1:
-        keys, values = step.pools.gather(layer, tiles[0].blocks, tiles[0].sessions)  # [S, Hkv, K, W]
-        return attend_rows(queries, keys, values, tiles[0].calls[0][2], how)
-    out = query.new_empty(queries.shape[0], how.query_heads, how.value_width)  # [T, Hq, Dv]
-    for tile in tiles:
-        keys, values = step.pools.gather(layer, tile.blocks, tile.sessions)
-        for tokens, sessions, mask in tile.calls:
-            out[tokens] = attend_rows(queries[tokens], keys[sessions], values[sessions], mask, how)
-    return out
-
-
-def _alone(
-    query: torch.Tensor,  # [n, Hq, D]
-    key: torch.Tensor,  # [1 or n, Hkv, K, W >= D]
-    value: torch.Tensor,
-    mask: torch.Tensor,  # [n, 1, 1, K]
-    how: LayerAttention,
-) -> torch.Tensor:
-    """Each row in a product of its own."""
-    n = query.shape[0]
-    if key.shape[0] != n:
-        key, value = key.expand(n, -1, -1, -1), value.expand(n, -1, -1, -1)
-    attended = F.scaled_dot_product_attention(
-        F.pad(query, (0, key.shape[3] - how.width))[:, :, None],
-        key,
-        value,
-        attn_mask=mask,
-        scale=how.scale,
-        enable_gqa=how.sharing > 1,
-    )  # [n, Hq, 1, W]
-    return attended[:, :, 0, : how.width]
-
-
-def _batched(
-    query: torch.Tensor,  # [n * t, Hq, D] t tokens of each of n sessions
-    key: torch.Tensor,  # [n, Hkv, K, W >= D]
-    value: torch.Tensor,
-    mask: torch.Tensor,  # [n, 1, R, K]
-    how: LayerAttention,
-) -> torch.Tensor:
-    """All rows that share a key head in one product: R rows are those of t tokens and the query heads of the
-    key head, and what fills them up. Where R is less than that, each query head has a product."""
-    n, _, filled, _ = mask.shape
-    tokens = query.shape[0] // n
-    sharing = how.sharing if filled >= tokens * how.sharing else 1
-    heads, rows = how.query_heads // sharing, tokens * sharing
-    query = query.reshape(n, tokens, heads, sharing, how.width).transpose(1, 2)
-    query = query.reshape(n, heads, rows, how.width)
-    attended = F.scaled_dot_product_attention(
-        F.pad(query, (0, key.shape[3] - how.width, 0, filled - rows)),
-        key,
-        value,
-        attn_mask=mask,
-        scale=how.scale,
-        enable_gqa=heads != how.key_heads,
-    )[:, :, :rows, : how.width]  # [n, heads, rows, D]
-    per_token = attended.view(n, heads, tokens, sharing, how.width).transpose(1, 2)
-    return per_token.reshape(-1, how.query_heads, how.width)
-
-
-def _explicit(
-    query: torch.Tensor,  # [n, Hq, D]
-    key: torch.Tensor,  # [1 or n, Hkv, K, W >= D]
-    value: torch.Tensor,  # [1 or n, Hkv, K, W >= Dv]
-    mask: torch.Tensor,  # [n, 1, 1, K]
-    how: LayerAttention,
-) -> torch.Tensor:
-    """What the fused kernel cannot do: capped scores, values of another width than keys. One row a
-    product."""
-    n, shared = query.shape[0], how.sharing
-    per_head = query.reshape(n, how.key_heads, shared, how.width)
-    out = query.new_empty(n, how.key_heads, shared, how.value_width)
-    for session in range(key.shape[0]):
-        rows = slice(None) if key.shape[0] == 1 else slice(session, session + 1)
-        for head in range(how.key_heads):
-            q = per_head[rows, head].reshape(-1, 1, how.width)  # [r, 1, D]
-            scores = (
-                torch.bmm(q, key[session, head, :, : how.width].T.expand(len(q), -1, -1)) * how.scale
-            )  # [r, 1, K]
-            if how.softcap is not None:
-                scores = torch.tanh(scores / how.softcap) * how.softcap
-            hidden = mask[rows, 0].expand(-1, shared, -1).reshape(scores.shape)
-            weights = (scores + hidden).softmax(-1, dtype=torch.float32).to(value.dtype)
-            attended = torch.bmm(
-                weights, value[session, head, :, : how.value_width].expand(len(q), -1, -1)
-            )  # [r, 1, Dv]
-            out[rows, head] = attended.view(-1, shared, how.value_width)
-    return out.view(n, how.query_heads, how.value_width)
+    return step.attention.attend(layer, query[0], key[0], value[0], step.inputs, how)[None], None
 
 
 AttentionInterface.register(NAME, paged_attention)  # and deliberately no mask function of that name

@@ -14,12 +14,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from outrider.engine.attention import RUNNING, LayerAttention, RunningStep
-from outrider.engine.flat_inputs import FlatInputs
+from outrider.engine.attention import AttentionBackend, Inputs, run_model
 from outrider.engine.kv_blocks import BlockPool
-from outrider.engine.kv_pools import KvPools
 from outrider.engine.packed import make_ready
-from outrider.engine.step_inputs import RowBatching, StepInputs, Work, build_step
+from outrider.engine.step_inputs import StepInputs, Work
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Ranked, Row, draw, rank
 from outrider.wire.description import ModelInfo
@@ -34,65 +32,39 @@ class Engine:
 
     divided = False  # among processes: then blocks cannot be copied, and a rank is a token alone
 
-    def __init__(self, model: Any, info: ModelInfo, num_blocks: int, *, block_size: int = 16) -> None:
+    def __init__(self, model: Any, info: ModelInfo, attention: AttentionBackend) -> None:
         """`model` attends through outrider.engine.attention."""
         self.info = info
-        self.pool = BlockPool(num_blocks, block_size)
-        self.kv_pools = KvPools(num_blocks, block_size)
+        self.attention = attention
+        self.pool = BlockPool(attention.pools.num_blocks, attention.pools.block_size)
         self.model = model
-        parameter = next(model.parameters())
-        self._device, self._dtype = parameter.device, parameter.dtype
+        self._device = next(model.parameters()).device
         self.threads = torch.get_num_threads() if self._device.type == "cpu" else 1  # in a step
-        self.layers: dict[int, LayerAttention] = {}  # that attended in the last step
-        self.row_batching: RowBatching | None = None  # how rows attend together; None = each alone
         self._stepping = threading.Lock()  # a probe may come while a step runs
         self._thread: ThreadPoolExecutor | None = None  # from the first run to close
 
-    def prepare(self, works: Sequence[Work]) -> StepInputs:
+    def prepare(self, works: Sequence[Work]) -> Any:
         """Builds the step's index tensors; reads the works, changes nothing. At least one work."""
-        return build_step(
-            works,
-            block_size=self.pool.block_size,
-            scratch_block=self.kv_pools.scratch_block,
-            device=self._device,
-            mask_dtype=self._dtype,
-            views={(how.window, how.sharing) for how in self.layers.values()},
-            key_bytes=self.kv_pools.key_bytes,
-            row_batching=self.row_batching,
-        )
+        return self.attention.prepare(works)
 
-    def forward(self, inputs: StepInputs) -> torch.Tensor:
+    def forward(self, inputs: Any) -> torch.Tensor:
         """Runs the step: [sum of rows, vocab_size] float32 logits, in the order of the works and their
         rows."""
-        found: torch.Tensor = self._model_logits(inputs)[: inputs.rows].float()
+        found: torch.Tensor = self._model_logits(self.attention.on_device(inputs))[: inputs.rows].float()
         return found
 
-    def _model_logits(self, inputs: StepInputs | FlatInputs) -> torch.Tensor:
+    def _model_logits(self, inputs: Inputs) -> torch.Tensor:
         """[n, V] of the tokens to keep, in the model's own number format."""
-        step = RunningStep(inputs, self.kv_pools)
-        token = RUNNING.set(step)
-        try:
-            with torch.inference_mode():
-                logits = self.model(
-                    input_ids=inputs.input_ids,
-                    position_ids=inputs.position_ids,
-                    use_cache=False,
-                    logits_to_keep=inputs.keep,
-                ).logits
-        finally:
-            RUNNING.reset(token)
-        self.layers = step.layers
-        kept: torch.Tensor = logits[0]
-        return kept
+        return run_model(self.model, self.attention, inputs)
 
-    def choose(self, inputs: StepInputs, rows: Sequence[Row], vocab_size: int | None = None) -> list[int]:
+    def choose(self, inputs: Any, rows: Sequence[Row], vocab_size: int | None = None) -> list[int]:
         """Runs the step and draws a token for each of its rows; only ids below `vocab_size`, where given."""
         with self._stepping:
             logits = self.forward(inputs)  # [rows, V]
             return draw(logits, rows, vocab_size).tolist() if rows else []
 
     def rank(
-        self, inputs: StepInputs, rows: Sequence[Row], count: int, vocab_size: int | None = None
+        self, inputs: Any, rows: Sequence[Row], count: int, vocab_size: int | None = None
     ) -> list[Ranked]:
         """Like `choose`, with the `count` best tokens of each row and how clearly they won."""
         with self._stepping:
@@ -101,7 +73,7 @@ class Engine:
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies KV blocks, (from, to) each, between two steps."""
-        self.kv_pools.copy(pairs)
+        self.attention.pools.copy(pairs)
 
     def run(self, call: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
         """Runs a call on the engine's thread, after those before it, with the engine's number of threads.
@@ -124,7 +96,7 @@ class Engine:
     def probe(self) -> None:
         """Runs one token, between two steps, in the block that nobody's tokens are in: shows that the engine
         works. Raises what a step would."""
-        inputs = self.prepare([Work([self.kv_pools.scratch_block], 0, [0], 1)])
+        inputs = self.prepare([Work([self.attention.pools.scratch_block], 0, [0], 1)])
         self.choose(inputs, [Row(SamplingParams(temperature=0.0), 1, None, ())])
 
     async def serve(self, steps: Coroutine[Any, Any, None]) -> None:

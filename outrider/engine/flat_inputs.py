@@ -10,16 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from outrider.engine.step_inputs import Work
-
-if TYPE_CHECKING:
-    from outrider.engine.paged_attention import Kernel
 
 Ints = npt.NDArray[np.int64]
 
@@ -124,7 +121,7 @@ class FlatStep:
 
 @dataclass(frozen=True, slots=True)
 class FlatInputs:
-    """A step as the forward pass reads it: on the device. Stands where StepInputs does."""
+    """A step as the forward pass reads it: on the device."""
 
     input_ids: torch.Tensor  # [1, T]
     position_ids: torch.Tensor  # [1, T]
@@ -136,7 +133,6 @@ class FlatInputs:
     keys: torch.Tensor  # [S]
     tables: torch.Tensor  # [S, pages]
     longest: int  # most tokens of a session
-    kernel: Kernel
 
 
 def flatten(works: Sequence[Work], shape: Shape, *, block_size: int, scratch_block: int) -> FlatStep:
@@ -180,15 +176,13 @@ def flatten(works: Sequence[Work], shape: Shape, *, block_size: int, scratch_blo
     return FlatStep(shape, buffer, pages, len(works), len(rows))
 
 
-def on_device(step: FlatStep, device: torch.device, kernel: Kernel) -> FlatInputs:
+def on_device(step: FlatStep, device: torch.device) -> FlatInputs:
     """The step's arrays copied, for a run that is not recorded."""
     parts = arrays(torch.from_numpy(step.buffer).to(device), step.shape, step.pages, torch.int64, torch.int32)
-    return flat_inputs(parts, parts.tables, step.shape, max(step.rows, 1), step.rows, kernel)
+    return flat_inputs(parts, parts.tables, step.shape, max(step.rows, 1), step.rows)
 
 
-def flat_inputs(
-    parts: Arrays, tables: torch.Tensor, shape: Shape, kept: int, rows: int, kernel: Kernel
-) -> FlatInputs:
+def flat_inputs(parts: Arrays, tables: torch.Tensor, shape: Shape, kept: int, rows: int) -> FlatInputs:
     """What the forward pass reads, from arrays on the device; logits are computed for `kept` tokens."""
     return FlatInputs(
         parts.ids[None],
@@ -201,5 +195,4 @@ def flat_inputs(
         parts.keys,
         tables,
         shape.longest,
-        kernel,
     )

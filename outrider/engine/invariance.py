@@ -9,9 +9,10 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from outrider.engine.attention import LayerAttention, RunningStep, attend
+from outrider.engine.attention import LayerAttention
 from outrider.engine.kv_pools import KvPools
 from outrider.engine.packed import PackedLinear
+from outrider.engine.sdpa import attend
 from outrider.engine.step_inputs import KEY_BLOCK, KEY_MULTIPLE, RowBatching, Work, build_step
 
 ROWS = (1, 2, 5, 17, 64, 130, 300)  # row counts of linear layers that must agree
@@ -101,6 +102,6 @@ def _attended(
             row_batching=batching,
         )
         run = slice(start, start + chunk)
-        found.append(attend(RunningStep(inputs, pools), 0, query[:, run], key[:, run], value[:, run], how))
+        found.append(attend(pools, 0, query[:, run], key[:, run], value[:, run], inputs, how))
         start += chunk
     return torch.cat(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 import torch
@@ -40,7 +41,7 @@ class KvPools:
     def on_cpu(self) -> bool:
         return all(pool.device.type == "cpu" for layer in self._layers.values() for pool in layer)
 
-    def resized(self, num_blocks: int) -> KvPools:
+    def resized(self, num_blocks: int) -> Self:
         """Empty pools of the same layers with so many blocks, whose memory is taken at once."""
         pools = type(self)(num_blocks, self.block_size)
         for layer, (keys, values) in self._layers.items():

@@ -17,12 +17,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from outrider.config import memory_text
+from outrider.engine.attention import AttentionBackend
 from outrider.engine.checkpoint import config_text, fingerprint, locate, weight_files
 from outrider.engine.engine import Engine
-from outrider.engine.kv_pools import KvPools
+from outrider.engine.gathered_attention import GatheredAttention
 from outrider.engine.packed import pack
-from outrider.engine.paged_attention import kernels
 from outrider.engine.paged_engine import PagedEngine, Paging, with_kernel
+from outrider.engine.parts import kernels
 from outrider.engine.process_memory import keep_freed_memory, use_huge_pages
 from outrider.engine.quantized import quantize
 from outrider.engine.ranks import Ranks, of_the_group
@@ -137,11 +138,8 @@ def build_engine(
     tell("checking the engine against it", 0.8)
     if ranks is not None:
         connect(model, joints, ranks)
-    probe = (
-        Engine(model, info, PROBE_BLOCKS)
-        if ranks is None
-        else ShardedEngine(model, info, PROBE_BLOCKS, ranks)
-    )
+    gathered = GatheredAttention.on(model, PROBE_BLOCKS)
+    probe = Engine(model, info, gathered) if ranks is None else ShardedEngine(model, info, gathered, ranks)
     checked = check(probe, expected, bits=invariant)
     if quantization:
         tell("rounding weights to 8 bits", 0.9)
@@ -150,23 +148,22 @@ def build_engine(
         checked = replace(checked, dtype=quantization)
     if paging is not None:
         probe = with_kernel(probe, expected, paging.kernels)
-    bytes_per_block = probe.kv_pools.bytes_per_block * info.tensor_parallel_size
+    bytes_per_block = probe.attention.pools.bytes_per_block * info.tensor_parallel_size
     num_blocks = kv_memory_bytes // bytes_per_block
     if num_blocks < 2:
         raise StartupError(
             f"--kv-memory of {memory_text(kv_memory_bytes)} holds {num_blocks} blocks of {info.name}; "
             f"give at least {-(-2 * bytes_per_block // 1024)}KiB"
         )
-    kv_pools = _all_of(probe.kv_pools, num_blocks, kv_memory_bytes)
+    attention = _all_of(probe.attention, num_blocks, kv_memory_bytes)
     if isinstance(probe, PagedEngine):
-        engine: Engine = PagedEngine(model, checked, num_blocks, probe.kernel)
+        engine: Engine = PagedEngine(model, checked, attention)
     elif ranks is None:
-        engine = Engine(model, checked, num_blocks)
+        engine = Engine(model, checked, attention)
     else:
         checked = replace(checked, bit_exact=ranks.agree(checked.bit_exact))
         ranks.settle()
-        engine = (LeadingEngine if ranks.leads else ShardedEngine)(model, checked, num_blocks, ranks)
-    engine.kv_pools, engine.row_batching = kv_pools, probe.row_batching
+        engine = (LeadingEngine if ranks.leads else ShardedEngine)(model, checked, attention, ranks)
     if paging is not None and isinstance(engine, PagedEngine):
         if paging.fused:
             tell("compiling layers", 0.85)
@@ -178,11 +175,11 @@ def build_engine(
     return engine
 
 
-def _all_of(few: KvPools, num_blocks: int, kv_memory_bytes: int) -> KvPools:
-    """Pools with the layers of `few`, taken now: a worker that has too little memory is not to become
+def _all_of(few: AttentionBackend, num_blocks: int, kv_memory_bytes: int) -> AttentionBackend:
+    """The backend with all of its blocks, taken now: a worker that has too little memory is not to become
     ready."""
     wanted = f"there is no room for --kv-memory of {memory_text(kv_memory_bytes)} beside the model"
-    if few.on_cpu and num_blocks * few.bytes_per_block > (free := _available_bytes()):
+    if few.pools.on_cpu and num_blocks * few.pools.bytes_per_block > (free := _available_bytes()):
         # The system would promise it, and end some process once it is written.
         raise StartupError(f"{wanted}: {memory_text(free)} are free; give less")
     try:

@@ -13,18 +13,11 @@ from typing import Any
 
 import torch
 
+from outrider.engine.attention import AttentionBackend
 from outrider.engine.engine import Engine, Work
-from outrider.engine.flat_inputs import (
-    FlatStep,
-    exact,
-    fitting,
-    flatten,
-    on_device,
-    recorded_shapes,
-)
+from outrider.engine.flat_inputs import FlatStep, recorded_shapes
 from outrider.engine.fusing import fuse, unfuse
-from outrider.engine.kv_pools import PagedPools
-from outrider.engine.paged_attention import Kernel, refusal
+from outrider.engine.paged_attention import Kernel, PagedAttention
 from outrider.engine.self_check import check
 from outrider.engine.step_graphs import Record, StepGraphs
 from outrider.errors import ModelRefused
@@ -49,10 +42,8 @@ class Paging:
 class PagedEngine(Engine):
     """An Engine whose steps are FlatSteps."""
 
-    def __init__(self, model: Any, info: ModelInfo, num_blocks: int, kernel: Kernel) -> None:
-        super().__init__(model, info, num_blocks, block_size=kernel.block_size)
-        self.kernel = kernel
-        self.kv_pools = PagedPools(num_blocks, kernel.block_size)
+    def __init__(self, model: Any, info: ModelInfo, attention: AttentionBackend) -> None:
+        super().__init__(model, info, attention)
         self.graphs: StepGraphs | None = None
 
     def fuse(self, expected: torch.Tensor, backend: str = "inductor") -> bool:
@@ -72,14 +63,14 @@ class PagedEngine(Engine):
     ) -> bool:
         """Records the steps of up to so many tokens; whether it could. The KV pool keeps what it holds."""
         shapes = recorded_shapes() if most_tokens is None else recorded_shapes(most_tokens)
-        pages = min(-(-self.info.max_context // self.kernel.block_size), self.pool.num_blocks)
+        pages = min(-(-self.info.max_context // self.pool.block_size), self.pool.num_blocks)
         try:
             graphs = StepGraphs(
                 self._model_logits,
                 shapes,
-                self.kernel,
                 most_pages=pages,
-                scratch_block=self.kv_pools.scratch_block,
+                block_size=self.pool.block_size,
+                scratch_block=self.attention.pools.scratch_block,
                 vocab_size=self.info.vocab_size,
                 device=self._device,
             )
@@ -92,14 +83,7 @@ class PagedEngine(Engine):
 
     def prepare(self, works: Sequence[Work]) -> Any:
         """A FlatStep, in a shape that was recorded where one holds the works."""
-        size = self.kernel.block_size
-        shapes = self.graphs.shapes if self.graphs is not None else ()
-        return flatten(
-            works,
-            fitting(shapes, works, size) or exact(works),
-            block_size=size,
-            scratch_block=self.kv_pools.scratch_block,
-        )
+        return self.attention.prepare(works, self.graphs.shapes if self.graphs is not None else ())
 
     def forward(self, inputs: Any) -> torch.Tensor:
         """[rows, V] float32, of a recorded step valid until the next one."""
@@ -108,7 +92,7 @@ class PagedEngine(Engine):
         if graphs is not None:
             graphs.allow(self.info.vocab_size)
             return graphs.run(step)
-        return self._model_logits(on_device(step, self._device, self.kernel))[: step.rows].float()
+        return super().forward(step)
 
     def choose(self, inputs: Any, rows: Sequence[Row], vocab_size: int | None = None) -> list[int]:
         graphs = self._recorded(inputs)
@@ -140,13 +124,14 @@ def with_kernel(engine: Engine, expected: torch.Tensor, kernels: Iterable[Kernel
     """An engine of a few blocks with the first kernel that gives what the model's own code gave, `expected`;
     or, with the reasons logged, the engine itself, which attends by gathering keys."""
     dtype = next(engine.model.parameters()).dtype
-    reasons = {
-        f"attention kernels cannot be used: {reason}"
-        for how in engine.layers.values()
-        if (reason := refusal(how, dtype))
-    }
-    for kernel in () if reasons else kernels:
-        found = PagedEngine(engine.model, engine.info, PROBE_TOKENS // kernel.block_size, kernel)
+    reasons: set[str] = set()
+    for kernel in kernels:
+        refused = {kernel.refusal(how, dtype) for how in engine.attention.layers.values()} - {None}
+        if refused:
+            reasons |= {f"attention kernels cannot be used: {reason}" for reason in refused}
+            continue
+        blocks = PROBE_TOKENS // kernel.block_size
+        found = PagedEngine(engine.model, engine.info, PagedAttention.on(engine.model, blocks, kernel))
         try:
             check(found, expected, bits=False)
         except Exception as error:  # a kernel may not have been built for this device

@@ -15,7 +15,7 @@ import torch
 
 from outrider.engine.attention import NAME
 from outrider.engine.engine import Engine, Work
-from outrider.engine.invariance import attention_keeps_bits, linears_keep_bits, row_batching
+from outrider.engine.invariance import linears_keep_bits
 from outrider.engine.kv_blocks import BlockTable
 from outrider.engine.ranks import of_the_group
 from outrider.errors import ModelRefused, PeerLost
@@ -74,16 +74,16 @@ def check(engine: Engine, expected: torch.Tensor, *, bits: bool) -> ModelInfo:
                 info, f"it does not run with the paged attention ({type(error).__name__})"
             ) from error
         layers = engine.model.config.get_text_config().num_hidden_layers
-        if len(engine.layers) != layers:
+        if (attending := len(engine.attention.layers)) != layers:
             raise _refused(
                 info,
-                f"{len(engine.layers)} of its {layers} layers attend through transformers' attention "
+                f"{attending} of its {layers} layers attend through transformers' attention "
                 "interface; the others have attention code or state of their own",
             )
         if logits.shape != expected.shape:
             raise _refused(info, "it does not take logits_to_keep")
         if bits:
-            engine.row_batching = row_batching(engine.layers.values())
+            engine.attention.batch_rows()
             logits = _run(engine, [LENGTH])
         chunked = _run(engine, [30, 1, 9, 17, 15], rejected=3)
         limit = TOLERANCE.get(next(engine.model.parameters()).dtype, COARSE) * float(expected.abs().max())
@@ -96,12 +96,8 @@ def check(engine: Engine, expected: torch.Tensor, *, bits: bool) -> ModelInfo:
                     f"(allowed: {limit:.2g}): its masks or positions mean something else",
                 )
         exact = bits and torch.equal(logits, chunked) and _same_bits(engine, logits)
-    return replace(
-        info,
-        bit_exact=exact
-        and linears_keep_bits(engine.model)
-        and attention_keeps_bits(engine.layers.values(), engine.row_batching),
-    )
+    exact = exact and linears_keep_bits(engine.model) and engine.attention.keeps_bits()
+    return replace(info, bit_exact=exact)
 
 
 def _same_bits(engine: Engine, expected: torch.Tensor) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from outrider.engine.attention import AttentionBackend
 from outrider.engine.engine import Engine
 from outrider.engine.ranks import Ranks
 from outrider.engine.step_inputs import StepInputs, Work
@@ -35,9 +36,9 @@ class ShardedEngine(Engine):
 
     divided = True
 
-    def __init__(self, model: Any, info: ModelInfo, num_blocks: int, ranks: Ranks) -> None:
+    def __init__(self, model: Any, info: ModelInfo, attention: AttentionBackend, ranks: Ranks) -> None:
         """`model` holds this rank's weights, joined to the others' by outrider.engine.sharding."""
-        super().__init__(model, info, num_blocks)
+        super().__init__(model, info, attention)
         self.ranks = ranks
 
     def forward(self, inputs: StepInputs) -> torch.Tensor:
@@ -84,8 +85,8 @@ class LeadingEngine(ShardedEngine):
     """The leader's. Any failure in a step is final, since the ranks are out of step after it: every call from
     then on raises PeerLost."""
 
-    def __init__(self, model: Any, info: ModelInfo, num_blocks: int, ranks: Ranks) -> None:
-        super().__init__(model, info, num_blocks, ranks)
+    def __init__(self, model: Any, info: ModelInfo, attention: AttentionBackend, ranks: Ranks) -> None:
+        super().__init__(model, info, attention, ranks)
         self._lost: Future[None] = Future()  # raises what broke the group
         self._lost.set_running_or_notify_cancel()  # who waits for it cannot cancel it
         self._closed = threading.Event()
@@ -93,7 +94,7 @@ class LeadingEngine(ShardedEngine):
         self._beating.start()
 
     def prepare(self, works: Sequence[Work]) -> StepInputs:
-        inputs = super().prepare(works)
+        inputs: StepInputs = super().prepare(works)
         inputs.message = encode_works(works)
         return inputs
 

@@ -24,7 +24,6 @@ from outrider.engine.flat_inputs import (
     flat_inputs,
     flatten,
 )
-from outrider.engine.paged_attention import Kernel
 from outrider.sampling.noise import gumbel_from
 from outrider.sampling.vocab_parallel import VocabParallelRow
 
@@ -99,9 +98,9 @@ class StepGraphs:
         self,
         forward: Callable[[FlatInputs], torch.Tensor],
         shapes: Sequence[Shape],
-        kernel: Kernel,
         *,
         most_pages: int,
+        block_size: int,
         scratch_block: int,
         vocab_size: int,
         device: torch.device,
@@ -109,7 +108,7 @@ class StepGraphs:
         """`forward` gives logits [n, V] of the tokens to keep; `most_pages` are blocks of a session."""
         self.shapes = tuple(shapes)
         self._forward = forward
-        self._kernel = kernel
+        self._block_size = block_size
         self._scratch_block = scratch_block
         self._most_pages = most_pages
         rows = max(shape.tokens for shape in shapes)
@@ -136,9 +135,7 @@ class StepGraphs:
         with torch.inference_mode():
             for index, shape in enumerate(reversed(self.shapes)):
                 progress(index / total)
-                self._load(
-                    flatten([], shape, block_size=self._kernel.block_size, scratch_block=self._scratch_block)
-                )
+                self._load(flatten([], shape, block_size=self._block_size, scratch_block=self._scratch_block))
                 self._steps[shape] = record(self._step_of(shape))
             for index, size in enumerate(reversed(sizes), len(self.shapes)):
                 progress(index / total)
@@ -201,14 +198,8 @@ class StepGraphs:
 
     def _step_of(self, shape: Shape) -> Callable[[], None]:
         # Where the other arrays lie does not depend on the number of pages; the tables are copied out.
-        inputs = flat_inputs(
-            self._arrays(shape, 0),
-            self._tables[: shape.sessions],
-            shape,
-            shape.tokens,
-            shape.tokens,
-            self._kernel,
-        )
+        tables = self._tables[: shape.sessions]
+        inputs = flat_inputs(self._arrays(shape, 0), tables, shape, shape.tokens, shape.tokens)
 
         def step() -> None:
             logits = self._logits[: shape.tokens]

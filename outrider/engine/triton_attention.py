@@ -11,6 +11,9 @@ import torch
 import triton
 import triton.language as tl
 
+from outrider.engine.paged_attention import Kernel
+
+BLOCK_SIZE = 64
 ROWS = 16  # of a program: tokens times query heads; the least that the matrix units take
 LOG2_E = 1.4426950408889634
 
@@ -130,3 +133,6 @@ def triton_attention(
             PADDED=triton.next_power_of_2(width),
         )
     return out
+
+
+KERNEL = Kernel("triton", BLOCK_SIZE, triton_attention)

@@ -27,8 +27,11 @@ from outrider.engine.flat_inputs import (
 from outrider.engine.fusing import unfuse
 from outrider.engine.kv_blocks import BlockTable
 from outrider.engine.loading import load_engine
-from outrider.engine.paged_attention import REFERENCE, Kernel, kernels, reference_attention, refusal
+from outrider.engine.paged_attention import Kernel, PagedAttention
 from outrider.engine.paged_engine import PagedEngine, with_kernel
+from outrider.engine.parts import kernels
+from outrider.engine.reference_attention import KERNEL as REFERENCE
+from outrider.engine.reference_attention import reference_attention
 from outrider.engine.self_check import reference
 from outrider.engine.step_graphs import called_again
 from outrider.sampling.params import SamplingParams
@@ -40,7 +43,7 @@ VOCAB = 199
 
 def paged(engine: Engine, num_blocks: int = 256) -> PagedEngine:
     """A second engine on the same model."""
-    return PagedEngine(engine.model, engine.info, num_blocks, REFERENCE)
+    return PagedEngine(engine.model, engine.info, PagedAttention.on(engine.model, num_blocks, REFERENCE))
 
 
 def recorded(engine: Engine, num_blocks: int = 256, most_tokens: int = 128) -> PagedEngine:
@@ -259,7 +262,7 @@ def test_the_first_kernel_that_computes_right_is_taken(
     running, expected = half("llama")
     running.step([Work([0], 0, [1], 1)])
     found = with_kernel(running, expected, [Kernel("wrong", 16, wrong_attention), REFERENCE])
-    assert isinstance(found, PagedEngine) and found.kernel is REFERENCE
+    assert isinstance(found, PagedEngine) and found.attention.name == "reference"
     [record] = caplog.records
     assert "wrong attention kernel" in record.message
     assert with_kernel(running, expected, []) is running
@@ -282,12 +285,12 @@ def test_what_a_kernel_cannot_do_is_said(engine: Callable[..., Engine]) -> None:
         ("llama", torch.float32, "16 bits"),
         ("gemma2", torch.bfloat16, "cap no scores"),
     ):
-        how = next(iter(engine(arch).layers.values()), None)
+        how = next(iter(engine(arch).attention.layers.values()), None)
         if how is None:
             running = engine(arch)
             running.step([Work([0], 0, [1], 1)])
-            how = running.layers[0]
-        said = refusal(how, dtype)
+            how = running.attention.layers[0]
+        said = Kernel("any", 16, wrong_attention).refusal(how, dtype)
         assert said is None if reason is None else reason in (said or "")
 
 
@@ -299,7 +302,7 @@ def apart(kernel: Kernel, device: str, dtype: torch.dtype) -> float:
     for heads, key_heads, width in ((4, 2, 16), (8, 1, 64), (3, 3, 24), (6, 2, 32)):
         for window in (None, 5, 40):
             step = flatten(works, Shape(80, 20, 40), block_size=kernel.block_size, scratch_block=400)
-            inputs = on_device(step, torch.device(device), kernel)
+            inputs = on_device(step, torch.device(device))
             query = torch.randn(80, heads, width, dtype=dtype, device=device)
             pool = (401, kernel.block_size, key_heads, width)
             keys, values = torch.randn(2, *pool, dtype=dtype, device=device)
@@ -315,9 +318,9 @@ def test_the_triton_kernel_computes_the_same() -> None:
     """In Triton's interpreter, which has to be asked for before anything imports Triton."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("needs Triton, and TRITON_INTERPRET=1")
-    from outrider.engine.triton_attention import triton_attention
+    from outrider.engine.triton_attention import KERNEL
 
-    assert apart(Kernel("triton", BLOCK, triton_attention), "cpu", torch.float32) < 1e-5
+    assert apart(replace(KERNEL, block_size=BLOCK), "cpu", torch.float32) < 1e-5
 
 
 @pytest.mark.gpu

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from outrider.engine.attention import LayerAttention
 from outrider.engine.engine import Engine, Work
+from outrider.engine.gathered_attention import GatheredAttention
 from outrider.engine.invariance import KEY_COUNTS, attention_keeps_bits, row_batching
 from outrider.engine.step_inputs import RowBatching
 
@@ -68,7 +69,8 @@ def test_rows_give_the_same_numbers_together_as_alone(engine: Callable[..., Engi
     found = []
     for batching in (None, RowBatching(4, KEY_COUNTS)):
         subject = engine("llama")
-        subject.row_batching = batching
+        assert isinstance(subject.attention, GatheredAttention)
+        subject.attention.row_batching = batching
         works = [
             Work(list(range(10 * i, 10 * i + 10)), 0, [(7 * i + j) % 198 + 1 for j in range(count)], 3)
             for i, count in enumerate([150, 3, 9, 3, 70])

@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.config import parse_memory
 from outrider.engine.engine import Engine
+from outrider.engine.gathered_attention import GatheredAttention
 from outrider.engine.loading import load_engine, load_tokenizer, max_context
 from outrider.engine.self_check import check, reference
 from outrider.errors import ModelRefused, StartupError
@@ -240,9 +241,13 @@ def test_a_model_that_computes_something_else_is_refused(checkpoint: Checkpoint)
         folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()
     expected = reference(model, info)
-    check(Engine(model, info, 32), expected, bits=False)
+    check(Engine(model, info, GatheredAttention.on(model, 32)), expected, bits=False)
     with pytest.raises(ModelRefused, match="away from its own code's"):
-        check(Engine(model, info, 32), expected + 0.05 * expected.abs().max(), bits=False)
+        check(
+            Engine(model, info, GatheredAttention.on(model, 32)),
+            expected + 0.05 * expected.abs().max(),
+            bits=False,
+        )
 
 
 def test_plain_linear_layers_are_found_not_to_keep_bits(checkpoint: Checkpoint) -> None:
@@ -252,7 +257,7 @@ def test_plain_linear_layers_are_found_not_to_keep_bits(checkpoint: Checkpoint) 
         folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()
     expected = reference(model, info)
-    assert not check(Engine(model, info, 32), expected, bits=True).bit_exact
+    assert not check(Engine(model, info, GatheredAttention.on(model, 32)), expected, bits=True).bit_exact
 
 
 def _edit(folder: Path, **values: Any) -> None:

@@ -1,0 +1,80 @@
+"""The attention backend that brings a session's keys together before it attends to them, on any device.
+
+On a CPU in float32 a row gets the same bits whatever runs beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from outrider.engine import invariance, sdpa
+from outrider.engine.attention import LayerAttention
+from outrider.engine.flat_inputs import Shape
+from outrider.engine.kv_pools import KvPools
+from outrider.engine.step_inputs import RowBatching, StepInputs, Work, build_step
+
+BLOCK_SIZE = 16
+
+
+class GatheredAttention:
+    """Implements AttentionBackend."""
+
+    name = "gathered"
+    fills_shapes = False  # how much is gathered differs from step to step
+
+    def __init__(
+        self,
+        pools: KvPools,
+        device: torch.device,
+        dtype: torch.dtype,
+        row_batching: RowBatching | None = None,
+    ) -> None:
+        """`row_batching`: how rows attend together; None = each alone."""
+        self.pools = pools
+        self.layers: dict[int, LayerAttention] = {}
+        self.row_batching = row_batching
+        self._device, self._dtype = device, dtype
+
+    @classmethod
+    def on(cls, model: Any, num_blocks: int) -> GatheredAttention:
+        parameter = next(model.parameters())
+        return cls(KvPools(num_blocks, BLOCK_SIZE), parameter.device, parameter.dtype)
+
+    def prepare(self, works: Sequence[Work], shapes: Sequence[Shape] = ()) -> StepInputs:
+        return build_step(
+            works,
+            block_size=self.pools.block_size,
+            scratch_block=self.pools.scratch_block,
+            device=self._device,
+            mask_dtype=self._dtype,
+            views={(how.window, how.sharing) for how in self.layers.values()},
+            key_bytes=self.pools.key_bytes,
+            row_batching=self.row_batching,
+        )
+
+    def on_device(self, prepared: StepInputs) -> StepInputs:
+        return prepared
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,  # [Hq, T, D]
+        key: torch.Tensor,  # [Hkv, T, D]
+        value: torch.Tensor,  # [Hkv, T, Dv]
+        inputs: StepInputs,
+        how: LayerAttention,
+    ) -> torch.Tensor:
+        return sdpa.attend(self.pools, layer, query, key, value, inputs, how)
+
+    def batch_rows(self) -> None:
+        self.row_batching = invariance.row_batching(self.layers.values())
+
+    def keeps_bits(self) -> bool:
+        return invariance.attention_keeps_bits(self.layers.values(), self.row_batching)
+
+    def resized(self, num_blocks: int) -> GatheredAttention:
+        pools = self.pools.resized(num_blocks)
+        return GatheredAttention(pools, self._device, self._dtype, self.row_batching)

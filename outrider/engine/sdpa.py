@@ -1,0 +1,117 @@
+"""Attention to keys that have been brought together, by torch's own function, so that rows keep their bits.
+
+What a token gets must not depend on the rows beside it: see step_inputs for how the calls are cut.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from outrider.engine.attention import LayerAttention
+from outrider.engine.kv_pools import KvPools
+from outrider.engine.step_inputs import StepInputs
+
+
+def attend(
+    pools: KvPools,
+    layer: int,
+    query: torch.Tensor,  # [Hq, T, D]
+    key: torch.Tensor,  # [Hkv, T, D]
+    value: torch.Tensor,  # [Hkv, T, Dv]
+    inputs: StepInputs,
+    how: LayerAttention,
+) -> torch.Tensor:
+    """Writes the step's keys and values, then lets each token see its session's: [T, Hq, Dv]."""
+    pools.write(layer, key, value, inputs.slots)
+    queries = query.transpose(0, 1)  # [T, Hq, D]
+    attend_rows = _explicit if not how.fused else _alone if inputs.row_batching is None else _batched
+    tiles = inputs.tiles(how.window, how.sharing)
+    if len(tiles) == 1 and len(tiles[0].calls) == 1:
+        keys, values = pools.gather(layer, tiles[0].blocks, tiles[0].sessions)  # [S, Hkv, K, W]
+        return attend_rows(queries, keys, values, tiles[0].calls[0][2], how)
+    out = query.new_empty(queries.shape[0], how.query_heads, how.value_width)  # [T, Hq, Dv]
+    for tile in tiles:
+        keys, values = pools.gather(layer, tile.blocks, tile.sessions)
+        for tokens, sessions, mask in tile.calls:
+            out[tokens] = attend_rows(queries[tokens], keys[sessions], values[sessions], mask, how)
+    return out
+
+
+def _alone(
+    query: torch.Tensor,  # [n, Hq, D]
+    key: torch.Tensor,  # [1 or n, Hkv, K, W >= D]
+    value: torch.Tensor,
+    mask: torch.Tensor,  # [n, 1, 1, K]
+    how: LayerAttention,
+) -> torch.Tensor:
+    """Each row in a product of its own."""
+    n = query.shape[0]
+    if key.shape[0] != n:
+        key, value = key.expand(n, -1, -1, -1), value.expand(n, -1, -1, -1)
+    attended = F.scaled_dot_product_attention(
+        F.pad(query, (0, key.shape[3] - how.width))[:, :, None],
+        key,
+        value,
+        attn_mask=mask,
+        scale=how.scale,
+        enable_gqa=how.sharing > 1,
+    )  # [n, Hq, 1, W]
+    return attended[:, :, 0, : how.width]
+
+
+def _batched(
+    query: torch.Tensor,  # [n * t, Hq, D] t tokens of each of n sessions
+    key: torch.Tensor,  # [n, Hkv, K, W >= D]
+    value: torch.Tensor,
+    mask: torch.Tensor,  # [n, 1, R, K]
+    how: LayerAttention,
+) -> torch.Tensor:
+    """All rows that share a key head in one product: R rows are those of t tokens and the query heads of the
+    key head, and what fills them up. Where R is less than that, each query head has a product."""
+    n, _, filled, _ = mask.shape
+    tokens = query.shape[0] // n
+    sharing = how.sharing if filled >= tokens * how.sharing else 1
+    heads, rows = how.query_heads // sharing, tokens * sharing
+    query = query.reshape(n, tokens, heads, sharing, how.width).transpose(1, 2)
+    query = query.reshape(n, heads, rows, how.width)
+    attended = F.scaled_dot_product_attention(
+        F.pad(query, (0, key.shape[3] - how.width, 0, filled - rows)),
+        key,
+        value,
+        attn_mask=mask,
+        scale=how.scale,
+        enable_gqa=heads != how.key_heads,
+    )[:, :, :rows, : how.width]  # [n, heads, rows, D]
+    per_token = attended.view(n, heads, tokens, sharing, how.width).transpose(1, 2)
+    return per_token.reshape(-1, how.query_heads, how.width)
+
+
+def _explicit(
+    query: torch.Tensor,  # [n, Hq, D]
+    key: torch.Tensor,  # [1 or n, Hkv, K, W >= D]
+    value: torch.Tensor,  # [1 or n, Hkv, K, W >= Dv]
+    mask: torch.Tensor,  # [n, 1, 1, K]
+    how: LayerAttention,
+) -> torch.Tensor:
+    """What the fused kernel cannot do: capped scores, values of another width than keys. One row a
+    product."""
+    n, shared = query.shape[0], how.sharing
+    per_head = query.reshape(n, how.key_heads, shared, how.width)
+    out = query.new_empty(n, how.key_heads, shared, how.value_width)
+    for session in range(key.shape[0]):
+        rows = slice(None) if key.shape[0] == 1 else slice(session, session + 1)
+        for head in range(how.key_heads):
+            q = per_head[rows, head].reshape(-1, 1, how.width)  # [r, 1, D]
+            scores = (
+                torch.bmm(q, key[session, head, :, : how.width].T.expand(len(q), -1, -1)) * how.scale
+            )  # [r, 1, K]
+            if how.softcap is not None:
+                scores = torch.tanh(scores / how.softcap) * how.softcap
+            hidden = mask[rows, 0].expand(-1, shared, -1).reshape(scores.shape)
+            weights = (scores + hidden).softmax(-1, dtype=torch.float32).to(value.dtype)
+            attended = torch.bmm(
+                weights, value[session, head, :, : how.value_width].expand(len(q), -1, -1)
+            )  # [r, 1, Dv]
+            out[rows, head] = attended.view(-1, shared, how.value_width)
+    return out.view(n, how.query_heads, how.value_width)
