@@ -32,6 +32,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.loading import load_engine
 from outrider.engine.scheduler import Limits
 from outrider.sampling.params import SamplingParams
+from outrider.wire.session import SessionParams
 from outrider_cli.bench_command import machine
 from verifier import meter
 from verifier.price import StepTime
@@ -82,7 +83,7 @@ async def stall(
         prompt = tuple(rng.randrange(1, engine.info.vocab_size) for _ in range(tokens))
         sampling = SamplingParams(temperature=0.0)
         spec = SessionSpec(
-            rng.randbytes(16), prompt, (), sampling, output, frozenset(), engine.info.vocab_size, b""
+            rng.randbytes(16), SessionParams(prompt, sampling, output), (), engine.info.vocab_size, b""
         )
         stepper.open(spec, 0)
         return spec.session_id

@@ -23,12 +23,14 @@ from outrider.engine.engine import Engine, Work
 from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.scheduler import Candidate, Limits, schedule
 from outrider.net.draft_right import right
-from outrider.net.rpc import Identity, Role, bind, channel, new_server
+from outrider.net.rpc import bind, channel, new_server
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Row
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
-from outrider.wire.codec import sampling_to_wire
+from outrider.wire.codec import params_to_wire
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
+from outrider.wire.hello import Identity, Role
+from outrider.wire.session import SessionParams
 from verifier.admission import admit
 from verifier.price import StepTime
 from verifier.service import VerifierService
@@ -176,12 +178,11 @@ class _Peers:
         attach = [verifier_pb2.Attach(session_id=each, draft_key=right(KEY, 0)) for each in ids]
         self._batches.put_nowait(verifier_pb2.DraftBatch(attach=attach))
         prompt = [text(position, self._vocab_size) for position in range(length)]
+        params = SessionParams(tuple(prompt), SamplingParams(temperature=0.0), longest - length)
         for each in ids:
             opened = verifier_pb2.OpenSession(
                 session_id=each,
-                prompt=prompt,
-                sampling=sampling_to_wire(SamplingParams(temperature=0.0)),
-                max_tokens=longest - length,
+                params=params_to_wire(params),
                 num_speculative_tokens=k,
                 draft_key=KEY,
             )

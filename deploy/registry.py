@@ -18,10 +18,10 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from outrider.errors import Unavailable
-from outrider.net.rpc import Identity
 from outrider.store.memory import MemoryStore
 from outrider.store.memory_logs import MemorySessionLogs
 from outrider.store.store import TTL_SECONDS, Answer, Change, Store, WorkerRecord
+from outrider.wire.hello import Identity
 from router.router import store_at
 
 POLL_SECONDS = 10.0  # after which a watcher that heard of no change asks again

@@ -20,7 +20,7 @@ from deploy.followers import FollowerActors, claim_threads
 from deploy.registry import StoreSource, open_store, present
 from outrider.config import default_dtype, parse_memory
 from outrider.errors import OutriderError, PeerLost, Unhealthy
-from outrider.net.rpc import Role
+from outrider.wire.hello import Role
 from outrider.worker.garbage import spare_what_is_there
 
 if TYPE_CHECKING:

@@ -57,6 +57,6 @@ class Part:
             if branch is not None:
                 drafted += (branch.token, *(guess.token for guess in branch.guesses))
         return [
-            Row(session.spec.sampling, self.first + index, drafting.counts, drafted)
+            Row(session.spec.params.sampling, self.first + index, drafting.counts, drafted)
             for index in range(self.rows)
         ]

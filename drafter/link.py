@@ -16,10 +16,11 @@ from drafter.session import DraftSession
 from drafter.survival import on_the_wire
 from outrider.errors import OutriderError
 from outrider.net.heartbeat import SILENCE_SECONDS, Stillness, fell_silent
-from outrider.net.rpc import Identity, Role, channel, check_hello
+from outrider.net.rpc import channel
 from outrider.net.tasks import propagate_cancel
 from outrider.net.tls import Tls
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
+from outrider.wire.hello import Identity, Role, check_hello
 
 log = logging.getLogger(__name__)
 

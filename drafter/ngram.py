@@ -17,9 +17,9 @@ from drafter.acceptance_model import AcceptanceModel
 from drafter.proposer import DraftLoad, OnChange, OnFailed, Source
 from drafter.session import DraftSession, Guess, LogConflict
 from drafter.text_index import TextIndex
-from outrider.net.rpc import Identity, Role
 from outrider.sampling.ranked import Ranked
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
+from outrider.wire.hello import Identity, Role
 from outrider.worker.stepwatch import StepUnderWay
 
 NAME = "ngram"
@@ -80,7 +80,7 @@ class NgramProposer:
         return DraftLoad(len(self._texts), self._token_seconds, self._busy_seconds, rejections=rejections)
 
     def open(self, session: DraftSession) -> None:
-        text = Text(session, TextIndex(session.log, len(session.spec.prompt) + session.spec.max_tokens))
+        text = Text(session, TextIndex(session.log, session.spec.params.most_tokens))
         self._texts[session.id] = text
         text.look_up()
         self._propose(text)
@@ -107,7 +107,7 @@ class NgramProposer:
             self.close(session.id)
             self._on_failed(session, str(conflict))
             return
-        acceptance = self._acceptance[session.spec.sampling.greedy]
+        acceptance = self._acceptance[session.spec.params.sampling.greedy]
         acceptance.learn(verdict)
         if (
             unjudged and len(session.log) > before
@@ -148,7 +148,7 @@ class NgramProposer:
         session, share = text.session, text.matched / (text.matched + 1)
         draws = [Ranked((token,), (share,)) for token in tokens]
         depths = range(depth, depth + len(tokens))
-        return self._acceptance[session.spec.sampling.greedy].guesses(
+        return self._acceptance[session.spec.params.sampling.greedy].guesses(
             draws, [session.recent] * len(tokens), depths
         )
 

@@ -14,17 +14,18 @@ from drafter.proposer import Proposer, Source
 from drafter.session import DraftSession, DraftSpec
 from outrider.errors import OutriderError, StepHung
 from outrider.net.heartbeat import HEARTBEAT_SECONDS
-from outrider.net.rpc import Role, bind, new_server, read_hello
+from outrider.net.rpc import bind, new_server
 from outrider.net.tls import Tls, opened
 from outrider.store.store import Registrar, WorkerLoad
 from outrider.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
 from outrider.wire.codec import (
-    sampling_from_wire,
+    params_from_wire,
     session_id_from_wire,
     tokenizer_to_wire,
     worker_info_to_wire,
 )
 from outrider.wire.description import TokenizerFiles, WorkerInfo
+from outrider.wire.hello import Role, read_hello
 from outrider.worker.registration import check_admitted, registrar_at
 from outrider.worker.stepwatch import Pulse, StepWatch, watched
 from outrider.worker.worker import Worker, serve_until_stopped
@@ -195,10 +196,8 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
     def _open(self, peer: RouterPeer, message: drafter_pb2.OpenDraft) -> None:
         spec = DraftSpec(
             session_id=session_id_from_wire(message.session_id),
-            prompt=tuple(message.prompt),
+            params=params_from_wire(message.params),
             output=tuple(message.output),
-            sampling=sampling_from_wire(message.sampling),
-            max_tokens=message.max_tokens,
             draft_key=message.draft_key,
             target_vocab_size=message.target_vocab_size,
         )
@@ -229,16 +228,16 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
         model = self._info.model
         if not spec.target_vocab_size:
             return "target_vocab_size must be at least 1"  # else it would end the whole batch
-        total = len(spec.prompt) + spec.max_tokens
+        total = spec.params.most_tokens
         if total > model.max_context:
             return f"prompt and max_tokens need {total} tokens; the draft's context has {model.max_context}"
         slots = self._info.kv_blocks * self._info.kv_block_size
         if total > slots:
             return f"prompt and max_tokens need {total} tokens; the drafter's KV pool holds {slots}"
-        if any(token >= model.vocab_size for token in (*spec.prompt, *spec.output)):
+        if any(token >= model.vocab_size for token in (*spec.params.prompt, *spec.output)):
             return f"the draft model has no token ids above {model.vocab_size - 1}"
         try:
-            spec.sampling.validate(model.vocab_size)
+            spec.params.sampling.validate(model.vocab_size)
         except OutriderError as error:
             return error.message
         return None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from drafter.survival import FIRST_RECENT, recent_after
 from outrider.engine.kv_blocks import BlockTable
-from outrider.sampling.params import SamplingParams
+from outrider.wire.session import SessionParams
 
 
 class LogConflict(Exception):
@@ -23,10 +23,8 @@ class DraftSpec:
     """A session as it was opened."""
 
     session_id: bytes
-    prompt: tuple[int, ...]
+    params: SessionParams
     output: tuple[int, ...]  # committed so far
-    sampling: SamplingParams
-    max_tokens: int  # most output tokens
     draft_key: bytes
     target_vocab_size: int
 
@@ -83,7 +81,7 @@ class DraftSession:
     def __init__(self, spec: DraftSpec, window: int) -> None:
         self.spec = spec
         self.window = window
-        self.log: list[int] = [*spec.prompt, *spec.output]
+        self.log: list[int] = [*spec.params.prompt, *spec.output]
         self.drafted: list[Guess] = []  # the trunk
         self.branches: list[Branch] = []
         self.recent = FIRST_RECENT  # acceptance, a moving average
@@ -104,7 +102,7 @@ class DraftSession:
     @property
     def last(self) -> int:
         """The first position that needs no guess: the last output token is always the target's own."""
-        return len(self.spec.prompt) + self.spec.max_tokens - 1
+        return self.spec.params.most_tokens - 1
 
     @property
     def wants_token(self) -> bool:

@@ -26,9 +26,9 @@ from outrider.engine.engine import Engine
 from outrider.engine.kv_blocks import Cached
 from outrider.engine.scheduler import Limits, schedule
 from outrider.errors import PeerLost
-from outrider.net.rpc import Role
 from outrider.sampling.ranked import Ranked
 from outrider.sampling.token_counts import TokenCounts
+from outrider.wire.hello import Role
 from outrider.worker.followers import FollowerProcesses, StartFollowers
 from outrider.worker.model import load
 from outrider.worker.stepwatch import StepUnderWay, under_way
@@ -95,7 +95,7 @@ class DraftStepper:
         """Starts drafting; an id that is open already is started anew."""
         self.close(session.spec.session_id)
         spec = session.spec
-        counts = TokenCounts(spec.prompt, spec.output) if spec.sampling.penalized else None
+        counts = TokenCounts(spec.params.prompt, spec.output) if spec.params.sampling.penalized else None
         drafting = self._sessions[spec.session_id] = Drafting(session, counts)
         self._changed.set()
         return drafting
@@ -338,7 +338,8 @@ class DraftStepper:
         ahead = [max(at - len(session.log), 0) for at, session in zip(positions, sessions, strict=True)]
         guesses: dict[int, Guess] = {}  # by row
         for greedy, acceptance_model in self.acceptance_models.items():
-            rows = [row for row, session in enumerate(sessions) if session.spec.sampling.greedy is greedy]
+            asked = (session.spec.params.sampling for session in sessions)
+            rows = [row for row, sampling in enumerate(asked) if sampling.greedy is greedy]
             if rows:
                 found = acceptance_model.guesses(
                     [drawn[row] for row in rows],
@@ -354,7 +355,7 @@ class DraftStepper:
         self._tell(part.drafting for part in parts if part.drafting.session.worth_telling)
 
     def _acceptance_model(self, session: DraftSession) -> AcceptanceModel:
-        return self.acceptance_models[session.spec.sampling.greedy]
+        return self.acceptance_models[session.spec.params.sampling.greedy]
 
     def _take(self, part: Part, guesses: Sequence[Guess]) -> None:
         drafting, session = part.drafting, part.drafting.session

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from outrider.errors import PeerRefused
-from outrider.net.rpc import Role
 from outrider.wire.description import TokenizerFiles, WorkerInfo
+from outrider.wire.hello import Role
 
 FirstDifference = Callable[[TokenizerFiles, TokenizerFiles], str | None]
 

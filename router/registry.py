@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from outrider.errors import InvalidRequest, PeerRefused
-from outrider.net.rpc import Role, check_certified, check_hello
+from outrider.net.rpc import check_certified
 from outrider.store.store import Registrar
 from outrider.v1 import common_pb2, registry_pb2, registry_pb2_grpc
 from outrider.wire.codec import record_from_wire
+from outrider.wire.hello import Role, check_hello
 
 
 class Registry(registry_pb2_grpc.RegistryServicer):

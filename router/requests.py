@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from enum import Enum
 from typing import Protocol
 
-from outrider.sampling.params import SamplingParams
-from outrider.wire.codec import SessionId
 from outrider.wire.description import TokenizerFiles as TokenizerFiles
+from outrider.wire.session import FinishReason, SessionId, SessionParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,25 +15,12 @@ class GenerationRequest:
     """One prompt to continue. Validated against the model before it gets here."""
 
     model: str
-    prompt: tuple[int, ...]  # token ids, at least one
-    sampling: SamplingParams
-    max_tokens: int  # most output tokens, >= 1; prompt and output fit the context
-    ignore_eos: bool = False
+    params: SessionParams  # prompt and output fit the context
     num_speculative_tokens: int | None = None  # None = adaptive, 0 = off, k = at most k
     session_id: SessionId | None = None  # where the client is told it; None = drawn later
     fingerprint: str | None = None  # of the model that it was validated against; None = any of that name
     first_token_by: float | None = None  # on the event loop's clock; refused where that cannot be
     deadline: float | None = None  # on the event loop's clock; ended then
-
-    @property
-    def most_tokens(self) -> int:
-        """Of prompt and output together."""
-        return len(self.prompt) + self.max_tokens
-
-
-class FinishReason(Enum):
-    STOP = "stop"
-    LENGTH = "length"
 
 
 @dataclass(frozen=True, slots=True)

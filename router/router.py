@@ -13,13 +13,14 @@ from typing import Any
 from fastapi import FastAPI
 
 from outrider.errors import Unavailable
-from outrider.net.rpc import STOP_GRACE_SECONDS, Identity, Role
+from outrider.net.rpc import STOP_GRACE_SECONDS
 from outrider.net.tls import Tls
 from outrider.store.logs import SESSION_TTL_SECONDS
 from outrider.store.memory import MemoryStore
 from outrider.store.redis import RedisStore
 from outrider.store.store import Store
 from outrider.store.url import parse_store_url
+from outrider.wire.hello import Identity, Role
 from router.api.access import Access, HttpAccess
 from router.api.http import create_app
 from router.api.keys import Keys

@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 
 from outrider.errors import Cancelled, DeadlineExceeded, OutriderError, Unavailable
 from outrider.net.draft_right import right
-from outrider.wire.codec import SessionId
-from outrider.wire.session_log import LoggedEnd
+from outrider.wire.session import FinishReason, SessionId
 from router.fleet import Fleet
 from router.reader import Reader, superseded
 from router.rebalance import Unbegun
-from router.requests import FinishReason, SessionEnded, TokensCommitted
+from router.requests import SessionEnded, TokensCommitted
 from router.session_log_writer import SessionLogWriter, TakenSession
 from router.speculation import Estimator, PriorPool, choose_k, settled, window, worth_sending
 from router.transcript import Transcript
@@ -28,7 +27,6 @@ log = logging.getLogger(__name__)
 RESUME_SECONDS = 60.0  # a session that lost its verifier waits so long for another
 MAX_LOSSES = 3  # of verifiers, without a token gained: the request itself may be what they die of
 
-LOGGED = {FinishReason.STOP: LoggedEnd.STOP, FinishReason.LENGTH: LoggedEnd.LENGTH}
 
 PoolFor = Callable[[str, str], PriorPool]
 """The pool of a (target fingerprint, draft fingerprint) pair."""
@@ -116,7 +114,7 @@ class Session:
         if not self._begun or self._over or self._verifier is not None:
             return
         verifier = self._fleet.verifier_for(
-            self._request.model, self.transcript.log, self._request.most_tokens
+            self._request.model, self.transcript.log, self._request.params.most_tokens
         )
         if verifier is None or verifier.identity.model_fingerprint != self._fingerprint:
             return
@@ -130,9 +128,8 @@ class Session:
         self._k = choose_k(self._estimator, verifier.load.price, self._cap)
         verifier.open(
             self.id,
-            self._request,
+            self._request.params,
             output=self.transcript.output,
-            stop_token_ids=self.transcript.stop_token_ids,
             num_speculative_tokens=self._k,
             draft_key=self._draft_key if self._cap else b"",
             listener=self,
@@ -146,7 +143,7 @@ class Session:
         if self._verifier is None or not self._unbegun or self._relieved:
             return None
         worker_id, tokens = self._verifier.identity.worker_id, len(self.transcript.log)
-        return Unbegun(worker_id, tokens, self._request.most_tokens, self._asked_back)
+        return Unbegun(worker_id, tokens, self._request.params.most_tokens, self._asked_back)
 
     def ask_back(self) -> None:
         """Has it move to another verifier, unless it has begun where it is."""
@@ -203,7 +200,7 @@ class Session:
             accepted=max(0, accepted - known),
             verified=max(0, verified - known),
             # At a second verifier it is the first one's work that is, or is not, found in a cache.
-            cached_prompt_tokens=cached_prompt_tokens if base == len(self._request.prompt) else 0,
+            cached_prompt_tokens=cached_prompt_tokens if base == len(self._request.params.prompt) else 0,
         )
         self._losses = 0
         self._unbegun = self._asked_back = self._relieved = False
@@ -275,9 +272,9 @@ class Session:
             return
         self.outcome = outcome
         if isinstance(outcome, SessionEnded):
-            self.transcript.end = LOGGED[outcome.reason]
+            self.transcript.end = outcome.reason
         elif isinstance(outcome, Cancelled):
-            self.transcript.end = LoggedEnd.CANCELLED
+            self.transcript.end = FinishReason.CANCELLED
         self._log_writer.note(self._cursor)
         self.news.set()
         self.close()
@@ -320,7 +317,7 @@ class Session:
         self._set_window(self._wanted_window(verifier, drafter))
         drafter.open(
             self.id,
-            self._request,
+            self._request.params,
             output=self.transcript.output,
             verifier_address=verifier.registration.address,
             draft_key=right(self._draft_key, self._turn),

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from outrider.errors import Unavailable, UnknownSession
 from outrider.store.logs import SESSION_TTL_SECONDS, Append, Owner, SessionLogs
-from outrider.wire.codec import SessionId
+from outrider.wire.session import SessionId
 from router.metrics import Metrics
 from router.transcript import Transcript
 

@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from outrider.errors import Cancelled, Overloaded, Unavailable, UnknownModel
 from outrider.net.tasks import cancel
-from outrider.wire.codec import SessionId, new_session_id
-from outrider.wire.session_log import LoggedEnd
+from outrider.wire.session import FinishReason, SessionId, new_session_id
 from router.admission import Lasting, refused, retry_after
 from router.fleet import Fleet
 from router.placement import choose_verifier
@@ -28,7 +27,7 @@ from router.requests import (
 )
 from router.session import Session
 from router.session_log_writer import SessionLogWriter, TakenSession
-from router.transcript import END_REASONS, Transcript
+from router.transcript import Transcript
 from router.workers import Verifier
 
 DRAFT_KEY_BYTES = 16
@@ -106,9 +105,9 @@ class Sessions:
                 yield SessionBegun()
                 for index in range(taken.transcript.steps):
                     yield taken.transcript.step(index)
-                if end is LoggedEnd.CANCELLED:
+                if end is FinishReason.CANCELLED:
                     raise _cancelled()
-                yield SessionEnded(END_REASONS[end])
+                yield SessionEnded(end)
                 return
             session = self._resumable(session_id) or self._readmit(taken)
         session.expire_at(None)  # that was the former client's
@@ -153,8 +152,7 @@ class Sessions:
         self._check_load(request, model.name)
         session_id = request.session_id or new_session_id(self._random_bytes)
         named = replace(request, model=model.name, session_id=session_id, fingerprint=model.fingerprint)
-        stop_token_ids = () if request.ignore_eos else tuple(sorted(model.eos_token_ids))
-        session = self._add(Transcript(named, stop_token_ids, answer))
+        session = self._add(Transcript(named, answer))
         session.expire_at(request.deadline)
         return session
 
@@ -178,11 +176,11 @@ class Sessions:
         """Refuses what would wait too long for its first token."""
         by = [at for at in (request.first_token_by, request.deadline) if at is not None]
         patience = min(by) - asyncio.get_running_loop().time() if by else math.inf
-        candidates = self._fleet.candidates(request.prompt)
-        refusal = refused(candidates, model, len(request.prompt), patience, self._lasting.seconds)
+        candidates = self._fleet.candidates(request.params.prompt)
+        refusal = refused(candidates, model, len(request.params.prompt), patience, self._lasting.seconds)
         if refusal is not None:
             raise Overloaded(refusal.message, retry_after=refusal.retry_after)
-        if choose_verifier(candidates, model, len(request.prompt), request.most_tokens) is None:
+        if choose_verifier(candidates, model, len(request.params.prompt), request.params.most_tokens) is None:
             raise Unavailable(f"no target worker for {model!r} is free to take requests at the moment")
 
     def _add(self, transcript: Transcript, taken: TakenSession | None = None) -> Session:

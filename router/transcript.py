@@ -5,18 +5,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 
-from outrider.wire.codec import SessionId
-from outrider.wire.session_log import (
-    LoggedEnd,
-    LoggedRequest,
-    end_record,
-    log_from_bytes,
-    request_record,
-    step_record,
-)
-from router.requests import FinishReason, GenerationRequest, TokensCommitted
+from outrider.wire.session import FinishReason, SessionId
+from outrider.wire.session_log import LoggedRequest, end_record, log_from_bytes, request_record, step_record
+from router.requests import GenerationRequest, TokensCommitted
 
-END_REASONS = {LoggedEnd.STOP: FinishReason.STOP, LoggedEnd.LENGTH: FinishReason.LENGTH}
 STEP_BYTES = 12  # in memory, beside its tokens
 TOKEN_BYTES = 4
 REQUEST_BYTES = 500  # beside the prompt and what the API keeps
@@ -25,15 +17,12 @@ REQUEST_BYTES = 500  # beside the prompt and what the API keeps
 class Transcript:
     """Append-only. As records (see outrider/store/logs.py): the request, the steps, the end."""
 
-    def __init__(
-        self, request: GenerationRequest, stop_token_ids: tuple[int, ...] = (), answer: bytes = b""
-    ) -> None:
+    def __init__(self, request: GenerationRequest, answer: bytes = b"") -> None:
         """`request` has its session_id and fingerprint. `answer`: what the API keeps with the session."""
         self.request = request
-        self.stop_token_ids = stop_token_ids
         self.answer = answer
-        self.log = array("I", request.prompt)  # committed tokens by position: prompt, then output
-        self.end: LoggedEnd | None = None
+        self.log = array("I", request.params.prompt)  # committed tokens by position: prompt, then output
+        self.end: FinishReason | None = None
         self._ends = array("I")  # by step: tokens of the log up to and including it
         self._accepted = array("I")
         self._verified = array("I")
@@ -41,20 +30,17 @@ class Transcript:
 
     @classmethod
     def from_log(cls, session_id: SessionId, content: bytes) -> Transcript:
-        """Of a whole log. Raises InvalidRequest where it is none."""
+        """Returns what a whole log holds. Raises InvalidRequest if it is none."""
         logged = log_from_bytes(content)
         asked = logged.request
         request = GenerationRequest(
             model=asked.model,
-            prompt=asked.prompt,
-            sampling=asked.sampling,
-            max_tokens=asked.max_tokens,
-            ignore_eos=asked.ignore_eos,
+            params=asked.params,
             num_speculative_tokens=asked.num_speculative_tokens,
             session_id=session_id,
             fingerprint=asked.fingerprint,
         )
-        made = cls(request, asked.stop_token_ids, asked.answer)
+        made = cls(request, asked.answer)
         for step in logged.steps:
             made.add(TokensCommitted(*step))
         made.end = logged.end
@@ -62,18 +48,18 @@ class Transcript:
 
     @property
     def output(self) -> list[int]:
-        return self.log[len(self.request.prompt) :].tolist()
+        return self.log[len(self.request.params.prompt) :].tolist()
 
     @property
     def output_tokens(self) -> int:
-        return len(self.log) - len(self.request.prompt)
+        return len(self.log) - len(self.request.params.prompt)
 
     @property
     def steps(self) -> int:
         return len(self._ends)
 
     def step(self, index: int) -> TokensCommitted:
-        start = self._ends[index - 1] if index else len(self.request.prompt)
+        start = self._ends[index - 1] if index else len(self.request.params.prompt)
         return TokensCommitted(
             tuple(self.log[start : self._ends[index]]),
             self._accepted[index],
@@ -90,13 +76,13 @@ class Transcript:
         self._verified.append(step.verified)
 
     @property
-    def reached(self) -> LoggedEnd | None:
+    def reached(self) -> FinishReason | None:
         """The end that was told, or the one that the last token is, told or not."""
         if self.end is not None:
             return self.end
-        if self.steps and self.log[-1] in self.stop_token_ids:
-            return LoggedEnd.STOP
-        return LoggedEnd.LENGTH if self.output_tokens >= self.request.max_tokens else None
+        if self.steps and self.log[-1] in self.request.params.stop_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.output_tokens >= self.request.params.max_tokens else None
 
     @property
     def length(self) -> int:
@@ -116,7 +102,7 @@ class Transcript:
     @property
     def size_bytes(self) -> int:
         """In memory, about."""
-        tokens = len(self.request.prompt) + len(self.log)
+        tokens = len(self.request.params.prompt) + len(self.log)
         return REQUEST_BYTES + len(self.answer) + TOKEN_BYTES * tokens + STEP_BYTES * self.steps
 
     def _request_record(self) -> bytes:
@@ -125,11 +111,7 @@ class Transcript:
             LoggedRequest(
                 model=request.model,
                 fingerprint=request.fingerprint or "",
-                prompt=request.prompt,
-                sampling=request.sampling,
-                max_tokens=request.max_tokens,
-                ignore_eos=request.ignore_eos,
-                stop_token_ids=self.stop_token_ids,
+                params=request.params,
                 num_speculative_tokens=request.num_speculative_tokens,
                 answer=self.answer,
             )

@@ -10,11 +10,12 @@ from contextlib import suppress
 from typing import NoReturn
 
 from outrider.errors import OutriderError, PeerRefused
-from outrider.net.rpc import MAX_TOKENIZER_BYTES, Identity, Role, channel
+from outrider.net.rpc import MAX_TOKENIZER_BYTES, channel
 from outrider.net.tasks import propagate_cancel
 from outrider.net.tls import Tls
 from outrider.store.store import Store
 from outrider.wire.description import WorkerRecord
+from outrider.wire.hello import Identity, Role
 from router.compatibility import FirstDifference, Registration, misfit, suits
 from router.fleet import Fleet
 from router.workers import Drafter, Verifier, fetch_tokenizer

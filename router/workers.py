@@ -14,14 +14,15 @@ import grpc.aio
 
 from outrider.errors import OutriderError, PeerRefused, Unavailable, from_grpc_code
 from outrider.net.heartbeat import SILENCE_SECONDS, Stillness, fell_silent
-from outrider.net.rpc import Identity, Outbox, Role, check_hello
+from outrider.net.rpc import Outbox
 from outrider.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
-from outrider.wire.codec import SessionId, sampling_to_wire, tokenizer_from_wire
+from outrider.wire.codec import params_to_wire, tokenizer_from_wire
 from outrider.wire.description import TokenizerFiles, WorkerLoad
+from outrider.wire.hello import Identity, Role, check_hello
+from outrider.wire.session import FinishReason, SessionId, SessionParams
 from router.compatibility import Registration
 from router.load import DrafterLoad, VerifierLoad
 from router.prefixes import PlacedPrefixes
-from router.requests import FinishReason, GenerationRequest
 
 ANSWER_SECONDS = 5.0  # a worker that registers must answer within this
 MAX_UNSENT_COMMANDS = 16_384  # a worker that lets more pile up does not read; its stream is ended
@@ -157,23 +158,19 @@ class Verifier(Worker[VerifierListener]):
     def open(
         self,
         session_id: SessionId,
-        request: GenerationRequest,
+        params: SessionParams,
         *,
         output: Sequence[int],
-        stop_token_ids: Sequence[int],
         num_speculative_tokens: int,
         draft_key: bytes,
         listener: VerifierListener,
     ) -> None:
         self._listeners[session_id] = listener
-        self.prefixes.place([*request.prompt, *output])
+        self.prefixes.place([*params.prompt, *output])
         session = verifier_pb2.OpenSession(
             session_id=session_id,
-            prompt=request.prompt,
+            params=params_to_wire(params),
             output=output,
-            sampling=sampling_to_wire(request.sampling),
-            max_tokens=request.max_tokens,
-            stop_token_ids=stop_token_ids,
             num_speculative_tokens=num_speculative_tokens,
             draft_key=draft_key,
         )
@@ -246,7 +243,7 @@ class Drafter(Worker[DrafterListener]):
     def open(
         self,
         session_id: SessionId,
-        request: GenerationRequest,
+        params: SessionParams,
         *,
         output: Sequence[int],
         verifier_address: str,
@@ -261,10 +258,8 @@ class Drafter(Worker[DrafterListener]):
         session = drafter_pb2.OpenDraft(
             session_id=session_id,
             opening=self._opening,
-            prompt=request.prompt,
+            params=params_to_wire(params),
             output=output,
-            sampling=sampling_to_wire(request.sampling),
-            max_tokens=request.max_tokens,
             verifier_address=verifier_address,
             draft_key=draft_key,
             window=window,

@@ -21,7 +21,7 @@ from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.loading import load_engine, load_tokenizer
 from outrider.engine.scheduler import Limits
 from outrider.net.heartbeat import HEARTBEAT_SECONDS
-from outrider.net.rpc import Identity, Role, bind, channel, new_server
+from outrider.net.rpc import bind, channel, new_server
 from outrider.sampling.params import SamplingParams
 from outrider.store.memory import MemoryStore
 from outrider.v1 import (
@@ -32,9 +32,11 @@ from outrider.v1 import (
     verifier_pb2_grpc,
 )
 from outrider.wire.description import TokenizerFiles, WorkerInfo, WorkerRecord
+from outrider.wire.hello import Identity, Role
+from outrider.wire.session import FinishReason, SessionParams
 from outrider.worker.registration import RouterRegistrar, register
 from router.registry import Registry
-from router.requests import FinishReason, GenerationRequest, SessionEnded, TokensCommitted
+from router.requests import GenerationRequest, SessionEnded, TokensCommitted
 from router.router import Router
 from verifier.service import VerifierService
 from verifier.step_start import Awaited
@@ -164,7 +166,8 @@ class Cluster:
         on_tokens: Any = None,
     ) -> Answer:
         """Runs one request to its end. `on_tokens(output so far)` is awaited at every step where given."""
-        request = GenerationRequest("", tuple(prompt), sampling, max_tokens, ignore_eos, k)
+        stop = () if ignore_eos else tuple(self.sessions.model("").eos_token_ids)
+        request = GenerationRequest("", SessionParams(tuple(prompt), sampling, max_tokens, stop), k)
         tokens: list[int] = []
         accepted = verified = cached = steps = 0
         async for event in self.sessions.run(request):

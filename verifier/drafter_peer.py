@@ -60,7 +60,7 @@ class DrafterPeer:
     def attached(self, session: Session) -> None:
         """It drafts for the session, of which it knows what the router told it."""
         spec = session.spec
-        session.acknowledged = len(spec.prompt) + len(spec.output)
+        session.acknowledged = len(spec.params.prompt) + len(spec.output)
         self._told[spec.session_id] = session.acknowledged
         self.committed(session)
 

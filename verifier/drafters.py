@@ -15,9 +15,9 @@ from typing import NoReturn
 
 from outrider.errors import InvalidRequest, Overloaded, PeerRefused, TooLarge
 from outrider.net.draft_right import turn_of
-from outrider.net.rpc import Identity, Role, read_hello
 from outrider.v1 import verifier_pb2
-from outrider.wire.codec import SESSION_ID_BYTES
+from outrider.wire.hello import Identity, Role, read_hello
+from outrider.wire.session import SESSION_ID_BYTES
 from verifier import misbehavior
 from verifier.bounded_map import BoundedMap
 from verifier.draft_tree import MAX_NODES

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.scheduler import Schedule
+from outrider.wire.session import FinishReason
 from verifier.running import Running
-from verifier.session import Finish
 
 GRACE_SECONDS = 5.0
 MOST_FINISHED = 256  # that are remembered; the oldest go first
@@ -23,7 +23,7 @@ class Finished:
     """A session that nobody has heard the end of."""
 
     running: Running
-    finish: Finish
+    finish: FinishReason
 
 
 class Orphans:
@@ -37,7 +37,7 @@ class Orphans:
         running.orphaned = True
         self._until[running.id] = self._clock() + self._grace_seconds
 
-    def finish(self, running: Running, finish: Finish) -> None:
+    def finish(self, running: Running, finish: FinishReason) -> None:
         """An orphan is over: its end is kept for what is left of its time."""
         self._finished[running.id] = Finished(running, finish)
         if len(self._finished) > MOST_FINISHED:

@@ -7,13 +7,9 @@ from collections.abc import AsyncIterator, Mapping
 
 from outrider.errors import OutriderError
 from outrider.v1 import verifier_pb2
-from verifier.session import Finish, Outcome
+from outrider.wire.session import FinishReason
+from verifier.session import Outcome
 from verifier.stepper import Load, Running
-
-FINISH_REASONS = {
-    Finish.STOP: verifier_pb2.FINISH_REASON_STOP,
-    Finish.LENGTH: verifier_pb2.FINISH_REASON_LENGTH,
-}
 
 
 class RouterPeer:
@@ -31,7 +27,7 @@ class RouterPeer:
 
     def committed(self, running: Running, outcome: Outcome) -> None:
         session = running.session
-        first = outcome.base == len(session.spec.prompt) + len(session.spec.output)
+        first = outcome.base == len(session.spec.params.prompt) + len(session.spec.output)
         self._events.committed.add(
             session_id=running.id,
             base=outcome.base,
@@ -41,13 +37,13 @@ class RouterPeer:
             cached_prompt_tokens=(running.cached_prompt_tokens or 0) if first else 0,
         )
         if outcome.finish is not None:
-            self._events.finished.add(session_id=running.id, reason=FINISH_REASONS[outcome.finish])
+            self._events.finished.add(session_id=running.id, reason=int(outcome.finish))
 
-    def adopted(self, running: Running, finish: Finish | None) -> None:
+    def adopted(self, running: Running, finish: FinishReason | None) -> None:
         """The router has a session again: what that has beyond what the router knows, and its end if it has
         come."""
         spec, log = running.session.spec, running.session.log
-        known = len(spec.prompt) + len(spec.output)
+        known = len(spec.params.prompt) + len(spec.output)
         if known < len(log):
             self._events.committed.add(
                 session_id=running.id,
@@ -56,7 +52,7 @@ class RouterPeer:
                 cached_prompt_tokens=(running.cached_prompt_tokens or 0) if not spec.output else 0,
             )
         if finish is not None:
-            self._events.finished.add(session_id=running.id, reason=FINISH_REASONS[finish])
+            self._events.finished.add(session_id=running.id, reason=int(finish))
         self._ready.set()
 
     def failed(self, session_id: bytes, error: OutriderError) -> None:

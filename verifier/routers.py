@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from outrider.errors import Cancelled, OutriderError, Superseded, Unavailable
-from outrider.net.rpc import Identity, Role, read_hello
 from outrider.v1 import verifier_pb2
-from outrider.wire.codec import SESSION_ID_BYTES, sampling_from_wire, session_id_from_wire
+from outrider.wire.codec import params_from_wire, session_id_from_wire
+from outrider.wire.hello import Identity, Role, read_hello
+from outrider.wire.session import SESSION_ID_BYTES
 from verifier.bounded_map import BoundedMap
 from verifier.drafters import Drafters
 from verifier.orphans import GRACE_SECONDS, Orphans
@@ -102,11 +103,8 @@ class Routers:
         try:
             spec = SessionSpec(
                 session_id=session_id_from_wire(message.session_id),
-                prompt=tuple(message.prompt),
+                params=params_from_wire(message.params),
                 output=tuple(message.output),
-                sampling=sampling_from_wire(message.sampling),
-                max_tokens=message.max_tokens,
-                stop_token_ids=frozenset(message.stop_token_ids),
                 vocab_size=self._vocab_size,
                 draft_key=message.draft_key,
             )

@@ -139,7 +139,7 @@ class Part:
         if not self.final:
             return []
         running = self.running
-        params, position = running.session.spec.sampling, len(running.session.log)
+        params, position = running.session.spec.params.sampling, len(running.session.log)
         after = [None, *self.path]
         if not params.penalized:  # then what stands before a row is of no account
             return [Row(params, position + j, None, (), token) for j, token in enumerate(after)]

@@ -12,12 +12,13 @@ from typing import Any, NoReturn
 from outrider.engine.scheduler import Limits
 from outrider.errors import StepHung, Unavailable
 from outrider.net.heartbeat import HEARTBEAT_SECONDS
-from outrider.net.rpc import Role, bind, new_server
+from outrider.net.rpc import bind, new_server
 from outrider.net.tls import opened
 from outrider.store.store import Registrar, WorkerLoad
 from outrider.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider.wire.codec import tokenizer_to_wire, worker_info_to_wire
 from outrider.wire.description import TokenizerFiles, WorkerInfo
+from outrider.wire.hello import Role
 from outrider.worker.followers import FollowerProcesses, StartFollowers
 from outrider.worker.model import load
 from outrider.worker.registration import check_admitted, registrar_at

@@ -10,15 +10,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from outrider.sampling.params import SamplingParams
+from outrider.wire.session import FinishReason, SessionParams
 from verifier.draft_tree import MAX_NODES, DraftTree
 
 MAX_BEHIND = 1024  # committed tokens that a draft is compared with: who is further behind has been away
-
-
-class Finish(Enum):
-    STOP = "stop"
-    LENGTH = "length"
 
 
 class DraftFate(Enum):
@@ -40,7 +35,7 @@ class Outcome(NamedTuple):
     tokens: tuple[int, ...]
     accepted: int  # of them, drafted ones
     verified: int  # draft tokens that took part
-    finish: Finish | None
+    finish: FinishReason | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +43,8 @@ class SessionSpec:
     """A session as it was opened."""
 
     session_id: bytes
-    prompt: tuple[int, ...]
+    params: SessionParams
     output: tuple[int, ...]  # committed elsewhere before
-    sampling: SamplingParams
-    max_tokens: int  # most output tokens, `output` included
-    stop_token_ids: frozenset[int]
     vocab_size: int
     draft_key: bytes
 
@@ -61,16 +53,17 @@ class Session:
     def __init__(self, spec: SessionSpec, num_speculative_tokens: int) -> None:
         self.spec = spec
         self.num_speculative_tokens = num_speculative_tokens
-        self.log: list[int] = [*spec.prompt, *spec.output]
+        self.log: list[int] = [*spec.params.prompt, *spec.output]
         self.acknowledged: int | None = (
             None  # log length that its drafter is known to have; None = no drafter yet
         )
         self.tree = DraftTree()
-        self._full = len(spec.prompt) + spec.max_tokens  # length of the log at which it is over
+        self._stop_token_ids = frozenset(spec.params.stop_token_ids)
+        self._full = spec.params.most_tokens  # length of the log at which it is over
 
     @property
     def output_length(self) -> int:
-        return len(self.log) - len(self.spec.prompt)
+        return len(self.log) - len(self.spec.params.prompt)
 
     @property
     def room(self) -> int:
@@ -80,21 +73,15 @@ class Session:
     def continues(self, spec: SessionSpec) -> bool:
         """Whether it is what a session that is opened so would be: the same request, and a log that begins
         with what the opener knows."""
-        own = self.spec
-        return (
-            own.prompt == spec.prompt
-            and own.sampling == spec.sampling
-            and own.max_tokens == spec.max_tokens
-            and own.stop_token_ids == spec.stop_token_ids
-            and tuple(self.log[len(spec.prompt) :][: len(spec.output)]) == spec.output
-        )
+        known = tuple(self.log[len(spec.params.prompt) :][: len(spec.output)])
+        return self.spec.params == spec.params and known == spec.output
 
     def offer(self, base: int, tokens: list[int], parents: Sequence[int], survival: bytes) -> DraftFate:
         """Takes a Draft message in, from a peer that is not trusted."""
         behind = len(self.log) - base
         if behind < 0:
             return DraftFate.AHEAD
-        if base < len(self.spec.prompt):
+        if base < len(self.spec.params.prompt):
             return DraftFate.BEFORE_OUTPUT
         self.acknowledged = base
         count = len(tokens)
@@ -133,10 +120,10 @@ class Session:
         while agreed < drafted and path[agreed] == chosen[agreed]:
             agreed += 1
         tokens = list(chosen[: min(agreed + 1, room)])
-        finish = Finish.LENGTH if len(tokens) == room else None
-        if not self.spec.stop_token_ids.isdisjoint(tokens):
-            stop = next(index for index, token in enumerate(tokens) if token in self.spec.stop_token_ids)
-            tokens, finish = tokens[: stop + 1], Finish.STOP
+        finish = FinishReason.LENGTH if len(tokens) == room else None
+        if not self._stop_token_ids.isdisjoint(tokens):
+            stop = next(index for index, token in enumerate(tokens) if token in self._stop_token_ids)
+            tokens, finish = tokens[: stop + 1], FinishReason.STOP
         base = len(self.log)
         self.log.extend(tokens)
         self.tree.advance(tokens)

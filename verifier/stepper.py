@@ -24,7 +24,7 @@ from verifier.meter import Meter
 from verifier.orphans import dispensable
 from verifier.price import StepTime
 from verifier.running import Part, Path, Running
-from verifier.session import DraftFate, Finish, Outcome, Session, SessionSpec
+from verifier.session import DraftFate, Outcome, Session, SessionSpec
 from verifier.step_start import StartAt, Waits, start_at
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class Stepper:
         if self._draining:
             raise Unavailable("this target worker is about to leave")
         self._check(spec)
-        counts = TokenCounts(spec.prompt, spec.output) if spec.sampling.penalized else None
+        counts = TokenCounts(spec.params.prompt, spec.output) if spec.params.sampling.penalized else None
         running = Running(Session(spec, num_speculative_tokens), counts)
         running.found_tokens = self._engine.pool.cached(running.session.log).tokens
         self._sessions[spec.session_id] = running
@@ -172,14 +172,14 @@ class Stepper:
 
     def _check(self, spec: SessionSpec) -> None:
         info = self._engine.info
-        total = len(spec.prompt) + spec.max_tokens
+        params, total = spec.params, spec.params.most_tokens
         if spec.session_id in self._sessions:
             raise InvalidRequest("session_id is in use; ids are never used twice", field="session_id")
-        if not spec.prompt:
+        if not params.prompt:
             raise InvalidRequest("prompt must hold at least one token", field="prompt")
-        if any(token >= info.vocab_size for token in (*spec.prompt, *spec.output)):
+        if any(token >= info.vocab_size for token in (*params.prompt, *spec.output)):
             raise InvalidRequest(f"prompt: token ids go from 0 to {info.vocab_size - 1}", field="prompt")
-        if not len(spec.output) < spec.max_tokens:
+        if not len(spec.output) < params.max_tokens:
             raise InvalidRequest(
                 f"max_tokens must be more than the {len(spec.output)} tokens of output so far",
                 field="max_tokens",
@@ -195,7 +195,7 @@ class Stepper:
                 f"prompt and max_tokens come to {total} tokens; the KV pool holds {slots} (see --kv-memory)",
                 field="max_tokens",
             )
-        spec.sampling.validate(info.vocab_size)
+        params.sampling.validate(info.vocab_size)
 
     async def _until_due(self, free_since: float) -> tuple[float, float]:
         """Waits while there is no session, then while it pays to wait for drafts. Since when the engine has
@@ -391,4 +391,4 @@ async def _result(step: asyncio.Future[list[int]]) -> list[int] | None:
         return None
 
 
-__all__ = ["Finish", "Load", "Running", "StepReport", "Stepper"]
+__all__ = ["Load", "Running", "StepReport", "Stepper"]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from outrider.wire.codec import SessionId
+from outrider.wire.session import SessionId
 
 SESSION_TTL_SECONDS = 600  # a log outlives what was written to it last by so much
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 
-from outrider.net.rpc import Identity
 from outrider.store.memory_logs import MemorySessionLogs
 from outrider.store.store import (
     TTL_SECONDS,
@@ -19,6 +18,7 @@ from outrider.store.store import (
     answer_of,
     changed,
 )
+from outrider.wire.hello import Identity
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from outrider.store.logs import Append, Owner, Taken
-from outrider.wire.codec import SessionId
+from outrider.wire.session import SessionId
 
 MAX_BYTES = 256 * 2**20
 LOG_BYTES = 500  # that a log takes up beside its records

@@ -32,7 +32,6 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError, RedisError
 
 from outrider.errors import InvalidRequest, StartupError, Unavailable
-from outrider.net.rpc import Identity
 from outrider.net.tasks import propagate_cancel
 from outrider.store.redis_logs import RedisSessionLogs
 from outrider.store.store import (
@@ -48,6 +47,7 @@ from outrider.store.store import (
 from outrider.store.url import StoreUrl
 from outrider.wire.codec import record_from_bytes, record_to_bytes
 from outrider.wire.description import WorkerLoad
+from outrider.wire.hello import Identity
 
 log = logging.getLogger(__name__)
 

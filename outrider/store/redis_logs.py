@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 from redis.asyncio import Redis
 
 from outrider.store.logs import Append, Owner, Taken
-from outrider.wire.codec import SessionId
+from outrider.wire.session import SessionId
 
 STREAM, OWNER = b"outrider:session:", b"outrider:owner:"
 SUPERSEDED = -1

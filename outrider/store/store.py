@@ -14,10 +14,10 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from outrider.net.rpc import Identity
 from outrider.store.logs import SessionLogs
 from outrider.wire.description import WorkerLoad as WorkerLoad
 from outrider.wire.description import WorkerRecord as WorkerRecord
+from outrider.wire.hello import Identity
 
 TTL_SECONDS = 4.0  # a record outlives the last beat by this much; with the time to notice it stays under 5 s
 WORD_SECONDS = 30.0  # a router's word to a worker is forgotten when it has not been said again for so long

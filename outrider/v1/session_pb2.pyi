@@ -19,26 +19,20 @@ class SessionLog(_message.Message):
     def __init__(self, request: _Optional[_Union[SessionRequest, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[SessionStep, _Mapping]]] = ..., end: _Optional[_Union[SessionEnd, _Mapping]] = ...) -> None: ...
 
 class SessionRequest(_message.Message):
-    __slots__ = ("model", "fingerprint", "prompt", "sampling", "max_tokens", "ignore_eos", "stop_token_ids", "num_speculative_tokens", "answer")
+    __slots__ = ("model", "fingerprint", "num_speculative_tokens", "answer", "params", "protocol_version")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_FIELD_NUMBER: _ClassVar[int]
-    SAMPLING_FIELD_NUMBER: _ClassVar[int]
-    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
-    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
+    PARAMS_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     model: str
     fingerprint: str
-    prompt: _containers.RepeatedScalarFieldContainer[int]
-    sampling: _common_pb2.SamplingParams
-    max_tokens: int
-    ignore_eos: bool
-    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_speculative_tokens: int
     answer: bytes
-    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., num_speculative_tokens: _Optional[int] = ..., answer: _Optional[bytes] = ...) -> None: ...
+    params: _common_pb2.SessionParams
+    protocol_version: int
+    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., num_speculative_tokens: _Optional[int] = ..., answer: _Optional[bytes] = ..., params: _Optional[_Union[_common_pb2.SessionParams, _Mapping]] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class SessionStep(_message.Message):
     __slots__ = ("tokens", "accepted", "verified", "cached_prompt_tokens")

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable
-from typing import NewType
-
 from google.protobuf.message import DecodeError
 
 from outrider.errors import InvalidRequest
-from outrider.net.rpc import Identity, Role
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import common_pb2, registry_pb2
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo, WorkerLoad, WorkerRecord
-
-SessionId = NewType("SessionId", bytes)
-SESSION_ID_BYTES = 16
-
-
-def new_session_id(random_bytes: Callable[[int], bytes] = secrets.token_bytes) -> SessionId:
-    """A fresh id. Ids come from the system's secure source outside tests: they must not be guessable."""
-    return SessionId(random_bytes(SESSION_ID_BYTES))
+from outrider.wire.hello import Identity, Role
+from outrider.wire.session import SESSION_ID_BYTES, SessionId, SessionParams
 
 
 def session_id_from_wire(raw: bytes) -> SessionId:
@@ -59,6 +48,25 @@ def sampling_from_wire(message: common_pb2.SamplingParams) -> SamplingParams:
         repetition_penalty=message.repetition_penalty,
         logit_bias=dict(message.logit_bias),
         seed=message.seed,
+    )
+
+
+def params_to_wire(params: SessionParams) -> common_pb2.SessionParams:
+    return common_pb2.SessionParams(
+        prompt=params.prompt,
+        sampling=sampling_to_wire(params.sampling),
+        max_tokens=params.max_tokens,
+        stop_token_ids=params.stop_token_ids,
+    )
+
+
+def params_from_wire(message: common_pb2.SessionParams) -> SessionParams:
+    """Not validated: the receiver knows its limits."""
+    return SessionParams(
+        prompt=tuple(message.prompt),
+        sampling=sampling_from_wire(message.sampling),
+        max_tokens=message.max_tokens,
+        stop_token_ids=tuple(message.stop_token_ids),
     )
 
 

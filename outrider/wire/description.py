@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from outrider.net.rpc import Identity
+from outrider.wire.hello import Identity
 
 
 @dataclass(frozen=True, slots=True)

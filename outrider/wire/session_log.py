@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 from google.protobuf.message import DecodeError
 
 from outrider.errors import InvalidRequest
-from outrider.sampling.params import SamplingParams
-from outrider.v1 import session_pb2, verifier_pb2
-from outrider.wire.codec import sampling_from_wire, sampling_to_wire
+from outrider.v1 import session_pb2
+from outrider.wire.codec import params_from_wire, params_to_wire
+from outrider.wire.hello import PROTOCOL_VERSION
+from outrider.wire.session import FinishReason, SessionParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,21 +20,9 @@ class LoggedRequest:
 
     model: str
     fingerprint: str
-    prompt: tuple[int, ...]
-    sampling: SamplingParams
-    max_tokens: int
-    ignore_eos: bool
-    stop_token_ids: tuple[int, ...]
+    params: SessionParams
     num_speculative_tokens: int | None
     answer: bytes
-
-
-class LoggedEnd(IntEnum):
-    """How a session ended; a log without an end can be gone on with."""
-
-    CANCELLED = verifier_pb2.FINISH_REASON_UNSPECIFIED
-    STOP = verifier_pb2.FINISH_REASON_STOP
-    LENGTH = verifier_pb2.FINISH_REASON_LENGTH
 
 
 LoggedStep = tuple[tuple[int, ...], int, int, int]
@@ -47,20 +35,17 @@ class SessionLog:
 
     request: LoggedRequest
     steps: Sequence[LoggedStep]
-    end: LoggedEnd | None
+    end: FinishReason | None
 
 
 def request_record(request: LoggedRequest) -> bytes:
     message = session_pb2.SessionRequest(
         model=request.model,
         fingerprint=request.fingerprint,
-        prompt=request.prompt,
-        sampling=sampling_to_wire(request.sampling),
-        max_tokens=request.max_tokens,
-        ignore_eos=request.ignore_eos,
-        stop_token_ids=request.stop_token_ids,
+        params=params_to_wire(request.params),
         num_speculative_tokens=request.num_speculative_tokens,
         answer=request.answer,
+        protocol_version=PROTOCOL_VERSION,
     )
     return session_pb2.SessionLog(request=message).SerializeToString()
 
@@ -72,25 +57,35 @@ def step_record(tokens: Sequence[int], accepted: int, verified: int, cached_prom
     return session_pb2.SessionLog(steps=(step,)).SerializeToString()
 
 
-def end_record(end: LoggedEnd) -> bytes:
+def end_record(end: FinishReason) -> bytes:
     return session_pb2.SessionLog(end=session_pb2.SessionEnd(reason=int(end))).SerializeToString()  # type: ignore[arg-type]
 
 
 def log_from_bytes(raw: bytes) -> SessionLog:
-    """Of records one after the other, from the first on. Raises InvalidRequest where they are no log."""
+    """Returns the log that the records are, one after the other, from the first on.
+
+    Raises InvalidRequest if they are no log, or one of another protocol version."""
     try:
         message = session_pb2.SessionLog.FromString(raw)
     except DecodeError:
         raise InvalidRequest("the bytes are no session's log") from None
-    if not message.request.prompt:
+    request = message.request
+    if not message.HasField("request"):
         raise InvalidRequest("the session's log does not begin with a request")
+    if request.protocol_version != PROTOCOL_VERSION:
+        raise InvalidRequest(
+            f"the session's log is of protocol version {request.protocol_version}, this side reads "
+            f"{PROTOCOL_VERSION}: send the request again"
+        )
+    if not request.params.prompt:
+        raise InvalidRequest("the session's log has no prompt")
     return SessionLog(
-        _request(message.request),
+        _request(request),
         [
             (tuple(step.tokens), step.accepted, step.verified, step.cached_prompt_tokens)
             for step in message.steps
         ],
-        LoggedEnd(message.end.reason) if message.HasField("end") else None,
+        FinishReason(message.end.reason) if message.HasField("end") else None,
     )
 
 
@@ -99,11 +94,7 @@ def _request(message: session_pb2.SessionRequest) -> LoggedRequest:
     return LoggedRequest(
         model=message.model,
         fingerprint=message.fingerprint,
-        prompt=tuple(message.prompt),
-        sampling=sampling_from_wire(message.sampling),
-        max_tokens=message.max_tokens,
-        ignore_eos=message.ignore_eos,
-        stop_token_ids=tuple(message.stop_token_ids),
+        params=params_from_wire(message.params),
         num_speculative_tokens=message.num_speculative_tokens if chosen else None,
         answer=message.answer,
     )

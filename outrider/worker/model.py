@@ -14,8 +14,8 @@ from outrider.engine.engine import Engine
 from outrider.engine.loading import load_engine, load_tokenizer
 from outrider.engine.ranks import Ranks
 from outrider.errors import PeerLost, StartupError
-from outrider.net.rpc import Identity, Role
 from outrider.wire.description import TokenizerFiles, WorkerInfo
+from outrider.wire.hello import Identity, Role
 from outrider.worker.followers import FollowerProcesses, FollowerSpec, StartFollowers, device_of
 
 

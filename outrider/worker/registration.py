@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from outrider.errors import OutriderError, PeerRefused, StartupError, Unavailable
-from outrider.net.rpc import Identity, channel
+from outrider.net.rpc import channel
 from outrider.net.tasks import propagate_cancel
 from outrider.net.tls import Tls
 from outrider.store.redis import RedisStore
@@ -23,6 +23,7 @@ from outrider.store.url import parse_store_url
 from outrider.v1 import registry_pb2, registry_pb2_grpc
 from outrider.wire.codec import record_to_wire
 from outrider.wire.description import WorkerRecord
+from outrider.wire.hello import Identity
 
 log = logging.getLogger(__name__)
 

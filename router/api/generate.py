@@ -8,18 +8,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from outrider.errors import OutriderError
+from outrider.wire.session import FinishReason
 from router.api.acceptance import SpeculationStats
 from router.api.validation import Generation
 from router.detokenize import Detokenizer
 from router.metrics import Metrics
-from router.requests import (
-    FinishReason,
-    GenerationRequest,
-    SessionBegun,
-    SessionEnded,
-    SessionEvent,
-    TokensCommitted,
-)
+from router.requests import GenerationRequest, SessionBegun, SessionEnded, SessionEvent, TokensCommitted
 from router.stop import StopMatcher
 
 Events = AsyncGenerator[SessionEvent, None]
@@ -106,10 +100,10 @@ async def generate(
     output = _Output(
         detokenizer=generation.tokenizer.detokenizer(),
         matcher=StopMatcher(generation.stop),
-        end_ids=frozenset() if session.ignore_eos else generation.model.eos_token_ids,
-        usage=Usage(prompt_tokens=len(session.prompt)),
+        end_ids=frozenset(session.params.stop_token_ids),
+        usage=Usage(prompt_tokens=len(session.params.prompt)),
     )
-    measured = metrics.session(session.model, len(session.prompt), resumed=after is not None)
+    measured = metrics.session(session.model, len(session.params.prompt), resumed=after is not None)
     has = after or 0
     ended = "abort"
     try:
@@ -140,7 +134,7 @@ async def generate(
         else:
             rest = output.finish()
         reason = FinishReason.STOP if output.matcher.stopped or reason is None else reason
-        ended = reason.value
+        ended = reason.openai
         yield Result(rest, reason, output.usage, output.speculation)
     except Exception:
         ended = "error"

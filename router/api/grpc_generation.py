@@ -15,8 +15,8 @@ from grpc_reflection.v1alpha import reflection
 
 from outrider.errors import InvalidRequest, OutriderError, Overloaded
 from outrider.net.rpc import errors_as_status
-from outrider.v1 import generation_pb2, generation_pb2_grpc, verifier_pb2
-from outrider.wire.codec import new_session_id
+from outrider.v1 import generation_pb2, generation_pb2_grpc
+from outrider.wire.session import new_session_id
 from router.api import position, schema
 from router.api.access import Access, guarded, owner
 from router.api.body import MAX_BODY_BYTES, too_large
@@ -27,17 +27,13 @@ from router.api.record import Record, check_owner, named, recalled
 from router.api.stream import internal_error
 from router.api.validation import Body, DrawBelow, Generation, prepare
 from router.metrics import Metrics
-from router.requests import FinishReason, SessionBegun, SessionRunner
+from router.requests import SessionBegun, SessionRunner
 
 logger = logging.getLogger(__name__)
 
 SERVICE = generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name
 HEALTH = "grpc.health.v1.Health"
 
-_REASONS = {
-    FinishReason.STOP: verifier_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: verifier_pb2.FINISH_REASON_LENGTH,
-}
 _OPTIONAL = (
     "max_tokens",
     "temperature",
@@ -145,7 +141,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             id=session.session_id.hex(),
             model=generation.model.name,
             seed=generation.seed,
-            prompt_tokens=len(session.prompt),
+            prompt_tokens=len(session.params.prompt),
         )
         async with aclosing(generate(events, generation, session, self._metrics, after)) as items:
             async for item in items:
@@ -186,7 +182,7 @@ def _delta(text: str, token_ids: Sequence[int]) -> generation_pb2.GenerateRespon
 def _completed(result: Result) -> generation_pb2.Completed:
     stats = result.speculation
     return generation_pb2.Completed(
-        finish_reason=_REASONS[result.finish_reason],
+        finish_reason=int(result.finish_reason),  # type: ignore[arg-type]
         usage=generation_pb2.Usage(
             prompt_tokens=result.usage.prompt_tokens,
             completion_tokens=result.usage.completion_tokens,

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from outrider.errors import InvalidRequest, OutriderError, Overloaded
-from outrider.wire.codec import SessionId, new_session_id
+from outrider.wire.session import SessionId, new_session_id
 from router.api import position, schema
 from router.api.access import owner
 from router.api.body import MAX_BODY_BYTES, read_json
@@ -129,7 +129,7 @@ def create_app(
         chunks = events(
             items,
             _envelope(record, generation),
-            [len(session.prompt) for session in generation.sessions],
+            [len(session.params.prompt) for session in generation.sessions],
             include_usage=record.include_usage,
             continuous_usage_stats=record.continuous_usage_stats,
             after=after,

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from outrider.errors import InvalidRequest
-from outrider.wire.codec import SESSION_ID_BYTES, SessionId
+from outrider.wire.session import SESSION_ID_BYTES, SessionId
 from router.requests import GenerationRequest
 
 Position = tuple[int, ...]
@@ -66,10 +66,10 @@ def check(position: Position, sessions: Sequence[GenerationRequest]) -> None:
             field="after",
         )
     for count, session in zip(position, sessions, strict=True):
-        if count > session.max_tokens + 1:
+        if count > session.params.max_tokens + 1:
             raise InvalidRequest(
-                f"after must be at most {session.max_tokens + 1} here, not {count}: the request has a "
-                f"max_tokens of {session.max_tokens}, and the end counts as one",
+                f"after must be at most {session.params.max_tokens + 1} here, not {count}: the request has a "
+                f"max_tokens of {session.params.max_tokens}, and the end counts as one",
                 field="after",
             )
 

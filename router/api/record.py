@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 
 from outrider.errors import Unavailable, UnknownSession
-from outrider.wire.codec import SessionId
+from outrider.wire.session import SessionId
 from router import tokenizer
 from router.api.access import owner
 from router.api.position import companion

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.errors import OutriderError
-from outrider.wire.codec import SessionId
+from outrider.wire.session import SessionId
 from router.api.acceptance import SpeculationStats
 from router.api.generate import Result
 
@@ -86,7 +86,7 @@ class Envelope:
     def whole(self, texts: Iterable[str], results: Iterable[Result]) -> Json:
         results = list(results)
         choices = [
-            self.shape.choice(index, text, result.finish_reason.value)
+            self.shape.choice(index, text, result.finish_reason.openai)
             for index, (text, result) in enumerate(zip(texts, results, strict=True))
         ]
         return {**self._head(self.shape.whole), "choices": choices, **totals(results)}

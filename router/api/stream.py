@@ -58,7 +58,7 @@ async def events(
             if isinstance(item, Result):
                 results[index] = item
                 if item.position > has:
-                    end = shape.delta(index, item.text or None, item.finish_reason.value)
+                    end = shape.delta(index, item.text or None, item.finish_reason.openai)
                     yield chunk(index, end, item.usage.completion_tokens)
             elif item.text:
                 yield chunk(index, shape.delta(index, item.text, None), item.position)

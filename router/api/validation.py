@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from outrider.errors import InvalidRequest
 from outrider.sampling.params import SamplingParams
+from outrider.wire.session import SessionParams
 from router import tokenizer
 from router.api.deadline import TimeLimits
 from router.api.schema import MAX_SPECULATIVE_TOKENS, ChatRequest, CompletionRequest
@@ -31,7 +32,7 @@ class Generation:
 
     @property
     def seed(self) -> int:
-        return self.sessions[0].sampling.seed
+        return self.sessions[0].params.sampling.seed
 
     def until(self, limits: TimeLimits) -> Generation:
         """The same, for a client that waits so long."""
@@ -49,16 +50,15 @@ def prepare(body: Body, model: ServedModel, draw_below: DrawBelow) -> Generation
     sampling = _sampling(body, draw_below)
     sampling.validate(model.vocab_size)
     built = tokenizer.load(model.tokenizer)
+    stop_token_ids = () if body.ignore_eos else tuple(sorted(model.eos_token_ids))
     sessions = []
     for name, prompt in _prompts(body, built):
         _check_prompt(name, prompt, model)
+        max_tokens = _max_tokens(body, room=model.max_context - len(prompt), context=model.max_context)
         sessions.append(
             GenerationRequest(
                 model=model.name,
-                prompt=prompt,
-                sampling=sampling,
-                max_tokens=_max_tokens(body, room=model.max_context - len(prompt), context=model.max_context),
-                ignore_eos=body.ignore_eos,
+                params=SessionParams(prompt, sampling, max_tokens, stop_token_ids),
                 num_speculative_tokens=body.num_speculative_tokens,
                 fingerprint=model.fingerprint,
             )

@@ -88,7 +88,7 @@ def test_text_on_stdout_and_statistics_on_stderr(server: Server) -> None:
     assert line.startswith(f"{count} tokens in ")
     assert "tokens/s, acceptance rate " in line
     assert "mean accepted length " in line
-    assert line.endswith(f"seed {server.runner.requests[0].sampling.seed}")
+    assert line.endswith(f"seed {server.runner.requests[0].params.sampling.seed}")
 
 
 def test_every_option_reaches_the_server(server: Server) -> None:
@@ -97,16 +97,16 @@ def test_every_option_reaches_the_server(server: Server) -> None:
     run = generate("-", "--url", server.url + "/", *options, stdin="the fox")
     assert (run.returncode, run.stdout) == (0, "the quick \n"), run.stderr
     (request,) = server.runner.requests
-    sampling = request.sampling
+    sampling = request.params.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.5, 0.9, 5, 3)
-    assert (request.max_tokens, request.num_speculative_tokens) == (9, 2)
+    assert (request.params.max_tokens, request.num_speculative_tokens) == (9, 2)
     assert run.stderr.strip().endswith("seed 3")
 
 
 def test_chat_goes_through_the_template(server: Server) -> None:
     run = generate("hello", "--chat", "--url", server.url)
     assert (run.returncode, run.stdout) == (0, SAID + "\n"), run.stderr
-    text = scripted.byte_level().decode(server.runner.requests[0].prompt, skip_special_tokens=False)
+    text = scripted.byte_level().decode(server.runner.requests[0].params.prompt, skip_special_tokens=False)
     assert text == "<s>user: hello\nassistant:"
 
 
@@ -181,7 +181,7 @@ def test_the_curl_line_works_when_pasted(server: Server) -> None:
 def test_the_python_line_works_when_pasted(server: Server) -> None:
     run = shell(python_line(server.url, "demo"))
     assert run.stdout == SAID + "\n", run.stderr
-    assert server.runner.requests[0].sampling.greedy
+    assert server.runner.requests[0].params.sampling.greedy
 
 
 def test_the_banner_holds_both_lines_whole() -> None:

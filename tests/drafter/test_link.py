@@ -14,9 +14,11 @@ import pytest
 from drafter.link import MOST_FAILURES, VerifierLink
 from drafter.session import DraftSession, DraftSpec, Guess
 from outrider.net.heartbeat import HEARTBEAT_SECONDS, SILENCE_SECONDS
-from outrider.net.rpc import Identity, Role, bind, new_server
+from outrider.net.rpc import bind, new_server
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
+from outrider.wire.hello import Identity, Role
+from outrider.wire.session import SessionParams
 
 TOKENS = "tokenizer hash"
 
@@ -56,7 +58,7 @@ class Listener(verifier_pb2_grpc.VerifierServicer):
 
 
 def draft_session() -> DraftSession:
-    spec = DraftSpec(b"s" * 16, (1, 2), (), SamplingParams(), 50, b"k" * 16, 100)
+    spec = DraftSpec(b"s" * 16, SessionParams((1, 2), SamplingParams(), 50), (), b"k" * 16, 100)
     return DraftSession(spec, 8)
 
 

@@ -14,6 +14,7 @@ from drafter.ngram import MOST_GUESSES, NgramProposer
 from drafter.session import DraftSession, DraftSpec
 from drafter.text_index import SHORTEST
 from outrider.sampling.params import SamplingParams
+from outrider.wire.session import SessionParams
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,7 +39,9 @@ def proposing(heard: Heard | None = None) -> NgramProposer:
 
 
 def opened(proposer: NgramProposer, prompt: Sequence[int], window: int = 4, most: int = 50) -> DraftSession:
-    spec = DraftSpec(b"s" * 16, tuple(prompt), (), SamplingParams(temperature=0.0), most, b"", 100)
+    spec = DraftSpec(
+        b"s" * 16, SessionParams(tuple(prompt), SamplingParams(temperature=0.0), most), (), b"", 100
+    )
     session = DraftSession(spec, window)
     proposer.open(session)
     return session

@@ -9,6 +9,7 @@ import pytest
 from drafter.session import Alternative, Branch, DraftSession, DraftSpec, Guess, LogConflict
 from outrider.engine.kv_blocks import BlockTable
 from outrider.sampling.params import SamplingParams
+from outrider.wire.session import SessionParams
 
 
 def guess(token: int, acceptance: float = 0.5, *others: int) -> Guess:
@@ -19,7 +20,7 @@ def guess(token: int, acceptance: float = 0.5, *others: int) -> Guess:
 
 def drafting(tokens: list[int], *, window: int = 8, max_tokens: int = 20) -> DraftSession:
     session = DraftSession(
-        DraftSpec(b"s" * 16, (1, 2, 3), (), SamplingParams(), max_tokens, b"", 100), window
+        DraftSpec(b"s" * 16, SessionParams((1, 2, 3), SamplingParams(), max_tokens), (), b"", 100), window
     )
     for token in tokens:
         session.extend(guess(token, 0.5, token + 40, token + 50))

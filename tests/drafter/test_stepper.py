@@ -20,6 +20,7 @@ from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.loading import load_engine
 from outrider.engine.scheduler import Limits
 from outrider.sampling.params import SamplingParams
+from outrider.wire.session import SessionParams
 from tests.tiny_models import build
 
 VOCAB = 199
@@ -71,7 +72,7 @@ def spec(
     prompt: tuple[int, ...] = PROMPT,
 ) -> DraftSpec:
     greedy = SamplingParams(temperature=0.0)
-    return DraftSpec(bytes([number]) * 16, prompt, output, sampling or greedy, 400, b"", VOCAB)
+    return DraftSpec(bytes([number]) * 16, SessionParams(prompt, sampling or greedy, 400), output, b"", VOCAB)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -123,7 +124,7 @@ async def fresh(model: Path, drafting: Drafting) -> list[int]:
     engine = load_engine(str(model), name="draft", kv_memory_bytes=8 * 2**20, threads=1)
     async with running(engine, Heard()) as stepper:
         output = tuple(session.log[len(PROMPT) :])
-        other = stepper.open(DraftSession(spec(9, output, session.spec.sampling), session.window))
+        other = stepper.open(DraftSession(spec(9, output, session.spec.params.sampling), session.window))
         await until(lambda: not other.session.wants_token)
     return tokens(other)
 
@@ -194,7 +195,7 @@ async def test_every_committed_position_is_a_trial(engine: Engine) -> None:
         drafting = stepper.open(DraftSession(spec(), 3))
         session, trials = (
             drafting.session,
-            stepper.acceptance_models[drafting.session.spec.sampling.greedy].taken,
+            stepper.acceptance_models[drafting.session.spec.params.sampling.greedy].taken,
         )
         committed = 0
         for kind in ("held", "correction", "beyond", "several", "beyond"):

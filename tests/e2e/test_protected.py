@@ -21,12 +21,12 @@ from tokenizers import Tokenizer
 
 from outrider.client import Client, Statistics
 from outrider.errors import OutriderError, Unavailable
-from outrider.net.rpc import Identity, Role
 from outrider.net.tls import Tls, TlsFiles
 from outrider.sampling.params import SamplingParams
 from outrider.store.store import WorkerRecord
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from outrider.wire.description import ModelInfo, WorkerInfo, WorkerLoad
+from outrider.wire.hello import Identity, Role
 from outrider.worker.registration import RouterRegistrar
 from router.api.keys import ApiKey, digest, new_key
 from tests.certificates import Authority, flags, serial

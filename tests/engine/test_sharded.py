@@ -29,9 +29,9 @@ from outrider.engine.loading import load_engine
 from outrider.engine.ranks import Ranks
 from outrider.engine.sharded import LeadingEngine
 from outrider.errors import ModelRefused, PeerLost, StartupError
-from outrider.net.rpc import Role
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Row
+from outrider.wire.hello import Role
 from outrider.worker.followers import FollowerProcesses, FollowerSpec, device_of
 from outrider.worker.model import load
 from tests.follower_pool import KV_BYTES, Pool, divided

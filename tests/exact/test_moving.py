@@ -11,6 +11,7 @@ import pytest
 
 from outrider.errors import Cancelled, Unavailable
 from outrider.sampling.params import SamplingParams
+from outrider.wire.session import SessionParams
 from router import session as session_module
 from router.requests import GenerationRequest, TokensCommitted
 from router.session import MAX_LOSSES
@@ -77,7 +78,7 @@ async def test_the_drafter_follows_a_session_that_moves(target: Path) -> None:
     async with Cluster(target) as cluster:
         await cluster.add_drafter(target)
         kill = Once(cluster.verifier.kill)
-        request = GenerationRequest("", tuple(PROMPTS[0]), VARIANTS[0], 800, ignore_eos=True)
+        request = GenerationRequest("", SessionParams(tuple(PROMPTS[0]), VARIANTS[0], 800))
         tokens, accepted_after = 0, 0
         async for event in cluster.sessions.run(request):
             if isinstance(event, TokensCommitted):

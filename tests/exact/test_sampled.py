@@ -11,7 +11,7 @@ import pytest
 
 from outrider.engine.scheduler import Limits
 from outrider.sampling.params import SamplingParams
-from router.requests import FinishReason
+from outrider.wire.session import FinishReason
 from tests.exact.test_greedy import near_copy
 from tests.in_process import Answer, Cluster, Worker
 from tests.tiny_models import build

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from drafter.service import DrafterService
-from outrider.net.rpc import Role, new_server
+from outrider.net.rpc import new_server
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import drafter_pb2, drafter_pb2_grpc
+from outrider.wire.hello import Role
+from outrider.wire.session import SessionParams
 from router.requests import GenerationRequest, TokensCommitted
 from tests.in_process import Cluster, Worker, load
 from tests.tiny_models import build
@@ -52,7 +54,7 @@ async def test_a_silent_drafter_is_replaced_and_acceptance_is_back(tmp_path: Pat
         slowly(cluster)
         tokens: list[int] = []
         steps: list[TokensCommitted] = []  # from the first accepted draft on
-        request = GenerationRequest("", (5, 6, 7), greedy, OUTPUT, ignore_eos=True)
+        request = GenerationRequest("", SessionParams((5, 6, 7), greedy, OUTPUT))
         async for event in cluster.sessions.run(request):
             if isinstance(event, TokensCommitted):
                 if not tokens:

@@ -18,6 +18,7 @@ from outrider.v1 import (
     registry_pb2,
     verifier_pb2,
 )
+from outrider.wire.hello import PROTOCOL_VERSION
 from tests.fuzz.conftest import ANSWER_SECONDS, PROMPT, Service, fuzzed
 from tests.fuzz.messages import Values, damaged, integers, messages
 
@@ -50,7 +51,11 @@ VALUES: Values = {
 def hellos(role: int, tokenizer_hash: str) -> st.SearchStrategy[common_pb2.Hello]:
     """Mostly one that fits."""
     fits = common_pb2.Hello(
-        protocol_version=1, role=role, worker_id="fuzz", incarnation=1, tokenizer_hash=tokenizer_hash
+        protocol_version=PROTOCOL_VERSION,
+        role=role,
+        worker_id="fuzz",
+        incarnation=1,
+        tokenizer_hash=tokenizer_hash,
     )
     return st.one_of(st.just(fits), st.just(fits), st.just(fits), messages(common_pb2.Hello, {}))
 

@@ -10,17 +10,9 @@ import grpc.aio
 import pytest
 
 from outrider.errors import Overloaded, PeerRefused, StartupError
-from outrider.net.rpc import (
-    MAX_MESSAGE_BYTES,
-    Identity,
-    Outbox,
-    Role,
-    bind,
-    channel,
-    check_hello,
-    new_server,
-)
+from outrider.net.rpc import MAX_MESSAGE_BYTES, Outbox, bind, channel, new_server
 from outrider.v1 import common_pb2, registry_pb2, verifier_pb2, verifier_pb2_grpc
+from outrider.wire.hello import Identity, Role, check_hello
 
 VERIFIER = Identity(Role.VERIFIER, "v", 7, "model", "tokenizer")
 DRAFTER = Identity(Role.DRAFTER, "d", 8, "ngram", "")
@@ -29,7 +21,7 @@ DRAFTER = Identity(Role.DRAFTER, "d", 8, "ngram", "")
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"protocol_version": 2}, "protocol version 2, this side 1"),
+        ({"protocol_version": 1}, "protocol version 1, this side 2"),
         ({"role": "ROLE_DRAFTER"}, "expected a verifier here; the peer's role is ROLE_DRAFTER"),
         ({"role": 77}, "the peer's role is unknown"),
         ({"worker_id": ""}, "worker_id is empty"),

@@ -12,9 +12,9 @@ import pytest
 
 from drafter.link import VerifierLink
 from outrider.errors import Unavailable
-from outrider.net.rpc import Identity, Role
 from outrider.net.tasks import propagate_cancel
 from outrider.store.memory import MemoryStore
+from outrider.wire.hello import Identity, Role
 from outrider.worker.registration import register
 from router import worker_discovery as discovery_module
 from router.fleet import Fleet

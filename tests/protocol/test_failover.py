@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from outrider.errors import Superseded, Unavailable, UnknownSession
 from outrider.sampling.params import SamplingParams
-from outrider.wire.codec import SessionId
+from outrider.wire.session import SessionId, SessionParams
 from outrider.wire.session_log import log_from_bytes
 from router.requests import GenerationRequest
 from tests.protocol.world import Client, RouterNode, VerifierNode, Wire, World, idle, reference
@@ -51,7 +51,9 @@ class Failover(RuleBasedStateMachine):
     def request(self) -> GenerationRequest:
         self.drawn += 1
         session_id = SessionId(self.drawn.to_bytes(16))
-        return GenerationRequest("m", PROMPT, SamplingParams(seed=1), MAX_TOKENS, True, None, session_id)
+        return GenerationRequest(
+            "m", SessionParams(PROMPT, SamplingParams(seed=1), MAX_TOKENS), None, session_id
+        )
 
     def wires(self) -> list[tuple[RouterNode, VerifierNode, Wire]]:
         return [

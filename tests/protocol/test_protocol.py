@@ -13,6 +13,7 @@ from drafter.session import Alternative, Branch, DraftSession, DraftSpec, Guess
 from drafter.survival import on_the_wire
 from outrider.engine.kv_blocks import BlockTable
 from outrider.sampling.params import SamplingParams
+from outrider.wire.session import SessionParams
 from verifier.session import DraftFate, Session, SessionSpec
 
 PROMPT = (5, 6, 7)
@@ -53,12 +54,11 @@ class Link(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         sampling = SamplingParams(temperature=0.0)
-        spec = SessionSpec(b"s" * 16, PROMPT, (), sampling, MAX_TOKENS, frozenset(), VOCAB, b"k" * 16)
+        params = SessionParams(PROMPT, sampling, MAX_TOKENS)
+        spec = SessionSpec(b"s" * 16, params, (), VOCAB, b"k" * 16)
         self.verifier = Session(spec, num_speculative_tokens=4)
         self.verifier.acknowledged = len(PROMPT)
-        self.drafter = DraftSession(
-            DraftSpec(spec.session_id, PROMPT, (), sampling, MAX_TOKENS, b"", VOCAB), WINDOW
-        )
+        self.drafter = DraftSession(DraftSpec(spec.session_id, params, (), b"", VOCAB), WINDOW)
         self.drafts: list[Message] = []  # on their way
         self.commits: list[tuple[int, tuple[int, ...]]] = []
         # What of the tokens is in its KV cache, by what apply() says stands; and the same for branches:

@@ -14,13 +14,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
 from outrider.errors import OutriderError, Unavailable
-from outrider.net.rpc import Identity, Outbox, Role
+from outrider.net.rpc import Outbox
 from outrider.store.logs import Append, Taken
 from outrider.store.memory import MemoryStore
 from outrider.store.memory_logs import MemorySessionLogs
 from outrider.v1 import verifier_pb2
-from outrider.wire.codec import SessionId
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo, WorkerLoad
+from outrider.wire.hello import Identity, Role
+from outrider.wire.session import SessionId
 from router.compatibility import Registration
 from router.fleet import Fleet
 from router.metrics import Metrics
@@ -69,7 +70,7 @@ class Engine:
 
     def open(self, spec: SessionSpec, num_speculative_tokens: int) -> Running:
         assert spec.session_id not in self.running, "opened twice"
-        assert spec.max_tokens > len(spec.output), "opened beyond its end"
+        assert spec.params.max_tokens > len(spec.output), "opened beyond its end"
         running = self.running[spec.session_id] = Running(Session(spec, num_speculative_tokens), None)
         return running
 

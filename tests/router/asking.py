@@ -6,6 +6,7 @@ from typing import Any
 
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import verifier_pb2
+from outrider.wire.session import SessionParams
 from router.requests import GenerationRequest, SessionBegun, SessionEvent
 
 PROMPT = (5, 6, 7)
@@ -13,8 +14,15 @@ SAMPLING = SamplingParams(temperature=0.7, top_k=5, seed=2**64 - 1, logit_bias={
 
 
 def request(**changes: Any) -> GenerationRequest:
-    fields: dict[str, Any] = {"model": "m", "prompt": PROMPT, "sampling": SAMPLING, "max_tokens": 50}
-    return GenerationRequest(**(fields | changes))
+    """`changes`: fields of GenerationRequest or of its SessionParams."""
+    asked: dict[str, Any] = {
+        "prompt": PROMPT,
+        "sampling": SAMPLING,
+        "max_tokens": 50,
+        "stop_token_ids": (0, 3),
+    }
+    params = SessionParams(**{name: changes.pop(name, asked[name]) for name in asked})
+    return GenerationRequest(**{"model": "m", "params": params, **changes})
 
 
 def committed(

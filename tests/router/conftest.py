@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from outrider.net.heartbeat import HEARTBEAT_SECONDS
-from outrider.net.rpc import Identity, Outbox, Role, bind, new_server
+from outrider.net.rpc import Outbox, bind, new_server
 from outrider.store.memory import MemoryStore
 from outrider.v1 import (
     drafter_pb2,
@@ -23,6 +23,7 @@ from outrider.v1 import (
 )
 from outrider.wire.codec import tokenizer_to_wire
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo, WorkerLoad, WorkerRecord
+from outrider.wire.hello import Identity, Role
 from outrider.worker.registration import RouterRegistrar, register
 from router.fleet import Fleet
 from router.metrics import Metrics

@@ -10,7 +10,7 @@ from typing import Any
 from outrider.store.logs import Taken
 from outrider.store.redis import RedisStore
 from outrider.store.url import parse_store_url
-from outrider.wire.codec import SessionId, new_session_id
+from outrider.wire.session import SessionId, new_session_id
 from router.metrics import Metrics
 from router.requests import TokensCommitted
 from router.session_log_writer import LogCursor, SessionLogWriter

@@ -1,8 +1,8 @@
 """Which workers fit together: the decision alone."""
 
 from outrider.errors import PeerRefused
-from outrider.net.rpc import Identity, Role
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
+from outrider.wire.hello import Identity, Role
 from router.compatibility import Registration, misfit
 
 

@@ -9,6 +9,7 @@ import pytest
 from outrider.errors import Unavailable
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import drafter_pb2
+from outrider.wire.session import SessionParams
 from router.requests import GenerationRequest
 from tests.router.asking import first_step
 
@@ -16,7 +17,9 @@ ONE, TWO = tuple(range(10, 30)), tuple(range(50, 70))  # more than a block each
 
 
 def ask(rig: Any, prompt: tuple[int, ...], fingerprint: str | None = None) -> Any:
-    request = GenerationRequest("m", prompt, SamplingParams(seed=1), 20, fingerprint=fingerprint)
+    request = GenerationRequest(
+        "m", SessionParams(prompt, SamplingParams(seed=1), 20), fingerprint=fingerprint
+    )
     return rig.sessions.run(request)
 
 
@@ -27,8 +30,8 @@ async def test_a_prompt_goes_where_its_like_went_before(rig: Any) -> None:
             asking = asyncio.ensure_future(first_step(one))
             await rig.until(lambda: len(rig.sessions._open) == 1)
             other = asyncio.ensure_future(first_step(two))
-            assert tuple((await first.next_command("open")).prompt) == ONE
-            assert tuple((await second.next_command("open")).prompt) == TWO
+            assert tuple((await first.next_command("open")).params.prompt) == ONE
+            assert tuple((await second.next_command("open")).params.prompt) == TWO
             for task in (asking, other):
                 task.cancel()
             await asyncio.gather(asking, other, return_exceptions=True)
@@ -96,7 +99,7 @@ async def test_a_session_that_lost_its_verifier_does_not_go_on_at_another_checkp
     await first.next_command("open")
     other = await another_checkpoint(rig, first)
     new = asyncio.ensure_future(first_step(ask(rig, TWO)))
-    assert tuple((await other.next_command("open")).prompt) == TWO
+    assert tuple((await other.next_command("open")).params.prompt) == TWO
     assert other.commands.empty() and not lost.done()
     for asking in (lost, new):
         asking.cancel()

@@ -7,10 +7,11 @@ import grpc
 import grpc.aio
 import pytest
 
-from outrider.net.rpc import Role, bind, channel, new_server
+from outrider.net.rpc import bind, channel, new_server
 from outrider.store.memory import MemoryStore
 from outrider.v1 import registry_pb2, registry_pb2_grpc
 from outrider.wire.codec import record_to_wire
+from outrider.wire.hello import Role
 from outrider.worker.registration import RouterRegistrar
 from router.fleet import Fleet
 from router.metrics import Metrics
@@ -58,12 +59,12 @@ async def test_a_worker_that_leaves_is_forgotten_at_once_but_not_for_another_inc
 async def test_another_protocol_version_is_refused(rig: Any) -> None:
     worker = await rig.worker(Role.VERIFIER, "v")
     message = record_to_wire(worker.record())
-    message.info.hello.protocol_version = 2
+    message.info.hello.protocol_version = 1
     async with channel(rig.address) as connection:
         stub = registry_pb2_grpc.RegistryStub(connection)
         code, sentence = await refusal(stub.Beat(message))
         assert code is grpc.StatusCode.FAILED_PRECONDITION
-        assert "protocol version 2, this side 1" in sentence
+        assert "protocol version 1, this side 2" in sentence
 
 
 @pytest.mark.parametrize("role", ["ROLE_ROUTER", "ROLE_UNSPECIFIED"])

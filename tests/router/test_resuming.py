@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 
 from outrider.errors import Cancelled, Overloaded, Superseded, Unavailable, UnknownSession
-from outrider.net.rpc import Role
 from outrider.store.logs import Append, SessionLogs
 from outrider.store.memory import MemoryStore
 from outrider.store.redis import RedisStore
 from outrider.store.url import parse_store_url
 from outrider.v1 import verifier_pb2
-from outrider.wire.codec import SessionId, new_session_id, sampling_from_wire
+from outrider.wire.codec import sampling_from_wire
+from outrider.wire.hello import Role
+from outrider.wire.session import FinishReason, SessionId, SessionParams, new_session_id
 from router import session as session_module
-from router.requests import FinishReason, GenerationRequest, SessionEnded, TokensCommitted
+from router.requests import GenerationRequest, SessionEnded, TokensCommitted
 from router.router import Router
 from router.sessions import Sessions
 from router.transcript import Transcript
@@ -97,7 +98,7 @@ async def test_what_was_asked_for_is_recalled_by_any_router(rig: Rig) -> None:
     assert live.answer == stored.answer == b"chat"
     assert live.request == stored.request
     assert stored.request == GenerationRequest(
-        "m", PROMPT, SAMPLING, 50, False, 3, named, fingerprint="VERIFIER model"
+        "m", SessionParams(PROMPT, SAMPLING, 50, (0, 3)), 3, named, fingerprint="VERIFIER model"
     )
     reading.cancel()
 
@@ -136,9 +137,13 @@ async def test_a_session_whose_client_left_goes_on_from_its_log(rig: Rig) -> Non
     session_id = await left(rig, verifier)
     resumed = Resuming(rig.sessions, session_id)
     opened = await verifier.next_command("open")
-    assert (opened.session_id, tuple(opened.prompt), list(opened.output)) == (session_id, PROMPT, [10, 11])
-    assert sampling_from_wire(opened.sampling) == SAMPLING
-    assert (opened.max_tokens, list(opened.stop_token_ids)) == (50, [0, 3])
+    assert (opened.session_id, tuple(opened.params.prompt), list(opened.output)) == (
+        session_id,
+        PROMPT,
+        [10, 11],
+    )
+    assert sampling_from_wire(opened.params.sampling) == SAMPLING
+    assert (opened.params.max_tokens, list(opened.params.stop_token_ids)) == (50, [0, 3])
     verifier.say(**committed(session_id, 4, 11, 12, accepted=1, verified=5), **finished(session_id))
     assert await resumed.task == [FIRST, SECOND, LENGTH]
     assert await Resuming(rig.sessions, session_id).task == [FIRST, SECOND, LENGTH]
@@ -212,14 +217,14 @@ async def test_where_all_tokens_are_in_the_log_no_worker_is_needed(
 
 async def test_a_stop_token_of_the_model_does_not_end_who_ignores_it(rig: Rig) -> None:
     verifier = await rig.verifier()
-    running, session_id = await begun(rig, verifier, ignore_eos=True)
+    running, session_id = await begun(rig, verifier, stop_token_ids=())
     verifier.say(**committed(session_id, 5, 3))
     await rig.until(lambda: len(running.events) == 2)
     running.task.cancel()
     await verifier.next_command("close")
     resumed = Resuming(rig.sessions, session_id)
     opened = await verifier.next_command("open")
-    assert (list(opened.output), list(opened.stop_token_ids)) == ([10, 11, 3], [])
+    assert (list(opened.output), list(opened.params.stop_token_ids)) == ([10, 11, 3], [])
     resumed.task.cancel()
 
 
@@ -332,7 +337,7 @@ async def test_tokens_do_not_wait_for_a_redis_that_is_away_and_are_in_its_log_wh
         rig.store.logs = logs = Counted(redis_store.logs)  # type: ignore[assignment]
         async with another(rig) as router:
             verifier = await verifier_of(rig, router)
-            running = Running(router, request(max_tokens=200, ignore_eos=True))
+            running = Running(router, request(max_tokens=200, stop_token_ids=()))
             session_id = SessionId((await verifier.next_command("open")).session_id)
             verifier.say(**first(session_id))
             await rig.until(lambda: running.events == [FIRST])

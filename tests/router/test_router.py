@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 
 from outrider.errors import Unavailable
-from outrider.net.rpc import Role
 from outrider.sampling.params import SamplingParams
 from outrider.store.memory import MemoryStore
 from outrider.v1 import verifier_pb2
+from outrider.wire.hello import Role
+from outrider.wire.session import SessionParams
 from router import priors as priors_module
 from router.requests import GenerationRequest, TokensCommitted
 from router.router import Router
 from tests.router.asking import first_step
 
-REQUEST = GenerationRequest("m", (5, 6), SamplingParams(seed=1), 20)
+REQUEST = GenerationRequest("m", SessionParams((5, 6), SamplingParams(seed=1), 20))
 
 
 @asynccontextmanager

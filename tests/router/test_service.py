@@ -20,9 +20,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tokenizers import decoders, models
 
 from outrider.errors import StartupError
-from outrider.net.rpc import Role, channel
+from outrider.net.rpc import channel
 from outrider.v1 import generation_pb2, generation_pb2_grpc, verifier_pb2
 from outrider.wire.description import TokenizerFiles
+from outrider.wire.hello import Role
 from router.config import RouterConfig
 from router.service import listen
 from tests.redis_server import RedisServer
@@ -109,7 +110,7 @@ async def test_a_request_over_either_api_runs_on_the_verifier_that_joined(
 
     async def answer() -> None:
         opened = await verifier.next_command("open")
-        assert list(opened.prompt) == [4, 5]
+        assert list(opened.params.prompt) == [4, 5]
         step = verifier_pb2.Committed(session_id=opened.session_id, base=2, tokens=[6, 7])
         end = verifier_pb2.Finished(session_id=opened.session_id, reason=verifier_pb2.FINISH_REASON_LENGTH)
         verifier.say(committed=[step], finished=[end])

@@ -13,8 +13,7 @@ import pytest
 from outrider.errors import Unavailable, UnknownSession
 from outrider.store.logs import Append
 from outrider.store.memory_logs import MemorySessionLogs
-from outrider.wire.codec import new_session_id
-from outrider.wire.session_log import LoggedEnd
+from outrider.wire.session import FinishReason, new_session_id
 from router import session_log_writer as log_writer_module
 from tests.redis_server import RedisServer
 from tests.router.log_writers import commit, metric, pages, store_of, taken, transcript, until, writing
@@ -157,7 +156,7 @@ async def test_a_redis_that_is_away_keeps_nobody_waiting_and_is_caught_up_when_i
             if hang:
                 await asyncio.sleep(0.01)
         assert metric(log_writer, "outrider_store_degraded") == 1
-        ending.transcript.end = LoggedEnd.LENGTH
+        ending.transcript.end = FinishReason.LENGTH
         log_writer.note(ending)
         log_writer.close(ending)
         assert live.written == 1

@@ -10,9 +10,10 @@ from outrider.net.draft_right import right
 from outrider.net.rpc import Outbox
 from outrider.v1 import drafter_pb2, verifier_pb2
 from outrider.wire.codec import sampling_from_wire
+from outrider.wire.session import FinishReason
 from router import session as session_module
 from router import session_log_writer as log_writer_module
-from router.requests import FinishReason, SessionBegun, SessionEnded, TokensCommitted
+from router.requests import SessionBegun, SessionEnded, TokensCommitted
 from tests.router.asking import PROMPT, SAMPLING, Running, committed, finished, first_step, request
 
 
@@ -24,11 +25,11 @@ async def test_a_session_is_opened_on_both_workers_with_all_that_they_need(rig: 
     assert len(opened.session_id) == len(opened.draft_key) == 16
     assert (drafted.session_id, drafted.draft_key) == (opened.session_id, right(opened.draft_key, 0))
     for message in (opened, drafted):
-        assert tuple(message.prompt) == PROMPT
+        assert tuple(message.params.prompt) == PROMPT
         assert list(message.output) == []
-        assert message.max_tokens == 50
-        assert sampling_from_wire(message.sampling) == SAMPLING
-    assert list(opened.stop_token_ids) == [0, 3]
+        assert message.params.max_tokens == 50
+        assert sampling_from_wire(message.params.sampling) == SAMPLING
+    assert list(opened.params.stop_token_ids) == [0, 3]
     assert opened.num_speculative_tokens == 8
     assert drafted.verifier_address == verifier.address
     assert drafted.window == 18  # two steps of k + 1: nothing is measured yet
@@ -81,9 +82,9 @@ async def test_what_a_client_gets_and_that_a_finished_session_is_closed_at_the_d
     closed = await drafter.next_command("close")
     assert closed.session_id == opened.session_id
     # The next command that the verifier gets is the next session's: it needs no close for this one.
-    second = Running(rig, request(ignore_eos=True))
+    second = Running(rig, request(stop_token_ids=()))
     reopened = await verifier.next_command("open")
-    assert list(reopened.stop_token_ids) == []
+    assert list(reopened.params.stop_token_ids) == []
     assert reopened.session_id != opened.session_id
     second.task.cancel()
 
@@ -171,7 +172,7 @@ async def test_a_lost_drafter_is_replaced_by_another_that_gets_prompt_and_output
     reopened = await second.next_command("open")
     assert reopened.session_id == opened.session_id
     assert reopened.draft_key == right(opened.draft_key, 1)
-    assert tuple(reopened.prompt) == PROMPT
+    assert tuple(reopened.params.prompt) == PROMPT
     assert list(reopened.output) == [10, 11]
     verifier.say(**committed(opened.session_id, 5, 12), **finished(opened.session_id))
     assert len(await running.task) == 3
@@ -300,5 +301,5 @@ async def test_a_worker_that_reads_no_commands_is_dropped_and_its_sessions_go_on
     held._outbox = full
     running = Running(rig, request())
     opened = await other.next_command("open")
-    assert tuple(opened.prompt) == PROMPT
+    assert tuple(opened.params.prompt) == PROMPT
     running.task.cancel()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from outrider.errors import Unavailable
-from outrider.net.rpc import Role
 from outrider.v1 import drafter_pb2, verifier_pb2
+from outrider.wire.hello import Role
 from router.session import MAX_LOSSES
 from tests.router.asking import Running, committed, finished, request
 

@@ -11,8 +11,7 @@ import pytest
 from outrider.errors import Unavailable
 from outrider.store.logs import Append, Owner, Taken
 from outrider.store.memory_logs import MemorySessionLogs
-from outrider.wire.codec import SessionId
-from outrider.wire.session_log import LoggedEnd
+from outrider.wire.session import FinishReason, SessionId
 from router import session_log_writer as log_writer_module
 from router.metrics import Metrics
 from router.session_log_writer import SessionLogWriter, TakenSession
@@ -113,7 +112,7 @@ async def test_of_one_that_is_over_nobody_hears_that_it_goes_on_elsewhere() -> N
     cursor = log_writer.begin(transcript(2), lambda: pytest.fail("there is nobody to tell"))
     await log_writer._write([cursor])
     await taken(logs, cursor)
-    cursor.transcript.end = LoggedEnd.LENGTH
+    cursor.transcript.end = FinishReason.LENGTH
     log_writer.note(cursor)
     log_writer.close(cursor)
     await log_writer._write([cursor])

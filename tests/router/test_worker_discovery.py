@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from outrider.errors import PeerRefused
-from outrider.net.rpc import MAX_MESSAGE_BYTES, Identity, Outbox, Role
+from outrider.net.rpc import MAX_MESSAGE_BYTES, Outbox
 from outrider.store.memory import MemoryStore
 from outrider.v1 import verifier_pb2
 from outrider.wire.description import TokenizerFiles, WorkerLoad
+from outrider.wire.hello import Identity, Role
 from router import worker_discovery as discovery_module
 from router.fleet import Fleet
 from router.metrics import Metrics

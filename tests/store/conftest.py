@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from outrider.net.rpc import Identity, Role
 from outrider.wire.description import ModelInfo, WorkerInfo, WorkerLoad, WorkerRecord
+from outrider.wire.hello import Identity, Role
 from tests.redis_server import RedisServer
 
 

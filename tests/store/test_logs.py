@@ -11,7 +11,7 @@ from outrider.store.logs import Append, Owner, SessionLogs, Taken
 from outrider.store.memory_logs import LOG_BYTES, MemorySessionLogs
 from outrider.store.redis import RedisStore
 from outrider.store.url import parse_store_url
-from outrider.wire.codec import SessionId
+from outrider.wire.session import SessionId
 from tests.redis_server import RedisServer
 
 TTL = 100.0

@@ -23,7 +23,7 @@ from outrider.store.logs import Append, Owner, SessionLogs
 from outrider.store.memory_logs import MemorySessionLogs
 from outrider.store.redis import RedisStore
 from outrider.store.url import parse_store_url
-from outrider.wire.codec import SessionId
+from outrider.wire.session import SessionId
 from tests.redis_server import RedisServer
 
 TTL = 1000.0

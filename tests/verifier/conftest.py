@@ -11,9 +11,10 @@ import pytest
 
 from outrider.engine.loading import load_engine, load_tokenizer
 from outrider.engine.scheduler import Limits
-from outrider.net.rpc import Identity, Role, bind, channel, new_server
+from outrider.net.rpc import bind, channel, new_server
 from outrider.v1 import verifier_pb2_grpc
 from outrider.wire.description import WorkerInfo
+from outrider.wire.hello import Identity, Role
 from tests.tiny_models import build
 from tests.verifier.talk import Running
 from verifier.drafts_wire import BoundedDrafts

@@ -10,10 +10,10 @@ from typing import Any
 import grpc.aio
 
 from outrider.net.draft_right import right
-from outrider.net.rpc import Identity, Role
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider.wire.codec import sampling_to_wire
+from outrider.wire.hello import PROTOCOL_VERSION, Identity, Role
 from verifier.service import VerifierService
 from verifier.stepper import Stepper
 
@@ -58,7 +58,7 @@ class Talk:
 
 
 def hello(
-    role: Role, tokenizer_hash: str = "", version: int = 1, worker_id: str = "peer"
+    role: Role, tokenizer_hash: str = "", version: int = PROTOCOL_VERSION, worker_id: str = "peer"
 ) -> common_pb2.Hello:
     message = Identity(role, worker_id, 2, "", tokenizer_hash).hello()
     message.protocol_version = version
@@ -86,15 +86,12 @@ def greeting(verifier: Running, worker_id: str = "peer") -> verifier_pb2.DraftBa
 
 
 def open_session(session_id: bytes, max_tokens: int = 4, **changed: Any) -> verifier_pb2.VerifierCommand:
-    fields = {
-        "prompt": [5, 6, 7],
-        "sampling": GREEDY,
-        "num_speculative_tokens": 4,
-        "draft_key": KEY,
-        **changed,
-    }
+    """`changed`: fields of OpenSession or of its SessionParams."""
+    asked = {"prompt": [5, 6, 7], "sampling": GREEDY, "max_tokens": max_tokens, "stop_token_ids": []}
+    params = common_pb2.SessionParams(**{name: changed.pop(name, asked[name]) for name in asked})
+    fields = {"num_speculative_tokens": 4, "draft_key": KEY, **changed}
     return verifier_pb2.VerifierCommand(
-        open=verifier_pb2.OpenSession(session_id=session_id, max_tokens=max_tokens, **fields)
+        open=verifier_pb2.OpenSession(session_id=session_id, params=params, **fields)
     )
 
 

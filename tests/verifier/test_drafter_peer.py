@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import verifier_pb2
+from outrider.wire.session import SessionParams
 from verifier.bounded_map import REMEMBERED
 from verifier.drafter_peer import CLAIM_SECONDS, MAX_CLAIMS, MOST_REPEATED, DrafterPeer
 from verifier.session import Session, SessionSpec
 
 
 def session(output: int = 0) -> Session:
-    spec = SessionSpec(b"s" * 16, (1, 2), (5,) * output, SamplingParams(), 10**6, frozenset(), 100, b"k" * 16)
+    spec = SessionSpec(
+        b"s" * 16, SessionParams((1, 2), SamplingParams(), 10**6), (5,) * output, 100, b"k" * 16
+    )
     return Session(spec, 4)
 
 

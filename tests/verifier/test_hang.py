@@ -12,8 +12,8 @@ import grpc.aio
 import pytest
 
 from outrider.errors import StepHung, Unavailable
-from outrider.net.rpc import Role
 from outrider.v1 import verifier_pb2
+from outrider.wire.hello import Role
 from outrider.worker.stepwatch import under_way
 from tests.verifier.talk import Running, Talk, drafter, hello, open_session, output, router
 from verifier import stepper as stepper_module

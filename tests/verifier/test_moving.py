@@ -10,8 +10,8 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from outrider.net.rpc import Role
 from outrider.v1 import verifier_pb2
+from outrider.wire.hello import Role
 from tests.verifier.talk import (
     Running,
     Talk,

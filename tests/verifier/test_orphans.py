@@ -14,6 +14,7 @@ from outrider.errors import Unavailable
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import verifier_pb2
 from outrider.wire.codec import sampling_to_wire
+from outrider.wire.session import FinishReason, SessionParams
 from tests.verifier.talk import (
     Running,
     Talk,
@@ -27,7 +28,7 @@ from tests.verifier.talk import (
 from verifier import orphans as orphans_module
 from verifier.orphans import Orphans, dispensable
 from verifier.running import Running as RunningSession
-from verifier.session import Finish, Session, SessionSpec
+from verifier.session import Session, SessionSpec
 
 ID = b"s" * 16
 LENGTH = 600
@@ -35,7 +36,7 @@ LENGTH = 600
 
 def session(number: int, prompt: int = 3, orphaned: bool = False, blocks: int = 1) -> RunningSession:
     greedy = SamplingParams(temperature=0.0)
-    spec = SessionSpec(bytes([number]) * 16, (5,) * prompt, (), greedy, 8, frozenset(), 199, b"")
+    spec = SessionSpec(bytes([number]) * 16, SessionParams((5,) * prompt, greedy, 8), (), 199, b"")
     running = RunningSession(Session(spec, 4), None, orphaned=orphaned)
     running.table.blocks = list(range(blocks))
     return running
@@ -68,7 +69,7 @@ def test_only_so_many_ends_are_remembered(monkeypatch: pytest.MonkeyPatch) -> No
     orphans = Orphans(Clock())
     several = [session(number) for number in range(3)]
     for running in several:
-        orphans.finish(running, Finish.LENGTH)
+        orphans.finish(running, FinishReason.LENGTH)
     assert [orphans.finished(running.id) is not None for running in several] == [False, True, True]
 
 

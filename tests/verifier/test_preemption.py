@@ -13,6 +13,7 @@ from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.loading import load_engine
 from outrider.engine.scheduler import Limits
 from outrider.sampling.params import SamplingParams
+from outrider.wire.session import SessionParams
 from tests.tiny_models import build
 from verifier.session import SessionSpec
 from verifier.stepper import Running, Stepper, StepReport
@@ -33,7 +34,7 @@ def specs() -> list[SessionSpec]:
         prompt = tuple((7 * number + place) % 190 for place in range(5 + 9 * number))
         max_tokens = 150 - len(prompt) - number
         made.append(
-            SessionSpec(bytes([number]) * 16, prompt, (), sampling, max_tokens, frozenset(), 199, b"")
+            SessionSpec(bytes([number]) * 16, SessionParams(prompt, sampling, max_tokens), (), 199, b"")
         )
     return made
 
@@ -53,7 +54,7 @@ async def run(engine: Engine, together: list[SessionSpec]) -> tuple[list[list[in
     steps.cancel()
     await asyncio.gather(steps, return_exceptions=True)
     assert not failed
-    outputs = [each.session.log[len(each.session.spec.prompt) :] for each in opened]
+    outputs = [each.session.log[len(each.session.spec.params.prompt) :] for each in opened]
     return outputs, opened, stepper.load.preemptions
 
 
@@ -65,7 +66,7 @@ async def test_with_a_pool_too_small_all_finish_with_the_same_text(
     monkeypatch.setattr(engine, "pool", BlockPool(BLOCKS))
     crowded, opened, preemptions = await run(engine, specs())
     assert crowded == plain
-    assert [len(output) for output in crowded] == [each.max_tokens for each in specs()]
+    assert [len(output) for output in crowded] == [each.params.max_tokens for each in specs()]
     assert preemptions == sum(running.preemptions for running in opened) > 0
     engine.pool.check_integrity([])
 

@@ -6,6 +6,7 @@ import pytest
 
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import TokenCounts
+from outrider.wire.session import SessionParams
 from verifier.running import Part, Running
 from verifier.session import Session, SessionSpec
 
@@ -13,7 +14,7 @@ from verifier.session import Session, SessionSpec
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
 def test_a_row_is_needed_only_where_the_draft_before_it_is_drawn(penalty: float) -> None:
     params = SamplingParams(presence_penalty=penalty)
-    spec = SessionSpec(b"s" * 16, (1, 2, 3), (), params, 20, frozenset(), 100, b"")
+    spec = SessionSpec(b"s" * 16, SessionParams((1, 2, 3), params, 20), (), 100, b"")
     running = Running(Session(spec, 4), TokenCounts(spec.prompt) if penalty else None)
     rows = Part(running, 2, 1, [7, 8, 9], [1.0, 1.0, 1.0], True).rows()
     assert [row.position for row in rows] == [3, 4, 5, 6]

@@ -7,10 +7,10 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from outrider.net.rpc import Role
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import verifier_pb2
 from outrider.wire.codec import sampling_to_wire
+from outrider.wire.hello import Role
 from tests.verifier.talk import (
     KEY,
     Running,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from outrider.sampling.params import SamplingParams
-from verifier.session import DraftFate, Finish, Session, SessionSpec
+from outrider.wire.session import FinishReason, SessionParams
+from verifier.session import DraftFate, Session, SessionSpec
 
 
 def session(*, max_tokens: int = 10, stop: frozenset[int] = frozenset(), k: int = 4) -> Session:
-    spec = SessionSpec(b"s" * 16, (1, 2, 3), (), SamplingParams(), max_tokens, stop, 100, b"")
+    spec = SessionSpec(b"s" * 16, SessionParams((1, 2, 3), SamplingParams(), max_tokens, stop), (), 100, b"")
     return Session(spec, k)
 
 
@@ -27,17 +28,17 @@ def test_the_bonus_token_follows_a_path_that_was_accepted_whole() -> None:
 
 def test_a_stop_token_ends_the_session_even_amid_accepted_drafts() -> None:
     outcome = session(stop=frozenset({11})).verify([10, 11, 12], [10, 11, 12, 13])
-    assert (outcome.tokens, outcome.accepted, outcome.finish) == ((10, 11), 2, Finish.STOP)
+    assert (outcome.tokens, outcome.accepted, outcome.finish) == ((10, 11), 2, FinishReason.STOP)
 
 
 def test_max_tokens_ends_the_session() -> None:
     s = session(max_tokens=2)
     assert s.verify([], [10]).finish is None
-    assert s.verify([], [11]).finish is Finish.LENGTH
+    assert s.verify([], [11]).finish is FinishReason.LENGTH
 
 
 def test_a_stop_token_as_the_last_one_allowed_is_a_stop() -> None:
-    assert session(max_tokens=1, stop=frozenset({10})).verify([], [10]).finish is Finish.STOP
+    assert session(max_tokens=1, stop=(10,)).verify([], [10]).finish is FinishReason.STOP
 
 
 def test_no_more_is_verified_than_can_be_committed() -> None:

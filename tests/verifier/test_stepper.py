@@ -17,6 +17,7 @@ from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.loading import load_engine
 from outrider.engine.scheduler import Limits
 from outrider.sampling.params import SamplingParams
+from outrider.wire.session import SessionParams
 from tests.tiny_models import build
 from verifier.price import StepTime
 from verifier.session import Session, SessionSpec
@@ -42,7 +43,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 
 def spec(number: int, prompt: tuple[int, ...], max_tokens: int = TOKENS) -> SessionSpec:
     greedy = SamplingParams(temperature=0.0)
-    return SessionSpec(bytes([number]) * 16, prompt, (), greedy, max_tokens, frozenset(), 199, b"")
+    return SessionSpec(bytes([number]) * 16, SessionParams(prompt, greedy, max_tokens), (), 199, b"")
 
 
 @dataclass
@@ -83,7 +84,7 @@ class Run:
         steps.cancel()
         await asyncio.gather(steps, return_exceptions=True)
         self.engine.prepare = prepare  # type: ignore[method-assign]
-        return [running.session.log[len(running.session.spec.prompt) :] for running in self._opened]
+        return [running.session.log[len(running.session.spec.params.prompt) :] for running in self._opened]
 
     def _open(self, spec: SessionSpec) -> Running:
         running = self.stepper.open(spec, 4)

@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import InvalidRequest
-from outrider.net.rpc import Identity, Role
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import common_pb2
 from outrider.wire import codec
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo, WorkerLoad, WorkerRecord
+from outrider.wire.hello import Identity, Role
+from outrider.wire.session import SessionParams, new_session_id
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 uint32 = st.integers(0, 2**32 - 1)
@@ -81,6 +82,12 @@ def test_sampling_parameters_survive_the_wire(params: SamplingParams) -> None:
     assert codec.sampling_from_wire(common_pb2.SamplingParams.FromString(raw)) == params
 
 
+def test_a_session_s_parameters_come_back_as_they_were() -> None:
+    params = SessionParams((1, 0, 2**31), SamplingParams(temperature=0.5, seed=2**64 - 1), 7, (3, 2))
+    raw = codec.params_to_wire(params).SerializeToString()
+    assert codec.params_from_wire(common_pb2.SessionParams.FromString(raw)) == params
+
+
 @given(workers)
 def test_a_workers_description_survives_the_wire(info: WorkerInfo) -> None:
     raw = codec.worker_info_to_wire(info).SerializeToString()
@@ -114,7 +121,7 @@ def test_logit_biases_are_rounded_to_32_bits() -> None:
 
 
 def test_session_ids_are_fresh_and_of_one_length() -> None:
-    ids = {codec.new_session_id() for _ in range(1000)}
+    ids = {new_session_id() for _ in range(1000)}
     assert len(ids) == 1000
     assert {len(codec.session_id_from_wire(one)) for one in ids} == {16}
 

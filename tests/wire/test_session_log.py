@@ -6,8 +6,9 @@ import pytest
 
 from outrider.errors import InvalidRequest
 from outrider.sampling.params import SamplingParams
+from outrider.v1 import session_pb2
+from outrider.wire.session import FinishReason, SessionParams
 from outrider.wire.session_log import (
-    LoggedEnd,
     LoggedRequest,
     SessionLog,
     end_record,
@@ -20,20 +21,16 @@ SAMPLING = SamplingParams(0.7, 5, 0.9, 0.1, 0.25, -0.5, 1.25, {4: 1.5, 0: -100.0
 REQUEST = LoggedRequest(
     model="m/ö",
     fingerprint="ab",
-    prompt=(1, 0, 2**31),
-    sampling=SAMPLING,
-    max_tokens=7,
-    ignore_eos=True,
-    stop_token_ids=(2, 3),
+    params=SessionParams((1, 0, 2**31), SAMPLING, 7, (2, 3)),
     num_speculative_tokens=None,
     answer=b"\x00\xff",
 )
 STEPS = [((0, 5), 1, 4, 3), ((7,), 0, 0, 0), ((2**31, 8, 9), 2, 2, 0)]
 
 
-@pytest.mark.parametrize("end", [None, *LoggedEnd])
+@pytest.mark.parametrize("end", [None, *FinishReason])
 @pytest.mark.parametrize("k", [None, 0, 3])
-def test_records_one_after_the_other_are_the_log(end: LoggedEnd | None, k: int | None) -> None:
+def test_records_one_after_the_other_are_the_log(end: FinishReason | None, k: int | None) -> None:
     request = LoggedRequest(**{**_fields(REQUEST), "num_speculative_tokens": k})
     records = [request_record(request), *(step_record(*step) for step in STEPS)]
     records += [] if end is None else [end_record(end)]
@@ -48,6 +45,13 @@ def test_a_log_that_only_begins_is_one() -> None:
 def test_other_bytes_are_refused(raw: bytes) -> None:
     with pytest.raises(InvalidRequest):
         log_from_bytes(raw)
+
+
+def test_a_log_of_another_version_is_refused_by_a_sentence() -> None:
+    message = session_pb2.SessionLog.FromString(request_record(REQUEST))
+    message.request.protocol_version = 1
+    with pytest.raises(InvalidRequest, match="protocol version 1, this side reads 2: send the request again"):
+        log_from_bytes(message.SerializeToString())
 
 
 def _fields(request: LoggedRequest) -> dict[str, object]:

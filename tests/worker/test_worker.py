@@ -9,10 +9,11 @@ import signal
 import pytest
 
 from outrider.errors import PeerLost, Unavailable, Unhealthy
-from outrider.net.rpc import Identity, Role, bind, new_server
+from outrider.net.rpc import bind, new_server
 from outrider.store.memory import MemoryStore
 from outrider.store.store import Answer, WorkerLoad
 from outrider.wire.description import ModelInfo, WorkerInfo, WorkerRecord
+from outrider.wire.hello import Identity, Role
 from outrider.worker.worker import Worker, serve_until_stopped
 
 LONG = 1000.0  # seconds; no test waits so long

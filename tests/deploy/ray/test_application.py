@@ -14,8 +14,8 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from outrider.net.rpc import Role
 from outrider.v1 import generation_pb2, generation_pb2_grpc
+from outrider.wire.hello import Role
 from tests.deploy.ray.conftest import DEMO, LEAKS, Cluster, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.process, pytest.mark.timeout(600)]

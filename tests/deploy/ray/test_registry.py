@@ -12,9 +12,9 @@ from ray.exceptions import RayActorError
 
 from deploy.registry import Registry, RegistryStore, present
 from outrider.errors import Unavailable
-from outrider.net.rpc import Identity, Role
 from outrider.store.store import Answer, WorkerLoad, WorkerRecord
 from outrider.wire.description import ModelInfo, WorkerInfo
+from outrider.wire.hello import Identity, Role
 
 
 class Handle:

@@ -20,9 +20,8 @@ from tokenizers import (
 )
 
 from outrider.errors import Overloaded, Superseded, Unavailable, UnknownModel, UnknownSession
-from outrider.wire.codec import SessionId
+from outrider.wire.session import FinishReason, SessionId
 from router.requests import (
-    FinishReason,
     GenerationRequest,
     Recalled,
     ServedModel,

@@ -8,13 +8,14 @@ from dataclasses import replace
 import pytest
 
 from outrider.errors import OutriderError, Unavailable
+from outrider.wire.session import FinishReason
 from router.api import schema
 from router.api.generate import Chunk, Result, generate, generate_all
 from router.api.validation import Generation, prepare
 from router.metrics import Metrics
 from router.requests import (
-    FinishReason,
     GenerationRequest,
+    ServedModel,
     SessionBegun,
     SessionEnded,
     SessionEvent,
@@ -31,9 +32,9 @@ def ids_of(text: str) -> list[int]:
     return TOKENIZER.encode(text, add_special_tokens=False).ids
 
 
-def generation(**fields: object) -> Generation:
+def generation(model: ServedModel = MODEL, **fields: object) -> Generation:
     body = schema.parse(schema.CompletionRequest, {"prompt": "the fox", **fields})
-    return prepare(body, MODEL, lambda limit: 0)
+    return prepare(body, model, lambda limit: 0)
 
 
 async def items_of(
@@ -106,8 +107,7 @@ async def test_a_stop_string_completed_only_by_the_last_broken_character(metrics
 async def test_the_token_that_ends_the_text_is_counted_and_not_shown(metrics: Metrics) -> None:
     # An end-of-text token need not be a special one: its text must not show either way.
     ordinary = TOKENIZER.token_to_id("w→rd")
-    made = generation()
-    made = replace(made, model=replace(MODEL, eos_token_ids=frozenset({END, ordinary})))
+    made = generation(replace(MODEL, eos_token_ids=frozenset({END, ordinary})))
     for end in (END, ordinary):
         events: list[SessionEvent] = [
             TokensCommitted((*ids_of("the fox"), end), 0, 0),
@@ -121,9 +121,8 @@ async def test_the_token_that_ends_the_text_is_counted_and_not_shown(metrics: Me
 
 
 async def test_with_ignore_eos_an_ordinary_end_token_is_text(metrics: Metrics) -> None:
-    made = generation(ignore_eos=True)
     ordinary = TOKENIZER.token_to_id("w→rd")
-    made = replace(made, model=replace(MODEL, eos_token_ids=frozenset({ordinary})))
+    made = generation(replace(MODEL, eos_token_ids=frozenset({ordinary})), ignore_eos=True)
     runner = ScriptedRunner(MODEL, lambda request: steps([ordinary, *ids_of("x")], 2))
     chunks = [item async for item in items_of(runner, made, metrics)]
     assert isinstance(chunks[0], Chunk) and chunks[0].text == "w→rdx"

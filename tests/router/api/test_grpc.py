@@ -58,7 +58,11 @@ async def test_a_text(connect: Connect) -> None:
     runner = answering()
     first, *deltas, last = await responses(await connect(runner), request)
     (session,) = runner.requests
-    assert session.sampling.greedy and session.num_speculative_tokens == 0 and session.max_tokens == 30
+    assert (
+        session.params.sampling.greedy
+        and session.num_speculative_tokens == 0
+        and session.params.max_tokens == 30
+    )
     prompt = len(TOKENIZER.encode("the fox").ids)
     assert (first.started.model, first.started.seed, first.started.prompt_tokens) == ("demo", DRAWN, prompt)
     assert "".join(response.delta.text for response in deltas) == "naïve 😀 fox "
@@ -83,10 +87,15 @@ async def test_ids_and_chat_and_every_parameter(connect: Connect) -> None:
     chat = generation_pb2.Chat(messages=[generation_pb2.ChatMessage(role="user", content="hi")])
     *_, last = await responses(channel, Request(chat=chat))
     ids, conversation = runner.requests
-    assert (ids.prompt, ids.sampling.seed, ids.sampling.top_k, ids.ignore_eos) == ((5, 6), 2**64 - 1, 0, True)
-    assert ids.sampling.logit_bias == {3: 1.5} and ids.num_speculative_tokens is None
-    assert TOKENIZER.decode(list(conversation.prompt), skip_special_tokens=False) == "<s>user: hi\nassistant:"
-    assert conversation.max_tokens == MODEL.max_context - len(conversation.prompt)
+    asked = ids.params
+    assert (asked.prompt, asked.stop_token_ids) == ((5, 6), ())
+    assert (asked.sampling.seed, asked.sampling.top_k) == (2**64 - 1, 0)
+    assert ids.params.sampling.logit_bias == {3: 1.5} and ids.num_speculative_tokens is None
+    assert (
+        TOKENIZER.decode(list(conversation.params.prompt), skip_special_tokens=False)
+        == "<s>user: hi\nassistant:"
+    )
+    assert conversation.params.max_tokens == MODEL.max_context - len(conversation.params.prompt)
     assert last.completed.finish_reason == verifier_pb2.FINISH_REASON_LENGTH
 
 

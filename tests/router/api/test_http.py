@@ -96,7 +96,7 @@ async def test_a_chat(client_of: ClientOf) -> None:
 
 async def test_several_prompts_are_several_choices(client_of: ClientOf) -> None:
     def script(request: GenerationRequest) -> list[SessionEvent]:
-        return steps(list(request.prompt) * 2, 3)
+        return steps(list(request.params.prompt) * 2, 3)
 
     fields = {"prompt": [[70, 71], [72, 73, 74], [75]], "max_tokens": 9}
     client = client_of(ScriptedRunner(MODEL, script))
@@ -349,7 +349,7 @@ async def test_models_health_and_metrics(client_of: ClientOf) -> None:
 
 async def test_many_at_once_each_get_their_own_text(client_of: ClientOf) -> None:
     def script(request: GenerationRequest) -> list[SessionEvent]:
-        return steps(list(request.prompt) * 5)
+        return steps(list(request.params.prompt) * 5)
 
     client = client_of(ScriptedRunner(MODEL, script))
     prompts = [[60 + n, 61 + n] for n in range(20)]

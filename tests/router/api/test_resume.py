@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.errors import InvalidRequest
-from outrider.wire.codec import SessionId
+from outrider.wire.session import FinishReason, SessionId, SessionParams
 from router.api import schema
 from router.api.connection import ServerSentEvent
 from router.api.generate import Chunk, Result, generate, generate_all
@@ -28,7 +28,7 @@ from router.api.responses import SHAPES, Envelope
 from router.api.stream import DONE, events
 from router.api.validation import Generation, prepare
 from router.metrics import Metrics
-from router.requests import FinishReason, GenerationRequest, SessionEnded, SessionEvent, TokensCommitted
+from router.requests import GenerationRequest, SessionEnded, SessionEvent, TokensCommitted
 from tests.router.api.scripted import EOS, byte_level, sentencepiece, served
 
 BYTE_LEVEL, SENTENCEPIECE = byte_level(), sentencepiece()
@@ -218,7 +218,7 @@ def test_an_id_is_taken_as_answers_have_it() -> None:
 
 
 def test_a_position_fits_its_sessions() -> None:
-    sessions = [GenerationRequest("", (1,), MODELS and _sampling(), most) for most in (4, 9)]
+    sessions = [GenerationRequest("", SessionParams((1,), MODELS and _sampling(), most)) for most in (4, 9)]
     check((5, 10), sessions)  # the end counts as one
     for position in ((6, 10), (5, 11)):
         with pytest.raises(InvalidRequest, match="after must be at most"):
@@ -235,7 +235,7 @@ def _sampling():  # type: ignore[no-untyped-def]
     return (
         prepare(schema.parse(schema.CompletionRequest, {"prompt": [5]}), MODELS[0], lambda limit: 0)
         .sessions[0]
-        .sampling
+        .params.sampling
     )
 
 

@@ -87,7 +87,7 @@ async def test_the_id_in_the_answer_is_the_sessions(client_of: ClientOf) -> None
 
 async def test_several_prompts_go_on_each_where_it_was(client_of: ClientOf) -> None:
     def script(request: GenerationRequest) -> list[SessionEvent]:
-        return steps(list(request.prompt) * 2, 1 + request.prompt[0] % 3)
+        return steps(list(request.params.prompt) * 2, 1 + request.params.prompt[0] % 3)
 
     logs: Logs = {}
     body = {"prompt": [[60, 61, 62], [63, 64, 65], [67, 68]], "max_tokens": 9, "stream": True, **USAGE}

@@ -29,7 +29,7 @@ async def server(metrics: Metrics) -> AsyncIterator[tuple[ScriptedRunner, int]]:
     word = TOKENIZER.encode(" the", add_special_tokens=False).ids[0]
 
     def script(request: GenerationRequest) -> list[SessionEvent]:
-        return steps([word] * (LONG if len(request.prompt) > 1 else SHORT))
+        return steps([word] * (LONG if len(request.params.prompt) > 1 else SHORT))
 
     runner = ScriptedRunner(MODEL, script)
     app = create_app(runner, metrics, draw_below=lambda limit: 1)

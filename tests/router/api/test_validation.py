@@ -30,18 +30,22 @@ def completion(**fields: Any) -> Generation:
 def test_defaults() -> None:
     generation = completion()
     (session,) = generation.sessions
-    assert session.prompt == FOX
-    assert session.sampling == SamplingParams(seed=2**53 - 1)
-    assert (session.model, session.max_tokens, session.ignore_eos) == ("demo", 16, False)
+    assert session.params.prompt == FOX
+    assert session.params.sampling == SamplingParams(seed=2**53 - 1)
+    assert (session.model, session.params.max_tokens, session.params.stop_token_ids) == (
+        "demo",
+        16,
+        tuple(sorted(MODEL.eos_token_ids)),
+    )
     assert session.num_speculative_tokens is None
     assert generation.stop == ()
 
 
 def test_the_default_length_is_cut_to_the_room_and_a_chat_gets_all_of_it() -> None:
     prompt = [7] * 60
-    assert completion(prompt=prompt).sessions[0].max_tokens == 4
+    assert completion(prompt=prompt).sessions[0].params.max_tokens == 4
     chat = made({"messages": [{"role": "user", "content": "hi"}]}).sessions[0]
-    assert chat.max_tokens == MODEL.max_context - len(chat.prompt)
+    assert chat.params.max_tokens == MODEL.max_context - len(chat.params.prompt)
 
 
 def test_every_field_arrives() -> None:
@@ -65,7 +69,7 @@ def test_every_field_arrives() -> None:
         num_speculative_tokens=0,
     )
     (session,) = generation.sessions
-    assert session.sampling == SamplingParams(
+    assert session.params.sampling == SamplingParams(
         temperature=0,
         top_k=0,
         top_p=0.5,
@@ -76,7 +80,11 @@ def test_every_field_arrives() -> None:
         logit_bias={3: -100, 4: 1.5},
         seed=2**64 - 1,
     )
-    assert (session.max_tokens, session.ignore_eos, session.num_speculative_tokens) == (5, True, 0)
+    assert (session.params.max_tokens, session.params.stop_token_ids, session.num_speculative_tokens) == (
+        5,
+        (),
+        0,
+    )
     assert generation.stop == ("a", "b")
 
 
@@ -98,8 +106,8 @@ def test_null_is_absent_for_every_optional_field() -> None:
 )
 def test_kinds_of_prompt(prompt: object, expected: list[tuple[int, ...]]) -> None:
     generation = completion(prompt=prompt)
-    assert [session.prompt for session in generation.sessions] == expected
-    assert len({session.sampling.seed for session in generation.sessions}) == 1
+    assert [session.params.prompt for session in generation.sessions] == expected
+    assert len({session.params.sampling.seed for session in generation.sessions}) == 1
 
 
 def test_text_parts_are_joined_and_both_names_of_max_tokens_work() -> None:

@@ -1,0 +1,48 @@
+"""A session as it was asked for, its id, and why it is over: plain data that all roles share."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NewType
+
+from outrider.sampling.params import SamplingParams
+
+SessionId = NewType("SessionId", bytes)
+SESSION_ID_BYTES = 16
+
+
+def new_session_id(random_bytes: Callable[[int], bytes] = secrets.token_bytes) -> SessionId:
+    """Returns a fresh id. Ids come from the system's secure source outside tests: they must not be
+    guessable."""
+    return SessionId(random_bytes(SESSION_ID_BYTES))
+
+
+class FinishReason(IntEnum):
+    """Why a session is over; the values are outrider.v1.FinishReason's."""
+
+    CANCELLED = 0  # its client or an operator ended it: "unspecified" on the wire
+    STOP = 1  # a stop token or a stop string
+    LENGTH = 2  # max_tokens or the context is reached
+
+    @property
+    def openai(self) -> str:
+        """The reason in OpenAI's words: "stop" or "length"."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class SessionParams:
+    """What a session was asked for: it never changes, wherever the session goes on."""
+
+    prompt: tuple[int, ...]  # token ids, at least one
+    sampling: SamplingParams
+    max_tokens: int  # most output tokens, those committed elsewhere before included
+    stop_token_ids: tuple[int, ...] = ()  # ids that end the session; the last token committed
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that prompt and output can come to together."""
+        return len(self.prompt) + self.max_tokens
