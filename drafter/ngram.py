@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from drafter.acceptance_model import AcceptanceModel
-from drafter.proposer import DraftLoad, OnChange, OnFailed, Source
+from drafter.proposer import OnChange, OnFailed, Source
 from drafter.session import DraftSession, Guess, LogConflict
 from drafter.text_index import TextIndex
 from outrider.sampling.ranked import Ranked
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
 from outrider.wire.hello import Identity, Role
+from outrider.wire.load import DrafterLoad
 from outrider.worker.stepwatch import StepUnderWay
 
 NAME = "ngram"
@@ -70,14 +71,14 @@ class NgramProposer:
         self._clock = clock
         self._texts: dict[bytes, Text] = {}
         self._token_seconds = 0.0
-        self._busy_seconds = 0.0
+        self.busy_seconds = 0.0
         # Greedy or drawn: noise in the target's draw makes the same match worth less.
         self._acceptance = {True: AcceptanceModel(), False: AcceptanceModel()}
 
     @property
-    def load(self) -> DraftLoad:
+    def load(self) -> DrafterLoad:
         rejections = sum(model.rejections for model in self._acceptance.values())
-        return DraftLoad(len(self._texts), self._token_seconds, self._busy_seconds, rejections=rejections)
+        return DrafterLoad(len(self._texts), self._token_seconds, rejections=rejections)
 
     def open(self, session: DraftSession) -> None:
         text = Text(session, TextIndex(session.log, session.spec.params.most_tokens))
@@ -137,7 +138,7 @@ class NgramProposer:
         for guess in guesses:
             session.extend(guess)
         seconds = self._clock() - began
-        self._busy_seconds += seconds
+        self.busy_seconds += seconds
         each = seconds / len(guesses)
         self._token_seconds += (each - self._token_seconds) * (SMOOTHING if self._token_seconds else 1)
 

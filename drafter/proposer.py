@@ -13,29 +13,25 @@ from typing import Protocol
 
 from drafter.session import DraftSession
 from outrider.wire.description import TokenizerFiles, WorkerInfo
+from outrider.wire.load import DrafterLoad
 from outrider.worker.stepwatch import StepUnderWay
 
 OnChange = Callable[[Sequence[DraftSession]], None]
 OnFailed = Callable[[DraftSession, str], None]  # with the reason, a sentence
 
 
-@dataclass(frozen=True, slots=True)
-class DraftLoad:
-    """How busy a proposer is, and how often its guesses were wrong."""
-
-    sessions: int = 0
-    token_seconds: float = 0.0  # moving average of the time to add one guess to every session that wants one
-    busy_seconds: float = 0.0  # spent on guesses since start
-    kv_usage: float = 0.0  # share of its memory held, 0..1
-    rejections: int = 0  # guesses on a trunk that the target did not take, since start
-    covered: int = 0  # of them, those where a branch had the target's token when its word came
-
-
 class Proposer(Protocol):
     """A source of guesses for many sessions."""
 
     @property
-    def load(self) -> DraftLoad: ...
+    def load(self) -> DrafterLoad:
+        """Returns how busy it is; the share of time and the round trips are the service's to add."""
+        ...
+
+    @property
+    def busy_seconds(self) -> float:
+        """Returns the time spent on guesses since the start."""
+        ...
 
     @property
     def under_way(self) -> StepUnderWay | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,6 +20,7 @@ from outrider.net.tls import Tls, opened
 from outrider.store.store import Registrar, WorkerLoad
 from outrider.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
 from outrider.wire.codec import (
+    drafter_load_to_wire,
     params_from_wire,
     session_id_from_wire,
     tokenizer_to_wire,
@@ -48,6 +50,19 @@ class RouterPeer:
         self.wake.set()
 
 
+class BusyShare:
+    """Which share of the time went into guesses since it was asked last, 0..1."""
+
+    def __init__(self, busy_seconds: float = 0.0) -> None:
+        self._busy_seconds, self._asked = busy_seconds, time.monotonic()
+
+    def since_last(self, busy_seconds: float) -> float:
+        now = time.monotonic()
+        busy, passed = busy_seconds - self._busy_seconds, now - self._asked
+        self._busy_seconds, self._asked = busy_seconds, now
+        return min(busy / passed, 1.0) if passed > 0 else 0.0
+
+
 class DrafterService(drafter_pb2_grpc.DrafterServicer):
     """One object for all streams; the sessions themselves live in the proposer."""
 
@@ -61,7 +76,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
         self._owners: dict[bytes, tuple[RouterPeer, int]] = {}
         self._links: dict[str, VerifierLink] = {}  # by verifier address
         self._link_of: dict[bytes, VerifierLink] = {}  # by session
-        self._busy_asked = (0.0, time.monotonic())  # seconds in steps, and when that was
+        self._busy = BusyShare()
 
     def use(self, proposer: Proposer) -> None:
         self._proposer = proposer
@@ -91,18 +106,12 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
         load = self.proposer.load
         return {
             "sessions": load.sessions,
-            "busy": self._busy_share(),
+            "busy": self._busy.since_last(self.proposer.busy_seconds),
             "kv_usage": load.kv_usage,
             "token_seconds": load.token_seconds,
             "rejections": load.rejections,
-            "rejections_covered": load.covered,
+            "rejections_covered": load.rejections_covered,
         }
-
-    def _busy_share(self) -> float:
-        """Of the time since it was asked last (or since the start), 0..1."""
-        busy, now = self.proposer.load.busy_seconds, time.monotonic()
-        (busy_before, before), self._busy_asked = self._busy_asked, (busy, now)
-        return min((busy - busy_before) / (now - before), 1.0) if now > before else 0.0
 
     async def probe(self) -> None:
         await self.proposer.probe()
@@ -137,7 +146,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
         reader = asyncio.create_task(self._obey(peer, commands))
         try:
             yield drafter_pb2.DrafterEvents(hello=self._info.identity.hello())
-            busy, reported = self.proposer.load.busy_seconds, time.monotonic()
+            busy = BusyShare(self.proposer.busy_seconds)
             while not peer.over:
                 try:
                     async with asyncio.timeout(HEARTBEAT_SECONDS):
@@ -146,28 +155,18 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
                     pass
                 peer.wake.clear()
                 ended, peer.ended = peer.ended, []
-                load, now = self.proposer.load, time.monotonic()
-                share = (load.busy_seconds - busy) / (now - reported) if now > reported else 0.0
-                busy, reported = load.busy_seconds, now
                 round_trips = {
                     address: link.round_trip_seconds
                     for address, link in self._links.items()
                     if link.round_trip_seconds
                 }
-                events = drafter_pb2.DrafterEvents(
-                    load=drafter_pb2.DraftLoad(
-                        sessions=load.sessions,
-                        token_seconds=load.token_seconds,
-                        busy=min(share, 1.0),
-                        kv_usage=load.kv_usage,
-                        round_trip_seconds=min(round_trips.values(), default=0.0),
-                        round_trips=round_trips,
-                        rejections=load.rejections,
-                        rejections_covered=load.covered,
-                    ),
-                    ended=ended,
+                load = replace(
+                    self.proposer.load,
+                    busy=busy.since_last(self.proposer.busy_seconds),
+                    round_trip_seconds=min(round_trips.values(), default=0.0),
+                    round_trips=round_trips,
                 )
-                yield events
+                yield drafter_pb2.DrafterEvents(load=drafter_load_to_wire(load), ended=ended)
             await reader  # raises what ended it
         finally:
             reader.cancel()

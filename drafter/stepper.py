@@ -20,7 +20,7 @@ from drafter.acceptance_model import ALTERNATIVES, AcceptanceModel
 from drafter.branches import MOST_BRANCHES, Growth, growths
 from drafter.config import DrafterConfig
 from drafter.drafting import Drafting, Part
-from drafter.proposer import DraftLoad, OnChange, OnFailed, Source
+from drafter.proposer import OnChange, OnFailed, Source
 from drafter.session import Branch, DraftSession, Guess, LogConflict
 from outrider.engine.engine import Engine
 from outrider.engine.kv_blocks import Cached
@@ -29,6 +29,7 @@ from outrider.errors import PeerLost
 from outrider.sampling.ranked import Ranked
 from outrider.sampling.token_counts import TokenCounts
 from outrider.wire.hello import Role
+from outrider.wire.load import DrafterLoad
 from outrider.worker.followers import FollowerProcesses, StartFollowers
 from outrider.worker.model import load
 from outrider.worker.stepwatch import StepUnderWay, under_way
@@ -68,20 +69,20 @@ class DraftStepper:
         self._commits: list[tuple[DraftSession, int, Sequence[int]]] = []  # not applied yet
         self._changed = asyncio.Event()
         self._token_seconds = 0.0
-        self._busy_seconds = 0.0
+        self.busy_seconds = 0.0
         self.under_way: StepUnderWay | None = None  # the step that the engine runs now
         # Greedy or drawn: how sure a draft is means one thing without noise and another with it.
         self.acceptance_models = {True: AcceptanceModel(), False: AcceptanceModel()}
 
     @property
-    def load(self) -> DraftLoad:
-        return DraftLoad(
+    def load(self) -> DrafterLoad:
+        models = self.acceptance_models.values()
+        return DrafterLoad(
             len(self._sessions),
             self._token_seconds,
-            self._busy_seconds,
-            self._engine.pool.usage,
-            sum(acceptance_model.rejections for acceptance_model in self.acceptance_models.values()),
-            sum(acceptance_model.covered for acceptance_model in self.acceptance_models.values()),
+            kv_usage=self._engine.pool.usage,
+            rejections=sum(model.rejections for model in models),
+            rejections_covered=sum(model.covered for model in models),
         )
 
     def get(self, session_id: bytes) -> Drafting | None:
@@ -328,7 +329,7 @@ class DraftStepper:
         """Adds the guesses, and compares those that come after the fact; sessions closed while the step ran
         are passed over."""
         if any(part.branch is None for part in parts):
-            self._busy_seconds += seconds
+            self.busy_seconds += seconds
         if all(part.branch is None and len(part.tokens) <= 2 for part in parts):
             self._token_seconds += (seconds - self._token_seconds) * (
                 STEP_SMOOTHING if self._token_seconds else 1

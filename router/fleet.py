@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
+from outrider.wire.load import DrafterLoad, VerifierLoad
 from outrider.wire.session import SessionId
-from router.load import DrafterLoad, VerifierLoad
 from router.metrics import Metrics
 from router.placement import DrafterCandidate, VerifierCandidate, choose_drafter, choose_verifier
 from router.requests import ServedModel

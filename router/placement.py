@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from outrider.wire.load import DrafterLoad, VerifierLoad
 from router.compatibility import suits
-from router.load import DrafterLoad, VerifierLoad
 
 AFFINITY_TOKENS = 256  # cached prompt tokens that make up for one session more in the batch
 MAX_AFFINITY = 4.0  # sessions that a cached prefix makes up for at most: beyond, it is computed elsewhere

@@ -16,12 +16,17 @@ from outrider.errors import OutriderError, PeerRefused, Unavailable, from_grpc_c
 from outrider.net.heartbeat import SILENCE_SECONDS, Stillness, fell_silent
 from outrider.net.rpc import Outbox
 from outrider.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
-from outrider.wire.codec import params_to_wire, tokenizer_from_wire
+from outrider.wire.codec import (
+    drafter_load_from_wire,
+    params_to_wire,
+    tokenizer_from_wire,
+    verifier_load_from_wire,
+)
 from outrider.wire.description import TokenizerFiles, WorkerLoad
 from outrider.wire.hello import Identity, Role, check_hello
+from outrider.wire.load import DrafterLoad, VerifierLoad
 from outrider.wire.session import FinishReason, SessionId, SessionParams
 from router.compatibility import Registration
-from router.load import DrafterLoad, VerifierLoad
 from router.prefixes import PlacedPrefixes
 
 ANSWER_SECONDS = 5.0  # a worker that registers must answer within this
@@ -198,7 +203,7 @@ class Verifier(Worker[VerifierListener]):
 
     def _dispatch(self, events: verifier_pb2.VerifierEvents) -> None:
         if events.HasField("load"):  # first: the sessions below decide by it
-            self.load = _verifier_load(events.load)
+            self.load = verifier_load_from_wire(events.load)
             if self.on_load is not None:
                 self.on_load(self, self.load)
         if events.dropped and self.on_dropped is not None:
@@ -279,17 +284,7 @@ class Drafter(Worker[DrafterListener]):
 
     def _dispatch(self, events: drafter_pb2.DrafterEvents) -> None:
         if events.HasField("load"):
-            load = events.load
-            self.load = DrafterLoad(
-                sessions=load.sessions,
-                token_seconds=load.token_seconds,
-                busy=load.busy,
-                kv_usage=load.kv_usage,
-                round_trip_seconds=load.round_trip_seconds,
-                round_trips=dict(load.round_trips),
-                rejections=load.rejections,
-                rejections_covered=load.rejections_covered,
-            )
+            self.load = drafter_load_from_wire(events.load)
             if self.on_load is not None:
                 self.on_load(self, self.load)
         for end in events.ended:
@@ -324,21 +319,4 @@ def _worker_error(error: grpc.aio.AioRpcError) -> OutriderError:
     return Unavailable(
         f"the router cannot reach the worker at the address it registered ({error.code().name}): "
         "the address must be one that the router's machine can connect to"
-    )
-
-
-def _verifier_load(load: verifier_pb2.Load) -> VerifierLoad:
-    return VerifierLoad(
-        running=load.running,
-        waiting=load.waiting,
-        kv_usage=load.kv_usage,
-        step_seconds=load.step_seconds,
-        step_tokens=load.step_tokens,
-        price=load.price,
-        typical_step_seconds=load.typical_step_seconds,
-        preemptions=load.preemptions,
-        draining=load.draining,
-        draft_starvation=load.draft_starvation,
-        unread_prompt_tokens=load.unread_prompt_tokens,
-        prompt_token_seconds=load.prompt_token_seconds,
     )

@@ -239,7 +239,7 @@ class GarbageDrafter(drafter_pb2_grpc.DrafterServicer):
             while True:
                 await asyncio.wait((coming,), timeout=HEARTBEAT_SECONDS)
                 if not coming.done():
-                    yield drafter_pb2.DrafterEvents(load=drafter_pb2.DraftLoad())
+                    yield drafter_pb2.DrafterEvents(load=drafter_pb2.DrafterLoad())
                     continue
                 if (command := coming.result()) is None:
                     return

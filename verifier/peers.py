@@ -7,15 +7,17 @@ from collections.abc import AsyncIterator, Mapping
 
 from outrider.errors import OutriderError
 from outrider.v1 import verifier_pb2
+from outrider.wire.codec import verifier_load_to_wire
+from outrider.wire.load import VerifierLoad
 from outrider.wire.session import FinishReason
 from verifier.session import Outcome
-from verifier.stepper import Load, Running
+from verifier.stepper import Running
 
 
 class RouterPeer:
     """The events for one router."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: VerifierLoad) -> None:
         """`load`: as of now."""
         self._load = load
         self._events = verifier_pb2.VerifierEvents()
@@ -70,12 +72,12 @@ class RouterPeer:
             self._dropped = dict(counts)
             self._events.dropped.update(self._dropped)
 
-    def report(self, load: Load) -> None:
+    def report(self, load: VerifierLoad) -> None:
         """Sends what has gathered, with the load."""
         self._load = load
         self._ready.set()
 
-    def beat(self, load: Load) -> None:
+    def beat(self, load: VerifierLoad) -> None:
         """A sign of life, where nothing else is on its way."""
         if not self._ready.is_set():
             self.report(load)
@@ -103,22 +105,5 @@ class RouterPeer:
             self._ready.clear()
             parting = self._parting
             events, self._events = self._events, verifier_pb2.VerifierEvents()
-            events.load.CopyFrom(load_to_wire(self._load))
+            events.load.CopyFrom(verifier_load_to_wire(self._load))
             yield events
-
-
-def load_to_wire(load: Load) -> verifier_pb2.Load:
-    return verifier_pb2.Load(
-        running=load.running,
-        waiting=load.waiting,
-        kv_usage=load.kv_usage,
-        step_seconds=load.step_seconds,
-        step_tokens=load.step_tokens,
-        price=load.price,
-        typical_step_seconds=load.typical_step_seconds,
-        preemptions=load.preemptions,
-        draining=load.draining,
-        draft_starvation=load.draft_starvation,
-        unread_prompt_tokens=load.unread_prompt_tokens,
-        prompt_token_seconds=load.prompt_token_seconds,
-    )

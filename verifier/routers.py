@@ -7,13 +7,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from outrider.errors import Cancelled, OutriderError, Superseded, Unavailable
 from outrider.v1 import verifier_pb2
-from outrider.wire.codec import params_from_wire, session_id_from_wire
+from outrider.wire.codec import params_from_wire, session_id_from_wire, verifier_load_to_wire
 from outrider.wire.hello import Identity, Role, read_hello
 from outrider.wire.session import SESSION_ID_BYTES
 from verifier.bounded_map import BoundedMap
 from verifier.drafters import Drafters
 from verifier.orphans import GRACE_SECONDS, Orphans
-from verifier.peers import RouterPeer, load_to_wire
+from verifier.peers import RouterPeer
 from verifier.session import SessionSpec
 from verifier.stepper import Running, Stepper, StepReport
 
@@ -56,7 +56,7 @@ class Routers:
         self._alone.clear()
         reader = asyncio.create_task(self._obey(peer, commands))
         try:
-            yield verifier_pb2.VerifierEvents(hello=self._identity.hello(), load=load_to_wire(load))
+            yield verifier_pb2.VerifierEvents(hello=self._identity.hello(), load=verifier_load_to_wire(load))
             async for events in peer.events():
                 yield events
             if reader.done():

@@ -18,6 +18,7 @@ from outrider.engine.kv_blocks import Cached
 from outrider.engine.scheduler import Candidate, Grant, Limits, schedule
 from outrider.errors import InvalidRequest, PeerLost, Unavailable
 from outrider.sampling.sampler import TokenCounts
+from outrider.wire.load import VerifierLoad
 from outrider.worker.stepwatch import StepUnderWay, under_way
 from verifier.admission import admit
 from verifier.meter import Meter
@@ -31,26 +32,10 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    running: int = 0
-    waiting: int = 0
-    kv_usage: float = 0.0
-    step_seconds: float = 0.0
-    step_tokens: int = 0
-    price: float = 0.0
-    typical_step_seconds: float = 0.0
-    preemptions: int = 0
-    draining: bool = False
-    draft_starvation: float = 0.0
-    unread_prompt_tokens: int = 0
-    prompt_token_seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class StepReport:
     outcomes: tuple[tuple[Running, Outcome], ...]
     failed: tuple[Running, ...]  # whose step raised: they are over
-    load: Load
+    load: VerifierLoad
 
 
 class Stepper:
@@ -86,7 +71,7 @@ class Stepper:
         self._report: StepReport | None = None  # of the last step, not told yet
 
     @property
-    def load(self) -> Load:
+    def load(self) -> VerifierLoad:
         """As of now, without a step behind it."""
         return self._measured(0.0, 0)
 
@@ -338,7 +323,7 @@ class Stepper:
         )
         self._waits.observe(self._meter.goodput * waited, came)
 
-    def _measure(self, seconds: float, waited: float, parts: Sequence[Part], committed: int) -> Load:
+    def _measure(self, seconds: float, waited: float, parts: Sequence[Part], committed: int) -> VerifierLoad:
         tokens = decoding = wanting = starved = 0
         for part in parts:
             drafts = len(part.path)
@@ -354,12 +339,12 @@ class Stepper:
             self._meter.observe_reading(seconds, decoding, tokens - decoding)
         return self._measured(seconds, tokens)
 
-    def _measured(self, step_seconds: float, step_tokens: int) -> Load:
+    def _measured(self, step_seconds: float, step_tokens: int) -> VerifierLoad:
         waiting = unread = 0
         for running in self._sessions.values():
             waiting += not running.table.blocks
             unread += running.unread
-        return Load(
+        return VerifierLoad(
             running=len(self._sessions) - waiting,
             waiting=waiting,
             kv_usage=self._engine.pool.usage,
@@ -391,4 +376,4 @@ async def _result(step: asyncio.Future[list[int]]) -> list[int] | None:
         return None
 
 
-__all__ = ["Load", "Running", "StepReport", "Stepper"]
+__all__ = ["Running", "StepReport", "Stepper"]

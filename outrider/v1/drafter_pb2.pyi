@@ -60,8 +60,8 @@ class DrafterEvents(_message.Message):
     LOAD_FIELD_NUMBER: _ClassVar[int]
     hello: _common_pb2.Hello
     ended: _containers.RepeatedCompositeFieldContainer[DraftEnded]
-    load: DraftLoad
-    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., ended: _Optional[_Iterable[_Union[DraftEnded, _Mapping]]] = ..., load: _Optional[_Union[DraftLoad, _Mapping]] = ...) -> None: ...
+    load: DrafterLoad
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., ended: _Optional[_Iterable[_Union[DraftEnded, _Mapping]]] = ..., load: _Optional[_Union[DrafterLoad, _Mapping]] = ...) -> None: ...
 
 class DraftEnded(_message.Message):
     __slots__ = ("session_id", "reason", "opening")
@@ -73,7 +73,7 @@ class DraftEnded(_message.Message):
     opening: int
     def __init__(self, session_id: _Optional[bytes] = ..., reason: _Optional[str] = ..., opening: _Optional[int] = ...) -> None: ...
 
-class DraftLoad(_message.Message):
+class DrafterLoad(_message.Message):
     __slots__ = ("sessions", "token_seconds", "busy", "kv_usage", "round_trip_seconds", "round_trips", "rejections", "rejections_covered")
     class RoundTripsEntry(_message.Message):
         __slots__ = ("key", "value")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from outrider.v1 import common_pb2 as outrider_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoutrider/v1/verifier.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"\xa8\x02\n\x0fVerifierCommand\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.outrider.v1.HelloH\x00\x12(\n\x04open\x18\x02 \x01(\x0b\x32\x18.outrider.v1.OpenSessionH\x00\x12\x32\n\x0bspeculation\x18\x03 \x01(\x0b\x32\x1b.outrider.v1.SetSpeculationH\x00\x12*\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x19.outrider.v1.CloseSessionH\x00\x12+\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x19.outrider.v1.CloseSessionH\x00\x12.\n\tgive_back\x18\x06 \x01(\x0b\x32\x19.outrider.v1.CloseSessionH\x00\x42\t\n\x07\x63ommand\"\x90\x01\n\x0bOpenSession\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12*\n\x06params\x18\x02 \x01(\x0b\x32\x1a.outrider.v1.SessionParams\x12\x0e\n\x06output\x18\x03 \x03(\r\x12\x1e\n\x16num_speculative_tokens\x18\x04 \x01(\r\x12\x11\n\tdraft_key\x18\x05 \x01(\x0c\"D\n\x0eSetSpeculation\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x1e\n\x16num_speculative_tokens\x18\x02 \x01(\r\"\"\n\x0c\x43loseSession\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\"\xe5\x02\n\x0eVerifierEvents\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.outrider.v1.Hello\x12)\n\tcommitted\x18\x02 \x03(\x0b\x32\x16.outrider.v1.Committed\x12\'\n\x08\x66inished\x18\x03 \x03(\x0b\x32\x15.outrider.v1.Finished\x12#\n\x06\x66\x61iled\x18\x04 \x03(\x0b\x32\x13.outrider.v1.Failed\x12\x1f\n\x04load\x18\x05 \x01(\x0b\x32\x11.outrider.v1.Load\x12+\n\x07\x63ut_off\x18\x06 \x03(\x0b\x32\x1a.outrider.v1.DrafterCutOff\x12\x39\n\x07\x64ropped\x18\x07 \x03(\x0b\x32(.outrider.v1.VerifierEvents.DroppedEntry\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x7f\n\tCommitted\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0c\n\x04\x62\x61se\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\r\x12\x10\n\x08verified\x18\x05 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x06 \x01(\r\"I\n\x08\x46inished\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12)\n\x06reason\x18\x02 \x01(\x0e\x32\x19.outrider.v1.FinishReason\";\n\x06\x46\x61iled\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0c\n\x04\x63ode\x18\x02 \x01(\r\x12\x0f\n\x07message\x18\x03 \x01(\t\"A\n\rDrafterCutOff\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0c\n\x04turn\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x8f\x02\n\x04Load\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x10\n\x08kv_usage\x18\x03 \x01(\x01\x12\x14\n\x0cstep_seconds\x18\x04 \x01(\x01\x12\x13\n\x0bstep_tokens\x18\x05 \x01(\r\x12\r\n\x05price\x18\x06 \x01(\x01\x12\x1c\n\x14typical_step_seconds\x18\x07 \x01(\x01\x12\x13\n\x0bpreemptions\x18\x08 \x01(\x04\x12\x10\n\x08\x64raining\x18\t \x01(\x08\x12\x18\n\x10\x64raft_starvation\x18\n \x01(\x01\x12\x1c\n\x14unread_prompt_tokens\x18\x0b \x01(\r\x12\x1c\n\x14prompt_token_seconds\x18\x0c \x01(\x01\"\x8a\x01\n\nDraftBatch\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.outrider.v1.Hello\x12#\n\x06\x61ttach\x18\x02 \x03(\x0b\x32\x13.outrider.v1.Attach\x12\"\n\x06\x64rafts\x18\x03 \x03(\x0b\x32\x12.outrider.v1.Draft\x12\x10\n\x08stamp_us\x18\x04 \x01(\x04\"/\n\x06\x41ttach\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x11\n\tdraft_key\x18\x02 \x01(\x0c\"\\\n\x05\x44raft\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0c\n\x04\x62\x61se\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x0f\n\x07parents\x18\x04 \x03(\x05\x12\x10\n\x08survival\x18\x05 \x01(\x0c\"\x9e\x01\n\x0b\x43ommitBatch\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.outrider.v1.Hello\x12$\n\x07\x63ommits\x18\x02 \x03(\x0b\x32\x13.outrider.v1.Commit\x12$\n\x07revoked\x18\x03 \x03(\x0b\x32\x13.outrider.v1.Attach\x12\x0f\n\x07\x65\x63ho_us\x18\x04 \x01(\x04\x12\x0f\n\x07held_us\x18\x05 \x01(\x04\":\n\x06\x43ommit\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0c\n\x04\x62\x61se\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xa4\x02\n\x08Verifier\x12I\n\x08Sessions\x12\x1c.outrider.v1.VerifierCommand\x1a\x1b.outrider.v1.VerifierEvents(\x01\x30\x01\x12\x42\n\tSpeculate\x12\x17.outrider.v1.DraftBatch\x1a\x18.outrider.v1.CommitBatch(\x01\x30\x01\x12?\n\x07GetInfo\x12\x1b.outrider.v1.GetInfoRequest\x1a\x17.outrider.v1.WorkerInfo\x12H\n\x0cGetTokenizer\x12 .outrider.v1.GetTokenizerRequest\x1a\x16.outrider.v1.Tokenizerb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoutrider/v1/verifier.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"\xa8\x02\n\x0fVerifierCommand\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.outrider.v1.HelloH\x00\x12(\n\x04open\x18\x02 \x01(\x0b\x32\x18.outrider.v1.OpenSessionH\x00\x12\x32\n\x0bspeculation\x18\x03 \x01(\x0b\x32\x1b.outrider.v1.SetSpeculationH\x00\x12*\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x19.outrider.v1.CloseSessionH\x00\x12+\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x19.outrider.v1.CloseSessionH\x00\x12.\n\tgive_back\x18\x06 \x01(\x0b\x32\x19.outrider.v1.CloseSessionH\x00\x42\t\n\x07\x63ommand\"\x90\x01\n\x0bOpenSession\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12*\n\x06params\x18\x02 \x01(\x0b\x32\x1a.outrider.v1.SessionParams\x12\x0e\n\x06output\x18\x03 \x03(\r\x12\x1e\n\x16num_speculative_tokens\x18\x04 \x01(\r\x12\x11\n\tdraft_key\x18\x05 \x01(\x0c\"D\n\x0eSetSpeculation\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x1e\n\x16num_speculative_tokens\x18\x02 \x01(\r\"\"\n\x0c\x43loseSession\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\"\xed\x02\n\x0eVerifierEvents\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.outrider.v1.Hello\x12)\n\tcommitted\x18\x02 \x03(\x0b\x32\x16.outrider.v1.Committed\x12\'\n\x08\x66inished\x18\x03 \x03(\x0b\x32\x15.outrider.v1.Finished\x12#\n\x06\x66\x61iled\x18\x04 \x03(\x0b\x32\x13.outrider.v1.Failed\x12\'\n\x04load\x18\x05 \x01(\x0b\x32\x19.outrider.v1.VerifierLoad\x12+\n\x07\x63ut_off\x18\x06 \x03(\x0b\x32\x1a.outrider.v1.DrafterCutOff\x12\x39\n\x07\x64ropped\x18\x07 \x03(\x0b\x32(.outrider.v1.VerifierEvents.DroppedEntry\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x7f\n\tCommitted\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0c\n\x04\x62\x61se\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\r\x12\x10\n\x08verified\x18\x05 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x06 \x01(\r\"I\n\x08\x46inished\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12)\n\x06reason\x18\x02 \x01(\x0e\x32\x19.outrider.v1.FinishReason\";\n\x06\x46\x61iled\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0c\n\x04\x63ode\x18\x02 \x01(\r\x12\x0f\n\x07message\x18\x03 \x01(\t\"A\n\rDrafterCutOff\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0c\n\x04turn\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x97\x02\n\x0cVerifierLoad\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x10\n\x08kv_usage\x18\x03 \x01(\x01\x12\x14\n\x0cstep_seconds\x18\x04 \x01(\x01\x12\x13\n\x0bstep_tokens\x18\x05 \x01(\r\x12\r\n\x05price\x18\x06 \x01(\x01\x12\x1c\n\x14typical_step_seconds\x18\x07 \x01(\x01\x12\x13\n\x0bpreemptions\x18\x08 \x01(\x04\x12\x10\n\x08\x64raining\x18\t \x01(\x08\x12\x18\n\x10\x64raft_starvation\x18\n \x01(\x01\x12\x1c\n\x14unread_prompt_tokens\x18\x0b \x01(\r\x12\x1c\n\x14prompt_token_seconds\x18\x0c \x01(\x01\"\x8a\x01\n\nDraftBatch\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.outrider.v1.Hello\x12#\n\x06\x61ttach\x18\x02 \x03(\x0b\x32\x13.outrider.v1.Attach\x12\"\n\x06\x64rafts\x18\x03 \x03(\x0b\x32\x12.outrider.v1.Draft\x12\x10\n\x08stamp_us\x18\x04 \x01(\x04\"/\n\x06\x41ttach\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x11\n\tdraft_key\x18\x02 \x01(\x0c\"\\\n\x05\x44raft\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0c\n\x04\x62\x61se\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x0f\n\x07parents\x18\x04 \x03(\x05\x12\x10\n\x08survival\x18\x05 \x01(\x0c\"\x9e\x01\n\x0b\x43ommitBatch\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.outrider.v1.Hello\x12$\n\x07\x63ommits\x18\x02 \x03(\x0b\x32\x13.outrider.v1.Commit\x12$\n\x07revoked\x18\x03 \x03(\x0b\x32\x13.outrider.v1.Attach\x12\x0f\n\x07\x65\x63ho_us\x18\x04 \x01(\x04\x12\x0f\n\x07held_us\x18\x05 \x01(\x04\":\n\x06\x43ommit\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0c\n\x04\x62\x61se\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xa4\x02\n\x08Verifier\x12I\n\x08Sessions\x12\x1c.outrider.v1.VerifierCommand\x1a\x1b.outrider.v1.VerifierEvents(\x01\x30\x01\x12\x42\n\tSpeculate\x12\x17.outrider.v1.DraftBatch\x1a\x18.outrider.v1.CommitBatch(\x01\x30\x01\x12?\n\x07GetInfo\x12\x1b.outrider.v1.GetInfoRequest\x1a\x17.outrider.v1.WorkerInfo\x12H\n\x0cGetTokenizer\x12 .outrider.v1.GetTokenizerRequest\x1a\x16.outrider.v1.Tokenizerb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,8 +34,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_VERIFIEREVENTS_DROPPEDENTRY']._loaded_options = None
   _globals['_VERIFIEREVENTS_DROPPEDENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=2092
-  _globals['_FINISHREASON']._serialized_end=2187
+  _globals['_FINISHREASON']._serialized_start=2108
+  _globals['_FINISHREASON']._serialized_end=2203
   _globals['_VERIFIERCOMMAND']._serialized_start=70
   _globals['_VERIFIERCOMMAND']._serialized_end=366
   _globals['_OPENSESSION']._serialized_start=369
@@ -45,29 +45,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLOSESESSION']._serialized_start=585
   _globals['_CLOSESESSION']._serialized_end=619
   _globals['_VERIFIEREVENTS']._serialized_start=622
-  _globals['_VERIFIEREVENTS']._serialized_end=979
-  _globals['_VERIFIEREVENTS_DROPPEDENTRY']._serialized_start=933
-  _globals['_VERIFIEREVENTS_DROPPEDENTRY']._serialized_end=979
-  _globals['_COMMITTED']._serialized_start=981
-  _globals['_COMMITTED']._serialized_end=1108
-  _globals['_FINISHED']._serialized_start=1110
-  _globals['_FINISHED']._serialized_end=1183
-  _globals['_FAILED']._serialized_start=1185
-  _globals['_FAILED']._serialized_end=1244
-  _globals['_DRAFTERCUTOFF']._serialized_start=1246
-  _globals['_DRAFTERCUTOFF']._serialized_end=1311
-  _globals['_LOAD']._serialized_start=1314
-  _globals['_LOAD']._serialized_end=1585
-  _globals['_DRAFTBATCH']._serialized_start=1588
-  _globals['_DRAFTBATCH']._serialized_end=1726
-  _globals['_ATTACH']._serialized_start=1728
-  _globals['_ATTACH']._serialized_end=1775
-  _globals['_DRAFT']._serialized_start=1777
-  _globals['_DRAFT']._serialized_end=1869
-  _globals['_COMMITBATCH']._serialized_start=1872
-  _globals['_COMMITBATCH']._serialized_end=2030
-  _globals['_COMMIT']._serialized_start=2032
-  _globals['_COMMIT']._serialized_end=2090
-  _globals['_VERIFIER']._serialized_start=2190
-  _globals['_VERIFIER']._serialized_end=2482
+  _globals['_VERIFIEREVENTS']._serialized_end=987
+  _globals['_VERIFIEREVENTS_DROPPEDENTRY']._serialized_start=941
+  _globals['_VERIFIEREVENTS_DROPPEDENTRY']._serialized_end=987
+  _globals['_COMMITTED']._serialized_start=989
+  _globals['_COMMITTED']._serialized_end=1116
+  _globals['_FINISHED']._serialized_start=1118
+  _globals['_FINISHED']._serialized_end=1191
+  _globals['_FAILED']._serialized_start=1193
+  _globals['_FAILED']._serialized_end=1252
+  _globals['_DRAFTERCUTOFF']._serialized_start=1254
+  _globals['_DRAFTERCUTOFF']._serialized_end=1319
+  _globals['_VERIFIERLOAD']._serialized_start=1322
+  _globals['_VERIFIERLOAD']._serialized_end=1601
+  _globals['_DRAFTBATCH']._serialized_start=1604
+  _globals['_DRAFTBATCH']._serialized_end=1742
+  _globals['_ATTACH']._serialized_start=1744
+  _globals['_ATTACH']._serialized_end=1791
+  _globals['_DRAFT']._serialized_start=1793
+  _globals['_DRAFT']._serialized_end=1885
+  _globals['_COMMITBATCH']._serialized_start=1888
+  _globals['_COMMITBATCH']._serialized_end=2046
+  _globals['_COMMIT']._serialized_start=2048
+  _globals['_COMMIT']._serialized_end=2106
+  _globals['_VERIFIER']._serialized_start=2206
+  _globals['_VERIFIER']._serialized_end=2498
 # @@protoc_insertion_point(module_scope)

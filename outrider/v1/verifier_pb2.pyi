@@ -81,10 +81,10 @@ class VerifierEvents(_message.Message):
     committed: _containers.RepeatedCompositeFieldContainer[Committed]
     finished: _containers.RepeatedCompositeFieldContainer[Finished]
     failed: _containers.RepeatedCompositeFieldContainer[Failed]
-    load: Load
+    load: VerifierLoad
     cut_off: _containers.RepeatedCompositeFieldContainer[DrafterCutOff]
     dropped: _containers.ScalarMap[str, int]
-    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., committed: _Optional[_Iterable[_Union[Committed, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., cut_off: _Optional[_Iterable[_Union[DrafterCutOff, _Mapping]]] = ..., dropped: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., committed: _Optional[_Iterable[_Union[Committed, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., load: _Optional[_Union[VerifierLoad, _Mapping]] = ..., cut_off: _Optional[_Iterable[_Union[DrafterCutOff, _Mapping]]] = ..., dropped: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class Committed(_message.Message):
     __slots__ = ("session_id", "base", "tokens", "accepted", "verified", "cached_prompt_tokens")
@@ -130,7 +130,7 @@ class DrafterCutOff(_message.Message):
     reason: str
     def __init__(self, session_id: _Optional[bytes] = ..., turn: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
-class Load(_message.Message):
+class VerifierLoad(_message.Message):
     __slots__ = ("running", "waiting", "kv_usage", "step_seconds", "step_tokens", "price", "typical_step_seconds", "preemptions", "draining", "draft_starvation", "unread_prompt_tokens", "prompt_token_seconds")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+
 from google.protobuf.message import DecodeError
 
 from outrider.errors import InvalidRequest
 from outrider.sampling.params import SamplingParams
-from outrider.v1 import common_pb2, registry_pb2
+from outrider.v1 import common_pb2, drafter_pb2, registry_pb2, verifier_pb2
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo, WorkerLoad, WorkerRecord
 from outrider.wire.hello import Identity, Role
+from outrider.wire.load import DrafterLoad, VerifierLoad
 from outrider.wire.session import SESSION_ID_BYTES, SessionId, SessionParams
+
+_VERIFIER_LOAD = [field.name for field in fields(VerifierLoad)]  # the message's fields have the same names
+_DRAFTER_LOAD = [field.name for field in fields(DrafterLoad)]
 
 
 def session_id_from_wire(raw: bytes) -> SessionId:
@@ -133,6 +139,23 @@ def worker_info_from_wire(message: common_pb2.WorkerInfo) -> WorkerInfo:
         Role(hello.role), hello.worker_id, hello.incarnation, hello.model_fingerprint, hello.tokenizer_hash
     )
     return WorkerInfo(identity, model_info_from_wire(message.model), message.kv_blocks, message.kv_block_size)
+
+
+def verifier_load_to_wire(load: VerifierLoad) -> verifier_pb2.VerifierLoad:
+    return verifier_pb2.VerifierLoad(**{name: getattr(load, name) for name in _VERIFIER_LOAD})
+
+
+def verifier_load_from_wire(message: verifier_pb2.VerifierLoad) -> VerifierLoad:
+    return VerifierLoad(*[getattr(message, name) for name in _VERIFIER_LOAD])
+
+
+def drafter_load_to_wire(load: DrafterLoad) -> drafter_pb2.DrafterLoad:
+    return drafter_pb2.DrafterLoad(**{name: getattr(load, name) for name in _DRAFTER_LOAD})
+
+
+def drafter_load_from_wire(message: drafter_pb2.DrafterLoad) -> DrafterLoad:
+    load = DrafterLoad(*[getattr(message, name) for name in _DRAFTER_LOAD])
+    return replace(load, round_trips=dict(message.round_trips))  # a copy: the message is not kept
 
 
 def record_to_wire(record: WorkerRecord) -> registry_pb2.Registration:

@@ -52,7 +52,7 @@ class Rogue(drafter_pb2_grpc.DrafterServicer):
                     case "open":
                         tasks.append(asyncio.create_task(self._babble(command.open)))
                         ended = drafter_pb2.DraftEnded(session_id=self._rng.randbytes(16), reason="\0" * 99)
-                        load = drafter_pb2.DraftLoad(sessions=2**31, token_seconds=-1.0, busy=float("nan"))
+                        load = drafter_pb2.DrafterLoad(sessions=2**31, token_seconds=-1.0, busy=float("nan"))
                         yield drafter_pb2.DrafterEvents(ended=[ended], load=load)
         finally:
             for task in tasks:

@@ -148,7 +148,7 @@ async def test_a_branch_that_the_target_takes_goes_on_with_its_own_cache(
         prefix = tokens(drafting)[: branch.at - len(session.log)]
         await commit(stepper, drafting, [*prefix, branch.token])
         assert tokens(drafting)[: len(ahead)] == ahead
-        assert (stepper.load.rejections, stepper.load.covered) == (1, 1)
+        assert (stepper.load.rejections, stepper.load.rejections_covered) == (1, 1)
         await until(idle(stepper, drafting))
         assert tokens(drafting) == await fresh(model, drafting)
         engine.pool.check_integrity(tables(drafting))  # type: ignore[arg-type]
@@ -177,7 +177,7 @@ async def test_after_any_commits_the_draft_is_that_of_a_drafter_that_has_just_be
             news += [rng.randrange(VOCAB) for _ in range(rng.choice([0, 0, 1, 3]))]
             if news:
                 await commit(stepper, drafting, news)
-        assert stepper.load.covered > 5  # the run did what it is for
+        assert stepper.load.rejections_covered > 5  # the run did what it is for
         for drafting in both:
             await until(lambda drafting=drafting: not drafting.session.wants_token)  # type: ignore[misc]
             assert tokens(drafting) == await fresh(model, drafting)

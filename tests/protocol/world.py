@@ -21,6 +21,7 @@ from outrider.store.memory_logs import MemorySessionLogs
 from outrider.v1 import verifier_pb2
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo, WorkerLoad
 from outrider.wire.hello import Identity, Role
+from outrider.wire.load import VerifierLoad
 from outrider.wire.session import SessionId
 from router.compatibility import Registration
 from router.fleet import Fleet
@@ -34,7 +35,7 @@ from verifier.drafters import Drafters
 from verifier.routers import Routers
 from verifier.running import Running
 from verifier.session import Outcome, Session, SessionSpec
-from verifier.stepper import Load, StepReport
+from verifier.stepper import StepReport
 
 VOCAB = 11
 TTL = 1e9
@@ -63,7 +64,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.running: dict[bytes, Running] = {}
-        self.load = Load()
+        self.load = VerifierLoad()
 
     def get(self, session_id: bytes) -> Running | None:
         return self.running.get(session_id)

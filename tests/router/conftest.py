@@ -52,7 +52,7 @@ class Worker:
     stream_over: asyncio.Event = field(default_factory=asyncio.Event)
     states: asyncio.Queue[tuple[str | None, str]] = field(default_factory=asyncio.Queue)
     load: WorkerLoad = field(default_factory=WorkerLoad)
-    greeting_load: verifier_pb2.Load | None = None
+    greeting_load: verifier_pb2.VerifierLoad | None = None
     beats: bool = True  # False: it is silent, but for what `say` is given
     registration: asyncio.Task[Any] | None = None
 

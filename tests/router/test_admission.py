@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.wire.load import VerifierLoad
 from router.admission import LEAST_QUEUE, LONGEST_RETRY, Lasting, Refusal, refused, retry_after
-from router.load import VerifierLoad
 from router.placement import VerifierCandidate
 
 QUEUE_FULL = "full queue"

@@ -44,7 +44,7 @@ async def test_the_drafter_that_is_nearer_to_the_sessions_verifier_drafts(rig: A
     far, near = await rig.drafter("d1"), await rig.drafter("d2")
     for drafter, seconds in ((far, 0.05), (near, 0.001)):
         trips = {verifier.address: seconds, "elsewhere:1": 0.01}
-        drafter.say(load=drafter_pb2.DraftLoad(token_seconds=0.001, round_trips=trips))
+        drafter.say(load=drafter_pb2.DrafterLoad(token_seconds=0.001, round_trips=trips))
         await rig.until(
             lambda name=drafter.worker_id: rig.fleet.drafters[name].load.token_seconds > 0  # type: ignore[misc]
         )

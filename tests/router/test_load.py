@@ -41,7 +41,7 @@ async def test_the_deadline_of_a_session_that_has_ended_holds_nothing(rig: Any) 
 
 async def test_what_cannot_begin_in_time_is_refused_before_any_worker_hears_of_it(rig: Any) -> None:
     verifier = await rig.verifier()
-    load = verifier_pb2.Load(running=1, unread_prompt_tokens=50, prompt_token_seconds=0.1)
+    load = verifier_pb2.VerifierLoad(running=1, unread_prompt_tokens=50, prompt_token_seconds=0.1)
     verifier.say(load=load)
     await rig.until(lambda: rig.fleet.verifiers["v"].load.unread_prompt_tokens == 50)
     with pytest.raises(Overloaded, match="first token would come after some 10") as refused:
@@ -55,7 +55,7 @@ async def test_what_cannot_begin_in_time_is_refused_before_any_worker_hears_of_i
 
 async def test_a_full_queue_refuses(rig: Any) -> None:
     verifier = await rig.verifier()
-    verifier.say(load=verifier_pb2.Load(running=4, waiting=9, kv_usage=1.0))
+    verifier.say(load=verifier_pb2.VerifierLoad(running=4, waiting=9, kv_usage=1.0))
     await rig.until(lambda: rig.fleet.verifiers["v"].load.waiting == 9)
     with pytest.raises(Overloaded, match="full queue"):
         await Running(rig, request()).task
@@ -104,7 +104,7 @@ async def test_where_there_is_no_other_a_distrusted_drafter_is_better_than_none(
 async def test_a_drafters_rejections_are_shown(rig: Any) -> None:
     await rig.verifier()  # without a target that it fits, a drafter is not taken in
     drafter = await rig.drafter("d")
-    drafter.say(load=drafter_pb2.DraftLoad(rejections=7, rejections_covered=5))
+    drafter.say(load=drafter_pb2.DrafterLoad(rejections=7, rejections_covered=5))
     await rig.until(lambda: rig.fleet.drafters["d"].load.rejections == 7)
     shown = rig.metrics.exposition().decode()
     assert 'outrider_draft_rejections_total{engine="d",model_name="m"} 7.0' in shown

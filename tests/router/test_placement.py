@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.load import DrafterLoad, VerifierLoad
+from outrider.wire.load import DrafterLoad, VerifierLoad
 from router.placement import (
     AFFINITY_TOKENS,
     MAX_AFFINITY,

@@ -10,7 +10,7 @@ import pytest
 
 from outrider.errors import Unavailable
 from outrider.v1 import verifier_pb2
-from router.load import VerifierLoad
+from outrider.wire.load import VerifierLoad
 from router.placement import VerifierCandidate
 from router.rebalance import Unbegun, sessions_to_move
 from router.session import MAX_LOSSES
@@ -72,13 +72,13 @@ async def waiting_session(rig: Any) -> tuple[Any, Any, Running, Any]:
     full.say(load=NO_ROOM)
     await rig.until(lambda: rig.fleet.verifiers["full"].load.waiting == 1)
     roomy = await rig.verifier("roomy")
-    roomy.say(load=verifier_pb2.Load())
+    roomy.say(load=verifier_pb2.VerifierLoad())
     asked = await full.next_command("give_back")
     assert asked.session_id == opened.session_id
     return full, roomy, running, opened
 
 
-NO_ROOM = verifier_pb2.Load(running=2, waiting=1, kv_usage=1.0)
+NO_ROOM = verifier_pb2.VerifierLoad(running=2, waiting=1, kv_usage=1.0)
 
 
 def give_back(session_id: bytes) -> dict[str, Any]:
@@ -89,8 +89,8 @@ def give_back(session_id: bytes) -> dict[str, Any]:
 async def test_a_session_that_waits_is_asked_for_once_and_moves_when_it_is_given_back(rig: Any) -> None:
     full, roomy, running, opened = await waiting_session(rig)
     for _ in range(3):
-        roomy.say(load=verifier_pb2.Load())
-    full.say(load=verifier_pb2.Load(running=2, kv_usage=1.0), **give_back(opened.session_id))
+        roomy.say(load=verifier_pb2.VerifierLoad())
+    full.say(load=verifier_pb2.VerifierLoad(running=2, kv_usage=1.0), **give_back(opened.session_id))
     moved = await roomy.next_command("open")
     assert (moved.session_id, list(moved.output)) == (opened.session_id, [])
     assert full.commands.empty()
@@ -99,7 +99,7 @@ async def test_a_session_that_waits_is_asked_for_once_and_moves_when_it_is_given
     roomy.say(load=NO_ROOM)  # others were quicker
     await rig.until(lambda: rig.fleet.verifiers["roomy"].load.waiting == 1)
     for _ in range(3):
-        full.say(load=verifier_pb2.Load(step_tokens=5))
+        full.say(load=verifier_pb2.VerifierLoad(step_tokens=5))
     await rig.until(lambda: rig.fleet.verifiers["full"].load.step_tokens == 5)
     roomy.say(**committed(moved.session_id, 3, 10), **finished(moved.session_id))
     await running.task
@@ -109,7 +109,7 @@ async def test_a_session_that_waits_is_asked_for_once_and_moves_when_it_is_given
 async def test_one_that_is_given_back_again_and_again_ends(rig: Any) -> None:
     full, _, running, opened = await waiting_session(rig)
     for _ in range(1 + MAX_LOSSES):
-        full.say(load=verifier_pb2.Load(), **give_back(opened.session_id))  # there is room again
+        full.say(load=verifier_pb2.VerifierLoad(), **give_back(opened.session_id))  # there is room again
         assert (await full.next_command("open")).session_id == opened.session_id
     full.say(**give_back(opened.session_id))
     with pytest.raises(Unavailable, match="4 target workers in a row"):
@@ -120,7 +120,7 @@ async def test_one_that_has_begun_after_all_stays_and_one_that_is_lost_may_move_
     full, roomy, running, opened = await waiting_session(rig)
     full.say(**committed(opened.session_id, 3, 10))
     await rig.until(lambda: len(running.events) == 1)
-    roomy.say(load=verifier_pb2.Load(step_tokens=5))
+    roomy.say(load=verifier_pb2.VerifierLoad(step_tokens=5))
     await rig.until(lambda: rig.fleet.verifiers["roomy"].load.step_tokens == 5)
     assert full.commands.empty() and roomy.commands.empty()
     await full.stop()
@@ -129,7 +129,7 @@ async def test_one_that_has_begun_after_all_stays_and_one_that_is_lost_may_move_
     roomy.say(load=NO_ROOM)
     await rig.until(lambda: rig.fleet.verifiers["roomy"].load.waiting == 1)
     third = await rig.verifier("third")
-    third.say(load=verifier_pb2.Load())
+    third.say(load=verifier_pb2.VerifierLoad())
     assert (await roomy.next_command("give_back")).session_id == opened.session_id
     running.task.cancel()
     await asyncio.gather(running.task, return_exceptions=True)

@@ -86,7 +86,7 @@ async def test_sessions_hear_that_it_stops(rig: Any) -> None:
 async def test_a_verifier_that_drains_makes_it_unready(rig: Any) -> None:
     worker = await rig.verifier()
     assert rig.sessions.ready()
-    worker.say(load=verifier_pb2.Load(draining=True))
+    worker.say(load=verifier_pb2.VerifierLoad(draining=True))
     await rig.until(lambda: not rig.sessions.ready())
     with pytest.raises(Unavailable, match="is free to take requests"):
         await anext(rig.sessions.run(REQUEST))

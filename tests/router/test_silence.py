@@ -173,7 +173,7 @@ async def test_the_end_of_an_opening_does_not_end_the_one_after_it(rig: Any) -> 
         ended = drafter_pb2.DraftEnded(
             session_id=opened.session_id, opening=opening, reason="no such session"
         )
-        drafter.say(ended=[ended], load=drafter_pb2.DraftLoad(sessions=placed + 7))
+        drafter.say(ended=[ended], load=drafter_pb2.DrafterLoad(sessions=placed + 7))
         await rig.until(lambda placed=placed: held.load.sessions == placed + 7)
         assert held.placed == placed
     running.task.cancel()
@@ -214,7 +214,7 @@ async def test_the_least_recent_cancellations_are_forgotten(
 
 def give_back(worker: Any, session_id: bytes, draining: bool) -> None:
     failed = verifier_pb2.Failed(session_id=session_id, code=14, message="no")
-    worker.say(failed=[failed], load=verifier_pb2.Load(draining=draining))
+    worker.say(failed=[failed], load=verifier_pb2.VerifierLoad(draining=draining))
 
 
 async def test_what_verifiers_that_leave_give_back_does_not_count_as_lost(rig: Any) -> None:

@@ -20,7 +20,7 @@ async def test_a_request_sets_its_own_k_within_the_services(rig: Any, asked: int
 
 async def test_k_and_window_follow_price_and_acceptance_and_are_sent_only_when_they_change(rig: Any) -> None:
     verifier, drafter = await rig.verifier(), await rig.drafter()
-    drafter.say(load=drafter_pb2.DraftLoad(token_seconds=0.01, round_trip_seconds=0.001))
+    drafter.say(load=drafter_pb2.DrafterLoad(token_seconds=0.01, round_trip_seconds=0.001))
     await rig.until(lambda: rig.fleet.drafters["d"].load.token_seconds > 0)
     running = Running(rig, request())
     sid = (await verifier.next_command("open")).session_id
@@ -29,7 +29,7 @@ async def test_k_and_window_follow_price_and_acceptance_and_are_sent_only_when_t
 
     def step(accepted: int, verified: int, price: float) -> None:
         nonlocal base
-        load = verifier_pb2.Load(price=price, step_seconds=0.1, typical_step_seconds=0.1)
+        load = verifier_pb2.VerifierLoad(price=price, step_seconds=0.1, typical_step_seconds=0.1)
         tokens = [20] * (accepted + 1)
         verifier.say(load=load, **committed(sid, base, *tokens, accepted=accepted, verified=verified))
         base += accepted + 1
@@ -56,7 +56,7 @@ async def test_k_and_window_follow_price_and_acceptance_and_are_sent_only_when_t
 async def test_in_lock_step_the_window_is_k(rig: Any) -> None:
     rig.sessions._lock_step = True
     verifier, drafter = await rig.verifier(), await rig.drafter()
-    drafter.say(load=drafter_pb2.DraftLoad(token_seconds=0.01, round_trip_seconds=0.001))
+    drafter.say(load=drafter_pb2.DrafterLoad(token_seconds=0.01, round_trip_seconds=0.001))
     await rig.until(lambda: rig.fleet.drafters["d"].load.token_seconds > 0)
     running = Running(rig, request())
     opened = await verifier.next_command("open")
@@ -66,7 +66,7 @@ async def test_in_lock_step_the_window_is_k(rig: Any) -> None:
         estimator.observe(0, 8, 1)
         survival = list(estimator.survival(8))
         price = (survival[k - 1] + survival[k]) / 2 / MARGIN  # worth it for k, not for one more
-        load = verifier_pb2.Load(price=price, step_seconds=0.1, typical_step_seconds=0.1)
+        load = verifier_pb2.VerifierLoad(price=price, step_seconds=0.1, typical_step_seconds=0.1)
         verifier.say(load=load, **committed(opened.session_id, base, 9, accepted=0, verified=8))
         assert (await verifier.next_command("speculation")).num_speculative_tokens == k
         assert (await drafter.next_command("window")).window == k
@@ -76,7 +76,7 @@ async def test_in_lock_step_the_window_is_k(rig: Any) -> None:
 async def test_a_new_session_starts_from_what_earlier_ones_showed(rig: Any) -> None:
     verifier = await rig.verifier()
     await rig.drafter()
-    verifier.say(load=verifier_pb2.Load(price=1.0))
+    verifier.say(load=verifier_pb2.VerifierLoad(price=1.0))
     await rig.until(lambda: rig.fleet.verifiers["v"].load.price > 0)
     starts = []
     for _ in range(8):
@@ -105,7 +105,7 @@ async def test_sessions_are_steered_while_their_client_does_not_read(rig: Any) -
     verifier.say(**committed(sid, 4, 11, 12, accepted=1, verified=1))
     await rig.until(lambda: rig.fleet.verifiers["v"].placed == 1)
     other = await rig.drafter("d2")
-    verifier.say(load=verifier_pb2.Load(running=1))
+    verifier.say(load=verifier_pb2.VerifierLoad(running=1))
     await rig.until(lambda: rig.fleet.verifiers["v"].load.running == 1)
     await drafter.stop()
     assert list((await other.next_command("open")).output) == [10, 11, 12]

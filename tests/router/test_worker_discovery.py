@@ -129,7 +129,7 @@ async def test_what_a_verifier_says_of_its_load_with_its_hello_counts_from_the_f
     rig: Any,
 ) -> None:
     worker = await rig.worker(Role.VERIFIER, "v")
-    worker.greeting_load = verifier_pb2.Load(running=3, draining=True)
+    worker.greeting_load = verifier_pb2.VerifierLoad(running=3, draining=True)
     await rig.store.beat(worker.record())  # its load is unknown there
     await rig.until(lambda: bool(rig.fleet.verifiers))
     assert (rig.fleet.verifiers["v"].load.running, rig.fleet.verifiers["v"].load.draining) == (3, True)

@@ -15,7 +15,7 @@ from verifier.session import Session, SessionSpec
 def test_a_row_is_needed_only_where_the_draft_before_it_is_drawn(penalty: float) -> None:
     params = SamplingParams(presence_penalty=penalty)
     spec = SessionSpec(b"s" * 16, SessionParams((1, 2, 3), params, 20), (), 100, b"")
-    running = Running(Session(spec, 4), TokenCounts(spec.prompt) if penalty else None)
+    running = Running(Session(spec, 4), TokenCounts(spec.params.prompt) if penalty else None)
     rows = Part(running, 2, 1, [7, 8, 9], [1.0, 1.0, 1.0], True).rows()
     assert [row.position for row in rows] == [3, 4, 5, 6]
     assert [row.after for row in rows] == [None, 7, 8, 9]

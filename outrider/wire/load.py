@@ -1,4 +1,4 @@
-"""What workers last said about how busy they are: plain data. The zeros stand for "not measured yet"."""
+"""How busy workers say that they are: plain data. The zeros stand for "not measured yet"."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class VerifierLoad:
+    """How busy a verifier is, with its hello and with every batch of events."""
+
     running: int = 0  # sessions in the decode batch or being prefilled
     waiting: int = 0  # sessions that wait for KV blocks
     kv_usage: float = 0.0  # share of KV blocks held, 0..1
@@ -24,9 +26,11 @@ class VerifierLoad:
 
 @dataclass(frozen=True, slots=True)
 class DrafterLoad:
-    sessions: int = 0
-    token_seconds: float = 0.0  # moving average of one draft step
-    busy: float = 0.0  # share of time spent in draft steps, 0..1
+    """How busy a drafter is, and how often its guesses were wrong."""
+
+    sessions: int = 0  # open there
+    token_seconds: float = 0.0  # moving average of the time to add one guess to every session that wants one
+    busy: float = 0.0  # share of the time since the last report that went into guesses, 0..1
     kv_usage: float = 0.0  # share of KV blocks held, 0..1
     round_trip_seconds: float = 0.0  # to the nearest of its verifiers and back
     round_trips: Mapping[str, float] = field(default_factory=dict)  # seconds, by verifier address
