@@ -253,14 +253,14 @@ class GarbageDrafter(drafter_pb2_grpc.DrafterServicer):
                 task.cancel()
 
     async def _babble(self, session: drafter_pb2.OpenDraft) -> None:
-        ends = [len(session.prompt)]  # of the log, as told: some of the nonsense is to be verified
+        ends = [len(session.params.prompt)]  # of the log, as told: some of the nonsense is to be verified
         async with channel(session.verifier_address) as connection:
             stub = verifier_pb2_grpc.VerifierStub(connection)
             async for batch in stub.Speculate(self._nonsense(session, ends)):
                 ends += [commit.base + len(commit.tokens) for commit in batch.commits]
 
     async def _nonsense(self, session: drafter_pb2.OpenDraft, ends: list[int]) -> Any:
-        rng, start = self._rng, len(session.prompt)
+        rng, start = self._rng, len(session.params.prompt)
         attach = verifier_pb2.Attach(session_id=session.session_id, draft_key=session.draft_key)
         yield verifier_pb2.DraftBatch(hello=self._info.identity.hello())
         yield verifier_pb2.DraftBatch(attach=[attach])

@@ -61,7 +61,7 @@ class Rogue(drafter_pb2_grpc.DrafterServicer):
     async def _babble(self, session: drafter_pb2.OpenDraft) -> None:
         """Over and over: it is cut off, and comes back."""
         while True:
-            ends = [len(session.prompt) + len(session.output)]  # of the log, as told
+            ends = [len(session.params.prompt) + len(session.output)]  # of the log, as told
             with suppress(grpc.aio.AioRpcError):
                 async with channel(session.verifier_address) as connection:
                     call = connection.stream_stream(
