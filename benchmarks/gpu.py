@@ -19,7 +19,7 @@ import logging
 import random
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,15 +34,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.gpu_generate import GREEDY, exactness, generate_rate
 from benchmarks.gpu_report import show
 from benchmarks.gpu_timing import Device, attention_seconds, host_and_device_seconds
+from outrider.engine.assembly import build_engine
 from outrider.engine.engine import Engine, Work
 from outrider.engine.flat_inputs import SIZES
 from outrider.engine.fusing import is_fused
 from outrider.engine.kv_blocks import BlockTable
-from outrider.engine.loading import build_engine, describe
-from outrider.engine.paged_engine import PagedEngine, Paging
-from outrider.engine.parts import kernels
+from outrider.engine.loading import describe
+from outrider.engine.parts import GATHERED, Parts, kernels, usual
 from outrider.engine.reference_attention import KERNEL as REFERENCE
-from outrider.engine.step_graphs import CudaGraphs, called_again
 from outrider.errors import OutriderError
 from outrider.sampling.sampler import Row
 
@@ -107,7 +106,7 @@ TINY = Scale(
 
 def random_target(
     scale: Scale, device: Device, drafts: int, fused: bool, tell: Callable[[str], None]
-) -> PagedEngine:
+) -> Engine:
     """An engine on random weights, with room for every batch."""
     config = LlamaConfig(**scale.config, tie_word_embeddings=False)  # type: ignore[arg-type]
     tell("making a target of random weights")
@@ -123,17 +122,17 @@ def random_target(
     longest = scale.context + (1 + drafts) * (scale.steps + 2)
     room = (-(-longest // block) + 1) * block
     if device.is_gpu:
-        paging = Paging(kernels(), CudaGraphs(device.torch), fused)
+        parts = replace(usual(device.torch, torch.bfloat16), fused=fused)
     else:
-        paging = Paging([REFERENCE], called_again, fused)
+        parts = Parts(("reference", GATHERED), "called-again", fused=fused)
     engine = build_engine(
         model,
         describe(model, "random", "random", str(device.torch)),
         key_bytes * room * (max(scale.batches) + 1),
+        parts,
         progress=lambda stage, share: tell(f"{stage} {share:.0%}"),
-        paging=paging,
     )
-    if not isinstance(engine, PagedEngine) or engine.graphs is None:
+    if engine.runner.name != "replayed":
         raise SystemExit("the engine runs without attention kernel or recorded steps here; the log says why")
     return engine
 
@@ -164,7 +163,7 @@ def close(engine: Engine, tables: list[BlockTable]) -> None:
 
 
 def curve(
-    engine: PagedEngine, scale: Scale, device: Device, tell: Callable[[str], None]
+    engine: Engine, scale: Scale, device: Device, tell: Callable[[str], None]
 ) -> dict[int, dict[str, float]]:
     """T(n): seconds of a step with n tokens, of up to max(batches) sessions."""
     found = {}
@@ -179,7 +178,7 @@ def curve(
     return found
 
 
-def step_bytes(engine: PagedEngine, context: int) -> int:
+def step_bytes(engine: Engine, context: int) -> int:
     """Read by a step of one token: all weights but the embedding's other rows, and the session's keys."""
     embedding = engine.model.get_input_embeddings().weight
     weights = sum(p.numel() * p.element_size() for p in engine.model.parameters())
@@ -189,7 +188,7 @@ def step_bytes(engine: PagedEngine, context: int) -> int:
 
 
 def rate(
-    engine: PagedEngine, scale: Scale, device: Device, sessions: int, drafts: int, acceptance: float
+    engine: Engine, scale: Scale, device: Device, sessions: int, drafts: int, acceptance: float
 ) -> dict[str, float]:
     """Tokens a second of so many streams, each with so many drafts a step, accepted by the toss of a coin."""
     rng = random.Random(sessions)
@@ -215,7 +214,7 @@ def rate(
 
 
 def rates(
-    engine: PagedEngine,
+    engine: Engine,
     scale: Scale,
     device: Device,
     drafts: int,
@@ -280,7 +279,7 @@ def measure(
 
 def attention_cases(scale: Scale, device: Device) -> Iterator[dict[str, Any]]:
     config = scale.config
-    for kernel in kernels() if device.is_gpu else [REFERENCE]:
+    for kernel in kernels(usual(device.torch, None).attention) if device.is_gpu else [REFERENCE]:
         for sessions, tokens, context in scale.kernel_cases:
             try:
                 seconds, read = attention_seconds(

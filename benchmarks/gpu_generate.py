@@ -15,7 +15,6 @@ from outrider.engine.engine import Engine, Work
 from outrider.engine.fusing import unfuse
 from outrider.engine.kv_blocks import BlockTable
 from outrider.engine.loading import load_engine
-from outrider.engine.paged_engine import PagedEngine
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Row
 
@@ -88,7 +87,7 @@ def text_of(engine: Engine, prompt: list[int], tokens: int, guess: list[int]) ->
 
 
 def generate_rate(
-    engine: PagedEngine, device: Device, context: int, tokens: int, tell: Callable[[str], None]
+    engine: Engine, device: Device, context: int, tokens: int, tell: Callable[[str], None]
 ) -> float:
     """Tokens a second of transformers' own `generate` with one stream of the same target, as most use it."""
     tell("transformers' generate")

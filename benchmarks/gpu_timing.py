@@ -12,11 +12,11 @@ from importlib.metadata import version
 import torch
 
 from outrider.engine.attention import LayerAttention
-from outrider.engine.engine import Work
+from outrider.engine.engine import Engine, Work
 from outrider.engine.flat_inputs import exact, flatten, on_device
 from outrider.engine.paged_attention import Kernel
-from outrider.engine.paged_engine import PagedEngine
-from outrider.engine.step_graphs import CudaGraphs
+from outrider.engine.recording import CudaGraphs
+from outrider.engine.replayed import Replayed
 from outrider.sampling.sampler import Row
 
 CACHE_BYTES = 2**28  # of keys and values among which a kernel's runs take turns, so that no cache holds them
@@ -104,12 +104,12 @@ class Device:
 
 
 def host_and_device_seconds(
-    engine: PagedEngine, works: Sequence[Work], rows: Sequence[Row], device: Device, repeats: int
+    engine: Engine, works: Sequence[Work], rows: Sequence[Row], device: Device, repeats: int
 ) -> tuple[float, float]:
     """Returns the seconds of a step with building its inputs, drawing and fetching the tokens, and those that
     the device is busy: what it takes if steps are asked for without waiting for their tokens."""
-    graphs = engine.graphs
-    assert graphs is not None
+    assert isinstance(engine.runner, Replayed)
+    graphs = engine.runner.graphs
     for _ in range(2):
         engine.choose(engine.prepare(works), rows)
     single = []
@@ -117,7 +117,7 @@ def host_and_device_seconds(
         began = device.now()
         engine.choose(engine.prepare(works), rows)
         single.append(time.perf_counter() - began)
-    step = engine.prepare(works)
+    step = engine.prepare(works).prepared
     began = device.now()
     for _ in range(repeats):
         graphs.run(step)

@@ -20,6 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from outrider.engine.engine import Engine, Work
+from outrider.engine.group import Alone
 from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.scheduler import Candidate, Limits, schedule
 from outrider.net.draft_right import right
@@ -58,6 +59,7 @@ class ScriptedEngine(Engine):
         self.info = info
         self.pool = BlockPool(num_blocks, BLOCK)
         self.threads = 1
+        self.group = Alone(info.vocab_size)
         self._thread = None
         self._drafted = drafted
 

@@ -26,6 +26,13 @@ class OutriderError(Exception):
         self.field = field  # the request field at fault; `param` of an OpenAI error body
 
 
+def in_one_line(error: Exception) -> str:
+    """What an error says, as a phrase: its message if it is ours, else its type and its first line."""
+    if isinstance(error, OutriderError):
+        return error.message
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
 class InvalidRequest(OutriderError):
     """The request cannot be served as it is."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from outrider.engine.engine import Engine
 from outrider.engine.loading import load_engine
+from outrider.engine.parts import Parts
 from outrider.engine.ranks import Followers, Ranks
 from outrider.errors import PeerLost
 from outrider.worker.followers import FollowerSpec, StartFollowers
@@ -88,16 +89,18 @@ class _Taken:
 
 
 @contextmanager
-def divided(folder: Path, size: int, start: StartFollowers, **changed: str) -> Iterator[Engine]:
+def divided(
+    folder: Path, size: int, start: StartFollowers, parts: Parts | None = None, **changed: str
+) -> Iterator[Engine]:
     """A leader's engine on a tiny model; the followers' specs may differ in what is `changed`."""
     ranks = Ranks.host(size)
     specs = [
-        FollowerSpec(replace(ranks.group, rank=rank), str(folder), "cpu", "float32", KV_BYTES, 1)
+        FollowerSpec(replace(ranks.group, rank=rank), str(folder), "cpu", "float32", KV_BYTES, 1, parts)
         for rank in range(1, size)
     ]
     ranks.followers = start([replace(spec, **changed) for spec in specs])
     try:
-        engine = load_engine(str(folder), kv_memory_bytes=KV_BYTES, threads=1, ranks=ranks)
+        engine = load_engine(str(folder), kv_memory_bytes=KV_BYTES, threads=1, ranks=ranks, parts=parts)
     except BaseException:
         ranks.close()
         raise

@@ -1,74 +1,101 @@
 """The model engine: any Hugging Face causal LM on a ragged batch with a paged KV cache.
 
 Drafter and verifier use it alike. It knows tokens, positions and blocks; it knows no sessions, no sampling,
-no transport. Who may hold which block is the BlockPool's business; callers keep it, between steps.
+no transport. Who may hold which block is the BlockPool's business; callers keep it, between steps. How a step
+is computed is up to the engine's parts: attention, runner, linear layers and group, each behind a Protocol in
+a file of that name; parts.py has the names of those that there are.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
-from outrider.engine.attention import AttentionBackend, Inputs, run_model
+from outrider.engine.attention import AttentionBackend
+from outrider.engine.group import Alone, Group
 from outrider.engine.kv_blocks import BlockPool
-from outrider.engine.packed import make_ready
-from outrider.engine.step_inputs import StepInputs, Work
+from outrider.engine.linear_layers import LinearLayers, Ordinary
+from outrider.engine.runner import CallByCall, Runner
+from outrider.engine.step_inputs import Work
+from outrider.engine.step_message import Kind, Words
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.sampler import Ranked, Row, draw, rank
+from outrider.sampling.sampler import Ranked, Row, rank
+from outrider.sampling.vocab_parallel import Draws
 from outrider.wire.description import ModelInfo
 
-__all__ = ["Engine", "StepInputs", "Work"]
+__all__ = ["Engine", "Step", "Work"]
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step as prepared."""
+
+    prepared: Any  # by the runner
+    works: Words | None  # for the other processes of the group, if any
 
 
 class Engine:
     """Runs steps one at a time. `prepare` may run in another thread while a step runs."""
 
-    divided = False  # among processes: then blocks cannot be copied, and a rank is a token alone
-
-    def __init__(self, model: Any, info: ModelInfo, attention: AttentionBackend) -> None:
-        """`model` attends through outrider.engine.attention."""
+    def __init__(
+        self,
+        model: Any,
+        info: ModelInfo,
+        attention: AttentionBackend,
+        group: Group | None = None,
+        linears: LinearLayers | None = None,
+        runner: Runner | None = None,
+    ) -> None:
+        """`model` attends through outrider.engine.attention, and is this process's part of it. The plainest
+        parts stand where none is given."""
         self.info = info
-        self.attention = attention
-        self.pool = BlockPool(attention.pools.num_blocks, attention.pools.block_size)
         self.model = model
-        self._device = next(model.parameters()).device
-        self.threads = torch.get_num_threads() if self._device.type == "cpu" else 1  # in a step
-        self._stepping = threading.Lock()  # a probe may come while a step runs
+        self.attention = attention
+        self.group = group or Alone(info.vocab_size)
+        self.linears = linears or Ordinary()
+        self.runner = runner or CallByCall(model, attention, self.group)
+        self.pool = BlockPool(attention.pools.num_blocks, attention.pools.block_size)
+        self.divided = self.group.size > 1  # then blocks cannot be copied, and a rank is a token alone
+        on_cpu = next(model.parameters()).device.type == "cpu"
+        self.threads = torch.get_num_threads() if on_cpu else 1  # in a step
         self._thread: ThreadPoolExecutor | None = None  # from the first run to close
 
-    def prepare(self, works: Sequence[Work]) -> Any:
+    def prepare(self, works: Sequence[Work]) -> Step:
         """Builds the step's index tensors; reads the works, changes nothing. At least one work."""
-        return self.attention.prepare(works)
+        return Step(self.runner.prepare(works), self.group.encode(works))
 
-    def forward(self, inputs: Any) -> torch.Tensor:
-        """Runs the step: [sum of rows, vocab_size] float32 logits, in the order of the works and their
-        rows."""
-        found: torch.Tensor = self._model_logits(self.attention.on_device(inputs))[: inputs.rows].float()
-        return found
+    def forward(self, step: Step) -> torch.Tensor:
+        """Runs the step: [sum of rows, vocab_size] float32 logits, in the order of the works and their rows;
+        valid until the next step."""
+        with self.group.step(Kind.LOGITS, step.works):
+            return self.group.whole(self.runner.logits(step.prepared))
 
-    def _model_logits(self, inputs: Inputs) -> torch.Tensor:
-        """[n, V] of the tokens to keep, in the model's own number format."""
-        return run_model(self.model, self.attention, inputs)
-
-    def choose(self, inputs: Any, rows: Sequence[Row], vocab_size: int | None = None) -> list[int]:
+    def choose(self, step: Step, rows: Sequence[Row], vocab_size: int | None = None) -> list[int]:
         """Runs the step and draws a token for each of its rows; only ids below `vocab_size`, where given."""
-        with self._stepping:
-            logits = self.forward(inputs)  # [rows, V]
-            return draw(logits, rows, vocab_size).tolist() if rows else []
+        limit = min(vocab_size or self.info.vocab_size, self.info.vocab_size)
+        return self.draw(step, Draws(rows, limit))
+
+    def draw(self, step: Step, draws: Draws) -> list[int]:
+        """`choose`, as every process of the group does it."""
+        with self.group.step(Kind.CHOOSE, step.works, draws):
+            return self.runner.choose(step.prepared, draws)
 
     def rank(
-        self, inputs: Any, rows: Sequence[Row], count: int, vocab_size: int | None = None
+        self, step: Step, rows: Sequence[Row], count: int, vocab_size: int | None = None
     ) -> list[Ranked]:
-        """Like `choose`, with the `count` best tokens of each row and how clearly they won."""
-        with self._stepping:
-            logits = self.forward(inputs)  # [rows, V]
+        """Like `choose`, with the `count` best tokens of each row and how clearly they won; of a divided
+        model the tokens alone, since how clearly is not known in one place."""
+        if self.divided:
+            return [Ranked((token,), (0.5,)) for token in self.choose(step, rows, vocab_size)]
+        with self.group.step(Kind.LOGITS, step.works):
+            logits = self.runner.logits(step.prepared)  # [rows, V]
             return rank(logits, rows, count, vocab_size) if rows else []
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -91,18 +118,19 @@ class Engine:
 
     def make_ready(self, most_tokens: int) -> None:
         """Takes what memory steps need for each number of tokens, up to so many, before the first of them."""
-        make_ready(self.model, most_tokens)
+        self.linears.make_ready(self.model, most_tokens)
 
     def probe(self) -> None:
         """Runs one token, between two steps, in the block that nobody's tokens are in: shows that the engine
         works. Raises what a step would."""
-        inputs = self.prepare([Work([self.attention.pools.scratch_block], 0, [0], 1)])
-        self.choose(inputs, [Row(SamplingParams(temperature=0.0), 1, None, ())])
+        step = self.prepare([Work([self.attention.pools.scratch_block], 0, [0], 1)])
+        self.choose(step, [Row(SamplingParams(temperature=0.0), 1, None, ())])
 
     async def serve(self, steps: Coroutine[Any, Any, None]) -> None:
-        """Runs a loop of steps until it, or the engine, fails, and raises why; closes the engine then."""
+        """Runs a loop of steps until it, the engine or its group fails, and raises why; closes the engine
+        then."""
         try:
-            await steps
+            await self.group.serve(steps)
         finally:
             self.close()
 
@@ -111,6 +139,7 @@ class Engine:
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.shutdown(wait=False)  # a step that is under way may hang
+        self.group.close()
 
     def step(self, works: Sequence[Work]) -> torch.Tensor:
         """`prepare` and `forward` in one."""

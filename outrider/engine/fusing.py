@@ -7,6 +7,7 @@ compiled once for all of them, for one token and for any number.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,11 @@ from torch import nn
 from transformers import AttentionInterface
 
 from outrider.engine.attention import NAME, paged_attention
+from outrider.engine.engine import Engine
+from outrider.engine.self_check import check
+from outrider.errors import in_one_line
+
+log = logging.getLogger(__name__)
 
 
 def fuse(model: Any, backend: str = "inductor") -> None:
@@ -24,6 +30,23 @@ def fuse(model: Any, backend: str = "inductor") -> None:
     AttentionInterface.register(NAME, apart)
     for layer in _layers(model):
         layer.compile(backend=backend)
+
+
+def fused(engine: Engine, expected: torch.Tensor, backend: str = "inductor") -> bool:
+    """Fuses the engine's model; whether that works and gives `expected`, the logits of the model's own code,
+    in every process of the group. If not, it is taken back. To be done before steps are recorded."""
+    worked = True
+    try:
+        engine.group.keep_from_compiler()
+        fuse(engine.model, backend)
+        check(engine, expected, bits=False)
+    except Exception as error:  # the compiler may lack a part, or not know what a layer does
+        worked = False
+        log.warning("layers run without torch.compile, which is slower: %s", in_one_line(error))
+    if not engine.group.agree(worked):
+        unfuse(engine.model)
+        return False
+    return True
 
 
 def unfuse(model: Any) -> None:

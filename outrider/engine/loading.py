@@ -16,28 +16,18 @@ from transformers.distributed import DistributedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
-from outrider.config import memory_text
-from outrider.engine.attention import AttentionBackend
+from outrider.engine.assembly import build_engine
 from outrider.engine.checkpoint import config_text, fingerprint, locate, weight_files
 from outrider.engine.engine import Engine
-from outrider.engine.gathered_attention import GatheredAttention
-from outrider.engine.packed import pack
-from outrider.engine.paged_engine import PagedEngine, Paging, with_kernel
-from outrider.engine.parts import kernels
-from outrider.engine.process_memory import keep_freed_memory, use_huge_pages
-from outrider.engine.quantized import quantize
+from outrider.engine.parts import Parts, check_parts, usual
 from outrider.engine.ranks import Ranks, of_the_group
-from outrider.engine.self_check import PROBE_BLOCKS, check, reference
-from outrider.engine.sharded import LeadingEngine, ShardedEngine
-from outrider.engine.sharding import check_divisible, connect, localize
-from outrider.engine.step_graphs import CudaGraphs
+from outrider.engine.sharding import check_divisible
 from outrider.engine.tokenizer import load_tokenizer
 from outrider.errors import PeerLost, StartupError
 from outrider.wire.description import ModelInfo
 
 __all__ = ["load_engine", "load_tokenizer"]
 
-WORTH_HUGE_PAGES = 2**26  # bytes of weights: more than the caches next to a core hold
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -52,6 +42,7 @@ def load_engine(
     progress: Callable[[str, float], None] | None = None,
     ranks: Ranks | None = None,
     quantization: str | None = None,
+    parts: Parts | None = None,
 ) -> Engine:
     """Loads a causal LM from a local folder or by its hub id; checks the engine against the model's own code.
 
@@ -65,11 +56,18 @@ def load_engine(
     With `quantization` int8, on a CPU in float32 and without `ranks`, linear layers are rounded to 8 bits
     once the checks are passed; nothing is exact then.
 
+    `parts` are those that the engine is made of, in place of what is usual on the device; every rank gives
+    the same.
+
     Raises StartupError, in one sentence, where the checkpoint is missing, damaged or incomplete or a flag is
     wrong, ModelRefused where the engine cannot run the model rightly, and PeerLost where a rank ends."""
     tell = progress or (lambda _stage, _share: None)
     _quiet()
     target = _device(device)
+    wanted = _dtype(dtype, target)
+    size = ranks.group.size if ranks is not None else 1
+    chosen = parts or usual(target, wanted, quantization)
+    check_parts(chosen, target, wanted, size)
     if threads:
         torch.set_num_threads(threads)
     tell("looking over the checkpoint", 0.0)
@@ -77,23 +75,14 @@ def load_engine(
     config = _config(folder)
     weight_files(folder)
     digest = fingerprint(folder) if ranks is None or ranks.leads else ""
-    wanted = _dtype(dtype, target)
     if ranks is not None:
-        check_divisible(config, Path(path_or_id).name, ranks.group.size)
+        check_divisible(config, Path(path_or_id).name, size)
         _connect(ranks, target)
     tell("loading weights", 0.1)
     model = _model(folder, config, wanted, target, ranks)
     info = describe(model, name or Path(path_or_id).name, digest, str(target))
-    if ranks is not None:
-        return build_engine(
-            model,
-            replace(info, tensor_parallel_size=ranks.group.size),
-            kv_memory_bytes,
-            progress=tell,
-            ranks=ranks,
-        )
-    paging = Paging(kernels(), CudaGraphs(target), fused=True) if target.type == "cuda" else None
-    return build_engine(model, info, kv_memory_bytes, progress=tell, paging=paging, quantization=quantization)
+    info = replace(info, tensor_parallel_size=size)
+    return build_engine(model, info, kv_memory_bytes, chosen, progress=tell, ranks=ranks)
 
 
 def describe(model: Any, name: str, fingerprint: str, device: str) -> ModelInfo:
@@ -109,93 +98,6 @@ def describe(model: Any, name: str, fingerprint: str, device: str) -> ModelInfo:
         device=device,
         dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
         bit_exact=False,
-    )
-
-
-def build_engine(
-    model: Any,
-    info: ModelInfo,
-    kv_memory_bytes: int,
-    *,
-    progress: Callable[[str, float], None],
-    ranks: Ranks | None = None,
-    paging: Paging | None = None,
-    quantization: str | None = None,
-) -> Engine:
-    """An engine on a loaded model, once it has given what the model's own code gives.
-
-    `paging`: what to try on a GPU. Raises as load_engine does."""
-    tell = progress
-    keep_freed_memory()
-    tell("running the model's own code", 0.5)
-    expected = reference(model, info)
-    joints = localize(model) if ranks is not None else []
-    parameter = next(model.parameters())
-    invariant = parameter.device.type == "cpu" and parameter.dtype == torch.float32 and not quantization
-    if invariant:
-        tell("packing weights", 0.6)
-        pack(model)
-    tell("checking the engine against it", 0.8)
-    if ranks is not None:
-        connect(model, joints, ranks)
-    gathered = GatheredAttention.on(model, PROBE_BLOCKS)
-    probe = Engine(model, info, gathered) if ranks is None else ShardedEngine(model, info, gathered, ranks)
-    checked = check(probe, expected, bits=invariant)
-    if quantization:
-        tell("rounding weights to 8 bits", 0.9)
-        quantize(model)
-        pack(model)  # what is left
-        checked = replace(checked, dtype=quantization)
-    if paging is not None:
-        probe = with_kernel(probe, expected, paging.kernels)
-    bytes_per_block = probe.attention.pools.bytes_per_block * info.tensor_parallel_size
-    num_blocks = kv_memory_bytes // bytes_per_block
-    if num_blocks < 2:
-        raise StartupError(
-            f"--kv-memory of {memory_text(kv_memory_bytes)} holds {num_blocks} blocks of {info.name}; "
-            f"give at least {-(-2 * bytes_per_block // 1024)}KiB"
-        )
-    attention = _all_of(probe.attention, num_blocks, kv_memory_bytes)
-    if isinstance(probe, PagedEngine):
-        engine: Engine = PagedEngine(model, checked, attention)
-    elif ranks is None:
-        engine = Engine(model, checked, attention)
-    else:
-        checked = replace(checked, bit_exact=ranks.agree(checked.bit_exact))
-        ranks.settle()
-        engine = (LeadingEngine if ranks.leads else ShardedEngine)(model, checked, attention, ranks)
-    if paging is not None and isinstance(engine, PagedEngine):
-        if paging.fused:
-            tell("compiling layers", 0.85)
-            engine.fuse(expected)
-        engine.record(paging.record, lambda share: tell("recording steps", 0.9 + 0.1 * share))
-    if parameter.device.type == "cpu" and info.parameters * parameter.element_size() >= WORTH_HUGE_PAGES:
-        use_huge_pages()  # which takes some seconds, for as many gigabytes
-    tell("ready", 1.0)
-    return engine
-
-
-def _all_of(few: AttentionBackend, num_blocks: int, kv_memory_bytes: int) -> AttentionBackend:
-    """The backend with all of its blocks, taken now: a worker that has too little memory is not to become
-    ready."""
-    wanted = f"there is no room for --kv-memory of {memory_text(kv_memory_bytes)} beside the model"
-    if few.pools.on_cpu and num_blocks * few.pools.bytes_per_block > (free := _available_bytes()):
-        # The system would promise it, and end some process once it is written.
-        raise StartupError(f"{wanted}: {memory_text(free)} are free; give less")
-    try:
-        return few.resized(num_blocks)
-    except (MemoryError, torch.OutOfMemoryError):
-        raise StartupError(f"{wanted}; give less") from None
-
-
-def _available_bytes() -> float:
-    """Of memory, without taking any from others; infinite where the system does not tell (Linux does)."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return float("inf")
-    return 1024 * next(
-        (int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), float("inf")
     )
 
 

@@ -1,28 +1,90 @@
-"""The parts that an engine can be made of, by name."""
+"""The parts that an engine can be made of, by name: one line of configuration, refused where it makes no
+sense."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 
-from outrider.engine.paged_attention import Kernel
+import torch
 
+from outrider.engine.linear_layers import Int8, LinearLayers, Ordinary, Packed
+from outrider.engine.paged_attention import Kernel
+from outrider.engine.recording import CudaGraphs, Record, called_again
+from outrider.errors import StartupError
+
+GATHERED = "gathered"
 KERNELS = {  # of attention: each stands as KERNEL in a module of its own
     "varlen": "outrider.engine.varlen_attention",
     "triton": "outrider.engine.triton_attention",
     "reference": "outrider.engine.reference_attention",
 }
-ON_GPU = ("varlen", "triton")  # best kept first
+CALLS = "calls"
+RECORDS: dict[str, Callable[[torch.device], Record]] = {  # of the runners that repeat what they recorded
+    "cuda-graphs": CudaGraphs,
+    "called-again": lambda _device: called_again,  # for the tests
+}
+LINEARS: dict[str, LinearLayers] = {each.name: each for each in (Ordinary(), Packed(), Int8())}
 
 
-def kernel(name: str) -> Kernel | None:
-    """The attention kernel of that name; None where this installation lacks what it is made of."""
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What an engine is made of; its group comes from the ranks that load it."""
+
+    attention: tuple[str, ...] = (GATHERED,)  # the first that computes rightly here is taken
+    runner: str = CALLS
+    linears: str = "ordinary"
+    fused: bool = False  # whether layers are compiled, if the compiler can
+
+
+def usual(device: torch.device, dtype: torch.dtype | None, quantization: str | None = None) -> Parts:
+    """What is best on a device, for a model in this number format (None: not known yet)."""
+    if device.type == "cuda":
+        linears = quantization or "ordinary"
+        return Parts(("varlen", "triton", GATHERED), "cuda-graphs", linears, fused=True)
+    return Parts(linears=quantization or ("packed" if dtype == torch.float32 else "ordinary"))
+
+
+def check_parts(parts: Parts, device: torch.device, dtype: torch.dtype | None, size: int) -> None:
+    """Raises StartupError, in one sentence, where the parts do not go together on this device, in this number
+    format (None: not known yet) and in so many processes."""
+    reason = obstacle(parts, device, dtype, size)
+    if reason is not None:
+        raise StartupError(f"an engine cannot be made of these parts: {reason}")
+
+
+def obstacle(parts: Parts, device: torch.device, dtype: torch.dtype | None, size: int) -> str | None:
+    """Why not, as a phrase that says what to change."""
+    for what, name, known in (
+        *(("attention", name, (GATHERED, *KERNELS)) for name in parts.attention or ("",)),
+        ("runner", parts.runner, (CALLS, *RECORDS)),
+        ("kind of linear layers", parts.linears, tuple(LINEARS)),
+    ):
+        if name not in known:
+            return f"there is no {what} '{name}'; give one of {', '.join(known)}"
+    if parts.runner == "cuda-graphs" and device.type != "cuda":
+        return f"the runner cuda-graphs needs a GPU, and the device is {device.type}; give calls"
+    if parts.runner != CALLS and parts.attention[0] == GATHERED:
+        return (
+            f"the runner {parts.runner} needs steps of few shapes, and what attention gathers differs from "
+            f"step to step; give calls, or one of {', '.join(KERNELS)} first"
+        )
+    if parts.linears != "ordinary" and (device.type != "cpu" or dtype not in (None, torch.float32)):
+        return f"{parts.linears} linear layers compute in float32 on a CPU; give ordinary"
+    if parts.linears == "int8" and size > 1:
+        return "int8 linear layers are not divided among processes; give packed, or one process"
+    return None
+
+
+def kernels(names: tuple[str, ...]) -> list[Kernel]:
+    """Those of these attention kernels that this installation has what they are made of."""
+    return [found for name in names if name != GATHERED and (found := _kernel(name)) is not None]
+
+
+def _kernel(name: str) -> Kernel | None:
     try:
         found: Kernel = import_module(KERNELS[name]).KERNEL
     except ImportError:
         return None
     return found
-
-
-def kernels() -> list[Kernel]:
-    """What this installation has for a GPU."""
-    return [found for name in ON_GPU if (found := kernel(name)) is not None]

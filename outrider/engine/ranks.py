@@ -35,7 +35,7 @@ REFUSAL = "refusal"  # key of the sentence of the first follower that could not 
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class Place:
     """A place in a group: all that a process needs to take part in it."""
 
     rank: int  # 0 leads
@@ -59,7 +59,7 @@ class Followers(Protocol):
 class Ranks:
     """One process's membership. A process has one at a time: torch.distributed knows one world."""
 
-    def __init__(self, group: Group, store: Store) -> None:
+    def __init__(self, group: Place, store: Store) -> None:
         """See `host` and `join`."""
         self.group = group
         self.followers: Followers | None = None  # set by the leader once they are started
@@ -79,10 +79,10 @@ class Ranks:
             wait_for_workers=False,
             master_listen_fd=listener.detach(),
         )
-        return cls(Group(0, size, host, port), store)
+        return cls(Place(0, size, host, port), store)
 
     @classmethod
-    def join(cls, group: Group) -> Ranks:
+    def join(cls, group: Place) -> Ranks:
         """A follower's. Raises PeerLost where no leader is there."""
         try:
             return cls(group, TCPStore(group.host, group.port, group.size, False, JOINING_PATIENCE))
@@ -139,9 +139,20 @@ class Ranks:
         """Whether it is true of every rank."""
         return all(bool(other) for other in self.gather(torch.tensor([float(flag)])))
 
+    def keep_from_compiler(self) -> None:
+        """From now on torch's compiler does not look into what the model's parts do together, which it would
+        compile anew for each number of tokens."""
+        apart = torch.compiler.disable
+        self.sum = apart(self.sum)  # type: ignore[method-assign,no-untyped-call]
+        self.concat = apart(self.concat)  # type: ignore[method-assign,no-untyped-call]
+
+    def answer(self) -> None:
+        """Shows every rank that all are there."""
+        self.gather(torch.zeros(1))
+
     def settle(self) -> None:
         """Everything is loaded: from now on PATIENCE is enough."""
-        self.gather(torch.zeros(1))  # the slowest has come this far
+        self.answer()  # the slowest has come this far
         _set_pg_timeout(PATIENCE)
 
     def close(self) -> None:
@@ -188,7 +199,7 @@ class Ranks:
         return slice(min(self.group.rank * most, width), min((self.group.rank + 1) * most, width))
 
     def send(self, words: torch.Tensor) -> None:
-        """The leader's plan, 1-d int32, to all others: in one message up to PLAN_WORDS."""
+        """The leader's message, 1-d int32, to all others: in one message up to PLAN_WORDS."""
         count = words.numel() + 1
         message = torch.zeros(max(count, PLAN_WORDS), dtype=torch.int32)
         message[0] = words.numel()

@@ -1,14 +1,13 @@
 """Steps of a few shapes that are recorded once and then repeated: on a GPU, Python leaves the step.
 
 A recorded step reads its inputs from buffers that stay where they are, and leaves logits and the likeliest
-token of each row in others. A second kind of record draws with noise, for so many rows. How a function is
-recorded is the caller's: CUDA graphs on a GPU; on a CPU it is just called again, by the tests.
+token of each row in others. A second kind of record draws with noise, for so many rows. Where the model is
+divided among processes, each records its own part, with what the group does together in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -24,49 +23,12 @@ from outrider.engine.flat_inputs import (
     flat_inputs,
     flatten,
 )
+from outrider.engine.group import Group
+from outrider.engine.recording import Record, Repeat
 from outrider.sampling.noise import gumbel_from
 from outrider.sampling.vocab_parallel import VocabParallelRow
 
-Repeat = Callable[[], None]
 DRAWN_AT_ONCE = 64  # rows, which bounds the memory that their noise takes
-
-
-class Record(Protocol):
-    """Runs a function that takes and gives nothing, and returns what repeats it."""
-
-    def __call__(self, function: Callable[[], None], /) -> Repeat: ...
-
-
-def called_again(function: Callable[[], None], /) -> Repeat:
-    """A record that records nothing."""
-    function()
-    return function
-
-
-class CudaGraphs:
-    """Records as CUDA graphs, which share their working memory: one may run at a time."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    def __call__(self, function: Callable[[], None], /) -> Repeat:
-        with torch.cuda.device(self._device):
-            return self._record(function)
-
-    def _record(self, function: Callable[[], None]) -> Repeat:
-        current = torch.cuda.current_stream()
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            for _ in range(2):  # libraries settle what they allocate and choose
-                function()
-        current.wait_stream(self._stream)
-        graph = torch.cuda.CUDAGraph()
-        # Another thread of the process may use the device meanwhile: its errors are its own.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            function()
-        return graph.replay
 
 
 class Upload:
@@ -97,17 +59,18 @@ class StepGraphs:
     def __init__(
         self,
         forward: Callable[[FlatInputs], torch.Tensor],
+        group: Group,
         shapes: Sequence[Shape],
         *,
         most_pages: int,
         block_size: int,
         scratch_block: int,
-        vocab_size: int,
         device: torch.device,
     ) -> None:
-        """`forward` gives logits [n, V] of the tokens to keep; `most_pages` are blocks of a session."""
+        """`forward` gives the model's logits of the tokens to keep; `most_pages` are blocks of a session."""
         self.shapes = tuple(shapes)
         self._forward = forward
+        self._group = group
         self._block_size = block_size
         self._scratch_block = scratch_block
         self._most_pages = most_pages
@@ -118,11 +81,12 @@ class StepGraphs:
         self._tables = torch.full((sessions, most_pages), scratch_block, dtype=torch.int32, device=device)
         # One row more than there are tokens, for draws that fill up a record.
         self._spare_row = rows
-        self._logits = torch.zeros(rows + 1, vocab_size, dtype=torch.float32, device=device)
+        ids = group.ids
+        self._logits = torch.zeros(rows + 1, ids.stop - ids.start, dtype=torch.float32, device=device)
         self._tokens = torch.zeros(rows + 1, dtype=torch.int64, device=device)
-        self._ids = torch.arange(vocab_size, device=device)
-        self._limit = torch.full((1,), vocab_size, dtype=torch.int64, device=device)
-        self._allowed = vocab_size
+        self._ids = torch.arange(ids.start, ids.stop, device=device)
+        self._allowed = ids.stop
+        self._limit = torch.full((1,), self._allowed, dtype=torch.int64, device=device)
         self._draws = Upload((3, rows), torch.int64, device)  # row, key, bits of the float64 temperature
         self._steps: dict[Shape, Repeat] = {}
         self._noisy: dict[int, Repeat] = {}
@@ -144,8 +108,9 @@ class StepGraphs:
         progress(1.0)
 
     def run(self, step: FlatStep) -> torch.Tensor:
-        """Logits [rows, V] float32, valid until the next step. Raises KeyError for a shape that was not
-        recorded."""
+        """This process's part of the logits, [rows, w] float32, valid until the next step.
+
+        Raises KeyError for a shape that was not recorded."""
         with torch.inference_mode():
             repeat = self._steps[step.shape]
             self._load(step)
@@ -203,9 +168,9 @@ class StepGraphs:
 
         def step() -> None:
             logits = self._logits[: shape.tokens]
-            logits.copy_(self._forward(inputs))
+            logits.copy_(self._group.part(self._forward(inputs)))
             logits.masked_fill_(self._ids >= self._limit, -torch.inf)
-            self._tokens[: shape.tokens].copy_(logits.argmax(-1))
+            self._tokens[: shape.tokens].copy_(self._group.likeliest(logits))
 
         return step
 
@@ -213,11 +178,10 @@ class StepGraphs:
         def draw() -> None:
             for first in range(0, size, DRAWN_AT_ONCE):
                 rows, keys, temperature = self._draws.buffer[:, first : min(first + DRAWN_AT_ONCE, size)]
-                logits = self._logits.index_select(0, rows)  # [r, V]
-                shaped = (logits - logits.amax(-1, keepdim=True)) / temperature.view(torch.float64).float()[
-                    :, None
-                ]
-                noisy = shaped + gumbel_from(keys, logits.shape[1])
-                self._tokens.index_copy_(0, rows, noisy.argmax(-1))
+                logits = self._logits.index_select(0, rows)  # [r, w]
+                most = self._group.greatest(logits)[:, None]
+                shaped = (logits - most) / temperature.view(torch.float64).float()[:, None]
+                noisy = shaped + gumbel_from(keys, logits.shape[1], self._group.ids.start)
+                self._tokens.index_copy_(0, rows, self._group.likeliest(noisy))
 
         return draw

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 
 import torch
 
@@ -51,27 +52,62 @@ def vocab_parallel(row: Row) -> VocabParallelRow:
     )
 
 
+@dataclass(eq=False)
+class Draws:
+    """The tokens to draw in a step."""
+
+    rows: Sequence[Row]  # none at a rank that follows, which is told their numbers alone
+    vocab_size: int  # only ids below it are drawn
+
+    @classmethod
+    def told(cls, numbers: tuple[VocabParallelRow, ...], vocab_size: int) -> Draws:
+        """As a rank that follows knows them."""
+        draws = cls((), vocab_size)
+        draws.numbers = numbers
+        return draws
+
+    @cached_property
+    def numbers(self) -> tuple[VocabParallelRow, ...]:
+        """The rows as all ranks know them."""
+        return tuple(vocab_parallel(row) for row in self.rows)
+
+    def which(self, how: How) -> list[int]:
+        """The rows that are chosen in this way."""
+        return [index for index, row in enumerate(self.numbers) if row.how is how]
+
+
 def choose_vocab_parallel(
     logits: torch.Tensor, rows: Sequence[VocabParallelRow], first: int, gather: Gather
 ) -> torch.Tensor:
     """Token ids [R] int64, on every rank, for logits [R, w] float32 of the ids from `first` on; w may be 0.
 
     Of equals the lowest id is taken, since ranks hold ascending slices."""
-    best = logits.new_full((len(rows), 2), -torch.inf, dtype=torch.float64)  # [R, 2] value and id
     noisy = [index for index, row in enumerate(rows) if row.how is How.NOISY]
     if noisy:
         index = torch.tensor(noisy, device=logits.device)
-        own = logits[index].amax(-1) if logits.shape[1] else logits.new_full((len(noisy),), -torch.inf)
-        most = torch.stack(gather(own)).amax(0)[:, None]  # [n, 1] of the whole row
-    if logits.shape[1]:
-        if noisy:
+        most = greatest(logits[index], gather)[:, None]  # [n, 1] of the whole row
+        if logits.shape[1]:
             some = [rows[i] for i in noisy]
             temperature = torch.tensor([row.temperature for row in some], device=logits.device)[:, None]
             noise = gumbel([row.key for row in some], logits.shape[1], logits.device, first)
             logits = logits.index_copy(0, index, (logits[index] - most) / temperature + noise)
+    return likeliest(logits, first, gather)
+
+
+def greatest(logits: torch.Tensor, gather: Gather) -> torch.Tensor:
+    """The greatest [R] of all ranks' logits [R, w]; w may be 0."""
+    own = logits.amax(-1) if logits.shape[1] else logits.new_full((len(logits),), -torch.inf)
+    return torch.stack(gather(own)).amax(0)
+
+
+def likeliest(logits: torch.Tensor, first: int, gather: Gather) -> torch.Tensor:
+    """The ids [R] int64 of the greatest of all ranks' logits [R, w], the lowest of equals; `first` is this
+    rank's first id, and w may be 0."""
+    best = logits.new_full((len(logits), 2), -torch.inf, dtype=torch.float64)  # [R, 2] value and id
+    if logits.shape[1]:
         ids = logits.argmax(-1, keepdim=True)  # [R, 1]
         best[:, :1] = logits.gather(1, ids)
         best[:, 1:] = ids + first
     everyones = torch.stack(gather(best))  # [N, R, 2]
     winner = everyones[:, :, 0].argmax(0)  # [R]
-    return everyones[winner, torch.arange(len(rows), device=winner.device), 1].long()
+    return everyones[winner, torch.arange(len(logits), device=winner.device), 1].long()

@@ -17,8 +17,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from outrider.engine.loading import load_engine
-from outrider.engine.ranks import Followers, Group, Ranks
-from outrider.engine.sharded import ShardedEngine
+from outrider.engine.parts import Parts
+from outrider.engine.rank_group import follow as follow_leader
+from outrider.engine.ranks import Followers, Place, Ranks
 from outrider.errors import PeerLost, StartupError
 from outrider.worker.garbage import spare_what_is_there
 
@@ -31,12 +32,13 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 class FollowerSpec:
     """What a follower is told, as plain data."""
 
-    group: Group  # its place
+    group: Place
     model: str  # folder or hub id, as on the leader
     device: str  # its own: cpu, cuda or cuda:N
     dtype: str
     kv_memory_bytes: int  # of all ranks together
     threads: int
+    parts: Parts | None = None  # of its engine, as the leader's; None = what is usual on the device
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -44,7 +46,10 @@ class FollowerSpec:
     @classmethod
     def from_json(cls, text: str) -> FollowerSpec:
         values = json.loads(text)
-        return cls(**{**values, "group": Group(**values["group"])})
+        values["group"] = Place(**values["group"])
+        if (parts := values["parts"]) is not None:
+            values["parts"] = Parts(**{**parts, "attention": tuple(parts["attention"])})
+        return cls(**values)
 
 
 StartFollowers = Callable[[Sequence[FollowerSpec]], Followers]
@@ -62,10 +67,10 @@ def follow(spec: FollowerSpec) -> None:
             kv_memory_bytes=spec.kv_memory_bytes,
             threads=spec.threads,
             ranks=ranks,
+            parts=spec.parts,
         )
-        assert isinstance(engine, ShardedEngine)
         spare_what_is_there()
-        engine.follow()
+        follow_leader(engine, ranks)
     except StartupError as error:
         ranks.refuse(error.message)
         raise

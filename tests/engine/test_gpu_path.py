@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from outrider.engine import replayed
 from outrider.engine.attention import LayerAttention
 from outrider.engine.engine import Engine, Work
 from outrider.engine.flat_inputs import (
@@ -24,16 +25,18 @@ from outrider.engine.flat_inputs import (
     on_device,
     recorded_shapes,
 )
-from outrider.engine.fusing import unfuse
+from outrider.engine.fusing import fused, unfuse
+from outrider.engine.kernel_choice import with_kernel
 from outrider.engine.kv_blocks import BlockTable
 from outrider.engine.loading import load_engine
 from outrider.engine.paged_attention import Kernel, PagedAttention
-from outrider.engine.paged_engine import PagedEngine, with_kernel
 from outrider.engine.parts import kernels
+from outrider.engine.recording import Record, called_again
 from outrider.engine.reference_attention import KERNEL as REFERENCE
 from outrider.engine.reference_attention import reference_attention
+from outrider.engine.replayed import Replayed
+from outrider.engine.runner import CallByCall, Runner
 from outrider.engine.self_check import reference
-from outrider.engine.step_graphs import called_again
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Row, TokenCounts, draw
 
@@ -41,14 +44,20 @@ BLOCK = 16
 VOCAB = 199
 
 
-def paged(engine: Engine, num_blocks: int = 256) -> PagedEngine:
+def paged(engine: Engine, num_blocks: int = 256) -> Engine:
     """A second engine on the same model."""
-    return PagedEngine(engine.model, engine.info, PagedAttention.on(engine.model, num_blocks, REFERENCE))
+    return Engine(engine.model, engine.info, PagedAttention.on(engine.model, num_blocks, REFERENCE))
 
 
-def recorded(engine: Engine, num_blocks: int = 256, most_tokens: int = 128) -> PagedEngine:
+def record(engine: Engine, how: Record, most_tokens: int) -> Runner:
+    assert isinstance(engine.runner, CallByCall)
+    return replayed.recorded(engine.runner, engine.info, how, lambda _share: None, most_tokens)
+
+
+def recorded(engine: Engine, num_blocks: int = 256, most_tokens: int = 128) -> Engine:
     made = paged(engine, num_blocks)
-    assert made.record(called_again, lambda _share: None, most_tokens)
+    made.runner = record(made, called_again, most_tokens)
+    assert made.runner.name == "replayed"
     return made
 
 
@@ -114,7 +123,7 @@ def test_the_arrays_say_what_the_works_say(shape: Shape | None) -> None:
 @pytest.mark.parametrize("arch", ["llama", "mistral", "qwen3", "gpt2", "opt", "mixtral"])
 @pytest.mark.parametrize("make", [paged, recorded])
 def test_logits_are_those_of_the_ordinary_engine(
-    arch: str, make: Callable[[Engine], PagedEngine], engine: Callable[..., Engine]
+    arch: str, make: Callable[[Engine], Engine], engine: Callable[..., Engine]
 ) -> None:
     """Several sessions, in chunks, with drafts that are taken back, with and without filling up."""
     plain = engine(arch)
@@ -170,7 +179,7 @@ def test_tokens_are_those_that_draw_gives(engine: Callable[..., Engine]) -> None
             history = TokenCounts(prompt)
             rows += [Row(params, 3, history, ()), Row(params, 4, history, (7,))]
         inputs = other.prepare(works)
-        assert inputs.shape in recorded_shapes() and inputs.shape.tokens > 20
+        assert inputs.prepared.shape in recorded_shapes() and inputs.prepared.shape.tokens > 20
         chosen = other.choose(inputs, rows, limit)
         expected = draw(plain.step(works), rows, limit).tolist()
         assert chosen == expected
@@ -189,7 +198,7 @@ def test_what_was_not_recorded_runs_call_by_call(engine: Callable[..., Engine]) 
     plain = engine("llama")
     other = recorded(plain, most_tokens=4)
     work = Work([0, 1], 0, [1, 2, 3, 4, 5], 5)
-    assert other.prepare([work]).shape not in recorded_shapes(4)
+    assert other.prepare([work]).prepared.shape not in recorded_shapes(4)
     row = Row(greedy(), 5, None, ())
     assert other.choose(other.prepare([work]), [row] * 5) == plain.step([work]).argmax(-1).tolist()
 
@@ -201,10 +210,10 @@ def test_a_model_that_cannot_be_recorded_runs_call_by_call(
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
     other = paged(engine("llama"))
-    assert not other.record(refuses, lambda _share: None, 4)
-    [record] = caplog.records
-    assert "call by call" in record.message and "capturing" in record.message
-    assert "\n" not in record.message
+    assert record(other, refuses, 4) is other.runner
+    [said] = caplog.records
+    assert "call by call" in said.message and "capturing" in said.message
+    assert "\n" not in said.message
     assert other.choose(other.prepare([Work([0], 0, [1], 1)]), [Row(greedy(), 1, None, ())])
 
 
@@ -216,14 +225,14 @@ def test_fused_layers_give_the_same_logits(half: Callable[[str], tuple[Engine, t
     before = other.step(works).clone()
     counters.clear()
     try:
-        assert other.fuse(expected, "eager")
+        assert fused(other, expected, "eager")
         compiled = []
         for tokens in (30, 7, 1, 12, 3, 1, 40):
             other.step([Work([0, 1, 2], 0, [1] * tokens, 1)])
             compiled.append(counters["stats"]["unique_graphs"])
         assert compiled[2] == compiled[-1] > 0
         assert torch.equal(other.step(works), before)
-        assert not other.fuse(expected + 100.0, "eager"), "logits that are wrong are noticed"
+        assert not fused(other, expected + 100.0, "eager"), "logits that are wrong are noticed"
     finally:
         unfuse(other.model)
         torch._dynamo.reset()
@@ -262,9 +271,9 @@ def test_the_first_kernel_that_computes_right_is_taken(
     running, expected = half("llama")
     running.step([Work([0], 0, [1], 1)])
     found = with_kernel(running, expected, [Kernel("wrong", 16, wrong_attention), REFERENCE])
-    assert isinstance(found, PagedEngine) and found.attention.name == "reference"
-    [record] = caplog.records
-    assert "wrong attention kernel" in record.message
+    assert found.attention.name == "reference"
+    [said] = caplog.records
+    assert "wrong attention kernel" in said.message
     assert with_kernel(running, expected, []) is running
 
 
@@ -327,7 +336,7 @@ def test_the_triton_kernel_computes_the_same() -> None:
 def test_kernels_on_a_gpu_compute_the_same() -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
-    found = kernels()
+    found = kernels(("varlen", "triton"))
     assert found
     for kernel in found:
         assert apart(kernel, "cuda", torch.bfloat16) < 0.05, kernel.name
@@ -338,12 +347,13 @@ def test_recorded_steps_on_a_gpu_give_what_steps_call_by_call_give(checkpoint: C
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
     running = load_engine(str(checkpoint("llama")), device="cuda", dtype="bfloat16", kv_memory_bytes=2**26)
-    assert isinstance(running, PagedEngine) and running.graphs is not None
+    again = running.runner
+    assert isinstance(again, Replayed)
     works = [Work([index], 0, [3 + index, 5, 60], 3) for index in range(5)]
     kinds = (greedy(), SamplingParams(temperature=0.8, seed=5))
     rows = [Row(kinds[index % 2], 1 + index % 3, None, ()) for index in range(15)]
     logits = running.step(works).clone()
-    graphs, running.graphs = running.graphs, None
+    running.runner = again.calls
     assert float((running.step(works) - logits).abs().max()) < 0.05 * float(logits.abs().max())
-    running.graphs = graphs
+    running.runner = again
     assert running.choose(running.prepare(works), rows) == draw(logits, rows).tolist()

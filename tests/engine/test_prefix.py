@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.engine.step_inputs import StepInputs, Work
+from outrider.engine.engine import Step, Work
 from outrider.sampling.params import SamplingParams
 from tests.in_process import Cluster
 from tests.tiny_models import build
@@ -24,10 +24,10 @@ async def test_a_shared_prefix_is_read_once(tmp_path: Path, monkeypatch: pytest.
         engine = cluster.verifier.stepper._engine
         prepare = engine.prepare
 
-        def counting(works: Sequence[Work]) -> StepInputs:
+        def counting(works: Sequence[Work]) -> Step:
             ran.append(sum(len(work.tokens) for work in works))
-            inputs: StepInputs = prepare(works)
-            return inputs
+            step: Step = prepare(works)
+            return step
 
         monkeypatch.setattr(engine, "prepare", counting)
         tokens, cached = [], []

@@ -15,19 +15,22 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import psutil
 import pytest
 import torch
 
-from outrider.engine import loading
+from outrider.engine import assembly, loading
 from outrider.engine import ranks as ranks_module
 from outrider.engine.engine import Engine, Work
 from outrider.engine.kv_blocks import BlockTable
 from outrider.engine.loading import load_engine
+from outrider.engine.parts import Parts
+from outrider.engine.rank_group import RankGroup
 from outrider.engine.ranks import Ranks
-from outrider.engine.sharded import LeadingEngine
+from outrider.engine.runner import CallByCall
 from outrider.errors import ModelRefused, PeerLost, StartupError
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Row
@@ -121,10 +124,14 @@ def test_probes_come_between_steps(pool: Pool, checkpoint: Callable[..., Path]) 
         assert parts.pool.usage == 0
 
 
+def group_of(engine: Engine) -> RankGroup:
+    assert isinstance(engine.group, RankGroup)
+    return engine.group
+
+
 def pids_of(engine: Engine) -> dict[int, int]:
     """The followers', by rank."""
-    assert isinstance(engine, LeadingEngine)
-    followers = engine.ranks.followers
+    followers = group_of(engine).ranks.followers
     assert isinstance(followers, FollowerProcesses)
     return followers.pids
 
@@ -167,12 +174,14 @@ def test_a_follower_that_hangs_is_noticed(short_patience: None, checkpoint: Call
     assert not psutil.pid_exists(pid)
 
 
-@pytest.mark.parametrize("moment", ["_model", "reference", "check"])
+@pytest.mark.parametrize(
+    ("module", "moment"), [(loading, "_model"), (assembly, "reference"), (assembly, "check")]
+)
 async def test_a_follower_that_is_killed_while_it_loads_is_no_fault_of_the_models(
-    moment: str, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    module: ModuleType, moment: str, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[FollowerProcesses] = []
-    at_that_moment = getattr(loading, moment)
+    at_that_moment = getattr(module, moment)
 
     def start(specs: Sequence[FollowerSpec]) -> FollowerProcesses:
         started.append(FollowerProcesses(specs))
@@ -183,7 +192,7 @@ async def test_a_follower_that_is_killed_while_it_loads_is_no_fault_of_the_model
         follower.kill()
         return at_that_moment(*args, **options)
 
-    monkeypatch.setattr(loading, moment, killing)
+    monkeypatch.setattr(module, moment, killing)
     with pytest.raises(StartupError, match=r"follower 1 .* was killed by signal 9") as refusal:
         await load(Role.VERIFIER, str(checkpoint("llama")), "tiny", "cpu", "float32", KV_BYTES, 1, 2, start)
     assert not isinstance(refusal.value, ModelRefused)
@@ -194,8 +203,9 @@ def test_a_probe_that_comes_after_the_last_step_is_refused_at_once(
 ) -> None:
     refused: list[PeerLost] = []
     with divided(checkpoint("llama"), 2, pool.start) as parts:
-        assert isinstance(parts, LeadingEngine)
-        send, leave = parts.ranks.send, parts.ranks.close
+        leading, ranks = group_of(parts).leading, group_of(parts).ranks
+        assert leading is not None
+        send, leave = ranks.send, ranks.close
 
         def probe() -> None:
             with pytest.raises(PeerLost, match="has been left") as refusal:
@@ -206,17 +216,17 @@ def test_a_probe_that_comes_after_the_last_step_is_refused_at_once(
 
         def last_word(message: torch.Tensor) -> None:
             send(message)
-            monkeypatch.setattr(parts.ranks, "send", send)
+            monkeypatch.setattr(ranks, "send", send)
             probing.start()  # waits until the leader's last step is over
 
         def leaving() -> None:
             probing.join()
             leave()
 
-        monkeypatch.setattr(parts.ranks, "close", leaving)
-        parts._closed.set()  # no more signs of life
-        parts._beating.join()
-        monkeypatch.setattr(parts.ranks, "send", last_word)
+        monkeypatch.setattr(ranks, "close", leaving)
+        leading._closed.set()  # no more signs of life
+        leading._beating.join()
+        monkeypatch.setattr(ranks, "send", last_word)
     assert refused and pool.last == ["stopped"]
 
 
@@ -224,11 +234,12 @@ def test_a_step_that_fails_at_the_leader_is_the_groups_end(
     pool: Pool, checkpoint: Callable[..., Path]
 ) -> None:
     with divided(checkpoint("llama"), 2, pool.start) as parts:
-        assert isinstance(parts, LeadingEngine)
-        model, parts.model = parts.model, None
+        runner = parts.runner
+        assert isinstance(runner, CallByCall)
+        model, runner.model = runner.model, None
         with pytest.raises(PeerLost, match=r"a step failed at the leader \(TypeError\)"):
             parts.probe()
-        parts.model = model
+        runner.model = model
         with pytest.raises(PeerLost, match=r"a step failed at the leader \(TypeError\)"):
             parts.probe()
     assert pool.last == ["one of the 2 processes of the tensor-parallel group ended or did not answer"]
@@ -238,6 +249,8 @@ LEADER = """
 import sys
 from dataclasses import replace
 from outrider.engine.loading import load_engine
+from outrider.engine.parts import Parts
+from outrider.engine.rank_group import RankGroup
 from outrider.engine.ranks import Ranks
 from outrider.worker.followers import FollowerProcesses, FollowerSpec
 ranks = Ranks.host(2)
@@ -321,6 +334,8 @@ def test_a_ranks_device_follows_its_leaders() -> None:
 
 
 def test_what_a_follower_is_told_survives_the_command_line() -> None:
-    group = ranks_module.Group(1, 2, "::1", 5)
+    group = ranks_module.Place(1, 2, "::1", 5)
     spec = FollowerSpec(group, 'a "model" ü', "cuda:1", "bfloat16", 2**40, 3)
     assert FollowerSpec.from_json(spec.to_json()) == spec
+    with_parts = replace(spec, parts=Parts(("varlen", "gathered"), "cuda-graphs", fused=True))
+    assert FollowerSpec.from_json(with_parts.to_json()) == with_parts

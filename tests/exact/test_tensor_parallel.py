@@ -19,9 +19,12 @@ import httpx
 import psutil
 import pytest
 
-from outrider.engine.engine import Engine, Work
+from outrider.engine.engine import Engine, Step, Work
+from outrider.engine.flat_inputs import Shape
 from outrider.engine.kv_blocks import BlockTable
 from outrider.engine.loading import load_engine
+from outrider.engine.parts import Parts
+from outrider.engine.replayed import Replayed
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Row, TokenCounts
 from outrider.v1 import generation_pb2_grpc
@@ -55,6 +58,9 @@ CASES: list[tuple[str, int, dict[str, Any]]] = [
     ("llama", 3, {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3}),
     ("qwen3", 4, {"num_key_value_heads": 4, "tie_word_embeddings": True}),
 ]
+
+
+COMBINED = [CASES[0], CASES[3], CASES[6], CASES[9], CASES[10]]
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +152,26 @@ def run(engine: Engine, running: list[Session], rng: random.Random) -> list[list
     return [session.log for session in running]
 
 
+class ShapesRun:
+    """What shapes an engine's steps have from now on."""
+
+    def __init__(self, engine: Engine) -> None:
+        assert isinstance(engine.runner, Replayed)
+        self.recorded: set[Shape] = set()
+        self.others = 0
+        graphs, prepare = engine.runner.graphs, engine.prepare
+
+        def noting(works: Sequence[Work]) -> Step:
+            step = prepare(works)
+            if step.prepared.shape in graphs.shapes:
+                self.recorded.add(step.prepared.shape)
+            else:
+                self.others += 1
+            return step
+
+        engine.prepare = noting  # type: ignore[method-assign]
+
+
 def one_by_one(engine: Engine) -> list[list[int]]:
     """Each session alone, without drafts."""
     return [run(engine, [session], random.Random(7))[0] for session in sessions()]
@@ -166,6 +192,27 @@ def test_a_divided_model_gives_the_whole_ones_tokens(
         running = sessions(expected)
         assert run(engine, running, random.Random(8)) == expected
         assert sum(session.accepted for session in running) > 25
+    assert pool.last == ["stopped"] * (size - 1)
+
+
+@pytest.mark.parametrize(("arch", "size", "overrides"), COMBINED, ids=lambda value: str(value))
+def test_kernel_and_recorded_steps_of_a_divided_model_give_the_whole_ones_tokens(
+    arch: str, size: int, overrides: dict[str, Any], pool: Pool, tmp_path: Path
+) -> None:
+    """What a target divided among GPUs runs by, with a kernel of plain torch, and calls for records."""
+    folder = build(arch, tmp_path, num_hidden_layers=2, **overrides)
+    expected = one_by_one(load_engine(str(folder), kv_memory_bytes=KV_BYTES, threads=1))
+    with divided(folder, size, pool.start, Parts(("reference",), "called-again", "packed")) as engine:
+        assert (engine.attention.name, engine.runner.name, engine.group.size) == (
+            "reference",
+            "replayed",
+            size,
+        )
+        ran = ShapesRun(engine)
+        running = sessions(expected)
+        assert run(engine, running, random.Random(8)) == expected
+        assert sum(session.accepted for session in running) > 25
+        assert len(ran.recorded) > 3 and ran.others == 0
     assert pool.last == ["stopped"] * (size - 1)
 
 

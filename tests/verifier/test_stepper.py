@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.engine.engine import Engine, StepInputs, Work
+from outrider.engine.engine import Engine, Step, Work
 from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.loading import load_engine
 from outrider.engine.scheduler import Limits
@@ -64,7 +64,7 @@ class Run:
         step_time = StepTime.measured(self.seconds)
         prepare = self.engine.prepare
 
-        def prepare_and_take_time(works: Sequence[Work]) -> StepInputs:
+        def prepare_and_take_time(works: Sequence[Work]) -> Step:
             self.now += step_time.at(sum(len(work.tokens) for work in works))
             return prepare(works)
 

@@ -1,0 +1,131 @@
+"""From a loaded model to an engine that has shown that it runs it rightly, made of the parts that are asked
+for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.config import memory_text
+from outrider.engine.attention import AttentionBackend
+from outrider.engine.engine import Engine
+from outrider.engine.fusing import fused
+from outrider.engine.gathered_attention import GatheredAttention
+from outrider.engine.group import Alone
+from outrider.engine.kernel_choice import with_kernel
+from outrider.engine.parts import CALLS, GATHERED, LINEARS, RECORDS, Parts, kernels
+from outrider.engine.process_memory import keep_freed_memory, use_huge_pages
+from outrider.engine.rank_group import RankGroup
+from outrider.engine.ranks import Ranks
+from outrider.engine.replayed import recorded
+from outrider.engine.runner import CallByCall
+from outrider.engine.self_check import PROBE_BLOCKS, check, reference
+from outrider.engine.sharding import connect, localize
+from outrider.errors import StartupError
+from outrider.wire.description import ModelInfo
+
+WORTH_HUGE_PAGES = 2**26  # bytes of weights: more than the caches next to a core hold
+
+
+def build_engine(
+    model: Any,
+    info: ModelInfo,
+    kv_memory_bytes: int,
+    parts: Parts,
+    *,
+    progress: Callable[[str, float], None],
+    ranks: Ranks | None = None,
+) -> Engine:
+    """An engine on a loaded model, once it has given what the model's own code gives.
+
+    The model is checked with gathered attention first, whatever is asked for: a kernel that fails is no fault
+    of the model's. Raises as load_engine does."""
+    tell = progress
+    keep_freed_memory()
+    tell("running the model's own code", 0.5)
+    expected = reference(model, info)
+    joints = localize(model) if ranks is not None else []
+    linears = LINEARS[parts.linears]
+    if linears.keeps_numbers:
+        tell("packing weights", 0.6)
+        linears.put_into(model)
+    tell("checking the engine against it", 0.8)
+    if ranks is not None:
+        connect(model, joints, ranks)
+    ranked = RankGroup(ranks, info.vocab_size) if ranks is not None else None
+    group = ranked or Alone(info.vocab_size)
+    probe = Engine(model, info, GatheredAttention.on(model, PROBE_BLOCKS), group, linears)
+    checked = check(probe, expected, bits=linears.keeps_bits)
+    if parts.attention[0] != GATHERED:
+        probe = _with_kernel(probe, expected, parts)
+        if probe.attention.name != GATHERED:  # whose bits nobody has measured
+            checked = replace(checked, bit_exact=False)
+    if not linears.keeps_numbers:
+        tell("rounding weights to 8 bits", 0.9)
+        linears.put_into(model)
+        checked = replace(checked, dtype=linears.name)
+    attention = _whole(probe.attention, info, kv_memory_bytes)
+    checked = replace(checked, bit_exact=group.agree(checked.bit_exact))
+    calls = CallByCall(model, attention, group)
+    engine = Engine(model, checked, attention, group, linears, calls)
+    if parts.fused and attention.fills_shapes:
+        tell("compiling layers", 0.85)
+        fused(engine, expected)
+    if parts.runner != CALLS and attention.fills_shapes:
+        record = RECORDS[parts.runner](calls.device)
+        engine.runner = recorded(
+            calls, checked, record, lambda share: tell("recording steps", 0.9 + 0.1 * share)
+        )
+    if ranked is not None:
+        ranked.ranks.settle()
+        if ranked.ranks.leads:
+            ranked.lead()
+    weights = info.parameters * next(model.parameters()).element_size()
+    if calls.device.type == "cpu" and weights >= WORTH_HUGE_PAGES:
+        use_huge_pages()  # which takes some seconds, for as many gigabytes
+    tell("ready", 1.0)
+    return engine
+
+
+def _with_kernel(probe: Engine, expected: torch.Tensor, parts: Parts) -> Engine:
+    """Raises StartupError where no kernel works, unless gathering is among what is asked for."""
+    found = with_kernel(probe, expected, kernels(parts.attention))
+    if found is probe and GATHERED not in parts.attention:
+        asked = ", ".join(parts.attention)
+        raise StartupError(f"attention by {asked} does not work for {probe.info.name} here; add {GATHERED}")
+    return found
+
+
+def _whole(few: AttentionBackend, info: ModelInfo, kv_memory_bytes: int) -> AttentionBackend:
+    """The backend with all of its blocks, taken now: a worker that has too little memory is not to become
+    ready. The memory is that of all processes together."""
+    bytes_per_block = few.pools.bytes_per_block * info.tensor_parallel_size
+    num_blocks = kv_memory_bytes // bytes_per_block
+    if num_blocks < 2:
+        raise StartupError(
+            f"--kv-memory of {memory_text(kv_memory_bytes)} holds {num_blocks} blocks of {info.name}; "
+            f"give at least {-(-2 * bytes_per_block // 1024)}KiB"
+        )
+    wanted = f"there is no room for --kv-memory of {memory_text(kv_memory_bytes)} beside the model"
+    if few.pools.on_cpu and num_blocks * few.pools.bytes_per_block > (free := _available_bytes()):
+        # The system would promise it, and end some process once it is written.
+        raise StartupError(f"{wanted}: {memory_text(free)} are free; give less")
+    try:
+        return few.resized(num_blocks)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise StartupError(f"{wanted}; give less") from None
+
+
+def _available_bytes() -> float:
+    """Of memory, without taking any from others; infinite where the system does not tell (Linux does)."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return float("inf")
+    return 1024 * next(
+        (int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), float("inf")
+    )

@@ -1,0 +1,74 @@
+"""The linear layers part of an engine: what a model's products are computed by."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from outrider.engine import packed
+from outrider.engine.quantized import quantize
+
+
+class LinearLayers(Protocol):
+    """A way to compute the linear layers of a model, which puts its own into the model's place."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def keeps_numbers(self) -> bool:
+        """Whether they give the model's own numbers, and so are put in before these are checked."""
+        ...
+
+    @property
+    def keeps_bits(self) -> bool:
+        """Whether a row may get the same bits in any company, so that it is worth measuring."""
+        ...
+
+    def put_into(self, model: Any) -> None: ...
+
+    def make_ready(self, model: Any, most_rows: int) -> None:
+        """Takes what memory products of up to so many rows need."""
+        ...
+
+
+class Ordinary:
+    """The model's own."""
+
+    name = "ordinary"
+    keeps_numbers = True
+    keeps_bits = False
+
+    def put_into(self, model: Any) -> None:
+        """They are there."""
+
+    def make_ready(self, model: Any, most_rows: int) -> None:
+        """They need nothing."""
+
+
+class Packed:
+    """float32 on a CPU, with rows that do not depend on one another."""
+
+    name = "packed"
+    keeps_numbers = True
+    keeps_bits = True
+
+    def put_into(self, model: Any) -> None:
+        packed.pack(model)
+
+    def make_ready(self, model: Any, most_rows: int) -> None:
+        packed.make_ready(model, most_rows)
+
+
+class Int8:
+    """8 bits on a CPU, and packed what cannot be put into them."""
+
+    name = "int8"
+    keeps_numbers = False
+    keeps_bits = False
+
+    def put_into(self, model: Any) -> None:
+        quantize(model)
+        packed.pack(model)
+
+    def make_ready(self, model: Any, most_rows: int) -> None:
+        packed.make_ready(model, most_rows)

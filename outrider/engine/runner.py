@@ -1,0 +1,70 @@
+"""The runner part of an engine: how the model's operations are asked for in a step.
+
+Here call by call; replayed.py repeats what was recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from outrider.engine.attention import AttentionBackend, Inputs, run_model
+from outrider.engine.group import Group
+from outrider.engine.step_inputs import Work
+from outrider.sampling.vocab_parallel import Draws
+
+
+class Runner(Protocol):
+    """Runs a prepared step of this process's part of the model."""
+
+    @property
+    def name(self) -> str: ...
+
+    def prepare(self, works: Sequence[Work]) -> Any:
+        """The step as the attention backend makes it. Reads the works, changes nothing."""
+        ...
+
+    def logits(self, prepared: Any) -> torch.Tensor:
+        """[rows, V], or this process's part of it, float32, in the order of the works and their rows; valid
+        until the next step."""
+        ...
+
+    def choose(self, prepared: Any, draws: Draws) -> list[int]:
+        """The tokens drawn. The step is over on the device when this returns."""
+        ...
+
+
+class CallByCall:
+    """Implements Runner: the host asks for each operation as it comes."""
+
+    name = "calls"
+
+    def __init__(self, model: Any, attention: AttentionBackend, group: Group) -> None:
+        self.model = model
+        self.attention = attention
+        self.group = group
+        self.device: torch.device = next(model.parameters()).device
+
+    def prepare(self, works: Sequence[Work]) -> Any:
+        return self.attention.prepare(works)
+
+    def run(self, inputs: Inputs) -> torch.Tensor:
+        """[n, V] of the tokens to keep, or this process's part, in the model's own number format."""
+        return run_model(self.model, self.attention, inputs)
+
+    def logits(self, prepared: Any) -> torch.Tensor:
+        inputs = self.attention.on_device(prepared)
+        return self.run(inputs)[: inputs.rows].float()
+
+    def choose(self, prepared: Any, draws: Draws) -> list[int]:
+        chosen = self.group.choose(self.logits(prepared), draws)
+        if not chosen:
+            self.wait()
+        return chosen
+
+    def wait(self) -> None:
+        """Until the device has done what it was asked for."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()

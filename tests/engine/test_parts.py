@@ -1,0 +1,115 @@
+"""What an engine can be made of: parts that go together, and those that are refused by a sentence."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider.engine.loading import load_engine
+from outrider.engine.parts import KERNELS, LINEARS, RECORDS, Parts, obstacle, usual
+from outrider.errors import StartupError
+from tests.exact.test_tensor_parallel import one_by_one, run, sessions
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        Parts(("gathered",), "calls", "ordinary"),
+        Parts(("reference",), "calls", "packed"),
+        Parts(("reference",), "called-again", "ordinary"),
+        Parts(("reference", "gathered"), "called-again", "packed"),
+    ],
+    ids=str,
+)
+def test_parts_that_go_together_give_the_same_tokens(parts: Parts, checkpoint: Callable[..., Path]) -> None:
+    folder = str(checkpoint("llama"))
+    expected = one_by_one(load_engine(folder, kv_memory_bytes=2**24))
+    engine = load_engine(folder, kv_memory_bytes=2**24, parts=parts)
+    assert engine.attention.name == parts.attention[0]
+    assert engine.runner.name == ("calls" if parts.runner == "calls" else "replayed")
+    assert engine.linears.name == parts.linears
+    assert not engine.info.bit_exact, "nobody has measured it"
+    assert run(engine, sessions(expected), random.Random(8)) == expected
+
+
+def test_layers_in_8_bits_run_by_a_kernel_in_recorded_steps(checkpoint: Callable[..., Path]) -> None:
+    parts = Parts(("reference",), "called-again", "int8")
+    engine = load_engine(str(checkpoint("llama")), kv_memory_bytes=2**24, parts=parts)
+    assert (engine.info.dtype, engine.runner.name) == ("int8", "replayed")
+    assert len(run(engine, sessions(), random.Random(8))) == len(sessions())
+
+
+def test_what_is_usual_goes_together() -> None:
+    for device, dtype, size in (
+        (CPU, torch.float32, 1),
+        (CPU, torch.float32, 4),
+        (CPU, torch.bfloat16, 1),
+        (GPU, torch.bfloat16, 1),
+        (GPU, None, 8),
+    ):
+        parts = usual(device, dtype)
+        assert obstacle(parts, device, dtype, size) is None
+        assert (parts.runner == "cuda-graphs") == (parts.attention[0] in KERNELS) == (device is GPU)
+    assert usual(CPU, torch.float32).linears == "packed"
+    assert usual(CPU, torch.float32, "int8").linears == "int8"
+
+
+@pytest.mark.parametrize(
+    ("parts", "device", "dtype", "size", "said"),
+    [
+        (
+            Parts(("flash",)),
+            CPU,
+            torch.float32,
+            1,
+            "there is no attention 'flash'; give one of gathered, varlen",
+        ),
+        (Parts(()), CPU, torch.float32, 1, "there is no attention ''"),
+        (Parts(runner="graphs"), CPU, torch.float32, 1, "there is no runner 'graphs'; give one of calls"),
+        (
+            Parts(linears="int4"),
+            CPU,
+            torch.float32,
+            1,
+            "there is no kind of linear layers 'int4'; give one of ordinary",
+        ),
+        (Parts(("reference",), "cuda-graphs"), CPU, torch.float32, 1, "needs a GPU, and the device is cpu"),
+        (Parts(runner="cuda-graphs"), GPU, torch.bfloat16, 1, "give calls, or one of varlen, triton"),
+        (Parts(("gathered", "reference"), "called-again"), CPU, None, 1, "differs from step to step"),
+        (Parts(linears="packed"), CPU, torch.bfloat16, 1, "in float32 on a CPU; give ordinary"),
+        (Parts(linears="int8"), GPU, None, 1, "in float32 on a CPU; give ordinary"),
+        (Parts(linears="int8"), CPU, torch.float32, 2, "not divided among processes; give packed"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    parts: Parts, device: torch.device, dtype: torch.dtype | None, size: int, said: str
+) -> None:
+    assert said in (obstacle(parts, device, dtype, size) or "")
+
+
+def test_a_refusal_is_a_sentence_before_anything_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="an engine cannot be made of these parts: there is no runner"):
+        load_engine(str(tmp_path / "nowhere"), parts=Parts(runner="graphs"))
+
+
+def test_a_kernel_that_does_not_work_here_is_refused_unless_gathering_may_stand_in(
+    checkpoint: Callable[..., Path],
+) -> None:
+    folder = str(checkpoint("llama"))
+    with pytest.raises(StartupError, match=r"attention by varlen does not work for .* here; add gathered"):
+        load_engine(folder, kv_memory_bytes=2**24, parts=Parts(("varlen",)))
+    stands_in = load_engine(
+        folder, kv_memory_bytes=2**24, parts=Parts(("varlen", "gathered"), linears="packed")
+    )
+    assert stands_in.attention.name == "gathered" and stands_in.info.bit_exact
+
+
+def test_every_part_is_known_by_its_name() -> None:
+    assert {name: linears.name for name, linears in LINEARS.items()} == {name: name for name in LINEARS}
+    assert set(RECORDS) == {"cuda-graphs", "called-again"}
