@@ -10,12 +10,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
-from outrider.defaults import NUM_SPECULATIVE_TOKENS
+from outrider.options.engine import EngineOptions
+from outrider.options.sessions import SessionOptions
 from outrider_cli.bench.placing import Cores
 from outrider_cli.bench.services import Quiet
 from outrider_cli.children import Models, Workers, router_child, worker_children
 from outrider_cli.serve import reachable, router_addresses
 from outrider_cli.supervisor import Supervisor
+from router.config import RouterConfig
 
 OK, REFUSED = 200, 429
 
@@ -41,10 +43,11 @@ async def serving(
     process said where it ends too early."""
     supervisor = Supervisor(Quiet())
     models = Models(target, draft, "model")
-    workers = Workers(verifiers=1, drafters=1, device="cpu", dtype=None, kv_memory=kv_memory, threads=1)
-    router = router_child("127.0.0.1", 0, 0, num_speculative_tokens=NUM_SPECULATIVE_TOKENS, seed=0)
+    workers = Workers(1, 1, EngineOptions(kv_memory=kv_memory, threads=1))
+    sessions = SessionOptions(max_sessions=max_sessions, seed=0)
+    router = router_child(RouterConfig(port=0, grpc_port=0, sessions=sessions), workers.logging)
     router_stays = cores.prefix(cores.draft) if cores is not None else ()
-    router = replace(router, command=(*router_stays, *router.command, "--max-sessions", str(max_sessions)))
+    router = replace(router, command=(*router_stays, *router.command))
     try:
         url, grpc_address, *_ = (
             reachable(address) for address in router_addresses(await supervisor.start(router))

@@ -24,7 +24,7 @@ from deploy.autoscaling import DrafterPolicy, VerifierPolicy
 from deploy.ingress import NO_LIMIT, Ingress, RouterOptions
 from deploy.registry import Registry
 from deploy.workers import DrafterReplica, VerifierReplica
-from outrider.config import check_reach
+from outrider.options.protection import check_reach
 from router.config import LOOPBACK
 
 log = logging.getLogger(__name__)
@@ -61,14 +61,7 @@ def application(told: AppArgs, host: str | None = None) -> Application:
     if draft is not None:
         drafters = serve.deployment(name="Drafter", **drafter_options(told))(DrafterReplica)
         workers.append(drafters.bind(draft, told.drafter, network, source))
-    options = RouterOptions(
-        num_speculative_tokens=told.num_speculative_tokens,
-        max_sessions=told.router.max_sessions,
-        session_ttl=told.router.session_ttl,
-        seed=told.seed,
-        api_keys=told.api_keys,
-        tls=told.tls,
-    )
+    options = RouterOptions(told.sessions, network.protection, told.api_keys)
     routers = serve.deployment(name="Router", **router_options(told))(Ingress)
     return routers.bind(options, source, *workers)
 
@@ -144,7 +137,7 @@ def _size(args: AppArgs, pool: PoolArgs, policy: Options) -> Options:
 def _placement(pool: PoolArgs) -> Options:
     """One process, or a group on one node: the replica in the first bundle, a follower in each other."""
     actor = _actor(pool.cpus, pool.gpus_each, pool.resources, pool.labels)
-    size = pool.tensor_parallel_size
+    size = pool.engine.tensor_parallel_size
     if size == 1:
         return {"ray_actor_options": actor}
     selector = actor.pop("label_selector", None)

@@ -6,18 +6,27 @@ under `args:`, where a pool's settings may be nested.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
-from outrider.config import DTYPES, parse_memory
-from outrider.defaults import NUM_SPECULATIVE_TOKENS
-from outrider.errors import StartupError
-from outrider.net.tls import TlsFiles
-from outrider.sampling.params import MAX_SEED
-from outrider.store.logs import SESSION_TTL_SECONDS
+from outrider.errors import StartupError, WrongOption
+from outrider.options.engine import EngineOptions, StepLimits
+from outrider.options.option import build, default_of, options
+from outrider.options.protection import Protection
+from outrider.options.sessions import SessionOptions
+from verifier.config import VerifierConfig
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(ge=0)]
@@ -26,21 +35,58 @@ Name = Annotated[str, Field(min_length=1)]
 Labels = dict[str, str]  # of nodes, as Ray's label selectors: {"pool": "target"}
 
 
+WRONG = "wrong_option"  # a type of pydantic's errors
+
+
 class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+T = TypeVar("T", bound=Settings)
+
+
+def with_options(*groups: type, only: tuple[str, ...] = ()) -> Callable[[type[T]], type[T]]:
+    """Gives settings the options of the groups, or only some: their names, types, defaults and checks."""
+    taken = [each for group in groups for each in options(group) if not only or each.name in only]
+
+    def checked(self: T) -> T:
+        given = {each.name: getattr(self, each.name) for each in taken}
+        for group in groups:
+            try:
+                build(group, given)
+            except WrongOption as wrong:
+                told = {"option": wrong.option, "sentence": wrong.sentence}
+                raise PydanticCustomError(WRONG, "{option} {sentence}", told) from None
+        return self
+
+    def decorate(settings: type[T]) -> type[T]:
+        fields: dict[str, Any] = {
+            each.name: (each.type, each.default) for each in taken if each.name not in settings.model_fields
+        }
+        validators: dict[str, Any] = {f"_{settings.__name__}_options": model_validator(mode="after")(checked)}
+        return create_model(
+            settings.__name__,
+            __base__=settings,
+            __module__=settings.__module__,
+            __doc__=settings.__doc__,
+            __validators__=validators,
+            **fields,
+        )
+
+    return decorate
+
+
+@with_options(SessionOptions, only=("max_sessions", "session_ttl"))
 class RouterArgs(Settings):
     """The routers: the ingress. They load no model."""
 
     replicas: Count = 1
     cpus: Resource = 0.2  # Ray's CPUs of each: a count for placement, no limit
     labels: Labels = {}  # of the nodes that they run on
-    max_sessions: Count = 256  # most requests at a time in each; more are refused with 429
-    session_ttl: Count = SESSION_TTL_SECONDS  # seconds after its last token in which a stream can be resumed
     drain_seconds: Seconds = 60.0  # for its requests to end when it leaves
 
 
+@with_options(EngineOptions, StepLimits)
 class PoolArgs(Settings):
     """A pool of workers. Where min_replicas < max_replicas its size follows the load."""
 
@@ -50,47 +96,40 @@ class PoolArgs(Settings):
     gpus: Resource | None = None  # Ray's GPUs of each process; None = 1 on cuda, 0 on cpu
     resources: dict[str, Resource] = {}  # others of Ray's, of each process
     labels: Labels = {}  # of the nodes that they run on
-    device: Annotated[str, Field(pattern=r"^(cpu|cuda)$")] = "cpu"
-    dtype: str | None = None  # None = float32 on cpu, bfloat16 on cuda
-    kv_memory: str = "1GiB"
-    threads: Count = 1  # CPU threads of the model
-    tensor_parallel_size: Count = 1  # processes of one worker, all on one node
-    max_batch_tokens: Count = 512
-    prefill_chunk: Count = 256
+    threads: Count = 1  # CPU threads of the model: its node's cores are others' too
     probe_seconds: Annotated[float, Field(gt=0)] = 10.0  # for a token to go through a model that is well
 
-    @field_validator("dtype")
+    @field_validator("device", check_fields=False)
     @classmethod
-    def _known_dtype(cls, dtype: str | None) -> str | None:
-        if dtype is not None and dtype not in DTYPES:
-            raise ValueError(f"must be one of {', '.join(DTYPES)}")
-        return dtype
-
-    @field_validator("kv_memory")
-    @classmethod
-    def _a_size(cls, size: str) -> str:
-        try:
-            parse_memory(size)
-        except StartupError:
-            raise ValueError("must be a size such as 512MiB or 2GiB") from None
-        return size
+    def _a_kind(cls, device: str) -> str:
+        if device not in ("cpu", "cuda"):
+            raise ValueError("must be cpu or cuda: which GPU it is, Ray says")
+        return device
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
-        for most, least in (("max_replicas", "min_replicas"), ("max_batch_tokens", "prefill_chunk")):
-            if getattr(self, most) < getattr(self, least):
-                raise ValueError(f"{most} must be at least {least}, which is {getattr(self, least)}")
+        if self.max_replicas < self.min_replicas:
+            raise ValueError(f"max_replicas must be at least min_replicas, which is {self.min_replicas}")
         return self
 
     @property
+    def engine(self) -> EngineOptions:
+        return build(EngineOptions, dict(self))
+
+    @property
+    def limits(self) -> StepLimits:
+        return build(StepLimits, dict(self))
+
+    @property
     def gpus_each(self) -> float:
-        return self.gpus if self.gpus is not None else float(self.device == "cuda")
+        return self.gpus if self.gpus is not None else float(self.engine.device == "cuda")
 
 
 class VerifierArgs(PoolArgs):
     """The pool of target workers."""
 
-    drain_seconds: Seconds = 30.0  # for its sessions to end when it leaves; the rest goes on elsewhere
+    # For its sessions to end when it leaves; the rest goes on elsewhere.
+    drain_seconds: Seconds = default_of(VerifierConfig, "drain_seconds")
 
 
 class AutoscalingArgs(Settings):
@@ -110,10 +149,6 @@ class TlsArgs(Settings):
     ca: Name  # the authority whose certificates they accept
     domain: Name | None = None  # workers are ADDRESS-WITH-DASHES.DOMAIN there; None = by address
 
-    @property
-    def files(self) -> TlsFiles:
-        return TlsFiles(Path(self.cert), Path(self.key), Path(self.ca))
-
 
 class NetworkArgs(Settings):
     """How a worker is reached: what it needs of AppArgs."""
@@ -122,6 +157,12 @@ class NetworkArgs(Settings):
     insecure: bool = False
     host: str | None = None  # where it listens; None = at its node's address
 
+    @property
+    def protection(self) -> Protection:
+        if self.tls is None:
+            return Protection(insecure=self.insecure)
+        return Protection(Path(self.tls.cert), Path(self.tls.key), Path(self.tls.ca), self.insecure)
+
     def advertised(self, host: str) -> str:
         """What a worker on a node with that address registers."""
         if self.tls is None or self.tls.domain is None:
@@ -129,6 +170,7 @@ class NetworkArgs(Settings):
         return f"{host.replace('.', '-').replace(':', '-')}.{self.tls.domain}"
 
 
+@with_options(SessionOptions, only=("num_speculative_tokens", "seed"))
 class AppArgs(Settings):
     """Everything, validated. Without target it is the demo pair; without draft it is plain decoding."""
 
@@ -136,8 +178,6 @@ class AppArgs(Settings):
     draft: Name | None = None  # folder or hub id of the draft model
     name: Name | None = None  # under which clients ask for it; None = the checkpoint's own
     store: str | None = None  # redis://... or rediss://...; None = a small deployment of its own
-    num_speculative_tokens: Annotated[int, Field(ge=0)] = NUM_SPECULATIVE_TOKENS
-    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None  # makes drawn seeds repeatable
     tls: TlsArgs | None = None  # between routers, verifiers and drafters; None = in the clear
     insecure: bool = False  # allow what is not encrypted to leave a node: trust the network
     api_keys: Name | None = None  # file on the routers' nodes, as --api-keys; None = $OUTRIDER_API_KEYS there
@@ -145,6 +185,10 @@ class AppArgs(Settings):
     verifier: VerifierArgs = VerifierArgs()
     drafter: PoolArgs = PoolArgs()
     autoscaling: AutoscalingArgs = AutoscalingArgs()
+
+    @property
+    def sessions(self) -> SessionOptions:
+        return build(SessionOptions, {**dict(self), **dict(self.router)})
 
     @property
     def network(self) -> NetworkArgs:
@@ -196,8 +240,11 @@ def parse(given: Mapping[str, Any]) -> AppArgs:
 
 
 def _sentence(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_context=False)[0]
+    first = error.errors(include_url=False)[0]
     place = ".".join(str(part) for part in first["loc"])
+    if first["type"] == WRONG:
+        told = first["ctx"]
+        return f"{place}{place and '.'}{told['option']}: {told['sentence']}"
     if first["type"] == "extra_forbidden":
         parent = AppArgs.model_fields[str(first["loc"][0])].default if len(first["loc"]) > 1 else AppArgs()
         return f"there is no argument {place}; there is {', '.join(type(parent).model_fields)}"

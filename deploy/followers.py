@@ -28,7 +28,7 @@ class Follower:
 
     def run(self, spec: str) -> None:
         """Returns when the leader has stopped; `spec` is a FollowerSpec in JSON."""
-        claim_threads(json.loads(spec)["threads"])
+        claim_threads(json.loads(spec)["options"]["threads"])
         from outrider.worker.followers import FollowerSpec, follow
 
         follow(FollowerSpec.from_json(spec))
@@ -52,7 +52,8 @@ class FollowerActors:
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, rank),
             ).remote()
             # Ray shows each process its own GPUs only: each counts them from 0.
-            seen = spec if spec.device == "cpu" else replace(spec, device="cuda:0")
+            own = spec.options
+            seen = spec if own.device == "cpu" else replace(spec, options=replace(own, device="cuda:0"))
             self._actors.append(actor)
             self._runs[actor.run.remote(seen.to_json())] = rank
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.grpc_util import RayServegRPCContext
 from ray.serve.handle import DeploymentHandle
 
-from deploy.args import TlsArgs
 from deploy.grpc_context import call, stream
 from deploy.registry import StoreSource, open_store
 from outrider.errors import Unhealthy
 from outrider.net.tls import opened
+from outrider.options.protection import Protection
+from outrider.options.sessions import SessionOptions
 from outrider.v1 import generation_pb2
 from outrider.worker.garbage import spare_what_is_there
 from router.api.access import guarded
@@ -35,15 +37,13 @@ NO_LIMIT = 1_000_000
 API_KEYS = "OUTRIDER_API_KEYS"  # of the environment of the routers: the lines, where there is no file
 
 
-class RouterOptions(TypedDict):
-    """What a router is told, as plain data."""
+@dataclass(frozen=True, slots=True)
+class RouterOptions:
+    """What a router is told."""
 
-    num_speculative_tokens: int
-    max_sessions: int
-    session_ttl: int
-    seed: int | None
+    sessions: SessionOptions
+    protection: Protection
     api_keys: str | None  # file on this node
-    tls: TlsArgs | None
 
 
 @serve.ingress()
@@ -54,16 +54,16 @@ class Ingress:
         self, options: RouterOptions, source: StoreSource, *workers: DeploymentHandle[Any]
     ) -> None:
         """`workers` are named only so that Serve deploys them: they are found in the store."""
-        file, tls = options["api_keys"], options["tls"]
+        file, sessions = options.api_keys, options.sessions
         keys = keys_of(None, os.environ.get(API_KEYS)) if file is None else keys_of(Path(file), None)
         self._router = Router(
             open_store(source),
-            num_speculative_tokens=options["num_speculative_tokens"],
-            max_sessions=options["max_sessions"],
-            session_ttl=options["session_ttl"],
-            seed=options["seed"],
+            num_speculative_tokens=sessions.num_speculative_tokens,
+            max_sessions=sessions.max_sessions,
+            session_ttl=sessions.session_ttl,
+            seed=sessions.seed,
             keys=keys,
-            tls=opened(tls and tls.files),
+            tls=opened(options.protection.tls),
         )
         await self._router.start()
         spare_what_is_there()

@@ -20,8 +20,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from outrider.config import check_reach, checkpoint_name
 from outrider.errors import StartupError
+from outrider.options.engine import checkpoint_name
+from outrider.options.protection import check_reach
 from router.banner import banner
 
 OnSignal = Callable[[int, FrameType | None], None]

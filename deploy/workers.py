@@ -18,8 +18,8 @@ from deploy.args import NetworkArgs, PoolArgs, VerifierArgs
 from deploy.autoscaling import starvation
 from deploy.followers import FollowerActors, claim_threads
 from deploy.registry import StoreSource, open_store, present
-from outrider.config import default_dtype, parse_memory
 from outrider.errors import OutriderError, PeerLost, Unhealthy
+from outrider.options.option import build, options
 from outrider.wire.hello import Role
 from outrider.worker.garbage import spare_what_is_there
 
@@ -74,8 +74,8 @@ class VerifierReplica(Replica):
         claim_threads(args.threads)
         from verifier.service import start
 
-        self._drain_seconds = args.drain_seconds
         config = verifier_config(target, name, args, network, _node_address())
+        self._drain_seconds = config.drain_seconds
         followers = partial(FollowerActors, args=args)
         await self._start(await start(config, open_store(source), followers), args.probe_seconds)
 
@@ -113,37 +113,21 @@ def verifier_config(
     """Raises StartupError."""
     from verifier.config import VerifierConfig
 
-    return VerifierConfig(
-        target=target,
-        name=name,
-        drain_seconds=args.drain_seconds,
-        **_settings(args, network, host),
-    )
+    return build(VerifierConfig, _told(args, network, host) | {"target": target, "name": name})
 
 
 def drafter_config(draft: str, args: PoolArgs, network: NetworkArgs, host: str) -> DrafterConfig:
     """Raises StartupError."""
     from drafter.config import DrafterConfig
 
-    return DrafterConfig(draft=draft, **_settings(args, network, host))
+    return build(DrafterConfig, _told(args, network, host) | {"draft": draft})
 
 
-def _settings(args: PoolArgs, network: NetworkArgs, host: str) -> dict[str, Any]:
-    """What both kinds of worker on that node are told, as outrider.config.WorkerSettings names it."""
+def _told(args: PoolArgs, network: NetworkArgs, host: str) -> dict[str, Any]:
+    """What a worker on that node is told, as the configurations name it."""
     host = network.host or host
-    return {
-        "host": host,
-        "advertise": network.advertised(host),
-        "tls": network.tls and network.tls.files,
-        "insecure": network.insecure,
-        "device": args.device,
-        "dtype": args.dtype or default_dtype(args.device),
-        "kv_memory_bytes": parse_memory(args.kv_memory),
-        "threads": args.threads,
-        "tensor_parallel_size": args.tensor_parallel_size,
-        "max_batch_tokens": args.max_batch_tokens,
-        "prefill_chunk": args.prefill_chunk,
-    }
+    protection = {told.name: told.default for told in options(network.protection)}
+    return {**dict(args), **protection, "host": host, "advertise": network.advertised(host)}
 
 
 def _nodes() -> list[dict[str, Any]]:

@@ -290,18 +290,19 @@ async def start(
     """Returns a drafter that is ready to guess and listens, but is not registered.
 
     `start_followers` starts the processes that a draft model is divided among. Raises StartupError."""
-    server, tls = new_server(), opened(config.tls)
-    address = bind(server, config.host, config.port, tls=tls)
+    server, tls = new_server(), opened(config.protection.tls)
+    address = bind(server, config.listen.host, config.listen.port, tls=tls)
     await check_admitted(registrar)
     found = await source(config, start_followers)
     service = DrafterService(found.info, found.tokenizer, tls)
     service.use(found.proposer(service.on_change, service.on_failed))
     drafter_pb2_grpc.add_DrafterServicer_to_server(service, server)
     port = int(address.rpartition(":")[2])
-    return Worker(found.info, config.advertised_address(port), service, server, registrar)
+    return Worker(found.info, config.listen.advertised_address(port), service, server, registrar)
 
 
 async def serve(config: DrafterConfig) -> None:
     """Runs a drafter as a process of its own, until a signal. Raises StartupError or PeerRefused."""
-    worker = await start(config, registrar_at(config.router, config.store, opened(config.tls)))
+    where = config.registration
+    worker = await start(config, registrar_at(where.router, where.store, opened(config.protection.tls)))
     await serve_until_stopped(worker)

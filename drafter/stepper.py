@@ -381,16 +381,12 @@ async def model_source(config: DrafterConfig, start_followers: StartFollowers | 
         Role.DRAFTER,
         config.draft,
         config.model_name,
-        config.device,
-        config.dtype,
-        config.kv_memory_bytes,
-        config.threads,
-        config.tensor_parallel_size,
+        config.engine,
         start_followers or FollowerProcesses,
-        config.quantization,
+        config.draft_quantization,
     )
-    await engine.run(engine.make_ready, config.max_batch_tokens)
-    limits = Limits(config.max_batch_tokens, config.prefill_chunk)
+    limits = Limits(config.limits.max_batch_tokens, config.limits.prefill_chunk)
+    await engine.run(engine.make_ready, config.limits.max_batch_tokens)
 
     def proposer(on_change: OnChange, on_failed: OnFailed) -> DraftStepper:
         return DraftStepper(engine, limits, on_change, on_failed, time.monotonic, config.branches)

@@ -140,6 +140,15 @@ class StartupError(OutriderError):
     """A process cannot start: bad flag, missing or damaged checkpoint, port in use."""
 
 
+class WrongOption(StartupError):
+    """An option that cannot be as it is told. The message begins with its flag."""
+
+    def __init__(self, option: str, sentence: str) -> None:
+        super().__init__(f"--{option.replace('_', '-')} {sentence}")
+        self.option = option
+        self.sentence = sentence
+
+
 class ModelRefused(StartupError):
     """The model cannot be run exactly by this engine; the message names what it lacks."""
 

@@ -7,15 +7,18 @@ import os
 import platform
 import re
 import sys
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from outrider.defaults import NUM_SPECULATIVE_TOKENS
-from outrider_cli import options
+from drafter.config import DrafterConfig
+from outrider.options.engine import EngineOptions
+from outrider.options.option import build, option, same
+from outrider.options.sessions import SessionOptions
+from outrider_cli.commands import command
 from outrider_cli.reporting import reported
+from outrider_cli.roles import API_KEYS, STORE
 
 if TYPE_CHECKING:
     from outrider_cli.bench.settings import Settings
@@ -25,108 +28,91 @@ WIDTH = 110
 PACKAGES = ("outrider", "torch", "transformers", "grpcio")
 
 
-def bench(
-    target: Annotated[
-        str | None, typer.Option(help="Folder or hub id of the target.", show_default="the demo pair's")
-    ] = None,
-    draft: Annotated[
-        str | None, typer.Option(help="Folder or hub id of the draft model.", show_default="the demo pair's")
-    ] = None,
-    workload: Annotated[
-        str, typer.Option(metavar="LIST", help="What to ask for, of: code, prose, random.")
-    ] = "code,prose,random",
-    temperature: Annotated[
-        str, typer.Option(metavar="LIST", help="Sampling temperatures; 0 = greedy.")
-    ] = "0,0.8",
-    streams: Annotated[str, typer.Option(metavar="LIST", help="Requests at the same time.")] = "1,16",
-    rtt: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST",
-            help="Round trips between drafter and verifier, in ms.",
-            show_default="0,20; with --url none",
-        ),
-    ] = None,
-    repetitions: Annotated[int, typer.Option(min=1, help="How often everything is measured.")] = 3,
-    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 96,
-    peers: Annotated[
-        bool,
-        typer.Option("--peers/--no-peers", help="Measure transformers' generate too.", show_default=False),
-    ] = True,
-    lock_step: Annotated[
-        bool,
-        typer.Option(
-            "--lock-step/--no-lock-step",
-            help="Measure drafts that wait for each verdict too.",
-            show_default=False,
-        ),
-    ] = True,
-    chains: Annotated[
-        bool, typer.Option("--chains", help="Measure streaming drafts without branches too.")
-    ] = False,
-    num_speculative_tokens: options.NumSpeculativeTokens = NUM_SPECULATIVE_TOKENS,
-    kv_memory: options.KvMemory = "2GiB",
-    draft_quantization: options.DraftQuantization = None,
-    cores: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TARGET/DRAFT",
-            help="CPU cores of each model, such as 0/1 or 0,1/2,3; any = wherever the system puts them. "
-            "transformers gets all of them.",
-            show_default="half of the machine each",
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of the order in which is measured.")] = 0,
-    url: Annotated[
-        str | None,
-        typer.Option(
-            help="Measure this OpenAI-compatible server instead; it is not started.", show_default="none"
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="With --url: the model's name there.", show_default="the first it lists"),
-    ] = None,
-    write: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder for the result as JSON and pictures.", show_default="none"),
-    ] = None,
-) -> None:
-    """Measure how fast text comes: with drafts, without, in lock-step, and from transformers."""
-    for name in (
-        "OUTRIDER_STORE",
-        "OUTRIDER_API_KEYS",
-    ):  # of other routers: these processes keep to themselves
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """What `bench` is told, before it is read."""
+
+    target: str | None = option(None, "Folder or hub id of the target.", shown="the demo pair's")
+    draft: str | None = option(None, "Folder or hub id of the draft model.", shown="the demo pair's")
+    workload: str = option("code,prose,random", "What to ask for, of: code, prose, random.", metavar="LIST")
+    temperature: str = option("0,0.8", "Sampling temperatures; 0 = greedy.", metavar="LIST")
+    streams: str = option("1,16", "Requests at the same time.", metavar="LIST")
+    rtt: str | None = option(
+        None,
+        "Round trips between drafter and verifier, in ms.",
+        metavar="LIST",
+        shown="0,20; with --url none",
+    )
+    repetitions: int = option(3, "How often everything is measured.", least=1)
+    max_tokens: int = option(96, "Tokens of each answer.", least=2)
+    peers: bool = option(True, "Measure transformers' generate too.", negated=True)
+    lock_step: bool = option(True, "Measure drafts that wait for each verdict too.", negated=True)
+    chains: bool = option(False, "Measure streaming drafts without branches too.")
+    num_speculative_tokens: int = same(SessionOptions, "num_speculative_tokens")
+    kv_memory: str = same(EngineOptions, "kv_memory", "2GiB")
+    draft_quantization: str | None = same(DrafterConfig, "draft_quantization")
+    cores: str | None = option(
+        None,
+        "CPU cores of each model, such as 0/1 or 0,1/2,3; any = wherever the system puts them. "
+        "transformers gets all of them.",
+        metavar="TARGET/DRAFT",
+        shown="half of the machine each",
+    )
+    seed: int = option(0, "Of the order in which is measured.")
+    url: str | None = option(
+        None, "Measure this OpenAI-compatible server instead; it is not started.", shown="none"
+    )
+    model: str | None = option(None, "With --url: the model's name there.", shown="the first it lists")
+    write: Path | None = option(
+        None, "Folder for the result as JSON and pictures.", metavar="DIR", shown="none"
+    )
+
+
+def _bench_command(**given: Any) -> None:
+    for name in (STORE, API_KEYS):  # of other routers: these processes keep to themselves
         os.environ.pop(name, None)
     with reported("bench"):
-        from outrider_cli.bench.settings import Settings, numbers, parse_cores, words
-        from outrider_cli.serve import choose_models
+        told = build(BenchOptions, given)
+        measure(settings_of(told), told.write)
 
-        available = (
-            sorted(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else list(range(os.cpu_count() or 1))
-        )
-        settings = Settings(
-            workloads=words(workload),
-            temperatures=numbers("--temperature", temperature, float, 0),
-            streams=tuple(int(count) for count in numbers("--streams", streams, int, 1)),
-            rtts_ms=numbers("--rtt", rtt or ("0" if url else "0,20"), float, 0),
-            repetitions=repetitions,
-            max_tokens=max_tokens,
-            seed=seed,
-            models=None if url and target is None else choose_models(target, draft, 1),
-            url=url,
-            model=model,
-            lock_step=lock_step,
-            chains=chains,
-            peers=peers,
-            num_speculative_tokens=num_speculative_tokens,
-            kv_memory=kv_memory,
-            draft_quantization=draft_quantization.value if draft_quantization else None,
-            cores=parse_cores(cores, available),
-        )
-        measure(settings, write)
+
+def settings_of(told: BenchOptions) -> Settings:
+    """Raises StartupError for the first value that cannot be."""
+    from outrider_cli.bench.settings import Settings, numbers, parse_cores, words
+    from outrider_cli.serve import choose_models
+
+    available = (
+        sorted(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else list(range(os.cpu_count() or 1))
+    )
+    return Settings(
+        workloads=words(told.workload),
+        temperatures=numbers("--temperature", told.temperature, float, 0),
+        streams=tuple(int(count) for count in numbers("--streams", told.streams, int, 1)),
+        rtts_ms=numbers("--rtt", told.rtt or ("0" if told.url else "0,20"), float, 0),
+        repetitions=told.repetitions,
+        max_tokens=told.max_tokens,
+        seed=told.seed,
+        models=None if told.url and told.target is None else choose_models(told.target, told.draft, 1),
+        url=told.url,
+        model=told.model,
+        lock_step=told.lock_step,
+        chains=told.chains,
+        peers=told.peers,
+        sessions=SessionOptions(told.num_speculative_tokens),
+        engine=EngineOptions(kv_memory=told.kv_memory),
+        draft_quantization=told.draft_quantization,
+        cores=parse_cores(told.cores, available),
+    )
+
+
+bench = command(
+    _bench_command,
+    "bench",
+    "Measure how fast text comes: with drafts, without, in lock-step, and from transformers.",
+    BenchOptions,
+)
 
 
 def measure(settings: Settings, write: Path | None) -> None:

@@ -5,179 +5,67 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-import typer
-
-from outrider.defaults import NUM_SPECULATIVE_TOKENS
-from outrider_cli import options
+from drafter.config import DrafterConfig
+from outrider.options.option import build
+from outrider_cli.commands import Logging, command
 from outrider_cli.reporting import reported
+from router.config import RouterConfig
+from verifier.config import VerifierConfig
 
 ROOMS = ("outrider", "router", "verifier", "drafter")  # whose loggers are ours
 API_KEYS = "OUTRIDER_API_KEYS"  # of the environment: the lines of the file that --api-keys would name
 STORE = "OUTRIDER_STORE"  # of the environment: what --store would say, where nobody is to see its password
 
 
-def router(
-    host: options.HttpHost = "127.0.0.1",
-    port: options.HttpPort = 8000,
-    grpc_port: options.GrpcPort = 50051,
-    num_speculative_tokens: options.NumSpeculativeTokens = NUM_SPECULATIVE_TOKENS,
-    max_sessions: Annotated[
-        int, typer.Option("--max-sessions", min=1, help="Most requests at a time; more are refused with 429.")
-    ] = 256,
-    session_ttl: options.SessionTtl = 600,
-    seed: options.ServerSeed = None,
-    store: options.RouterStore = None,
-    worker_port: options.WorkerRegistryPort = None,
-    tls_cert: options.TlsCert = None,
-    tls_key: options.TlsKey = None,
-    tls_ca: options.TlsCa = None,
-    insecure: options.Insecure = False,
-    api_keys: options.ApiKeys = None,
-    lock_step: options.LockStep = False,
-    log_level: options.LogLevel = options.Level.WARNING,
-) -> None:
-    """Run a router: it takes requests, gives them to workers, and streams the answers."""
+def _run(role: str, config: type, *, log_level: str, **given: Any) -> None:
     _log_to_stderr(log_level)
-    with reported("router"):
-        from outrider.config import tls_files
-        from router.config import RouterConfig
-        from router.service import serve
-
-        config = RouterConfig(
-            host=host,
-            port=port,
-            grpc_port=grpc_port,
-            store=store or os.environ.get(STORE),
-            worker_port=worker_port,
-            tls=tls_files(tls_cert, tls_key, tls_ca),
-            insecure=insecure,
-            api_keys=api_keys,
-            api_key_lines=os.environ.get(API_KEYS) if api_keys is None else None,
-            num_speculative_tokens=num_speculative_tokens,
-            max_sessions=max_sessions,
-            session_ttl=session_ttl,
-            seed=seed,
-            lock_step=lock_step,
-        )
-        asyncio.run(serve(config))
+    with reported(role):
+        told: Any = build(config, with_environment(given))
+        service = import_module(f"{role}.service")  # heavy, and torch reads how many threads it may have
+        asyncio.run(service.serve(told))
 
 
-def verifier(
-    target: options.Target,
-    router: options.RouterAddress = None,
-    store: options.WorkerStore = None,
-    host: options.WorkerHost = "127.0.0.1",
-    port: options.WorkerPort = 0,
-    advertise: options.Advertise = None,
-    tls_cert: options.TlsCert = None,
-    tls_key: options.TlsKey = None,
-    tls_ca: options.TlsCa = None,
-    insecure: options.Insecure = False,
-    name: Annotated[
-        str | None,
-        typer.Option("--name", help="Name by which clients ask for it.", show_default="the checkpoint's own"),
-    ] = None,
-    device: options.Device = "cpu",
-    dtype: options.DtypeOption = None,
-    kv_memory: options.KvMemory = "1GiB",
-    threads: options.Threads = None,
-    tensor_parallel_size: options.TensorParallelSize = 1,
-    max_batch_tokens: options.MaxBatchTokens = 512,
-    prefill_chunk: options.PrefillChunk = 256,
-    drain_seconds: options.DrainSeconds = options.DRAIN_SECONDS,
-    lock_step: options.LockStep = False,
-    log_level: options.LogLevel = options.Level.WARNING,
-) -> None:
-    """Run a verifier: it runs the target model and registers with a router, or in the routers' store."""
-    _log_to_stderr(log_level)
-    with reported("verifier"):
-        from outrider.config import default_dtype, parse_memory, tls_files
-        from verifier.config import VerifierConfig
-
-        config = VerifierConfig(
-            target=target,
-            router=router,
-            store=store or (os.environ.get(STORE) if router is None else None),
-            host=host,
-            port=port,
-            advertise=advertise,
-            tls=tls_files(tls_cert, tls_key, tls_ca),
-            insecure=insecure,
-            name=name,
-            device=device,
-            dtype=dtype.value if dtype else default_dtype(device),
-            kv_memory_bytes=parse_memory(kv_memory),
-            threads=_claim_threads(threads, tensor_parallel_size),
-            tensor_parallel_size=tensor_parallel_size,
-            max_batch_tokens=max_batch_tokens,
-            prefill_chunk=prefill_chunk,
-            drain_seconds=drain_seconds,
-            cache=_cache_folder(),
-            lock_step=lock_step,
-        )
-        from verifier.service import serve
-
-        asyncio.run(serve(config))
+def with_environment(given: dict[str, Any]) -> dict[str, Any]:
+    """Returns the values with those that the environment has for a role of these options."""
+    added: dict[str, Any] = {"cache": _cache_folder()}
+    if given.get("router") is None:
+        added["store"] = given["store"] or os.environ.get(STORE)
+    if "threads" in given:
+        added["threads"] = _claim_threads(given["threads"], given["tensor_parallel_size"])
+    if given.get("api_keys") is None:
+        added["api_key_lines"] = os.environ.get(API_KEYS)
+    return given | added
 
 
-def drafter(
-    draft: options.Draft = None,
-    propose: options.Propose = None,
-    router: options.RouterAddress = None,
-    store: options.WorkerStore = None,
-    host: options.WorkerHost = "127.0.0.1",
-    port: options.WorkerPort = 0,
-    advertise: options.Advertise = None,
-    tls_cert: options.TlsCert = None,
-    tls_key: options.TlsKey = None,
-    tls_ca: options.TlsCa = None,
-    insecure: options.Insecure = False,
-    device: options.Device = "cpu",
-    dtype: options.DtypeOption = None,
-    kv_memory: options.KvMemory = "1GiB",
-    threads: options.Threads = None,
-    tensor_parallel_size: options.TensorParallelSize = 1,
-    max_batch_tokens: options.MaxBatchTokens = 512,
-    prefill_chunk: options.PrefillChunk = 256,
-    draft_quantization: options.DraftQuantization = None,
-    branches: options.Branches = True,
-    log_level: options.LogLevel = options.Level.WARNING,
-) -> None:
-    """Run a drafter: it guesses, mostly by a draft model, and registers with a router or in their store."""
-    _log_to_stderr(log_level)
-    with reported("drafter"):
-        from drafter.config import DrafterConfig
-        from outrider.config import default_dtype, parse_memory, tls_files
-
-        config = DrafterConfig(
-            draft=draft,
-            propose=propose.value if propose else None,
-            router=router,
-            store=store or (os.environ.get(STORE) if router is None else None),
-            host=host,
-            port=port,
-            advertise=advertise,
-            tls=tls_files(tls_cert, tls_key, tls_ca),
-            insecure=insecure,
-            device=device,
-            dtype=dtype.value if dtype else default_dtype(device),
-            kv_memory_bytes=parse_memory(kv_memory),
-            threads=_claim_threads(threads, tensor_parallel_size),
-            tensor_parallel_size=tensor_parallel_size,
-            max_batch_tokens=max_batch_tokens,
-            prefill_chunk=prefill_chunk,
-            quantization=draft_quantization.value if draft_quantization else None,
-            branches=branches,
-        )
-        from drafter.service import serve
-
-        asyncio.run(serve(config))
+router = command(
+    partial(_run, "router", RouterConfig),
+    "router",
+    "Run a router: it takes requests, gives them to workers, and streams the answers.",
+    RouterConfig,
+    Logging,
+)
+verifier = command(
+    partial(_run, "verifier", VerifierConfig),
+    "verifier",
+    "Run a verifier: it runs the target model and registers with a router, or in the routers' store.",
+    VerifierConfig,
+    Logging,
+)
+drafter = command(
+    partial(_run, "drafter", DrafterConfig),
+    "drafter",
+    "Run a drafter: it guesses, mostly by a draft model, and registers with a router or in their store.",
+    DrafterConfig,
+    Logging,
+)
 
 
-def _log_to_stderr(level: options.Level) -> None:
+def _log_to_stderr(level: str) -> None:
     """Others' code is heard from warnings on: what it logs below may hold what was asked."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # or each stranger's handshake would be a line

@@ -7,85 +7,85 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated
-
-import typer
+from typing import Any
 
 from demo import pair
-from outrider.defaults import NUM_SPECULATIVE_TOKENS
+from drafter.config import DrafterConfig
 from outrider.net.tasks import first_of
-from outrider_cli import options
-from outrider_cli.children import Models, Protection, Workers, router_child, threads_each, worker_children
+from outrider.options.engine import EngineOptions, checkpoint_name
+from outrider.options.option import build, option, same
+from outrider.options.protection import Protection
+from outrider.options.sessions import SessionOptions
+from outrider_cli.children import Models, Workers, router_child, threads_each, worker_children
+from outrider_cli.commands import Logging, command
 from outrider_cli.display import PersistentConsole, ServeDisplay
-from outrider_cli.reporting import WRONG_USAGE, fail
+from outrider_cli.reporting import WRONG_USAGE, fail, reported
 from outrider_cli.roles import API_KEYS, STORE
 from outrider_cli.supervisor import ChildDied, ChildSpec, Supervisor
 from router.banner import banner
+from router.config import RouterConfig
 
 
-def serve(
-    target: Annotated[
-        str | None,
-        typer.Option(help="Folder or hub id of the target model.", show_default="the demo pair's target"),
-    ] = None,
-    draft: Annotated[
-        str | None,
-        typer.Option(help="Folder or hub id of the draft model.", show_default="the demo pair's draft"),
-    ] = None,
-    propose: options.Propose = None,
-    drafters: Annotated[int, typer.Option(min=0, help="Number of draft workers; 0 = plain decoding.")] = 1,
-    verifiers: Annotated[int, typer.Option(min=1, help="Number of target workers.")] = 1,
-    tensor_parallel_size: options.TargetParallelSize = 1,
-    num_speculative_tokens: options.NumSpeculativeTokens = NUM_SPECULATIVE_TOKENS,
-    host: options.HttpHost = "127.0.0.1",
-    port: options.HttpPort = 8000,
-    grpc_port: options.GrpcPort = 50051,
-    device: options.Device = "cpu",
-    dtype: options.DtypeOption = None,
-    seed: options.ServerSeed = None,
-    kv_memory: options.KvMemory = "1GiB",
-    threads: options.ThreadsEach = None,
-    draft_quantization: options.DraftQuantization = None,
-    tls_cert: options.TlsCert = None,
-    tls_key: options.TlsKey = None,
-    tls_ca: options.TlsCa = None,
-    insecure: options.Insecure = False,
-    api_keys: options.ApiKeys = None,
-    worker_port: options.WorkerRegistryPort = None,
-    lock_step: options.LockStep = False,
-    log_level: options.LogLevel = options.Level.WARNING,
-) -> None:
-    """Serve a model on this machine: a router, verifiers and drafters, each a process of its own."""
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """What `serve` is told. Each of its processes is told what it needs of it."""
+
+    target: str | None = option(None, "Folder or hub id of the target model.", shown="the demo pair's target")
+    draft: str | None = option(None, "Folder or hub id of the draft model.", shown="the demo pair's draft")
+    propose: str | None = same(DrafterConfig, "propose")
+    drafters: int = option(1, "Number of draft workers; 0 = plain decoding.", least=0)
+    verifiers: int = option(1, "Number of target workers.", least=1)
+    host: str = same(RouterConfig, "host")
+    port: int = same(RouterConfig, "port")
+    grpc_port: int = same(RouterConfig, "grpc_port")
+    sessions: SessionOptions = field(default=SessionOptions())
+    engine: EngineOptions = field(default=EngineOptions())
+    draft_quantization: str | None = same(DrafterConfig, "draft_quantization")
+    protection: Protection = field(default=Protection())
+    api_keys: Path | None = same(RouterConfig, "api_keys")
+    worker_port: int | None = same(RouterConfig, "worker_port")
+    lock_step: bool = same(RouterConfig, "lock_step")
+    logging: Logging = field(default=Logging())
+
+
+def _serve_command(**given: Any) -> None:
     os.environ.pop(STORE, None)  # of routers that share one: these processes keep to themselves
-    models = choose_models(target, draft, drafters, propose.value if propose else None)
-    if draft_quantization is not None and models.draft is None:
-        other = "--drafters 0" if drafters == 0 else "--propose"
-        fail("serve", f"--draft-quantization is of no use with {other}: leave one out", WRONG_USAGE)
-    protection = Protection(tls_cert, tls_key, tls_ca, insecure, api_keys, worker_port)
-    workers = Workers(
-        verifiers=verifiers,
-        tensor_parallel_size=tensor_parallel_size,
-        drafters=drafters,
-        device=device,
-        dtype=dtype.value if dtype else None,
-        kv_memory=kv_memory,
-        draft_quantization=draft_quantization.value if draft_quantization else None,
-        lock_step=lock_step,
-        protection=protection,
-        log_level=log_level.value,
-        threads=threads
-        or threads_each(len(os.sched_getaffinity(0)), verifiers * tensor_parallel_size + drafters),
-    )
-    router = router_child(
-        host, port, grpc_port, num_speculative_tokens, seed, lock_step, protection, log_level.value
+    with reported("serve"):
+        told = build(ServeOptions, given)
+        models = choose_models(told.target, told.draft, told.drafters, told.propose)
+        if told.draft_quantization is not None and models.draft is None:
+            other = "--drafters 0" if told.drafters == 0 else "--propose"
+            fail("serve", f"--draft-quantization is of no use with {other}: leave one out", WRONG_USAGE)
+        router = router_child(build(RouterConfig, given), told.logging)
+        others = partial(worker_children, models, _workers(told))
+        others("127.0.0.1:1")  # what workers could not be told is said before anything starts
+        asked = told.api_keys is not None or API_KEYS in os.environ
+        asyncio.run(run(router, others, models.name, keyed=asked, ca=told.protection.tls_ca))
+
+
+def _workers(told: ServeOptions) -> Workers:
+    processes = told.verifiers * told.engine.tensor_parallel_size + told.drafters
+    threads = told.engine.threads or threads_each(len(os.sched_getaffinity(0)), processes)
+    return Workers(
+        verifiers=told.verifiers,
+        drafters=told.drafters,
+        engine=replace(told.engine, threads=threads),
+        draft_quantization=told.draft_quantization,
+        lock_step=told.lock_step,
+        protection=told.protection,
+        logging=told.logging,
     )
 
-    def others(router_address: str) -> list[ChildSpec]:
-        return worker_children(models, workers, router_address)
 
-    asked = api_keys is not None or API_KEYS in os.environ
-    asyncio.run(run(router, others, models.name, keyed=asked, ca=tls_ca))
+serve = command(
+    _serve_command,
+    "serve",
+    "Serve a model on this machine: a router, verifiers and drafters, each a process of its own.",
+    ServeOptions,
+)
 
 
 def choose_models(target: str | None, draft: str | None, drafters: int, propose: str | None = None) -> Models:
@@ -106,8 +106,6 @@ def choose_models(target: str | None, draft: str | None, drafters: int, propose:
             WRONG_USAGE,
         )
     if target is not None:
-        from outrider.config import checkpoint_name
-
         return Models(target, draft, checkpoint_name(target), propose)
     for folder in (pair.TARGET, pair.DRAFT):
         if not (folder / "config.json").is_file():

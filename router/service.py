@@ -30,13 +30,13 @@ async def serve(config: RouterConfig) -> None:
 
     Raises StartupError where an address cannot be had, or the store refuses.
     """
-    tls = opened(config.tls)
+    tls = opened(config.protection.tls)
     router = Router(
         store_at(config.store),
-        num_speculative_tokens=config.num_speculative_tokens,
-        max_sessions=config.max_sessions,
-        session_ttl=config.session_ttl,
-        seed=config.seed,
+        num_speculative_tokens=config.sessions.num_speculative_tokens,
+        max_sessions=config.sessions.max_sessions,
+        session_ttl=config.sessions.session_ttl,
+        seed=config.sessions.seed,
         lock_step=config.lock_step,
         keys=keys_of(config.api_keys, config.api_key_lines),
         tls=tls if tls is not None and tls.mutual else None,

@@ -15,9 +15,11 @@ from outrider.engine.loading import load_engine
 from outrider.engine.parts import Parts
 from outrider.engine.ranks import Followers, Ranks
 from outrider.errors import PeerLost
+from outrider.options.engine import EngineOptions
 from outrider.worker.followers import FollowerSpec, StartFollowers
 
 KV_BYTES = 2**24
+OPTIONS = EngineOptions(kv_memory=str(KV_BYTES), threads=1)
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = """
 import sys
@@ -95,10 +97,10 @@ def divided(
     """A leader's engine on a tiny model; the followers' specs may differ in what is `changed`."""
     ranks = Ranks.host(size)
     specs = [
-        FollowerSpec(replace(ranks.group, rank=rank), str(folder), "cpu", "float32", KV_BYTES, 1, parts)
-        for rank in range(1, size)
+        FollowerSpec(replace(ranks.group, rank=rank), str(folder), OPTIONS, parts) for rank in range(1, size)
     ]
-    ranks.followers = start([replace(spec, **changed) for spec in specs])
+    specs = [replace(spec, options=replace(spec.options, **changed)) for spec in specs]
+    ranks.followers = start(specs)
     try:
         engine = load_engine(str(folder), kv_memory_bytes=KV_BYTES, threads=1, ranks=ranks, parts=parts)
     except BaseException:

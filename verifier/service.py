@@ -191,44 +191,41 @@ async def start(
     """A verifier with its model loaded, listening but not registered; `start_followers` starts the processes
     that its model is divided among. Raises StartupError."""
     server = new_server(BoundedDrafts())
-    address = bind(server, config.host, config.port, tls=opened(config.tls))
+    address = bind(server, config.listen.host, config.listen.port, tls=opened(config.protection.tls))
     await check_admitted(registrar)
     engine, tokenizer, info = await load(
         Role.VERIFIER,
         config.target,
         config.served_name,
-        config.device,
-        config.dtype,
-        config.kv_memory_bytes,
-        config.threads,
-        config.tensor_parallel_size,
+        config.engine,
         start_followers,
     )
     service = VerifierService(info, tokenizer)
-    limits = Limits(config.max_batch_tokens, config.prefill_chunk)
+    limits = Limits(config.limits.max_batch_tokens, config.limits.prefill_chunk)
     measured = {
         "model": info.identity.model_fingerprint,
-        "device": config.device,
-        "dtype": config.dtype,
-        "threads": config.threads,
-        "tensor_parallel_size": config.tensor_parallel_size,
-        "max_batch_tokens": config.max_batch_tokens,
+        "device": config.engine.device,
+        "dtype": config.engine.number_format,
+        "threads": config.engine.threads,
+        "tensor_parallel_size": config.engine.tensor_parallel_size,
+        "max_batch_tokens": config.limits.max_batch_tokens,
     }
     step_time = await engine.run(
         remembered,
         config.cache,
         measured,
-        lambda: profile(engine, time.perf_counter, _profiled, config.max_batch_tokens),
+        lambda: profile(engine, time.perf_counter, _profiled, config.limits.max_batch_tokens),
     )
     start_steps = lock_step if config.lock_step else start_at
     stepper = Stepper(engine, limits, service.on_step, time.monotonic, start_steps, step_time)
     service.use(stepper)
     verifier_pb2_grpc.add_VerifierServicer_to_server(service, server)
     port = int(address.rpartition(":")[2])
-    return Worker(info, config.advertised_address(port), service, server, registrar)
+    return Worker(info, config.listen.advertised_address(port), service, server, registrar)
 
 
 async def serve(config: VerifierConfig) -> None:
     """Runs a verifier as a process of its own, until a signal. Raises StartupError or PeerRefused."""
-    worker = await start(config, registrar_at(config.router, config.store, opened(config.tls)))
+    where = config.registration
+    worker = await start(config, registrar_at(where.router, where.store, opened(config.protection.tls)))
     await serve_until_stopped(worker, drain_seconds=config.drain_seconds)

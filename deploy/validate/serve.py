@@ -85,7 +85,7 @@ def _unmet(pool: RouterArgs | PoolArgs, workers: list[Group]) -> str | None:
     if isinstance(pool, RouterArgs):
         cpus, gpus, most = pool.cpus, 0.0, pool.replicas
     else:  # all processes of one worker are on one node
-        ranks = pool.tensor_parallel_size
+        ranks = pool.engine.tensor_parallel_size
         cpus, gpus, most = pool.cpus * ranks, pool.gpus_each * ranks, pool.max_replicas
     names, room = ", ".join(group.name for group in matching), sum(_room(g, cpus, gpus) for g in matching)
     if not room:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from outrider.config import memory_text
 from outrider.engine.attention import AttentionBackend
 from outrider.engine.engine import Engine
 from outrider.engine.fusing import fused
@@ -26,6 +25,7 @@ from outrider.engine.runner import CallByCall
 from outrider.engine.self_check import PROBE_BLOCKS, check, reference
 from outrider.engine.sharding import connect, localize
 from outrider.errors import StartupError
+from outrider.options.memory import memory_text
 from outrider.wire.description import ModelInfo
 
 WORTH_HUGE_PAGES = 2**26  # bytes of weights: more than the caches next to a core hold

@@ -9,26 +9,12 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import grpc
 
 from outrider.errors import StartupError
 from outrider.net.watched import Watched, reason
-
-
-@dataclass(frozen=True, slots=True)
-class TlsFiles:
-    """What --tls-cert, --tls-key and --tls-ca name: PEM files."""
-
-    cert: Path  # this process's certificate, followed by those between it and its authority
-    key: Path  # the private key of that certificate, not encrypted
-    ca: Path | None = None  # the authority whose certificates peers must show; None = clients' TLS only
-
-    @property
-    def mutual(self) -> bool:
-        """True if routers, verifiers and drafters show one another certificates."""
-        return self.ca is not None
+from outrider.options.protection import TlsFiles
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from outrider.errors import InvalidRequest
-
-MAX_SEED = 2**64 - 1
+from outrider.options.sessions import MAX_SEED
 
 
 @dataclass(frozen=True, slots=True)

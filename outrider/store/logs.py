@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from outrider.options.sessions import SessionOptions
 from outrider.wire.session import SessionId
 
-SESSION_TTL_SECONDS = 600  # a log outlives what was written to it last by so much
+SESSION_TTL_SECONDS = SessionOptions().session_ttl  # a log outlives what was written to it last by so much
 
 
 @dataclass(frozen=True, slots=True)

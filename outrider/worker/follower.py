@@ -16,8 +16,9 @@ def main(parent: str, spec: str) -> int:
     `spec`: a FollowerSpec as JSON."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # sent to the whole group: the worker says when it is over
-    threads = str(json.loads(spec)["threads"])
-    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = threads  # read when torch is imported
+    threads = json.loads(spec)["options"]["threads"]
+    if threads is not None:  # read when torch is imported
+        os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
 
     from outrider.errors import OutriderError, StartupError
     from outrider.worker.followers import FollowerSpec, die_with, follow

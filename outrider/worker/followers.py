@@ -21,6 +21,7 @@ from outrider.engine.parts import Parts
 from outrider.engine.rank_group import follow as follow_leader
 from outrider.engine.ranks import Followers, Place, Ranks
 from outrider.errors import PeerLost, StartupError
+from outrider.options.engine import EngineOptions
 from outrider.worker.garbage import spare_what_is_there
 
 __all__ = ["FollowerProcesses", "FollowerSpec", "Followers", "StartFollowers", "follow"]
@@ -34,10 +35,7 @@ class FollowerSpec:
 
     group: Place
     model: str  # folder or hub id, as on the leader
-    device: str  # its own: cpu, cuda or cuda:N
-    dtype: str
-    kv_memory_bytes: int  # of all ranks together
-    threads: int
+    options: EngineOptions  # as the leader's, with a device of its own
     parts: Parts | None = None  # of its engine, as the leader's; None = what is usual on the device
 
     def to_json(self) -> str:
@@ -47,6 +45,7 @@ class FollowerSpec:
     def from_json(cls, text: str) -> FollowerSpec:
         values = json.loads(text)
         values["group"] = Place(**values["group"])
+        values["options"] = EngineOptions(**values["options"])
         if (parts := values["parts"]) is not None:
             values["parts"] = Parts(**{**parts, "attention": tuple(parts["attention"])})
         return cls(**values)
@@ -62,10 +61,10 @@ def follow(spec: FollowerSpec) -> None:
     try:
         engine = load_engine(
             spec.model,
-            device=spec.device,
-            dtype=spec.dtype,
-            kv_memory_bytes=spec.kv_memory_bytes,
-            threads=spec.threads,
+            device=spec.options.device,
+            dtype=spec.options.number_format,
+            kv_memory_bytes=spec.options.kv_memory_bytes,
+            threads=spec.options.threads,
             ranks=ranks,
             parts=spec.parts,
         )

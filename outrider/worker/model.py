@@ -14,6 +14,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.loading import load_engine, load_tokenizer
 from outrider.engine.ranks import Ranks
 from outrider.errors import PeerLost, StartupError
+from outrider.options.engine import EngineOptions
 from outrider.wire.description import TokenizerFiles, WorkerInfo
 from outrider.wire.hello import Identity, Role
 from outrider.worker.followers import FollowerProcesses, FollowerSpec, StartFollowers, device_of
@@ -23,11 +24,7 @@ async def load(
     role: Role,
     model: str,
     name: str,
-    device: str,
-    dtype: str,
-    kv_memory_bytes: int,
-    threads: int,
-    tensor_parallel_size: int = 1,
+    options: EngineOptions,
     start_followers: StartFollowers = FollowerProcesses,
     quantization: str | None = None,
 ) -> tuple[Engine, TokenizerFiles, WorkerInfo]:
@@ -39,20 +36,14 @@ async def load(
     def progress(stage: str, share: float) -> None:
         print(f"{label}: {stage} {share:.0%}", flush=True)
 
-    ranks = None
-    if tensor_parallel_size > 1:
-        ranks = Ranks.host(tensor_parallel_size)
-        device = device_of(device, 0)
+    ranks, device = None, options.device
+    if options.tensor_parallel_size > 1:
+        ranks, device = Ranks.host(options.tensor_parallel_size), device_of(options.device, 0)
         specs = [
             FollowerSpec(
-                replace(ranks.group, rank=rank),
-                model,
-                device_of(device, rank),
-                dtype,
-                kv_memory_bytes,
-                threads,
+                replace(ranks.group, rank=rank), model, replace(options, device=device_of(device, rank))
             )
-            for rank in range(1, tensor_parallel_size)
+            for rank in range(1, options.tensor_parallel_size)
         ]
         ranks.followers = start_followers(specs)
     loading = ThreadPoolExecutor(1, thread_name_prefix="loading")  # not one that lasts: see Engine.run
@@ -64,9 +55,9 @@ async def load(
                 model,
                 name=name,
                 device=device,
-                dtype=dtype,
-                kv_memory_bytes=kv_memory_bytes,
-                threads=threads,
+                dtype=options.number_format,
+                kv_memory_bytes=options.kv_memory_bytes,
+                threads=options.threads,
                 progress=progress,
                 ranks=ranks,
                 quantization=quantization,

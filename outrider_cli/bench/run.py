@@ -27,6 +27,7 @@ from outrider_cli.bench.placing import stay_on
 from outrider_cli.bench.relay import Relay
 from outrider_cli.bench.services import EXTRAS, Service, service
 from outrider_cli.bench.settings import Settings
+from outrider_cli.children import Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +81,16 @@ async def _start(
             service(
                 replace(settings.models, draft=None) if way in (PLAIN, PLAIN_ALL) else settings.models,
                 replace(settings.cores, target=settings.cores.all) if way == PLAIN_ALL else settings.cores,
-                num_speculative_tokens=settings.num_speculative_tokens,
-                kv_memory=settings.kv_memory,
-                draft_quantization=settings.draft_quantization,
-                lock_step=way == LOCK_STEP,
-                branches=way != CHAINS,
-                drafter_environment=relay.environment if relay is not None else {},
+                replace(settings.sessions, seed=0),
+                Workers(
+                    1,
+                    1,
+                    settings.engine,
+                    settings.draft_quantization,
+                    lock_step=way == LOCK_STEP,
+                    branches=way != CHAINS,
+                ),
+                relay.environment if relay is not None else {},
             )
         )
     servers: dict[str, Server] = {**services}

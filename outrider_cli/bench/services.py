@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from outrider.errors import StartupError, Unavailable
+from outrider.options.sessions import SessionOptions
 from outrider_cli.bench.client import Came, Reply, Request, ServerClient
 from outrider_cli.bench.figures import Rejections
 from outrider_cli.bench.group import Seconds, cpu_clock
@@ -15,6 +16,7 @@ from outrider_cli.bench.placing import Cores
 from outrider_cli.children import Models, Workers, router_child, worker_children
 from outrider_cli.serve import reachable, router_addresses
 from outrider_cli.supervisor import ChildDied, ChildSpec, Supervisor
+from router.config import RouterConfig
 
 DRAFTER_TELLS_SECONDS = 1.0  # within which a drafter has told its router what it has counted
 EXTRAS: dict[str, object] = {  # fields beyond OpenAI's that a fair measurement wants
@@ -68,36 +70,26 @@ class Service:
 async def service(
     models: Models,
     cores: Cores,
-    *,
-    num_speculative_tokens: int,
-    kv_memory: str,
-    draft_quantization: str | None = None,
-    lock_step: bool = False,
-    branches: bool = True,
+    sessions: SessionOptions,
+    workers: Workers,
     drafter_environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Service]:
     """Starts router, verifier and, where `models` has a draft, drafter; ends them at the end.
 
-    Raises StartupError with what a process said where it ends too early."""
+    Each model has as many threads as it has cores. Raises StartupError with what a process said where it ends
+    too early."""
     display = Quiet()
     supervisor = Supervisor(display)
-    workers = Workers(
-        verifiers=1,
-        drafters=1,
-        device="cpu",
-        dtype=None,
-        kv_memory=kv_memory,
-        threads=len(cores.target),
-        draft_quantization=draft_quantization,
-        lock_step=lock_step,
-        branches=branches,
+    router = router_child(
+        RouterConfig(port=0, grpc_port=0, sessions=sessions, lock_step=workers.lock_step), workers.logging
     )
-    router = router_child("127.0.0.1", 0, 0, num_speculative_tokens, 0, lock_step)
     try:
         said = await supervisor.start(behind(router, cores.prefix(cores.draft)))
         url, grpc_address, _ = (reachable(address) for address in router_addresses(said))
-        verifier = worker_children(replace(models, draft=None), workers, grpc_address)
-        drafter = worker_children(models, replace(workers, threads=len(cores.draft)), grpc_address)[1:]
+        verifier = worker_children(
+            replace(models, draft=None), with_threads(workers, len(cores.target)), grpc_address
+        )
+        drafter = worker_children(models, with_threads(workers, len(cores.draft)), grpc_address)[1:]
         variables = ("env", *(f"{name}={value}" for name, value in (drafter_environment or {}).items()))
         children = [
             *(behind(child, cores.prefix(cores.target)) for child in verifier),
@@ -117,6 +109,10 @@ async def service(
         raise StartupError(str(death)) from None
     finally:
         await supervisor.stop()
+
+
+def with_threads(workers: Workers, threads: int) -> Workers:
+    return replace(workers, engine=replace(workers.engine, threads=threads))
 
 
 def behind(child: ChildSpec, prefix: Sequence[str]) -> ChildSpec:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from outrider.defaults import NUM_SPECULATIVE_TOKENS
 from outrider.errors import StartupError
+from outrider.options.engine import EngineOptions
+from outrider.options.sessions import SessionOptions
 from outrider_cli.bench.cells import CHAINS, LOCK_STEP, OURS, PEERS, PLAIN, PLAIN_ALL, SERVER, Cell, cells
 from outrider_cli.bench.placing import Cores
 from outrider_cli.bench.workloads import WORKLOADS
@@ -30,8 +31,8 @@ class Settings:
     lock_step: bool = True
     chains: bool = False  # streaming without branches, too
     peers: bool = True
-    num_speculative_tokens: int = NUM_SPECULATIVE_TOKENS
-    kv_memory: str = "2GiB"  # of each worker
+    sessions: SessionOptions = field(default=SessionOptions())
+    engine: EngineOptions = field(default=EngineOptions())  # of each worker
     draft_quantization: str | None = None
     cores: Cores = Cores()  # noqa: RUF009  # frozen
 

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from pydantic.json_schema import models_json_schema
 
 from outrider import __version__
-from outrider.sampling.params import MAX_SEED
+from outrider.options.sessions import MAX_SEED
 from router.api import schema
 
 Json = Mapping[str, Any]

@@ -14,18 +14,20 @@ from typer.testing import CliRunner
 
 from demo import pair
 from drafter.config import DrafterConfig
-from outrider.config import memory_text, parse_memory
 from outrider.errors import StartupError
+from outrider.options.engine import EngineOptions
+from outrider.options.memory import memory_text, parse_memory
+from outrider.options.option import options
+from outrider.options.protection import Protection
+from outrider.options.sessions import SessionOptions
 from outrider_cli import app
-from outrider_cli.children import Models, Protection, Workers, router_child, threads_each, worker_children
+from outrider_cli.children import Models, Workers, router_child, threads_each, worker_children
+from outrider_cli.commands import Logging
 from outrider_cli.serve import choose_models, reachable, router_addresses
 from router.config import RouterConfig
 from verifier.config import VerifierConfig
 
 COMMANDS = {"serve", "generate", "router", "verifier", "drafter", "plan", "bench"}  # and the group keys
-SIZES = {"kv_memory": "kv_memory_bytes"}
-NAMES = {**SIZES, "draft_quantization": "quantization"}  # of an option, as the configuration has it
-NO_OPTIONS = {"cache", "api_key_lines"}  # read from the environment
 
 
 def parameters(command: str) -> dict[str, Any]:
@@ -79,19 +81,13 @@ def test_help_loads_no_heavy_library(arguments: list[str]) -> None:
     [("router", RouterConfig), ("verifier", VerifierConfig), ("drafter", DrafterConfig)],
 )
 def test_options_and_configuration_agree(command: str, config: Any) -> None:
-    options = parameters(command)
-    assert options.pop("log_level").default == "warning"  # of the process, whatever it runs
-    files = [options.pop(f"tls_{name}") for name in ("cert", "key", "ca")]
-    assert [file.default for file in files] == [None] * 3
-    fields = {field.name: field for field in dataclasses.fields(config)}
-    assert fields.pop("tls").default is None  # the three files
-    assert {NAMES.get(name, name) for name in options} == set(fields) - NO_OPTIONS
-    for name, option in options.items():
-        field = fields[NAMES.get(name, name)]
-        if name in ("dtype", "threads"):  # found out at the start
-            continue
-        default = parse_memory(option.default) if name in SIZES else option.default
-        assert default == (None if field.default is dataclasses.MISSING else field.default), name
+    told = parameters(command)
+    assert told.pop("log_level").default == "warning"  # of the process, whatever it runs
+    fields = {option.name: option for option in options(config)}
+    assert told.keys() == fields.keys()
+    for name, option in fields.items():
+        default = None if option.default is dataclasses.MISSING else option.default
+        assert told[name].default == default, name
 
 
 @pytest.mark.parametrize("option", ["num_speculative_tokens", "host", "port", "grpc_port", "seed"])
@@ -253,17 +249,11 @@ def test_a_bad_option_is_one_clear_line(arguments: list[str], code: int, line: s
 
 def test_serve_is_the_role_commands() -> None:
     """Every command line that serve makes is one that the roles understand."""
-    workers = Workers(
-        verifiers=2,
-        drafters=1,
-        device="cuda",
-        dtype="float32",
-        kv_memory="2GiB",
-        threads=3,
-        lock_step=True,
-    )
+    engine = EngineOptions(device="cuda", dtype="float32", kv_memory="2GiB", threads=3)
+    workers = Workers(verifiers=2, drafters=1, engine=engine, lock_step=True)
+    router = RouterConfig(port=0, grpc_port=0, sessions=SessionOptions(5, seed=7), lock_step=True)
     models = Models("t", "d", "name")
-    children = [router_child("127.0.0.1", 0, 0, 5, 7, True), *worker_children(models, workers, "127.0.0.1:9")]
+    children = [router_child(router, Logging()), *worker_children(models, workers, "127.0.0.1:9")]
     assert [(child.name, child.restart) for child in children] == [
         ("router", False),
         ("verifier-1", True),
@@ -281,7 +271,7 @@ def test_serve_is_the_role_commands() -> None:
         else:
             assert (values["router"], values["device"], values["threads"]) == ("127.0.0.1:9", "cuda", 3)
             assert values["kv_memory"] == "2GiB"
-            assert values["dtype"].value == "float32"
+            assert values["dtype"] == "float32"
         assert values.get("lock_step", True)
         assert not values.get("branches", False)
     assert children[1].command == children[2].command
@@ -290,11 +280,11 @@ def test_serve_is_the_role_commands() -> None:
 def test_serve_hands_its_protection_on() -> None:
     """All of it to the router; to workers, which are on this machine, what they show one another."""
     cert, key, ca, keys = (Path(name) for name in ("cert", "key", "ca", "keys"))
-    workers = Workers(verifiers=1, drafters=1, device="cpu", dtype=None, kv_memory="1GiB", threads=1)
     for authority in (ca, None):
-        protection = Protection(cert, key, authority, True, keys, 9)
-        workers = dataclasses.replace(workers, protection=protection, log_level="debug")
-        router = router_child("h", 0, 0, 1, None, False, protection, "debug")
+        protection, logging = Protection(cert, key, authority, True), Logging("debug")
+        workers = Workers(verifiers=1, drafters=1, protection=protection, logging=logging)
+        config = RouterConfig("h", worker_port=9, protection=protection, api_keys=keys)
+        router = router_child(config, logging)
         values = {
             child.role: typer.main.get_command(app)  # type: ignore[attr-defined]
             .commands[child.role]
@@ -313,18 +303,18 @@ def test_serve_hands_its_protection_on() -> None:
 
 
 def test_plain_decoding_runs_no_drafter() -> None:
-    workers = Workers(verifiers=1, drafters=0, device="cpu", dtype=None, kv_memory="1GiB", threads=1)
+    workers = Workers(verifiers=1, drafters=0)
     assert [child.name for child in worker_children(Models("t", None, "t"), workers, "h:1")] == ["verifier"]
 
 
 def test_drafters_that_look_up_are_told_nothing_of_a_model() -> None:
-    workers = Workers(verifiers=1, drafters=2, device="cuda", dtype="bfloat16", kv_memory="1GiB", threads=1)
+    workers = Workers(verifiers=1, drafters=2, engine=EngineOptions(device="cuda", dtype="bfloat16"))
     _, *drafters = worker_children(Models("t", None, "t", "ngram"), workers, "127.0.0.1:9")
     assert [child.name for child in drafters] == ["drafter-1", "drafter-2"]
     command: Any = typer.main.get_command(app).commands["drafter"]  # type: ignore[attr-defined]
     for child in drafters:
         values = command.make_context("drafter", list(child.command[4:])).params
-        assert (values["propose"].value, values["draft"], values["device"]) == ("ngram", None, "cpu")
+        assert (values["propose"], values["draft"], values["device"]) == ("ngram", None, "cpu")
 
 
 @pytest.mark.parametrize(("cores", "workers", "each"), [(8, 2, 4), (2, 2, 1), (1, 3, 1), (7, 2, 3)])

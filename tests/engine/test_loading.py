@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import load, load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from outrider.config import parse_memory
 from outrider.engine.engine import Engine
 from outrider.engine.gathered_attention import GatheredAttention
 from outrider.engine.loading import load_engine, load_tokenizer, max_context
 from outrider.engine.self_check import check, reference
 from outrider.errors import ModelRefused, StartupError
+from outrider.options.memory import parse_memory
 from tests.tiny_models import save_tokenizer
 
 Checkpoint = Callable[..., Path]

@@ -18,6 +18,7 @@ from outrider.engine.loading import load_engine
 from outrider.engine.quantized import Int8Linear, quantize
 from outrider.engine.step_inputs import Work
 from outrider.errors import StartupError
+from outrider.options.option import build
 from outrider.sampling.params import SamplingParams
 from outrider_cli.children import Models, Workers, worker_children
 from tests.in_process import Answer, Cluster
@@ -73,7 +74,7 @@ async def test_the_answers_are_the_targets_own(checkpoint: Callable[..., Path]) 
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"quantization": "int4"}, "--draft-quantization int4 is unknown"),
+        ({"draft_quantization": "int4"}, "--draft-quantization must be one of int8, not 'int4'"),
         ({"device": "cuda", "dtype": "bfloat16"}, "--device cpu in float32, not cuda in bfloat16"),
         ({"dtype": "bfloat16"}, "not cpu in bfloat16"),
         ({"tensor_parallel_size": 2}, "a draft model in one process"),
@@ -81,19 +82,11 @@ async def test_the_answers_are_the_targets_own(checkpoint: Callable[..., Path]) 
 )
 def test_refused_where_it_cannot_be(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(StartupError, match=sentence):
-        DrafterConfig("draft", **{"quantization": "int8", **settings})
+        build(DrafterConfig, {"draft": "draft", "draft_quantization": "int8", **settings})
 
 
 def test_serve_hands_it_to_its_drafters_alone() -> None:
-    workers = Workers(
-        verifiers=1,
-        drafters=1,
-        device="cpu",
-        dtype=None,
-        kv_memory="1GiB",
-        threads=1,
-        draft_quantization="int8",
-    )
+    workers = Workers(verifiers=1, drafters=1, draft_quantization="int8")
     verifier, drafter = worker_children(Models("T", "D", "n"), workers, "127.0.0.1:1")
     assert "--draft-quantization" not in verifier.command
     assert drafter.command[-2:] == ("--draft-quantization", "int8")

@@ -32,12 +32,15 @@ from outrider.engine.rank_group import RankGroup
 from outrider.engine.ranks import Ranks
 from outrider.engine.runner import CallByCall
 from outrider.errors import ModelRefused, PeerLost, StartupError
+from outrider.options.engine import EngineOptions
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Row
 from outrider.wire.hello import Role
 from outrider.worker.followers import FollowerProcesses, FollowerSpec, device_of
 from outrider.worker.model import load
-from tests.follower_pool import KV_BYTES, Pool, divided
+from tests.follower_pool import OPTIONS, Pool, divided
+
+TWO = replace(OPTIONS, tensor_parallel_size=2)
 
 VOCAB = 199
 ROOT = Path(__file__).resolve().parents[2]
@@ -194,7 +197,7 @@ async def test_a_follower_that_is_killed_while_it_loads_is_no_fault_of_the_model
 
     monkeypatch.setattr(module, moment, killing)
     with pytest.raises(StartupError, match=r"follower 1 .* was killed by signal 9") as refusal:
-        await load(Role.VERIFIER, str(checkpoint("llama")), "tiny", "cpu", "float32", KV_BYTES, 1, 2, start)
+        await load(Role.VERIFIER, str(checkpoint("llama")), "tiny", TWO, start)
     assert not isinstance(refusal.value, ModelRefused)
 
 
@@ -252,11 +255,11 @@ from outrider.engine.loading import load_engine
 from outrider.engine.parts import Parts
 from outrider.engine.rank_group import RankGroup
 from outrider.engine.ranks import Ranks
+from outrider.options.engine import EngineOptions
 from outrider.worker.followers import FollowerProcesses, FollowerSpec
 ranks = Ranks.host(2)
-ranks.followers = FollowerProcesses(
-    [FollowerSpec(replace(ranks.group, rank=1), sys.argv[1], "cpu", "float32", 2**24, 1)]
-)
+options = EngineOptions(kv_memory="16MiB", threads=1)
+ranks.followers = FollowerProcesses([FollowerSpec(replace(ranks.group, rank=1), sys.argv[1], options)])
 engine = load_engine(sys.argv[1], kv_memory_bytes=2**24, threads=1, ranks=ranks)
 print(ranks.followers.pids[1], flush=True)
 for line in sys.stdin:
@@ -310,7 +313,7 @@ def test_what_a_follower_cannot_do_is_said_by_the_leader(pool: Pool, checkpoint:
 
 def test_a_follower_that_does_not_start_is_noticed(checkpoint: Callable[..., Path]) -> None:
     ranks = Ranks.host(2)
-    gone = FollowerSpec(replace(ranks.group, rank=1, port=1), "", "cpu", "float32", KV_BYTES, 1)
+    gone = FollowerSpec(replace(ranks.group, rank=1, port=1), "", OPTIONS)
     ranks.followers = FollowerProcesses([gone])
     for process in psutil.Process().children():
         if process.pid in ranks.followers.pids.values():
@@ -323,7 +326,7 @@ def test_a_follower_that_does_not_start_is_noticed(checkpoint: Callable[..., Pat
 async def test_a_worker_says_why_its_model_is_not_divided(checkpoint: Callable[..., Path]) -> None:
     folder = str(checkpoint("gpt2"))
     with pytest.raises(ModelRefused, match="transformers has no tensor-parallel plan for its layers"):
-        await load(Role.VERIFIER, folder, "tiny", "cpu", "float32", KV_BYTES, 1, 2)
+        await load(Role.VERIFIER, folder, "tiny", TWO)
     assert not [child for child in psutil.Process().children() if "follower" in child.cmdline()]
 
 
@@ -335,7 +338,7 @@ def test_a_ranks_device_follows_its_leaders() -> None:
 
 def test_what_a_follower_is_told_survives_the_command_line() -> None:
     group = ranks_module.Place(1, 2, "::1", 5)
-    spec = FollowerSpec(group, 'a "model" ü', "cuda:1", "bfloat16", 2**40, 3)
+    spec = FollowerSpec(group, 'a "model" ü', EngineOptions("cuda:1", "bfloat16", "1TiB", 3))
     assert FollowerSpec.from_json(spec.to_json()) == spec
     with_parts = replace(spec, parts=Parts(("varlen", "gathered"), "cuda-graphs", fused=True))
     assert FollowerSpec.from_json(with_parts.to_json()) == with_parts

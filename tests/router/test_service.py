@@ -21,6 +21,7 @@ from tokenizers import decoders, models
 
 from outrider.errors import StartupError
 from outrider.net.rpc import channel
+from outrider.options.option import build
 from outrider.v1 import generation_pb2, generation_pb2_grpc, verifier_pb2
 from outrider.wire.description import TokenizerFiles
 from outrider.wire.hello import Role
@@ -33,10 +34,12 @@ pytestmark = pytest.mark.process
 PROGRAM = """
 import asyncio, sys
 from outrider.errors import StartupError
+from outrider.options.sessions import SessionOptions
 from router.config import RouterConfig
 from router.service import serve
+port, grpc_port = map(int, sys.argv[1:3])
 try:
-    asyncio.run(serve(RouterConfig(port=int(sys.argv[1]), grpc_port=int(sys.argv[2]), seed=7)))
+    asyncio.run(serve(RouterConfig(port=port, grpc_port=grpc_port, sessions=SessionOptions(seed=7))))
 except StartupError as error:
     sys.exit(error.message)
 """
@@ -208,7 +211,7 @@ stepwatch.UNKNOWN_SECONDS = 1.0
 
 async def main():
     asyncio.get_running_loop().call_later(1.0, threading.Event().wait)
-    await service.serve(RouterConfig(port=0, grpc_port=0, seed=7))
+    await service.serve(RouterConfig(port=0, grpc_port=0))
 
 asyncio.run(main())
 """
@@ -277,4 +280,4 @@ async def test_a_store_that_is_absent_is_waited_for(rig: Any) -> None:
 )
 def test_a_value_that_cannot_be_is_refused_by_its_flag(field: str, value: int, flag: str) -> None:
     with pytest.raises(StartupError, match=f"^{flag} must be"):
-        RouterConfig(**{field: value})
+        build(RouterConfig, {field: value})

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from outrider.engine.engine import Engine
+from outrider.options.engine import EngineOptions
 from outrider.store.memory import MemoryStore
 from tests.tiny_models import build
 from verifier.config import VerifierConfig
@@ -25,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 START = """
 import asyncio, sys
 from pathlib import Path
+from outrider.options.engine import EngineOptions
 from outrider.store.memory import MemoryStore
 from verifier.config import VerifierConfig
 from verifier.service import start
@@ -35,7 +37,7 @@ def resident():
 
 async def main(target, kv_bytes, cache):
     before = resident()
-    config = VerifierConfig(target=target, kv_memory_bytes=int(kv_bytes), threads=1, cache=Path(cache))
+    config = VerifierConfig(target, engine=EngineOptions(kv_memory=kv_bytes, threads=1), cache=Path(cache))
     worker = await start(config, MemoryStore())
     print(resident() - before)
     await worker.stop()
@@ -64,7 +66,9 @@ async def test_its_arithmetic_runs_on_one_thread(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(Engine, "_model_logits", noted)
     target = str(build("llama", tmp_path / "target"))
     worker = await start(
-        VerifierConfig(target=target, kv_memory_bytes=KV_BYTES, threads=1, cache=tmp_path / "cache"),
+        VerifierConfig(
+            target, engine=EngineOptions(kv_memory=str(KV_BYTES), threads=1), cache=tmp_path / "cache"
+        ),
         MemoryStore(),
     )
     loading = ran_on.count("loading")

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from outrider.config import check_reach, is_loopback, tls_files
 from outrider.errors import StartupError
-from outrider.net.tls import TlsFiles
+from outrider.options.protection import Protection, TlsFiles, check_reach, is_loopback
 
 FILES = TlsFiles(Path("cert"), Path("key"))
 
@@ -56,8 +55,8 @@ def test_prompts_are_kept_in_the_store_so_it_is_a_listener_like_any_other() -> N
 
 
 def test_a_certificate_and_its_key_belong_together() -> None:
-    assert tls_files(None, None, None) is None
-    assert tls_files(FILES.cert, FILES.key, None) == FILES
+    assert Protection().tls is None
+    assert Protection(FILES.cert, FILES.key).tls == FILES
     for given, sentence in (
         ((FILES.cert, None, None), "--tls-cert is given without --tls-key"),
         ((None, FILES.key, None), "--tls-key is given without --tls-cert"),
@@ -65,4 +64,4 @@ def test_a_certificate_and_its_key_belong_together() -> None:
         ((None, None, Path("ca")), "--tls-ca is given without --tls-cert and --tls-key"),
     ):
         with pytest.raises(StartupError, match=sentence):
-            tls_files(*given)
+            Protection(*given)

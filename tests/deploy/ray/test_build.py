@@ -141,7 +141,7 @@ def test_several_routers_without_a_redis_are_warned_of_in_one_line(
 def test_routers_are_told_how_long_a_stream_can_be_resumed() -> None:
     for args, seconds in (({}, 600), ({"router.session_ttl": 60}, 60)):
         options, *_ = build(args)._bound_deployment.init_args
-        assert options["session_ttl"] == seconds
+        assert options.sessions.session_ttl == seconds
     with pytest.raises(StartupError, match=r"router\.session_ttl"):
         build({"router.session_ttl": 0})
 

@@ -12,7 +12,9 @@ from ray.exceptions import RayActorError
 from deploy.args import parse
 from deploy.workers import Replica, drafter_config, verifier_config
 from outrider.errors import PeerLost, PeerRefused, StartupError, Unhealthy
-from outrider.net.tls import TlsFiles
+from outrider.options.engine import EngineOptions, StepLimits
+from outrider.options.option import options
+from outrider.options.protection import TlsFiles
 
 
 class Worker:
@@ -90,13 +92,24 @@ def test_a_worker_is_told_what_its_pool_was_told() -> None:
     pools = {"verifier": {**given, "tensor_parallel_size": 2, "drain_seconds": 5}, "drafter": given}
     told = parse({**pools, "insecure": True})
     verifier = verifier_config("T", "mine", told.verifier, told.network, "10.0.0.1")
-    assert (verifier.served_name, verifier.drain_seconds, verifier.tensor_parallel_size) == ("mine", 5, 2)
+    assert (verifier.served_name, verifier.drain_seconds) == ("mine", 5)
+    assert verifier.engine.tensor_parallel_size == 2
     drafter = drafter_config("org/D", told.drafter, told.network, "10.0.0.1")
-    assert (drafter.draft, drafter.tensor_parallel_size) == ("org/D", 1)
+    assert (drafter.draft, drafter.engine.tensor_parallel_size) == ("org/D", 1)
     for config in (verifier, drafter):
-        assert config.advertised_address(9) == "10.0.0.1:9"
-        assert (config.kv_memory_bytes, config.threads, config.prefill_chunk) == (2 * 2**30, 3, 64)
-        assert (config.device, config.dtype) == ("cuda", "bfloat16")
+        assert config.listen.advertised_address(9) == "10.0.0.1:9"
+        engine = config.engine
+        assert (engine.kv_memory_bytes, engine.threads, config.limits.prefill_chunk) == (2 * 2**30, 3, 64)
+        assert (engine.device, engine.number_format) == ("cuda", "bfloat16")
+
+
+def test_every_option_of_the_engine_and_of_its_steps_is_an_argument_of_a_pool() -> None:
+    """With the same default; threads are the exception: the node's other cores are others'."""
+    for group in (EngineOptions, StepLimits):
+        for option in options(group):
+            default = 1 if option.name == "threads" else option.default
+            assert getattr(parse({}).verifier, option.name) == default
+            assert getattr(parse({}).drafter, option.name) == default
 
 
 def test_a_worker_listens_to_other_nodes_only_with_certificates_or_where_that_is_said_to_be_insecure() -> (
@@ -105,15 +118,15 @@ def test_a_worker_listens_to_other_nodes_only_with_certificates_or_where_that_is
     told = parse({})
     with pytest.raises(StartupError, match=r"--host 10\.0\.0\.1 is reached from other machines"):
         verifier_config("T", None, told.verifier, told.network, "10.0.0.1")
-    assert drafter_config("D", told.drafter, told.network, "127.0.0.1").tls is None
+    assert drafter_config("D", told.drafter, told.network, "127.0.0.1").protection.tls is None
 
 
 def test_with_certificates_a_worker_is_reached_by_a_name_that_they_can_hold() -> None:
     files = {"cert": "/tls/tls.crt", "key": "/tls/tls.key", "ca": "/tls/ca.crt"}
     told = parse({"tls": {**files, "domain": "outrider.pod.cluster.local"}})
     config = verifier_config("T", None, told.verifier, told.network, "10.0.0.1")
-    assert config.advertised_address(9) == "10-0-0-1.outrider.pod.cluster.local:9"
-    assert config.tls == TlsFiles(Path("/tls/tls.crt"), Path("/tls/tls.key"), Path("/tls/ca.crt"))
+    assert config.listen.advertised_address(9) == "10-0-0-1.outrider.pod.cluster.local:9"
+    assert config.protection.tls == TlsFiles(Path("/tls/tls.crt"), Path("/tls/tls.key"), Path("/tls/ca.crt"))
     by_address = parse({f"tls.{name}": path for name, path in files.items()})  # as on a command line
     config = verifier_config("T", None, by_address.verifier, by_address.network, "10.0.0.1")
-    assert config.advertised_address(9) == "10.0.0.1:9"
+    assert config.listen.advertised_address(9) == "10.0.0.1:9"

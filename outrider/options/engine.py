@@ -1,0 +1,71 @@
+"""How a model is run, and how much of it at a time."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from outrider.options.memory import parse_memory
+from outrider.options.option import check, option, wrong
+
+DTYPES = ("float32", "bfloat16", "float16")
+LEAST_KV_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Where a worker's model runs, and with what."""
+
+    device: str = option("cpu", "Where the model runs: cpu, cuda or cuda:N.")
+    dtype: str | None = option(
+        None,
+        "Number format of the model. float32 on cpu is bit-exact.",
+        choices=DTYPES,
+        shown="float32 on cpu, bfloat16 on cuda",
+    )
+    kv_memory: str = option("1GiB", "Memory for the keys and values of a worker.", metavar="SIZE")
+    threads: int | None = option(
+        None,
+        "CPU threads for the model's arithmetic, in each of its processes.",
+        least=1,
+        shown="the cores of this machine divided among them",
+    )
+    tensor_parallel_size: int = option(
+        1, "Processes (on GPUs: one each) that the model of a worker is divided among.", least=1
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
+            raise wrong("device", f"must be cpu, cuda or cuda:N, not {self.device!r}")
+        if self.kv_memory_bytes < LEAST_KV_BYTES:
+            raise wrong("kv_memory", f"must be at least 1MiB, not {self.kv_memory}")
+
+    @property
+    def kv_memory_bytes(self) -> int:
+        """The size of the KV pool, of all its processes together."""
+        return parse_memory(self.kv_memory)
+
+    @property
+    def number_format(self) -> str:
+        """The dtype, if nobody chose one: float32 on a CPU, where it is bit-exact, and bfloat16 on a GPU."""
+        return self.dtype or ("float32" if self.device == "cpu" else "bfloat16")
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """How many tokens a worker's model runs in one step."""
+
+    max_batch_tokens: int = option(512, "Most tokens in one step, over all sessions.", least=1)
+    prefill_chunk: int = option(256, "Most tokens of one prompt in one step.", least=1)
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.max_batch_tokens < self.prefill_chunk:
+            least = f"{self.prefill_chunk}, the prefill chunk"
+            raise wrong("max_batch_tokens", f"must be at least {least}, not {self.max_batch_tokens}")
+
+
+def checkpoint_name(model: str) -> str:
+    """The last part of a checkpoint's path or hub id."""
+    return model.rstrip("/").rpartition("/")[2] or model

@@ -1,0 +1,38 @@
+"""What holds for the sessions of a router."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.options.option import check, option
+
+MAX_SEED = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """How many there may be, for how long, and how far ahead they are drafted."""
+
+    num_speculative_tokens: int = option(
+        32,
+        "Most draft tokens verified in one step of a request; below it each request adapts. 0 = none.",
+        least=0,
+        short="-k",
+    )
+    max_sessions: int = option(256, "Most requests at a time; more are refused with 429.", least=1)
+    session_ttl: int = option(
+        600,
+        "How long after its last token an answer that broke off can be resumed.",
+        metavar="SECONDS",
+        least=1,
+    )
+    seed: int | None = option(
+        None,
+        "Makes the seeds given to requests without one repeatable.",
+        least=0,
+        most=MAX_SEED,
+        shown="drawn anew at every start",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)

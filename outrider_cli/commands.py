@@ -1,0 +1,63 @@
+"""Commands made of configurations: each option of theirs is one of the command line."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass
+from typing import Annotated, Any, Literal
+
+import typer
+
+from outrider.options.option import Option, option, options
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class Logging:
+    """What a process says of itself."""
+
+    log_level: str = option(
+        "warning",
+        "From which on to log. Prompts, answers and secrets never are.",
+        choices=LEVELS,
+    )
+
+
+def command(run: Callable[..., None], name: str, help: str, *groups: type) -> Callable[..., None]:
+    """Returns a command for typer: it calls `run` with a value for every option of the groups."""
+
+    def called(**given: Any) -> None:
+        run(**given)
+
+    parameters = [_parameter(each) for group in groups for each in options(group)]
+    required_first = sorted(parameters, key=lambda parameter: parameter.default is not parameter.empty)
+    called.__signature__ = inspect.Signature(required_first)  # type: ignore[attr-defined]  # typer reads it
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    called.__name__, called.__doc__ = name, help
+    return called
+
+
+def _parameter(told: Option) -> inspect.Parameter:
+    about = told.about
+    flag = f"{told.flag}/--no-{told.flag[2:]}" if about.negated else told.flag
+    shown = about.shown if about.shown is not None and told.default is None else not about.negated
+    info = typer.Option(
+        flag,
+        *([about.short] if about.short else []),
+        help=about.help,
+        metavar=about.metavar,
+        min=about.least,
+        max=about.most,
+        show_default=shown,
+    )
+    kind = told.type
+    if about.choices:
+        kind = Literal[about.choices] if told.default is not None else Literal[about.choices] | None
+    return inspect.Parameter(
+        told.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if told.default is MISSING else told.default,
+        annotation=Annotated[kind, info],
+    )
