@@ -121,7 +121,7 @@ def _whole(few: AttentionBackend, info: ModelInfo, kv_memory_bytes: int) -> Atte
 
 
 def _available_bytes() -> float:
-    """Of memory, without taking any from others; infinite where the system does not tell (Linux does)."""
+    """The memory that can be had without taking any from others; infinite if the system does not tell."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

@@ -86,7 +86,7 @@ class Arrays:
 
 
 def buffer_bytes(shape: Shape, pages: int) -> int:
-    """Of all arrays of a step, whose sessions have `pages` blocks at most."""
+    """The size of all arrays of a step whose sessions have `pages` blocks at most."""
     return 8 * 4 * shape.tokens + 4 * (3 * shape.sessions + 2 + shape.sessions * pages)
 
 

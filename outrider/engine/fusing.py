@@ -18,7 +18,7 @@ from transformers import AttentionInterface
 from outrider.engine.attention import NAME, paged_attention
 from outrider.engine.engine import Engine
 from outrider.engine.self_check import check
-from outrider.errors import in_one_line
+from outrider.errors import PeerLost, in_one_line
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,8 @@ def fused(engine: Engine, expected: torch.Tensor, backend: str = "inductor") -> 
         engine.group.keep_from_compiler()
         fuse(engine.model, backend)
         check(engine, expected, bits=False)
+    except PeerLost:
+        raise
     except Exception as error:  # the compiler may lack a part, or not know what a layer does
         worked = False
         log.warning("layers run without torch.compile, which is slower: %s", in_one_line(error))

@@ -32,7 +32,7 @@ class KvPools:
 
     @property
     def key_bytes(self) -> int:
-        """Of a token's key and value in the first layer; 0 before it has been seen."""
+        """The size of a token's key and value in the first layer; 0 before it has been seen."""
         for pools in self._layers.values():
             return sum(pool[:, 0, 0].numel() * pool.element_size() for pool in pools)
         return 0
@@ -155,7 +155,7 @@ def kernel_width(width: int) -> int:
 
 
 def _width(key: torch.Tensor) -> int:
-    """Of the pool that holds it."""
+    """The width of the pool that holds it."""
     return kernel_width(key.shape[2]) if _exact(key) else key.shape[2]
 
 

@@ -70,6 +70,11 @@ def obstacle(parts: Parts, device: torch.device, dtype: torch.dtype | None, size
             f"the runner {parts.runner} needs steps of few shapes, and what attention gathers differs from "
             f"step to step; give calls, or one of {', '.join(KERNELS)} first"
         )
+    if parts.fused and parts.attention[0] == GATHERED:
+        return (
+            "gathered attention is for numbers that keep their bits, and compiled layers do not; leave them "
+            f"as they are, or give one of {', '.join(KERNELS)} first"
+        )
     if parts.linears != "ordinary" and (device.type != "cpu" or dtype not in (None, torch.float32)):
         return f"{parts.linears} linear layers compute in float32 on a CPU; give ordinary"
     if parts.linears == "int8" and size > 1:

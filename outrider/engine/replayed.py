@@ -17,7 +17,7 @@ from outrider.engine.recording import Record
 from outrider.engine.runner import CallByCall, Runner
 from outrider.engine.step_graphs import StepGraphs
 from outrider.engine.step_inputs import Work
-from outrider.errors import in_one_line
+from outrider.errors import PeerLost, in_one_line
 from outrider.sampling.sampler import draw
 from outrider.sampling.vocab_parallel import Draws, How
 from outrider.wire.description import ModelInfo
@@ -85,6 +85,8 @@ def recorded(
         )
         graphs.record(record, progress)
         found = Replayed(calls, graphs, info.vocab_size)
+    except PeerLost:
+        raise
     except Exception as error:  # a model's code may do what cannot be recorded
         reason = in_one_line(error)
         log.warning("steps run call by call, which is slower: recording them failed: %s", reason)

@@ -1,11 +1,11 @@
 """What the leader of a tensor-parallel group tells the others of a step: integers. Pure.
 
-A plan is int32 words; what has 64 bits takes two:
+A message is int32 words; what has 64 bits takes two:
 
     kind, works, rows, vocabulary                                            the header
     start, tokens, rows, blocks             of each work                     counts
     tokens of all works, then blocks of all works
-    how, key (64), temperature (64)         of each row                      only of a plan that chooses
+    how, key (64), temperature (64)         of each row                      only if tokens are chosen
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepMessage:
-    """A plan as received."""
+    """A message as received."""
 
     kind: Kind
     works: tuple[Work, ...] = ()
@@ -48,7 +48,7 @@ class StepMessage:
 
 
 def encode_works(works: Sequence[Work]) -> Words:
-    """The works' part of a plan, as they are now."""
+    """The works' part of a message, as they are now."""
     counts = [
         number for work in works for number in (work.start, len(work.tokens), work.rows, len(work.blocks))
     ]
@@ -60,7 +60,7 @@ def encode_works(works: Sequence[Work]) -> Words:
 def encode(
     kind: Kind, works: Words | None = None, rows: Sequence[VocabParallelRow] = (), vocab_size: int = 0
 ) -> Words:
-    """A whole plan; `works` come from encode_works."""
+    """A whole message; `works` come from encode_works."""
     count, rest = (0, np.empty(0, np.int32)) if works is None else (works[0], works[1:])
     header = np.array([kind, count, len(rows), vocab_size], dtype=np.int32)
     return np.concatenate([header, rest, _row_words(rows)])

@@ -82,6 +82,7 @@ def test_what_is_usual_goes_together() -> None:
         (Parts(("reference",), "cuda-graphs"), CPU, torch.float32, 1, "needs a GPU, and the device is cpu"),
         (Parts(runner="cuda-graphs"), GPU, torch.bfloat16, 1, "give calls, or one of varlen, triton"),
         (Parts(("gathered", "reference"), "called-again"), CPU, None, 1, "differs from step to step"),
+        (Parts(fused=True), GPU, torch.bfloat16, 1, "leave them as they are, or give one of varlen"),
         (Parts(linears="packed"), CPU, torch.bfloat16, 1, "in float32 on a CPU; give ordinary"),
         (Parts(linears="int8"), GPU, None, 1, "in float32 on a CPU; give ordinary"),
         (Parts(linears="int8"), CPU, torch.float32, 2, "not divided among processes; give packed"),
