@@ -201,8 +201,9 @@ def make_ready(model: nn.Module, most_rows: int) -> None:
 
 
 def seconds_by_rows(layers: Sequence[PackedLinear], counts: Sequence[int]) -> dict[int, float]:
-    """The seconds of one row through all the layers, by the number of rows that it runs with: the fastest of a
-    few trials. Leaves the layers with the last number."""
+    """The seconds of one row through all the layers, by the number of rows that it runs with.
+
+    The fastest of a few trials counts. Leaves the layers with the last number."""
     seconds = dict.fromkeys(counts, float("inf"))
     row = torch.zeros(1, layers[0].in_features)
     with torch.inference_mode():

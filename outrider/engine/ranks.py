@@ -30,7 +30,7 @@ LOADING_PATIENCE = timedelta(minutes=30)  # while weights are fetched and read, 
 JOINING_PATIENCE = timedelta(seconds=60)  # with the leader's meeting point, which is there first
 POLL_SECONDS = 0.05
 LAST_WORDS_SECONDS = 2.0  # that a lost follower's own word, or its exit code, may take to get here
-PLAN_WORDS = 1024  # int32 words of a message
+MESSAGE_WORDS = 1024  # int32 words that are sent at once
 REFUSAL = "refusal"  # key of the sentence of the first follower that could not start
 
 
@@ -199,25 +199,25 @@ class Ranks:
         return slice(min(self.group.rank * most, width), min((self.group.rank + 1) * most, width))
 
     def send(self, words: torch.Tensor) -> None:
-        """The leader's message, 1-d int32, to all others: in one message up to PLAN_WORDS."""
+        """Sends the leader's message, 1-d int32, to all others: at once up to MESSAGE_WORDS."""
         count = words.numel() + 1
-        message = torch.zeros(max(count, PLAN_WORDS), dtype=torch.int32)
+        message = torch.zeros(max(count, MESSAGE_WORDS), dtype=torch.int32)
         message[0] = words.numel()
         message[1:count] = words
         with self.talking():
-            dist.broadcast(message[:PLAN_WORDS], 0)
-            if count > PLAN_WORDS:
-                dist.broadcast(message[PLAN_WORDS:], 0)
+            dist.broadcast(message[:MESSAGE_WORDS], 0)
+            if count > MESSAGE_WORDS:
+                dist.broadcast(message[MESSAGE_WORDS:], 0)
 
     def receive(self) -> torch.Tensor:
         """What `send` sent."""
-        first = torch.empty(PLAN_WORDS, dtype=torch.int32)
+        first = torch.empty(MESSAGE_WORDS, dtype=torch.int32)
         with self.talking():
             dist.broadcast(first, 0)
             count = int(first[0]) + 1
-            if count <= PLAN_WORDS:
+            if count <= MESSAGE_WORDS:
                 return first[1:count]
-            rest = torch.empty(count - PLAN_WORDS, dtype=torch.int32)
+            rest = torch.empty(count - MESSAGE_WORDS, dtype=torch.int32)
             dist.broadcast(rest, 0)
         return torch.cat([first[1:], rest])
 
