@@ -156,7 +156,7 @@ class StepInputs:
     def _places(self, call: AttentionCall, places: Ints, sharing: int) -> Ints:
         """The places of a call's rows among the keys, by entry.
 
-        [n, R], or [n, 1] if all rows of an entry are one token's. `places` begins with those of its tokens."""
+        [n, R], or [n, 1] if all rows of an entry are one token's. `places` begins with its tokens'."""
         places = places[: call.tokens.stop - call.tokens.start]
         if self.row_batching is None:
             return places[:, None]
