@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.engine.engine import Engine
+from outrider.engine.runner import CallByCall
 from outrider.options.engine import EngineOptions
 from outrider.store.memory import MemoryStore
 from tests.tiny_models import build
@@ -57,13 +57,13 @@ def test_its_pool_is_taken_at_once(tmp_path: Path) -> None:
 async def test_its_arithmetic_runs_on_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading takes a thread that ends with it."""
     ran_on: list[str] = []
-    forward = Engine._model_logits
+    forward = CallByCall.run
 
-    def noted(engine: Engine, inputs: Any) -> torch.Tensor:
+    def noted(runner: CallByCall, inputs: Any) -> torch.Tensor:
         ran_on.append(threading.current_thread().name.partition("_")[0])
-        return forward(engine, inputs)
+        return forward(runner, inputs)
 
-    monkeypatch.setattr(Engine, "_model_logits", noted)
+    monkeypatch.setattr(CallByCall, "run", noted)
     target = str(build("llama", tmp_path / "target"))
     worker = await start(
         VerifierConfig(
