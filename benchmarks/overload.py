@@ -20,6 +20,7 @@ import os
 import random
 import sys
 import time
+from contextlib import AbstractAsyncContextManager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -30,12 +31,16 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.serving import OK, REFUSED, Answer, Client, closed_loop, serving
+from benchmarks.load import OK, REFUSED, Answer, ask, closed_loop
 from demo.heldout import heldout_prompts
+from outrider.options.engine import EngineOptions
+from outrider.options.sessions import SessionOptions
 from outrider.worker.garbage import spare_what_is_there
 from outrider_cli.bench.figures import percentile
 from outrider_cli.bench.placing import Cores, stay_on
+from outrider_cli.bench.services import Service, service
 from outrider_cli.bench_command import machine
+from outrider_cli.children import Models, Workers
 
 CONSOLE = Console()
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)
@@ -47,17 +52,22 @@ UNLIMITED = 4096
 Json = dict[str, object]
 
 
+def served(target: str, draft: str | None, most: int, cores: Cores) -> AbstractAsyncContextManager[Service]:
+    """A service that takes so many requests at a time."""
+    workers = Workers(verifiers=1, drafters=1, engine=EngineOptions(threads=1))
+    return service(Models(target, draft, "model"), cores, SessionOptions(max_sessions=most, seed=0), workers)
+
+
 async def capacity(
     target: str, draft: str | None, prompts: list[str], max_tokens: int, seconds: float, cores: Cores
 ) -> tuple[int, dict[int, float]]:
     """Most clients that are worth having, and tokens a second by number of clients."""
     rates: dict[int, float] = {}
-    async with serving(target, draft, UNLIMITED, cores=cores) as service:
-        client = Client(service.url)
-        await closed_loop(client, prompts, max_tokens, 4, seconds)  # caches and paces warm up
+    async with served(target, draft, UNLIMITED, cores) as service:
+        await closed_loop(service, prompts, max_tokens, 4, seconds)  # caches and paces warm up
         for clients in CLIENTS:
             began = time.perf_counter()
-            answers = await closed_loop(client, prompts, max_tokens, clients, seconds)
+            answers = await closed_loop(service, prompts, max_tokens, clients, seconds)
             rates[clients] = sum(one.tokens for one in answers) / (time.perf_counter() - began)
             CONSOLE.print(f"{clients:3} clients: {rates[clients]:.0f} tokens/s")
             if rates[clients] < NEARLY * max(rates.values()):
@@ -67,7 +77,7 @@ async def capacity(
 
 
 async def open_loop(
-    client: Client, prompts: list[str], max_tokens: int, rate: float, seconds: float, seed: int
+    service: Service, prompts: list[str], max_tokens: int, rate: float, seconds: float, seed: int
 ) -> tuple[list[Answer], list[float]]:
     """Requests that come at random, `rate` a second, whatever became of those before; and by how many seconds
     each was asked too late."""
@@ -79,7 +89,7 @@ async def open_loop(
         await asyncio.sleep(max(0.0, began + at - time.perf_counter()))
         late.append(max(0.0, time.perf_counter() - began - at))
         prompt = prompts[len(asked) % len(prompts)]
-        asked.append(asyncio.create_task(client.ask(prompt, max_tokens)))
+        asked.append(asyncio.create_task(ask(service, prompt, max_tokens)))
     return await asyncio.gather(*asked), late
 
 
@@ -115,16 +125,16 @@ async def measure(
 ) -> Json:
     prompts = heldout_prompts(64)
     spare_what_is_there()  # a full round would make every answer of that moment late
-    cores = Cores.divided(sorted(os.sched_getaffinity(0)))
-    stay_on(cores.draft)
+    halves = Cores.divided(sorted(os.sched_getaffinity(0)))
+    cores = Cores(halves.target, halves.target, router=halves.draft)
+    stay_on(halves.draft)
     most, rates = await capacity(target, draft, prompts, max_tokens, seconds / 4, cores)
-    async with serving(target, draft, most, cores=cores) as service:
-        client = Client(service.url)
-        await closed_loop(client, prompts, max_tokens, most, seconds / 4)
+    async with served(target, draft, most, cores) as service:
+        await closed_loop(service, prompts, max_tokens, most, seconds / 4)
         began = time.perf_counter()
-        at_capacity = await closed_loop(client, prompts, max_tokens, most, seconds)
+        at_capacity = await closed_loop(service, prompts, max_tokens, most, seconds)
         rate = sum(one.status == OK for one in at_capacity) / (time.perf_counter() - began)
-        overload, late = await open_loop(client, prompts, max_tokens, factor * rate, seconds, seed)
+        overload, late = await open_loop(service, prompts, max_tokens, factor * rate, seconds, seed)
     before, after = told(at_capacity), told(overload)
     ratio = {
         part: after["latency_seconds"][part] / before["latency_seconds"][part]  # type: ignore[index]

@@ -32,9 +32,14 @@ from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.serving import Client, serving
+from benchmarks.load import ask
 from demo.heldout import heldout_prompts
+from outrider.options.engine import EngineOptions
+from outrider.options.sessions import SessionOptions
+from outrider_cli.bench.placing import Cores
+from outrider_cli.bench.services import Service, service
 from outrider_cli.bench_command import machine
+from outrider_cli.children import Models, Workers
 
 CONSOLE = Console()
 SAMPLE_SECONDS = 1.0
@@ -43,6 +48,7 @@ LEAST_POINTS = 5  # for a slope; a short soak is thinned less
 SLOW_BUFFER = 4096  # bytes that the kernel keeps for a client that reads slowly
 PAUSE_SECONDS = 0.2  # of a client that was refused
 KV_MEMORY = "128MiB"  # of each worker
+NAMES = {"router": "router", "target": "verifier", "draft": "drafter"}  # of processes
 GOAL_SHARE = 0.01  # of a process's memory: most growth in half an hour that counts as flat
 MIB = 2**20
 
@@ -53,7 +59,7 @@ Json = dict[str, object]
 class Soak:
     """What the clients do, and what was seen of it."""
 
-    url: str
+    service: Service
     prompts: list[str]
     max_tokens: int
     rng: random.Random
@@ -62,9 +68,8 @@ class Soak:
 
     async def quick(self) -> None:
         """Reads as fast as it can, and asks again."""
-        client = Client(self.url)
         while time.monotonic() < self.until:
-            answer = await client.ask(self.rng.choice(self.prompts), self.max_tokens)
+            answer = await ask(self.service, self.rng.choice(self.prompts), self.max_tokens)
             self.ended[f"quick {answer.status}"] += 1
             if answer.status != 200:
                 await asyncio.sleep(PAUSE_SECONDS)
@@ -95,7 +100,7 @@ class Soak:
 
     async def _asked(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection on which a streamed completion was asked for."""
-        place = urlsplit(self.url)
+        place = urlsplit(self.service.url)
         connection = socket.socket()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SLOW_BUFFER)
         connection.setblocking(False)
@@ -159,12 +164,14 @@ async def run(
     target: str, draft: str | None, minutes: float, clients: tuple[int, int, int], max_tokens: int, seed: int
 ) -> tuple[Json, list[float], dict[str, list[float]]]:
     quick, slow, vanishing = clients
-    async with serving(target, draft, max_sessions=quick + slow, kv_memory=KV_MEMORY) as service:
+    workers = Workers(verifiers=1, drafters=1, engine=EngineOptions(kv_memory=KV_MEMORY, threads=1))
+    sessions = SessionOptions(max_sessions=quick + slow, seed=0)
+    async with service(Models(target, draft, "model"), Cores(pinned=False), sessions, workers) as running:
         until = time.monotonic() + 60 * minutes
-        soak = Soak(service.url, heldout_prompts(64), max_tokens, random.Random(seed), until)
+        soak = Soak(running, heldout_prompts(64), max_tokens, random.Random(seed), until)
         kinds = [soak.quick] * quick + [soak.slow] * slow + [soak.vanishing] * vanishing
         asking = [asyncio.create_task(kind()) for kind in kinds]
-        seconds, memory = await sample(service.pids, until)
+        seconds, memory = await sample({NAMES[role]: pid for role, pid in running.pids.items()}, until)
         for task in asking:
             task.cancel()
         failures = [

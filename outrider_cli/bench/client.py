@@ -8,13 +8,19 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from outrider.errors import InvalidRequest, OutriderError, Unavailable
+from outrider_cli.bench.http import Http
 
-CONNECT_SECONDS = 5.0
-MOST_CONNECTIONS = 1024
+
+class Refused(InvalidRequest):
+    """A server's answer other than 200."""
+
+    def __init__(self, message: str, status: int, retry_after: str | None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after = retry_after  # the header of that name
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,7 @@ class Reply:
     drafted: int = 0  # draft tokens verified, as far as the server tells
     accepted: int = 0  # of them
     speculative_steps: int = 0  # that verified any
+    ended: float = 0.0
     cpu_seconds: float | None = None  # from the first token to the last; None = not told with the reply
 
     @property
@@ -57,13 +64,10 @@ class ServerClient:
         self.url = url.rstrip("/")
         self._model = {} if model is None else {"model": model}
         self._extras = extras
-        limits = httpx.Limits(max_connections=MOST_CONNECTIONS, max_keepalive_connections=MOST_CONNECTIONS)
-        # No read limit: a long queue takes what it takes. No proxy: what is measured is the server.
-        timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
-        self._http = httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False)
+        self._http = Http(self.url)
 
     async def close(self) -> None:
-        await self._http.aclose()
+        await self._http.close()
 
     async def ask(self, request: Request, came: Came | None = None) -> Reply:
         body = {
@@ -92,6 +96,7 @@ class ServerClient:
                 before = so_far or 0
         if not pieces:
             raise Unavailable(f"{self.url} ended an answer before its first token")
+        reply.ended = time.perf_counter()
         reply.text = "".join(text for _, text, _ in pieces)
         usage = last.get("usage") or {}
         reply.prompt_tokens = usage.get("prompt_tokens", 0)
@@ -105,54 +110,34 @@ class ServerClient:
     async def models(self) -> list[str]:
         """The names of the models that it serves."""
         try:
-            response = await self._http.get(self.url + "/v1/models")
-            return [str(model["id"]) for model in response.json()["data"]]
-        except (httpx.TransportError, httpx.UnsupportedProtocol, httpx.InvalidURL):
-            raise self._nobody() from None
+            return [str(model["id"]) for model in json.loads(await self._got("/v1/models"))["data"]]
         except (ValueError, KeyError, TypeError):
             raise InvalidRequest(f"{self.url} lists no models: name one with --model") from None
 
     async def counted(self, name: str) -> float:
         """A counter of its /metrics, over all labels. 0 where there is none of that name."""
-        try:
-            response = await self._http.get(self.url + "/metrics")
-        except httpx.TransportError:
-            raise self._nobody() from None
-        families = text_string_to_metric_families(response.text)
+        families = text_string_to_metric_families((await self._got("/metrics")).decode())
         samples = (sample for family in families for sample in family.samples)
         return sum(sample.value for sample in samples if sample.name == f"{name}_total")
 
-    def _nobody(self) -> Unavailable:
-        return Unavailable(f"no server answers at {self.url}: start one, or name another by --url")
+    async def _got(self, path: str) -> bytes:
+        async with self._http.asked("GET", path) as response:
+            return await response.read()
 
     async def _events(self, body: Mapping[str, object]) -> AsyncIterator[dict[str, Any]]:
         """The JSON objects of the answer, up to its [DONE]."""
-        headers = {"content-type": "application/json"}
-        content = json.dumps(body)
-        try:
-            async with self._http.stream(
-                "POST", self.url + "/v1/completions", content=content, headers=headers
-            ) as response:
-                if response.status_code >= 400:
-                    raise InvalidRequest(_message(response.status_code, await response.aread()))
-                async for line in _lines(response.aiter_bytes()):
+        async with self._http.asked("POST", "/v1/completions", json.dumps(body).encode()) as response:
+            if response.status >= 400:
+                sentence = _message(response.status, await response.read())
+                raise Refused(sentence, response.status, response.headers.get("retry-after"))
+            try:
+                async for line in response.lines():
                     if line.startswith(b"data:") and not line.endswith(b"[DONE]"):
                         yield json.loads(line[5:])
-        except (httpx.UnsupportedProtocol, httpx.InvalidURL, httpx.ConnectError, httpx.ConnectTimeout):
-            raise self._nobody() from None
-        except httpx.TransportError:
-            raise Unavailable(f"the connection to {self.url} broke before the answer was complete") from None
-        except ValueError:
-            raise Unavailable(f"{self.url} answered with what is no JSON: is it OpenAI-compatible?") from None
-
-
-async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Those that a newline ends: httpx would end one at other characters too, which JSON may hold."""
-    rest = b""
-    async for piece in pieces:
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            yield line.rstrip(b"\r")
+            except ValueError:
+                raise Unavailable(
+                    f"{self.url} answered with what is no JSON: is it OpenAI-compatible?"
+                ) from None
 
 
 def count_tokens(pieces: list[tuple[float, str, int | None]], total: int | None) -> list[tuple[float, int]]:

@@ -15,7 +15,8 @@ class Cores:
     """Who computes where. At least one core each; as many threads as cores."""
 
     target: tuple[int, ...] = (0,)
-    draft: tuple[int, ...] = (1,)  # of the draft model; the router, the client and the line stay here too
+    draft: tuple[int, ...] = (1,)  # of the draft model; the client and the line stay here too
+    router: tuple[int, ...] | None = None  # None = the draft model's
     pinned: bool = True  # False = the numbers of cores count, and the system chooses which
 
     @classmethod

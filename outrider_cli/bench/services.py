@@ -45,8 +45,12 @@ class Service:
 
     def __init__(self, client: ServerClient, pids: Mapping[str, int], display: Quiet) -> None:
         self._client = client
-        self._pids = pids  # of target, draft and router
+        self.pids = pids  # of target, draft and router
         self._display = display
+
+    @property
+    def url(self) -> str:
+        return self._client.url
 
     async def ask(self, request: Request, came: Came | None = None) -> Reply:
         return await self._client.ask(request, came)
@@ -61,7 +65,7 @@ class Service:
 
     def cpu(self) -> Seconds:
         try:
-            return {role: cpu_clock(pid) for role, pid in self._pids.items()}
+            return {role: cpu_clock(pid) for role, pid in self.pids.items()}
         except OSError:
             raise Unavailable(f"a service is not what it was: {'; '.join(self._display.notes)}") from None
 
@@ -76,15 +80,15 @@ async def service(
 ) -> AsyncIterator[Service]:
     """Starts router, verifier and, where `models` has a draft, drafter; ends them at the end.
 
-    Each model has as many threads as it has cores. Raises StartupError with what a process said where it ends
-    too early."""
+    Each model has as many threads as it has cores, unless `workers` says how many. Raises StartupError with
+    what a process said where it ends too early."""
     display = Quiet()
     supervisor = Supervisor(display)
     router = router_child(
         RouterConfig(port=0, grpc_port=0, sessions=sessions, lock_step=workers.lock_step), workers.logging
     )
     try:
-        said = await supervisor.start(behind(router, cores.prefix(cores.draft)))
+        said = await supervisor.start(behind(router, cores.prefix(cores.router or cores.draft)))
         url, grpc_address, _ = (reachable(address) for address in router_addresses(said))
         verifier = worker_children(
             replace(models, draft=None), with_threads(workers, len(cores.target)), grpc_address
@@ -112,7 +116,8 @@ async def service(
 
 
 def with_threads(workers: Workers, threads: int) -> Workers:
-    return replace(workers, engine=replace(workers.engine, threads=threads))
+    """The same workers, if nothing is said of their threads with so many."""
+    return replace(workers, engine=replace(workers.engine, threads=workers.engine.threads or threads))
 
 
 def behind(child: ChildSpec, prefix: Sequence[str]) -> ChildSpec:

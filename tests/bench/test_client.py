@@ -4,6 +4,8 @@ import asyncio
 import os
 import socket
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from outrider.errors import InvalidRequest, OutriderError, Unavailable
 from outrider_cli.bench.client import Came, Reply, Request, ServerClient
 from outrider_cli.bench.group import ask_together, cpu_clock
+from outrider_cli.bench.http import Http
 from outrider_cli.bench.run import reach
 from outrider_cli.bench.services import EXTRAS
 from tests.bench.other_server import other_server
@@ -113,4 +116,58 @@ async def test_an_error_of_the_server_is_told_in_its_words() -> None:
         client = ServerClient(url, "other", {"top_q": 1})
         with pytest.raises(InvalidRequest, match="Unrecognized request argument: top_q"):
             await client.ask(REQUEST)
+        await client.close()
+
+
+@asynccontextmanager
+async def answering(*answers: bytes) -> AsyncIterator[tuple[str, list[int]]]:
+    """A server that gives these answers in turn, in pieces of three bytes; its address, and the number of
+    answers that each connection has had."""
+    left, connections = list(answers), list[int]()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(0)
+        own = len(connections) - 1
+        with suppress(asyncio.IncompleteReadError):
+            while left:
+                await reader.readuntil(b"\r\n\r\n")
+                answer = left.pop(0)
+                connections[own] += 1
+                for at in range(0, len(answer), 3):
+                    writer.write(answer[at : at + 3])
+                    await writer.drain()
+                if b"content-length" not in answer and b"chunked" not in answer:
+                    break
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", connections
+
+
+async def test_a_body_is_read_however_it_comes() -> None:
+    """Chunked, with lines longer than a chunk; of a known length; and until the connection's end."""
+    head = b"HTTP/1.1 200 OK\r\n"
+    answers = (
+        head + b"Transfer-Encoding: chunked\r\n\r\n4\r\nab\nc\r\n3;x=y\r\nd\r\n\r\n0\r\n\r\n",
+        head + b"content-length: 5\r\n\r\nab\ncd",
+        head + b"\r\nab\ncd\n",
+    )
+    async with answering(*answers) as (url, connections):
+        http = Http(url)
+        for _ in answers:
+            async with http.asked("GET", "/") as response:
+                assert [line async for line in response.lines()] == [b"ab", b"cd"]
+        await http.close()
+    assert connections == [3], "one connection serves them all"
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nab", b"SSH-2.0\r\n\r\n"]
+)
+async def test_an_answer_that_breaks_off_is_one_sentence(answer: bytes) -> None:
+    async with answering(answer) as (url, _):
+        client = ServerClient(url, None, {})
+        with pytest.raises(Unavailable, match="broke before the answer was complete"):
+            await client.models()
         await client.close()
