@@ -6,24 +6,16 @@ under `args:`, where a pool's settings may be nested.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    create_model,
-    field_validator,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from outrider.errors import StartupError, WrongOption
+from deploy.option_args import WRONG, with_options
+from outrider.errors import StartupError
 from outrider.options.engine import EngineOptions, StepLimits
-from outrider.options.option import build, default_of, options
+from outrider.options.option import build, default_of
 from outrider.options.protection import Protection
 from outrider.options.sessions import SessionOptions
 from verifier.config import VerifierConfig
@@ -35,45 +27,8 @@ Name = Annotated[str, Field(min_length=1)]
 Labels = dict[str, str]  # of nodes, as Ray's label selectors: {"pool": "target"}
 
 
-WRONG = "wrong_option"  # a type of pydantic's errors
-
-
 class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-T = TypeVar("T", bound=Settings)
-
-
-def with_options(*groups: type, only: tuple[str, ...] = ()) -> Callable[[type[T]], type[T]]:
-    """Gives settings the options of the groups, or only some: their names, types, defaults and checks."""
-    taken = [each for group in groups for each in options(group) if not only or each.name in only]
-
-    def checked(self: T) -> T:
-        given = {each.name: getattr(self, each.name) for each in taken}
-        for group in groups:
-            try:
-                build(group, given)
-            except WrongOption as wrong:
-                told = {"option": wrong.option, "sentence": wrong.sentence}
-                raise PydanticCustomError(WRONG, "{option} {sentence}", told) from None
-        return self
-
-    def decorate(settings: type[T]) -> type[T]:
-        fields: dict[str, Any] = {
-            each.name: (each.type, each.default) for each in taken if each.name not in settings.model_fields
-        }
-        validators: dict[str, Any] = {f"_{settings.__name__}_options": model_validator(mode="after")(checked)}
-        return create_model(
-            settings.__name__,
-            __base__=settings,
-            __module__=settings.__module__,
-            __doc__=settings.__doc__,
-            __validators__=validators,
-            **fields,
-        )
-
-    return decorate
 
 
 @with_options(SessionOptions, only=("max_sessions", "session_ttl"))

@@ -24,6 +24,7 @@ from outrider.errors import StartupError
 from outrider.options.engine import checkpoint_name
 from outrider.options.protection import check_reach
 from router.banner import banner
+from router.config import LOOPBACK, RouterConfig
 
 OnSignal = Callable[[int, FrameType | None], None]
 
@@ -97,7 +98,6 @@ def _cluster(
     from deploy.app import application, models
     from deploy.args import parse
     from deploy.ingress import API_KEYS, SERVICER_FUNCTIONS
-    from router.config import LOOPBACK
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     told = parse(arguments)
@@ -185,10 +185,11 @@ def _port(text: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    usual = RouterConfig()
     parser = argparse.ArgumentParser(prog="python -m deploy.local", description=__doc__.split(";")[0])
-    parser.add_argument("--host", default="127.0.0.1", help="address of this machine to use")
-    parser.add_argument("--port", type=_port, default=8000, help="of the HTTP API")
-    parser.add_argument("--grpc-port", type=_port, default=50051, help="of the gRPC API")
+    parser.add_argument("--host", default=usual.host, help="address of this machine to use")
+    parser.add_argument("--port", type=_port, default=usual.port, help="of the HTTP API")
+    parser.add_argument("--grpc-port", type=_port, default=usual.grpc_port, help="of the gRPC API")
     parser.add_argument("arguments", nargs="*", metavar="KEY=VALUE", help="arguments: see deploy/args.py")
     return parser
 

@@ -47,7 +47,6 @@ class ServeOptions:
     protection: Protection = field(default=Protection())
     api_keys: Path | None = same(RouterConfig, "api_keys")
     worker_port: int | None = same(RouterConfig, "worker_port")
-    lock_step: bool = same(RouterConfig, "lock_step")
     logging: Logging = field(default=Logging())
 
 
@@ -74,7 +73,7 @@ def _workers(told: ServeOptions) -> Workers:
         drafters=told.drafters,
         engine=replace(told.engine, threads=threads),
         draft_quantization=told.draft_quantization,
-        lock_step=told.lock_step,
+        lock_step=told.sessions.lock_step,
         protection=told.protection,
         logging=told.logging,
     )

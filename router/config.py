@@ -47,9 +47,6 @@ class RouterConfig:
         metavar="FILE",
         shown="$OUTRIDER_API_KEYS, or none: everybody may ask",
     )
-    lock_step: bool = option(
-        False, "For comparison only: draft k tokens, wait for the verdict, and so on; slower."
-    )
     api_key_lines: str | None = None  # the keys, where there is no file
 
     def __post_init__(self) -> None:

@@ -37,7 +37,7 @@ async def serve(config: RouterConfig) -> None:
         max_sessions=config.sessions.max_sessions,
         session_ttl=config.sessions.session_ttl,
         seed=config.sessions.seed,
-        lock_step=config.lock_step,
+        lock_step=config.sessions.lock_step,
         keys=keys_of(config.api_keys, config.api_key_lines),
         tls=tls if tls is not None and tls.mutual else None,
     )

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from outrider.options.engine import EngineOptions, StepLimits, checkpoint_name
-from outrider.options.option import check, option, wrong
+from outrider.options.option import check, option, same, wrong
 from outrider.options.protection import Protection
+from outrider.options.sessions import SessionOptions
 from outrider.options.worker import Listen, Registration, check_worker
 
 
@@ -25,9 +26,7 @@ class VerifierConfig:
     drain_seconds: float = option(
         20.0, "How long sessions may go on after SIGTERM; those left then move to another verifier.", least=0
     )
-    lock_step: bool = option(
-        False, "For comparison only: draft k tokens, wait for the verdict, and so on; slower."
-    )
+    lock_step: bool = same(SessionOptions, "lock_step")
     cache: Path | None = None  # folder in which step times are remembered; None = nowhere
 
     def __post_init__(self) -> None:

@@ -24,10 +24,12 @@ from outrider.engine.ranks import Ranks, of_the_group
 from outrider.engine.sharding import check_divisible
 from outrider.engine.tokenizer import load_tokenizer
 from outrider.errors import PeerLost, StartupError
+from outrider.options.engine import EngineOptions
 from outrider.wire.description import ModelInfo
 
 __all__ = ["load_engine", "load_tokenizer"]
 
+USUAL = EngineOptions()
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -37,7 +39,7 @@ def load_engine(
     name: str | None = None,
     device: str = "cpu",
     dtype: str | None = None,
-    kv_memory_bytes: int = 2**30,
+    kv_memory_bytes: int = USUAL.kv_memory_bytes,
     threads: int | None = None,
     progress: Callable[[str, float], None] | None = None,
     ranks: Ranks | None = None,

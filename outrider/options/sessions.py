@@ -34,5 +34,9 @@ class SessionOptions:
         shown="drawn anew at every start",
     )
 
+    lock_step: bool = option(
+        False, "For comparison only: draft k tokens, wait for the verdict, and so on; slower."
+    )
+
     def __post_init__(self) -> None:
         check(self)

@@ -85,7 +85,8 @@ async def service(
     display = Quiet()
     supervisor = Supervisor(display)
     router = router_child(
-        RouterConfig(port=0, grpc_port=0, sessions=sessions, lock_step=workers.lock_step), workers.logging
+        RouterConfig(port=0, grpc_port=0, sessions=replace(sessions, lock_step=workers.lock_step)),
+        workers.logging,
     )
     try:
         said = await supervisor.start(behind(router, cores.prefix(cores.router or cores.draft)))

@@ -251,7 +251,7 @@ def test_serve_is_the_role_commands() -> None:
     """Every command line that serve makes is one that the roles understand."""
     engine = EngineOptions(device="cuda", dtype="float32", kv_memory="2GiB", threads=3)
     workers = Workers(verifiers=2, drafters=1, engine=engine, lock_step=True)
-    router = RouterConfig(port=0, grpc_port=0, sessions=SessionOptions(5, seed=7), lock_step=True)
+    router = RouterConfig(port=0, grpc_port=0, sessions=SessionOptions(5, seed=7, lock_step=True))
     models = Models("t", "d", "name")
     children = [router_child(router, Logging()), *worker_children(models, workers, "127.0.0.1:9")]
     assert [(child.name, child.restart) for child in children] == [
