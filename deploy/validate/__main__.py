@@ -58,7 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         for path in parser.parse_args(arguments).path:
             report = validate(render(path))
-            print("\n".join(f"{path}: {line}" for lines in report for line in lines))
+            for line in (*report.findings, *report.remarks):
+                print(f"{path}: {line}")
             wrong += len(report.findings)
     except StartupError as error:
         print(f"deploy.validate: {error.message}", file=sys.stderr)

@@ -44,7 +44,7 @@ def _secret_names(value: Any) -> Iterator[str]:
             yield from _secret_names(inner)
     elif isinstance(value, dict):
         for key, inner in value.items():
-            if key in ("secretKeyRef", "secretRef") and not inner.get("optional"):
+            if key in ("secretKeyRef", "secretRef") and isinstance(inner, dict) and not inner.get("optional"):
                 yield inner["name"]
             elif key == "authOptions" and "secretName" in inner:
                 yield inner["secretName"]

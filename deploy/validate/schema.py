@@ -18,6 +18,7 @@ from deploy.validate.manifest import Manifest
 
 KUBERNETES = "1.34"  # whose schemas are used
 CRD = Path(__file__).parents[1] / "kuberay" / "crd" / "rayservice-crd-v1.7.0.yaml"  # as KubeRay publishes it
+BUILT_IN = ("", "apps", "batch", "policy", "networking.k8s.io", "rbac.authorization.k8s.io")  # groups
 LONGEST = 200  # characters of a validator's message: it may quote the whole object
 
 Problem = tuple[str, str]  # path, sentence
@@ -25,8 +26,7 @@ Problem = tuple[str, str]  # path, sentence
 
 def built_in(manifest: Manifest) -> bool:
     """Whether Kubernetes itself defines the object."""
-    group = manifest["apiVersion"].rpartition("/")[0]
-    return "." not in group or group.endswith(".k8s.io")
+    return manifest["apiVersion"].rpartition("/")[0] in BUILT_IN
 
 
 def check_manifest(manifest: Manifest) -> Iterator[Problem]:
