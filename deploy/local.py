@@ -190,7 +190,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default=usual.host, help="address of this machine to use")
     parser.add_argument("--port", type=_port, default=usual.port, help="of the HTTP API")
     parser.add_argument("--grpc-port", type=_port, default=usual.grpc_port, help="of the gRPC API")
-    parser.add_argument("arguments", nargs="*", metavar="KEY=VALUE", help="arguments: see deploy/args.py")
+    parser.add_argument(
+        "arguments", nargs="*", metavar="KEY=VALUE", help="arguments: see deploy/args.py and outrider/options"
+    )
     return parser
 
 

@@ -367,3 +367,15 @@ def test_a_worker_reads_its_threads_before_torch_is_loaded() -> None:
         [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, timeout=120
     )
     assert run.stdout.strip() == "1", run.stderr
+
+
+def test_serve_has_every_option_of_the_engine_and_hands_it_on() -> None:
+    """To verifiers as it is; a draft model is never divided."""
+    engine = EngineOptions("cuda", "float16", "3GiB", 5, 2)
+    assert {option.name for option in options(engine)} <= parameters("serve").keys()
+    workers = Workers(verifiers=1, drafters=1, engine=engine)
+    group: Any = typer.main.get_command(app)
+    for child in worker_children(Models("t", "d", "n"), workers, "127.0.0.1:9"):
+        told = group.commands[child.role].make_context(child.role, list(child.command[4:])).params
+        own = engine if child.role == "verifier" else dataclasses.replace(engine, tensor_parallel_size=1)
+        assert {option.name: told[option.name] for option in options(own)} == dataclasses.asdict(own)
