@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -109,6 +110,37 @@ def test_a_kernel_that_does_not_work_here_is_refused_unless_gathering_may_stand_
         folder, kv_memory_bytes=2**24, parts=Parts(("varlen", "gathered"), linears="packed")
     )
     assert stands_in.attention.name == "gathered" and stands_in.info.bit_exact
+
+
+KERNEL_FILE = """
+from outrider.engine.paged_attention import Kernel
+from outrider.engine.reference_attention import reference_attention
+
+calls = 0
+
+def attention(*arrays, **options):
+    global calls
+    calls += 1
+    return reference_attention(*arrays, **options)
+
+KERNEL = Kernel("another", 8, attention, on_gpu=False)
+"""
+
+
+def test_a_kernel_is_a_file_and_a_line(
+    checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(checkpoint("llama"))
+    expected = one_by_one(load_engine(folder, kv_memory_bytes=2**24))
+    (tmp_path / "another_attention.py").write_text(KERNEL_FILE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(KERNELS, "another", "another_attention")
+    parts = Parts(("another",), "called-again", "packed")
+    engine = load_engine(folder, kv_memory_bytes=2**24, parts=parts)
+    assert (engine.attention.name, engine.pool.block_size) == ("another", 8)
+    before = importlib.import_module("another_attention").calls
+    assert run(engine, sessions(expected), random.Random(8)) == expected
+    assert importlib.import_module("another_attention").calls > before
 
 
 def test_every_part_is_known_by_its_name() -> None:
