@@ -20,7 +20,7 @@ from ray.serve.handle import DeploymentHandle
 from outrider.errors import Unavailable
 from outrider.store.memory import MemoryStore
 from outrider.store.memory_logs import MemorySessionLogs
-from outrider.store.store import TTL_SECONDS, Answer, Change, Store, WorkerRecord
+from outrider.store.store import TTL_SECONDS, Answer, Store, WorkerRecord
 from outrider.wire.hello import Identity
 from router.router import store_at
 
@@ -75,16 +75,6 @@ class Registry:
         """The live records, with their loads as of the last beat."""
         return await present(self._store)
 
-    async def read(self, key: str) -> bytes | None:
-        return await self._store.read(key)
-
-    async def replace(self, key: str, former: bytes | None, value: bytes) -> bool:
-        """Writes the value where the former one is still there; whether it was."""
-        if await self._store.read(key) != former:
-            return False
-        await self._store.update(key, lambda _: value)
-        return True
-
 
 class RegistryStore:
     """Implements Store: the Registry deployment by its handle."""
@@ -122,18 +112,6 @@ class RegistryStore:
     ) -> None:
         async with _answering():
             await self._registry.answer.remote(identity, router_id, refusal, trouble)
-
-    async def read(self, key: str) -> bytes | None:
-        async with _answering():
-            return await self._registry.read.remote(key)  # type: ignore[no-any-return]
-
-    async def update(self, key: str, change: Change) -> bytes:
-        while True:
-            former = await self.read(key)
-            value = change(former)
-            async with _answering():
-                if await self._registry.replace.remote(key, former, value):
-                    return value
 
 
 @contextlib.asynccontextmanager

@@ -25,10 +25,8 @@ from router.api.access import Access, HttpAccess
 from router.api.http import create_app
 from router.api.keys import Keys
 from router.api.validation import DrawBelow
-from router.compatibility import suits
 from router.fleet import Fleet
 from router.metrics import Metrics
-from router.priors import Priors
 from router.session_log_writer import SessionLogWriter
 from router.sessions import Sessions
 from router.tokenizer import first_difference
@@ -55,14 +53,13 @@ class Router:
         """The options are RouterConfig's. The store is closed with the router. `keys`: of which clients must
         show one. `tls`: for the connections to workers."""
         self.store = store
+        self._session_ttl = session_ttl
         self.identity = _identity()
         self.metrics = Metrics()
         self.fleet = Fleet(self.metrics, clock=time.time)
-        self.priors = Priors(store)
         self.log_writer = SessionLogWriter(store.logs, self.identity.worker_id, self.metrics, session_ttl)
         self.sessions = Sessions(
             self.fleet,
-            self.priors,
             self.log_writer,
             max_sessions=max_sessions,
             num_speculative_tokens=num_speculative_tokens,
@@ -73,26 +70,16 @@ class Router:
         self.access = None if keys is None else Access(keys, self.metrics)
         if self.access is not None:
             self.app.add_middleware(HttpAccess, access=self.access)
-        for joined in (self.fleet.on_verifier_joined, self.fleet.on_drafter_joined):
-            joined.append(self._meet)
         self._discovery = WorkerDiscovery(store, self.fleet, self.identity, first_difference, tls=tls)
         self._tasks: list[asyncio.Task[Any]] = []
 
     async def start(self) -> None:
         """Begins to look for workers. Raises StartupError where the store is there but refuses."""
         with suppress(Unavailable):
-            await self.store.read("anything")  # an absent one is waited for
+            await self.store.logs.append((), self._session_ttl)  # one that is away is waited for
         self._tasks = [
-            asyncio.create_task(running)
-            for running in (self._discovery.run(), self.priors.run(), self.log_writer.run())
+            asyncio.create_task(running) for running in (self._discovery.run(), self.log_writer.run())
         ]
-
-    def _meet(self) -> None:
-        """Pairs that may work together: what is known of them is asked for before a session needs it."""
-        for verifier in self.fleet.verifiers.values():
-            for drafter in self.fleet.drafters.values():
-                if suits(drafter.identity.tokenizer_hash, verifier.identity.tokenizer_hash):
-                    self.priors.pool(verifier.identity.model_fingerprint, drafter.identity.model_fingerprint)
 
     async def wait(self) -> None:
         """Until it cannot go on; raises why."""
@@ -113,8 +100,6 @@ class Router:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        with suppress(Unavailable):
-            await self.priors.share()
         await self.store.close()
 
 

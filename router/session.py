@@ -18,7 +18,7 @@ from router.reader import Reader, superseded
 from router.rebalance import Unbegun
 from router.requests import SessionEnded, TokensCommitted
 from router.session_log_writer import SessionLogWriter, TakenSession
-from router.speculation import Estimator, PriorPool, choose_k, settled, window, worth_sending
+from router.speculation import Estimator, PairAcceptance, choose_k, settled, window, worth_sending
 from router.transcript import Transcript
 from router.workers import Drafter, Verifier
 
@@ -28,8 +28,8 @@ RESUME_SECONDS = 60.0  # a session that lost its verifier waits so long for anot
 MAX_LOSSES = 3  # of verifiers, without a token gained: the request itself may be what they die of
 
 
-PoolFor = Callable[[str, str], PriorPool]
-"""The pool of a (target fingerprint, draft fingerprint) pair."""
+PairFor = Callable[[str, str], PairAcceptance]
+"""Gives the acceptance of a (target fingerprint, draft fingerprint) pair."""
 
 
 class Session:
@@ -44,7 +44,7 @@ class Session:
         transcript: Transcript,
         log_writer: SessionLogWriter,
         fleet: Fleet,
-        pool_for: PoolFor,
+        pair_for: PairFor,
         cap: int,
         lock_step: bool = False,
         taken: TakenSession | None = None,
@@ -75,7 +75,7 @@ class Session:
         self._turn = -1  # how many drafters it has had before the last one
         self._gave_up: frozenset[tuple[str, int]] = frozenset()  # drafters that ended it of their own accord
         self._fleet = fleet
-        self._pool_for = pool_for
+        self._pair_for = pair_for
         self._cap = cap
         self._lock_step = lock_step
         self.outcome: SessionEnded | OutriderError | None = None  # None = it goes on
@@ -83,8 +83,8 @@ class Session:
         self.news = asyncio.Event()  # for readers
         self._begun = False
         self._over = False
-        self._pool = pool_for(self._fingerprint, "")
-        self._estimator = Estimator(self._pool.prior())
+        self._pair = pair_for(self._fingerprint, "")
+        self._estimator = Estimator(self._pair.mean)
         self._k = 0
         self._window = 0
 
@@ -172,7 +172,7 @@ class Session:
         if self._verifier is not None:
             self._verifier.close(self.id)
         self._leave_drafter()
-        self._pool.absorb(self._estimator.accepted, self._estimator.observed)
+        self._pair.absorb(self._estimator.accepted, self._estimator.observed)
         self._log_writer.close(self._cursor)
 
     # From the verifier.
@@ -332,15 +332,15 @@ class Session:
         return self._fleet.drafter_for(self._verifier, self._gave_up, self._acceptance)
 
     def _acceptance(self, target: str, draft: str) -> float:
-        return self._pool_for(target, draft).mean
+        return self._pair_for(target, draft).mean
 
     def _expect(self, drafter: Drafter) -> None:
         """What was learnt about one draft model says nothing about another."""
-        pool = self._pool_for(self._fingerprint, drafter.identity.model_fingerprint)
-        if pool is not self._pool:
-            self._pool.absorb(self._estimator.accepted, self._estimator.observed)
-            self._pool = pool
-            self._estimator = Estimator(pool.prior())
+        pair = self._pair_for(self._fingerprint, drafter.identity.model_fingerprint)
+        if pair is not self._pair:
+            self._pair.absorb(self._estimator.accepted, self._estimator.observed)
+            self._pair = pair
+            self._estimator = Estimator(pair.mean)
 
     def _steer(self) -> None:
         """Sends k and the window where they have changed."""

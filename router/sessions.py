@@ -15,7 +15,6 @@ from outrider.wire.session import FinishReason, SessionId, new_session_id
 from router.admission import Lasting, refused, retry_after
 from router.fleet import Fleet
 from router.placement import choose_verifier
-from router.priors import Priors
 from router.rebalance import sessions_to_move
 from router.requests import (
     GenerationRequest,
@@ -27,6 +26,7 @@ from router.requests import (
 )
 from router.session import Session
 from router.session_log_writer import SessionLogWriter, TakenSession
+from router.speculation import PairAcceptance
 from router.transcript import Transcript
 from router.workers import Verifier
 
@@ -39,7 +39,6 @@ class Sessions:
     def __init__(
         self,
         fleet: Fleet,
-        priors: Priors,
         log_writer: SessionLogWriter,
         *,
         max_sessions: int,
@@ -57,7 +56,7 @@ class Sessions:
         self._random_bytes = random_bytes
         self._open: dict[SessionId, Session] = {}
         self._lasting = Lasting()
-        self._priors = priors
+        self._pairs: dict[tuple[str, str], PairAcceptance] = {}  # by the fingerprints of target and draft
         self._idle = asyncio.Event()
         self._idle.set()
         fleet.on_verifier_joined.append(self._offer_verifier)
@@ -165,6 +164,10 @@ class Sessions:
         self.check_room()
         return self._add(taken.transcript, taken)
 
+    def pair(self, target: str, draft: str) -> PairAcceptance:
+        """Returns what is known of a pair of models, by their fingerprints."""
+        return self._pairs.setdefault((target, draft), PairAcceptance())
+
     def check_room(self) -> None:
         if len(self._open) >= self._max_sessions:
             raise Overloaded(
@@ -189,7 +192,7 @@ class Sessions:
             transcript,
             self._log_writer,
             self._fleet,
-            self._priors.pool,
+            self.pair,
             self._cap(transcript.request),
             self._lock_step,
             taken,

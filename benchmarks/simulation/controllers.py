@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from benchmarks.simulation.world import MOST_DRAFTS, Floats, Ints, World
 from drafter.survival import FIRST_RECENT, Calibration, recent_after
-from router.speculation import Estimator, PriorPool, choose_k, settled, window, worth_sending
+from router.speculation import Estimator, PairAcceptance, choose_k, settled, window, worth_sending
 from verifier.admission import admit
 from verifier.meter import Meter
 from verifier.price import StepTime
@@ -120,8 +120,8 @@ class Ours:
         self.verifier = Verifier(world)
         self.calibrations = {True: Calibration(), False: Calibration()}  # greedy, drawn
         self._recent = [FIRST_RECENT] * world.sessions
-        self._pool = PriorPool()
-        self._estimators = [Estimator(self._pool.prior()) for _ in range(world.sessions)]
+        self._pair = PairAcceptance()
+        self._estimators = [Estimator(self._pair.mean) for _ in range(world.sessions)]
         self._k = np.full(world.sessions, MOST_DRAFTS)
         self._windows = np.zeros(world.sessions, np.int64)
         if self._routed:
@@ -131,8 +131,8 @@ class Ours:
         self.verifier.opened(session)
         self._recent[session] = FIRST_RECENT
         estimator = self._estimators[session]
-        self._pool.absorb(estimator.accepted, estimator.observed)
-        self._estimators[session] = Estimator(self._pool.prior())
+        self._pair.absorb(estimator.accepted, estimator.observed)
+        self._estimators[session] = Estimator(self._pair.mean)
         if self._routed:
             self._choose([session])
 

@@ -12,7 +12,6 @@ from outrider.store.store import (
     TTL_SECONDS,
     WORD_SECONDS,
     Answer,
-    Change,
     Word,
     WorkerRecord,
     answer_of,
@@ -43,7 +42,6 @@ class MemoryStore:
         self._clock = clock
         self._word_seconds = word_seconds
         self._entries: dict[str, _Entry] = {}
-        self._values: dict[str, bytes] = {}
         self._news = asyncio.Event()  # set once something changed, and then replaced
 
     async def beat(self, record: WorkerRecord) -> Answer:
@@ -85,13 +83,6 @@ class MemoryStore:
         entry = self._live(identity)
         if entry is not None:
             entry.words[router_id] = self._clock() + self._word_seconds, (refusal, trouble)
-
-    async def read(self, key: str) -> bytes | None:
-        return self._values.get(key)
-
-    async def update(self, key: str, change: Change) -> bytes:
-        value = self._values[key] = change(self._values.get(key))
-        return value
 
     def _records(self) -> dict[str, WorkerRecord]:
         return {worker_id: entry.record for worker_id, entry in self._entries.items()}

@@ -4,7 +4,6 @@
 |---|---|---|
 | `outrider:worker:ID` | hash, expires | `record` (outrider.v1.Registration), `description` (the same without its load), `incarnation`, and a `word:ROUTER` for each router: when it was said (unix seconds), a blank, JSON [refusal, trouble] |
 | `outrider:workers` | set | the IDs of the above; those that have expired are taken out when somebody reads it |
-| `outrider:value:KEY` | string, expires | what `update` wrote |
 | `outrider:epoch` | string | random; another one than before means that the Redis has lost its memory |
 | `outrider:session:HEX`, `outrider:owner:HEX` | stream, hash | a session's log: redis_logs.py |
 | `outrider:changes` | channel | the ID of a worker that came, changed or left |
@@ -38,7 +37,6 @@ from outrider.store.store import (
     TTL_SECONDS,
     WORD_SECONDS,
     Answer,
-    Change,
     Word,
     WorkerRecord,
     answer_of,
@@ -52,12 +50,9 @@ from outrider.wire.hello import Identity
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
-VALUE_SECONDS = 30 * 24 * 3600  # what nobody updates for so long is forgotten: its model may be gone
 REDIS_ANSWER_SECONDS = 2.0  # a Redis that has not answered by then is away
 AWAY_SECONDS = 0.25  # between attempts to reach one that is away
-WORKER, INDEX, VALUE, EPOCH, CHANGES = (
-    f"outrider:{name}" for name in ("worker:", "workers", "value:", "epoch", "changes")
-)
+WORKER, INDEX, EPOCH, CHANGES = (f"outrider:{name}" for name in ("worker:", "workers", "epoch", "changes"))
 WORD = b"word:"
 
 BEAT = """
@@ -103,13 +98,6 @@ for _, id in ipairs(redis.call('SMEMBERS', KEYS[1])) do
 end
 return found
 """
-REPLACE = """
-local value = redis.call('GET', KEYS[1])
-if value ~= (ARGV[1] == '1' and ARGV[2]) then return 0 end
-redis.call('SET', KEYS[1], ARGV[3], 'EX', ARGV[4])
-return 1
-"""
-
 T = TypeVar("T")
 Records = Mapping[str, WorkerRecord]
 
@@ -135,8 +123,8 @@ class RedisStore:
         self._word_seconds = word_seconds
         self._reached = False
         self.logs = RedisSessionLogs(self._redis, self._asked)
-        self._beat, self._leave, self._answer, self._list, self._replace = (
-            self._redis.register_script(script) for script in (BEAT, LEAVE, ANSWER, LIST, REPLACE)
+        self._beat, self._leave, self._answer, self._list = (
+            self._redis.register_script(script) for script in (BEAT, LEAVE, ANSWER, LIST)
         )
 
     async def beat(self, record: WorkerRecord) -> Answer:
@@ -222,20 +210,6 @@ class RedisStore:
                 args=[str(identity.incarnation), WORD + router_id.encode(), word],
             )
         )
-
-    async def read(self, key: str) -> bytes | None:
-        value = await self._asked(self._redis.get(VALUE + key))
-        assert value is None or isinstance(value, bytes), "nothing is decoded on the way"
-        return value
-
-    async def update(self, key: str, change: Change) -> bytes:
-        while True:
-            former = await self.read(key)
-            value = change(former)
-            known = b"0" if former is None else b"1"
-            args: list[Any] = [known, former or b"", value, VALUE_SECONDS]
-            if await self._asked(self._replace(keys=[VALUE + key], args=args)):
-                return value
 
     async def _asked(self, asked: Awaitable[T]) -> T:
         try:

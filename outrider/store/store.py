@@ -1,4 +1,4 @@
-"""What routers and workers share: who is there, and what is remembered between routers.
+"""What routers and workers share: who is there, and the logs of sessions.
 
 Two protocols, because a worker needs less than a router. Implementations: `memory.MemoryStore` in one
 process, `redis.RedisStore` for several routers, and `registration.RouterRegistrar`, which is a router's store
@@ -10,7 +10,7 @@ knows and tries again.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,9 +21,6 @@ from outrider.wire.hello import Identity
 
 TTL_SECONDS = 4.0  # a record outlives the last beat by this much; with the time to notice it stays under 5 s
 WORD_SECONDS = 30.0  # a router's word to a worker is forgotten when it has not been said again for so long
-
-Change = Callable[[bytes | None], bytes]
-"""From a value (None: there is none) to the next. Pure: it may be called more than once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +77,6 @@ class Store(Registrar, Protocol):
         The word is forgotten after WORD_SECONDS, since the router may be gone. It is ignored if that
         incarnation has no live record.
         """
-        ...
-
-    async def read(self, key: str) -> bytes | None:
-        """The value last written by `update`; a store that outlives routers forgets it after a month."""
-        ...
-
-    async def update(self, key: str, change: Change) -> bytes:
-        """Puts change(value) in the value's place and returns it; nobody writes in between."""
         ...
 
 

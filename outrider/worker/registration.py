@@ -17,6 +17,7 @@ from outrider.errors import OutriderError, PeerRefused, StartupError, Unavailabl
 from outrider.net.rpc import channel
 from outrider.net.tasks import propagate_cancel
 from outrider.net.tls import Tls
+from outrider.store.logs import SESSION_TTL_SECONDS
 from outrider.store.redis import RedisStore
 from outrider.store.store import Answer, Registrar
 from outrider.store.url import parse_store_url
@@ -141,7 +142,7 @@ async def check_admitted(registrar: Registrar) -> None:
     called before a model is loaded. An absent store, or a router, is waited for later."""
     if isinstance(registrar, RedisStore):
         with suppress(Unavailable):
-            await registrar.read("anything")
+            await registrar.logs.append((), SESSION_TTL_SECONDS)
 
 
 def registrar_at(router: str | None, store: str | None, tls: Tls | None = None) -> Registrar:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import signal
@@ -111,18 +110,6 @@ class Service:
 
         return asyncio.run(read())
 
-    def sessions_learnt_from(self) -> int:
-        """In the store, over all pairs."""
-
-        async def read() -> int:
-            store = RedisStore(parse_store_url(self.redis.url))
-            keys = await store._redis.keys("outrider:value:prior:*")
-            values = [json.loads(await store._redis.get(key)) for key in keys]
-            await store.close()
-            return sum(value["sessions"] for value in values)
-
-        return asyncio.run(read())
-
 
 def free_port() -> str:
     with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -191,16 +178,6 @@ async def ask_all(
 def expected(alone: Alone, wanted: list[Case], max_tokens: int = MAX_TOKENS) -> list[str]:
     tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
     return [tokenizer.decode(alone.tokens(case.prompt, case.sampling, max_tokens)) for case in wanted]
-
-
-def test_what_one_router_learns_of_the_pair_is_shared(complete: Service, eventually: Eventually) -> None:
-    """The first test: no session of another is still on its way to the store. The answers are long: a session
-    with few drafts, which is what few tokens may bring, teaches nothing."""
-    (case,) = cases(1)
-    for url in complete.urls:
-        told = ask(url, case, max_tokens=400)
-        assert told["metrics"]["speculative_decoding"]["num_draft_tokens"] >= 50  # type: ignore[index]
-    eventually(lambda: complete.sessions_learnt_from() == 2, "both sessions are in the store")
 
 
 def test_both_routers_give_the_targets_own_text_with_all_workers_at_work(

@@ -16,7 +16,6 @@ from typing import Any
 from outrider.errors import OutriderError, Unavailable
 from outrider.net.rpc import Outbox
 from outrider.store.logs import Append, Taken
-from outrider.store.memory import MemoryStore
 from outrider.store.memory_logs import MemorySessionLogs
 from outrider.v1 import verifier_pb2
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo, WorkerLoad
@@ -26,7 +25,6 @@ from outrider.wire.session import SessionId
 from router.compatibility import Registration
 from router.fleet import Fleet
 from router.metrics import Metrics
-from router.priors import Priors
 from router.requests import GenerationRequest, SessionEnded, SessionEvent, TokensCommitted
 from router.session_log_writer import SessionLogWriter
 from router.sessions import Sessions
@@ -242,9 +240,7 @@ class RouterNode:
         self.storage = Storage(self._world)
         self.log_writer = SessionLogWriter(self.storage, self.identity.worker_id, metrics, TTL)
         self.fleet = Fleet(metrics, clock=lambda: 0.0)
-        self.sessions = Sessions(
-            self.fleet, Priors(MemoryStore()), self.log_writer, max_sessions=100, num_speculative_tokens=4
-        )
+        self.sessions = Sessions(self.fleet, self.log_writer, max_sessions=100, num_speculative_tokens=4)
         self.wires: dict[str, Wire] = {}
 
     def connect(self, node: VerifierNode) -> None:

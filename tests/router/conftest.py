@@ -27,7 +27,6 @@ from outrider.wire.hello import Identity, Role
 from outrider.worker.registration import RouterRegistrar, register
 from router.fleet import Fleet
 from router.metrics import Metrics
-from router.priors import Priors
 from router.registry import Registry
 from router.session_log_writer import SessionLogWriter
 from router.sessions import Sessions
@@ -207,7 +206,7 @@ async def rig() -> AsyncIterator[Rig]:
     fleet = Fleet(metrics, clock=lambda: 1234.5)
     store = MemoryStore(TTL_SECONDS)
     log_writer = SessionLogWriter(store.logs, ROUTER.worker_id, metrics)
-    sessions = Sessions(fleet, Priors(store), log_writer, max_sessions=4, num_speculative_tokens=8)
+    sessions = Sessions(fleet, log_writer, max_sessions=4, num_speculative_tokens=8)
     server = new_server()
     registry_pb2_grpc.add_RegistryServicer_to_server(Registry(store), server)
     address = bind(server, "127.0.0.1", 0)

@@ -60,10 +60,10 @@ async def test_the_drafter_that_is_nearer_to_the_sessions_verifier_drafts(rig: A
 async def test_the_drafter_whose_model_this_target_accepts_more_often_drafts(rig: Any) -> None:
     await rig.verifier(fingerprint="target")
     disliked, liked = await rig.drafter("d1", fingerprint="a"), await rig.drafter("d2", fingerprint="b")
-    pools = rig.sessions._priors
+    pair = rig.sessions.pair
     for accepted, draft in ((10, "a"), (90, "b")):
-        pools.pool("target", draft).absorb(accepted, 100)
-        pools.pool("another target", draft).absorb(100 - accepted, 100)
+        pair("target", draft).absorb(accepted, 100)
+        pair("another target", draft).absorb(100 - accepted, 100)
     async with aclosing(ask(rig, ONE)) as session:
         asking = asyncio.ensure_future(first_step(session))
         await liked.next_command("open")

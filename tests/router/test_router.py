@@ -15,7 +15,6 @@ from outrider.store.memory import MemoryStore
 from outrider.v1 import verifier_pb2
 from outrider.wire.hello import Role
 from outrider.wire.session import SessionParams
-from router import priors as priors_module
 from router.requests import GenerationRequest, TokensCommitted
 from router.router import Router
 from tests.router.asking import first_step
@@ -52,22 +51,6 @@ async def test_a_worker_is_served_by_every_router_of_its_store(rig: Any) -> None
             await worker.next_command("close")
         told = (await store.beat(worker.record())).taken_in_by
         assert set(told) == {one.identity.worker_id, other.identity.worker_id}
-
-
-async def test_a_router_that_starts_knows_what_others_have_learnt(
-    rig: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(priors_module, "SHARE_SECONDS", 0.05)
-    store = MemoryStore(ttl_seconds=1000)
-    verifier, drafter = await rig.worker(Role.VERIFIER, "v"), await rig.worker(Role.DRAFTER, "d")
-    fingerprints = [worker.info.identity.model_fingerprint for worker in (verifier, drafter)]
-    async with running(store) as one:
-        one.priors.pool(*fingerprints).absorb(95, 100)
-    for worker in (verifier, drafter):
-        await store.beat(worker.record())
-    async with running(store) as other:
-        await rig.until(lambda: other.priors._pools.get(tuple(fingerprints)) is not None)  # no session asked
-        await rig.until(lambda: other.priors.pool(*fingerprints).sessions == 1)
 
 
 async def test_sessions_hear_that_it_stops(rig: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from outrider.v1 import drafter_pb2, verifier_pb2
-from router.speculation import MARGIN, Estimator, PriorPool
+from router.speculation import MARGIN, Estimator
 from tests.router.asking import Running, committed, finished, first_step, request
 
 
@@ -61,11 +61,10 @@ async def test_in_lock_step_the_window_is_k(rig: Any) -> None:
     running = Running(rig, request())
     opened = await verifier.next_command("open")
     assert (await drafter.next_command("open")).window == opened.num_speculative_tokens == 8
-    estimator = Estimator(PriorPool().prior())
+    estimator = Estimator()
     for base, k in ((3, 4), (4, 5)):  # it follows k at every change, however small
         estimator.observe(0, 8, 1)
-        survival = list(estimator.survival(8))
-        price = (survival[k - 1] + survival[k]) / 2 / MARGIN  # worth it for k, not for one more
+        price = estimator.acceptance ** (k + 0.5) / MARGIN  # worth it for k, not for one more
         load = verifier_pb2.VerifierLoad(price=price, step_seconds=0.1, typical_step_seconds=0.1)
         verifier.say(load=load, **committed(opened.session_id, base, 9, accepted=0, verified=8))
         assert (await verifier.next_command("speculation")).num_speculative_tokens == k
@@ -79,16 +78,16 @@ async def test_a_new_session_starts_from_what_earlier_ones_showed(rig: Any) -> N
     verifier.say(load=verifier_pb2.VerifierLoad(price=1.0))
     await rig.until(lambda: rig.fleet.verifiers["v"].load.price > 0)
     starts = []
-    for _ in range(8):
+    for _ in range(16):
         running = Running(rig, request())
-        opened = await verifier.next_command("open")
+        while (command := await verifier.commands.get()).WhichOneof("command") != "open":
+            pass  # a change of k in the session before
+        opened = command.open
         starts.append(opened.num_speculative_tokens)
         for n in range(12):
             verifier.say(**committed(opened.session_id, 3 + n, 9, accepted=0, verified=1))
         verifier.say(**finished(opened.session_id))
         await running.task
-        while not verifier.commands.empty():
-            verifier.commands.get_nowait()
     assert starts[0] >= 2
     assert starts[-1] == 0
     assert starts[1:] == sorted(starts[1:], reverse=True)

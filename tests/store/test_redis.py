@@ -13,7 +13,6 @@ from typing import Any, cast
 import pytest
 
 from outrider.errors import StartupError, Unavailable
-from outrider.store import redis as redis_module
 from outrider.store.redis import RedisStore
 from outrider.store.store import Answer
 from outrider.store.url import parse_store_url
@@ -42,7 +41,7 @@ async def store(redis: RedisServer) -> AsyncIterator[RedisStore]:
 async def until_away(store: RedisStore) -> None:
     while True:
         try:
-            await store.read("anything")
+            await store.logs.append((), 60)
         except Unavailable:
             return
 
@@ -50,7 +49,7 @@ async def until_away(store: RedisStore) -> None:
 async def until_back(store: RedisStore) -> None:
     while True:
         try:
-            await store.read("anything")
+            await store.logs.append((), 60)
             return
         except Unavailable:
             await asyncio.sleep(0.01)
@@ -73,17 +72,6 @@ async def hang(redis: RedisServer, store: RedisStore) -> None:
 async def forget(redis: RedisServer, store: RedisStore) -> None:
     """Dies and comes back so quickly that nobody's call fails."""
     await store._redis.flushall()
-
-
-async def test_a_value_is_forgotten_a_month_after_its_last_update(store: RedisStore) -> None:
-    key = redis_module.VALUE + "prior"
-    for ttl in (-1, 5):  # as written by a former release; nearly over
-        await store._redis.set(key, b"old", ex=ttl if ttl > 0 else None)
-        assert await store.update("prior", lambda value: b"new " + (value or b"")) == b"new old"
-        assert redis_module.VALUE_SECONDS - 100 < await store._redis.ttl(key) <= redis_module.VALUE_SECONDS
-    await store.read("prior")
-    await store._redis.expire(key, 0)
-    assert await store.read("prior") is None
 
 
 @pytest.mark.parametrize("go_away", [kill, hang, forget])
@@ -206,20 +194,20 @@ async def test_a_wrong_password_is_named_and_not_told(
 async def test_a_password_where_none_is_needed_is_refused_too(redis: RedisServer, store: RedisStore) -> None:
     await store._redis.config_set("requirepass", "")
     with pytest.raises(StartupError, match=r"^--store: the Redis does not accept"):
-        await RedisStore(parse_store_url(redis.url)).read("anything")
+        await RedisStore(parse_store_url(redis.url)).logs.append((), 60)
 
 
 async def test_a_password_that_changes_while_it_runs_ends_nobody(
     redis: RedisServer, store: RedisStore
 ) -> None:
-    await store.read("anything")
+    await store.logs.append((), 60)
     await store._redis.config_set("requirepass", "another")
     await store._redis.connection_pool.disconnect()
     with pytest.raises(Unavailable, match="AuthenticationError"):
-        await store.read("anything")
+        await store.logs.append((), 60)
     admin = RedisStore(parse_store_url(f"redis://:another@127.0.0.1:{redis.port}"))
     await admin._redis.config_set("requirepass", PASSWORD)
-    await store.read("anything")
+    await store.logs.append((), 60)
     await admin.close()
 
 
@@ -249,7 +237,7 @@ async def test_tls_where_none_is_spoken() -> None:
         port = plain.sockets[0].getsockname()[1]
         store = RedisStore(parse_store_url(f"rediss://127.0.0.1:{port}"))
         with pytest.raises(StartupError, match=r"^--store: the Redis does not speak TLS"):
-            await store.read("anything")
+            await store.logs.append((), 60)
         await store.close()
 
 
@@ -260,7 +248,7 @@ async def test_who_is_cancelled_ends_wherever_that_meets_the_asking(store: Redis
 
     async def ask() -> None:
         if asked == "read":
-            await store.read("anything")
+            await store.logs.append((), 60)
         else:
             async with aclosing(cast(AsyncGenerator[Any, None], store.workers())) as listings:
                 await anext(listings)

@@ -175,34 +175,3 @@ async def test_all_who_watch_hear_it(stores: tuple[Store, Store], record: Record
         await store.beat(record())
         for watch in (one, two, three):
             assert (await watch.next()).keys() == {"v"}
-
-
-async def test_values_are_kept(stores: tuple[Store, Store]) -> None:
-    store, other = stores
-    assert await store.read("key") is None
-    seen = []
-
-    def change(value: bytes | None) -> bytes:
-        seen.append(value)
-        return (value or b"") + b"\x00\xff"
-
-    assert await store.update("key", change) == b"\x00\xff"
-    assert await other.update("key", change) == b"\x00\xff\x00\xff"
-    assert await store.read("key") == b"\x00\xff\x00\xff"
-    assert await store.read("another") is None
-    assert seen == [None, b"\x00\xff"]
-
-
-async def test_an_empty_value_is_a_value(stores: tuple[Store, Store]) -> None:
-    store, other = stores
-    await store.update("key", lambda value: b"")
-    assert await other.read("key") == b""
-    assert await other.update("key", lambda value: b"none" if value is None else b"some") == b"some"
-
-
-async def test_nothing_is_lost_when_many_update_at_once(stores: tuple[Store, Store]) -> None:
-    def count(value: bytes | None) -> bytes:
-        return str(int(value or b"0") + 1).encode()
-
-    await asyncio.gather(*(store.update("count", count) for store in stores * 20))
-    assert await stores[0].read("count") == b"40"

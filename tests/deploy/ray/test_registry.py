@@ -80,16 +80,6 @@ async def test_loads_are_those_of_the_last_beat(handle: Handle) -> None:
     assert [found.load.draft_starvation for found in (await present(store)).values()] == [0.5]
 
 
-async def test_updates_at_the_same_time_are_all_there(handle: Handle) -> None:
-    store = RegistryStore(handle)  # type: ignore[arg-type]
-
-    async def add() -> None:
-        await store.update("sum", lambda value: str(int(value or b"0") + 1).encode())
-
-    await asyncio.gather(*(add() for _ in range(20)))
-    assert await store.read("sum") == b"20"
-
-
 async def test_a_registry_that_comes_back_empty_takes_no_worker_from_a_router(handle: Handle) -> None:
     store = RegistryStore(handle)  # type: ignore[arg-type]
     await store.beat(record("first"))
@@ -112,7 +102,7 @@ async def test_a_registry_that_is_gone_for_good_is_not_waited_for(
     handle: Handle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A handle waits until there is one again: a router that ends together with it must not."""
-    monkeypatch.setattr(Registry, "read", lambda *args: asyncio.sleep(3600))
+    monkeypatch.setattr(Registry, "leave", lambda *args: asyncio.sleep(3600))
     async with asyncio.timeout(20):
         with pytest.raises(Unavailable, match="the registry does not answer"):
-            await RegistryStore(handle).update("priors", lambda value: b"")  # type: ignore[arg-type]
+            await RegistryStore(handle).leave(record().info.identity)  # type: ignore[arg-type]

@@ -1,0 +1,210 @@
+"""What a router costs: processor time of its process a token, with many streams and no models.
+
+    python -m benchmarks.router_host --streams 32 --seconds 8
+
+A real router serves a scripted verifier, which commits tokens for every session at a fixed pace, and
+streaming clients in a process of their own. The processor time is what the system counts for the router's
+process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from outrider.engine.tokenizer import load_tokenizer
+from outrider.net.rpc import Outbox, bind, channel, new_server
+from outrider.v1 import generation_pb2, generation_pb2_grpc, verifier_pb2, verifier_pb2_grpc
+from outrider.wire.codec import tokenizer_to_wire
+from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo, WorkerLoad, WorkerRecord
+from outrider.wire.hello import Identity, Role
+from outrider.worker.registration import RouterRegistrar, register
+
+MODEL = Path(__file__).parents[1] / "demo" / "models" / "target"
+CONTEXT = 1_000_000
+PROGRAM = ("-c", "from outrider_cli import main; main()")
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class ScriptedVerifier(verifier_pb2_grpc.VerifierServicer):
+    """Commits `tokens` for every open session at each step; of them all but the last were drafted."""
+
+    def __init__(self, info: WorkerInfo, tokenizer: TokenizerFiles, tokens: int, drafts: int) -> None:
+        self._info, self._tokenizer, self._tokens, self._drafts = info, tokenizer, tokens, drafts
+        self._lengths: dict[bytes, int] = {}
+        self._outbox: Outbox[Any] = Outbox(10_000)
+        self._next = 100
+        self.committed = 0
+
+    async def GetTokenizer(self, request: Any, context: Any) -> Any:
+        return tokenizer_to_wire(self._tokenizer)
+
+    async def Sessions(self, request_iterator: Any, context: Any) -> None:
+        async def read() -> None:
+            async for command in request_iterator:
+                match command.WhichOneof("command"):
+                    case "open":
+                        self._lengths[command.open.session_id] = len(command.open.params.prompt)
+                    case "close":
+                        self._lengths.pop(command.close.session_id, None)
+
+        reading = asyncio.create_task(read())
+        await context.write(verifier_pb2.VerifierEvents(hello=self._info.identity.hello()))
+        try:
+            async for events in self._outbox:
+                await context.write(events)
+        finally:
+            reading.cancel()
+
+    def step(self, seconds: float) -> None:
+        events = verifier_pb2.VerifierEvents()
+        for session_id, base in self._lengths.items():
+            tokens = [100 + (base + each) % 1000 for each in range(self._tokens)]
+            events.committed.add(
+                session_id=session_id,
+                base=base,
+                tokens=tokens,
+                accepted=self._tokens - 1,
+                verified=self._drafts,
+            )
+            self._lengths[session_id] = base + self._tokens
+            self.committed += self._tokens
+        load = events.load
+        load.running, load.step_seconds, load.typical_step_seconds = len(self._lengths), seconds, seconds
+        load.step_tokens, load.price = len(self._lengths) * (1 + self._drafts), 0.05
+        self._outbox.put(events)
+
+
+async def _stream(port: int) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    body = json.dumps(
+        {
+            "prompt": [5, 6, 7],
+            "max_tokens": CONTEXT // 2,
+            "stream": True,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
+    )
+    writer.write(
+        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
+    )
+    while await reader.read(65536):
+        pass
+
+
+async def _grpc_stream(address: str) -> None:
+    async with channel(address) as connection:
+        request = generation_pb2.GenerateRequest(
+            token_ids=generation_pb2.TokenIds(ids=[5, 6, 7]),
+            max_tokens=CONTEXT // 2,
+            temperature=0,
+            ignore_eos=True,
+        )
+        call: Any = generation_pb2_grpc.GenerationStub(connection).Generate(request)
+        while await call.read():
+            pass
+
+
+async def _clients(address: str, streams: int) -> None:
+    if address.isdecimal():
+        await asyncio.gather(*(_stream(int(address)) for _ in range(streams)))
+    else:
+        await asyncio.gather(*(_grpc_stream(address) for _ in range(streams)))
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+async def measure(
+    streams: int, tokens: int, drafts: int, step: float, seconds: float, grpc: bool
+) -> dict[str, float]:
+    """Returns microseconds of the router's processor time a token, and tokens a second."""
+    tokenizer = load_tokenizer(MODEL)
+    identity = Identity(Role.VERIFIER, "scripted", 1, "scripted model", tokenizer.hash)
+    model = ModelInfo("scripted", "scripted model", "Arch", 1, 8192, CONTEXT, (0,), "cpu", "float32", True)
+    info = WorkerInfo(identity, model, 10**6, 16)
+    verifier = ScriptedVerifier(info, tokenizer, tokens, drafts)
+    server = new_server()
+    verifier_pb2_grpc.add_VerifierServicer_to_server(verifier, server)
+    address = bind(server, "127.0.0.1", 0)
+    await server.start()
+    router = await asyncio.create_subprocess_exec(
+        *(sys.executable, *PROGRAM, "router", "--port", "0", "--grpc-port", "0"),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert router.stdout is not None
+    clients = registering = None
+    try:
+        line = (await router.stdout.readline()).decode()
+        http, grpc_address = re.search(r"http://[^ ]*:(\d+) \(gRPC ([^ )]+)", line).groups()  # type: ignore[union-attr]
+        registrar = RouterRegistrar(grpc_address)
+        known = asyncio.Event()
+        registering = asyncio.create_task(
+            register(
+                registrar, lambda: WorkerRecord(info, address, WorkerLoad()), on_state=lambda *_: known.set()
+            )
+        )
+        await known.wait()
+        server_of_clients = grpc_address if grpc else http
+        clients = await asyncio.create_subprocess_exec(
+            sys.executable, __file__, "clients", grpc_address if grpc else http, str(streams)
+        )
+        began = None
+        while True:
+            await asyncio.sleep(step)
+            verifier.step(step)
+            now = time.monotonic()
+            if began is None and len(verifier._lengths) == streams:
+                began = now + 2.0
+                first = None
+            if began is not None and now >= began:
+                if first is None:
+                    first = (now, _cpu_seconds(router.pid), verifier.committed)
+                elif now >= began + seconds:
+                    cpu, committed = _cpu_seconds(router.pid) - first[1], verifier.committed - first[2]
+                    return {
+                        "microseconds_a_token": cpu / committed * 1e6,
+                        "tokens_a_second": committed / (now - first[0]),
+                        "busy": cpu / (now - first[0]),
+                    }
+    finally:
+        for process in (clients, router):
+            if process is not None:
+                process.terminate()
+                await process.wait()
+        if registering is not None:
+            registering.cancel()
+        await server.stop(0)
+
+
+def main(
+    streams: Annotated[int, typer.Option(help="clients at once")] = 32,
+    tokens: Annotated[int, typer.Option(help="tokens that a step commits for each")] = 1,
+    drafts: Annotated[int, typer.Option(help="draft tokens that a step verifies for each")] = 0,
+    step: Annotated[float, typer.Option(help="seconds between steps")] = 0.02,
+    seconds: Annotated[float, typer.Option(help="of measuring")] = 8.0,
+    grpc: Annotated[bool, typer.Option(help="clients speak gRPC in place of HTTP")] = False,
+) -> None:
+    found = asyncio.run(measure(streams, tokens, drafts, step, seconds, grpc))
+    print(json.dumps({name: round(value, 3) for name, value in found.items()}))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["clients"]:
+        asyncio.run(_clients(sys.argv[2], int(sys.argv[3])))
+    else:
+        typer.run(main)
