@@ -159,7 +159,6 @@ async def measure(
             )
         )
         await known.wait()
-        server_of_clients = grpc_address if grpc else http
         clients = await asyncio.create_subprocess_exec(
             sys.executable, __file__, "clients", grpc_address if grpc else http, str(streams)
         )

@@ -27,7 +27,7 @@ class Failover(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        # On the world's clock, timeouts too: by a real one the same rules would lead elsewhere on a busy machine.
+        # On the world's clock, timeouts too: on a busy machine a real one would lead elsewhere.
         self.loop.time = lambda: self.world.now if hasattr(self, "world") else 0.0  # type: ignore[method-assign]
         self.drawn = 0
         self.expected = reference(PROMPT, MAX_TOKENS)
