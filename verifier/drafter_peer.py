@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable
 
 from outrider.v1 import verifier_pb2
 from verifier.bounded_map import REMEMBERED, BoundedMap
-from verifier.misbehavior import TokenBucket
-from verifier.session import Session
+from verifier.drafter_seat import DrafterSeat
 from verifier.step_start import Pace
+from verifier.token_bucket import TokenBucket
 
 MAX_CLAIMS = 1024  # that wait for their sessions
 CLAIM_SECONDS = 60.0  # that one waits: what was closed meanwhile never comes
@@ -30,7 +30,7 @@ class DrafterPeer:
         self.claims: OrderedDict[bytes, tuple[bytes, float]] = OrderedDict()  # session -> right, when
         self._clock = clock
         self._told: dict[bytes, int] = {}  # its sessions -> length of the log that was sent to it
-        self._dirty: dict[bytes, Session] = {}
+        self._dirty: dict[bytes, DrafterSeat] = {}
         self._revoked: OrderedDict[bytes, bytes] = OrderedDict()  # session -> right
         self._stamp_us = 0
         self._heard_at = 0.0
@@ -57,21 +57,21 @@ class DrafterPeer:
         shown, _ = self.claims.pop(session_id, (None, 0.0))
         return shown
 
-    def attached(self, session: Session) -> None:
-        """It drafts for the session, of which it knows what the router told it."""
-        spec = session.spec
-        session.acknowledged = len(spec.params.prompt) + len(spec.output)
-        self._told[spec.session_id] = session.acknowledged
-        self.committed(session)
+    def attached(self, seat: DrafterSeat) -> None:
+        """It drafts for the seat's session, of which it knows what the router told it."""
+        spec = seat.session.spec
+        seat.acknowledged = len(spec.params.prompt) + len(spec.output)
+        self._told[spec.session_id] = seat.acknowledged
+        self.committed(seat)
 
     def detached(self, session_id: bytes) -> None:
         """It does not any more."""
         self._dirty.pop(session_id, None)
         self._told.pop(session_id, None)
 
-    def committed(self, session: Session) -> None:
-        """There is more of this session's log than the drafter has acknowledged."""
-        self._dirty[session.spec.session_id] = session
+    def committed(self, seat: DrafterSeat) -> None:
+        """There is more of the session's log than the drafter has acknowledged."""
+        self._dirty[seat.session.spec.session_id] = seat
         self._ready.set()
 
     def revoke(self, session_id: bytes, shown: bytes) -> None:
@@ -107,17 +107,17 @@ class DrafterPeer:
             batch = verifier_pb2.CommitBatch()
             for session_id, shown in revoked.items():
                 batch.revoked.add(session_id=session_id, draft_key=shown)
-            for session_id, session in dirty.items():
-                base = self._base(session_id, session)
-                batch.commits.add(session_id=session_id, base=base, tokens=session.log[base:])
+            for session_id, seat in dirty.items():
+                base, log = self._base(session_id, seat), seat.session.log
+                batch.commits.add(session_id=session_id, base=base, tokens=log[base:])
             if self._stamp_us:
                 batch.echo_us = self._stamp_us
                 batch.held_us = int((self._clock() - self._heard_at) * 1e6)
             yield batch
 
-    def _base(self, session_id: bytes, session: Session) -> int:
+    def _base(self, session_id: bytes, seat: DrafterSeat) -> int:
         """Where a commit starts: at what was acknowledged. A stream loses nothing, so that one that does not
         acknowledge gets what it was sent before again only as far as an honest one may need it."""
         told = self._told.get(session_id, 0)
-        self._told[session_id] = len(session.log)
-        return max(session.acknowledged or 0, told - MOST_REPEATED)
+        self._told[session_id] = len(seat.session.log)
+        return max(seat.acknowledged or 0, told - MOST_REPEATED)

@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from dataclasses import dataclass
 from typing import NoReturn
 
 from outrider.errors import InvalidRequest, Overloaded, PeerRefused, TooLarge
@@ -22,6 +21,7 @@ from verifier import misbehavior
 from verifier.bounded_map import BoundedMap
 from verifier.draft_tree import MAX_NODES
 from verifier.drafter_peer import DrafterPeer
+from verifier.drafter_seat import DrafterSeat
 from verifier.misbehavior import BAN_SECONDS, WEIGHTS, Misbehaviors
 from verifier.session import MAX_BEHIND, DraftFate
 from verifier.stepper import Running, Stepper
@@ -40,16 +40,6 @@ TREE_UNITS = 4  # a token of a tree
 UNITS_AT_ONCE = 1000  # that are read before they are held against the allowance
 
 
-@dataclass(slots=True)
-class Seat:
-    """Of a session's drafter."""
-
-    draft_key: bytes  # what every right to it is made of; empty = it gets no drafter
-    turn: int = 0  # the first whose drafter may still come
-    peer: DrafterPeer | None = None
-    shown: bytes = b""  # the right with which it came
-
-
 class Drafters:
     """`on_cut_off` is called with each session whose drafter was cut off, its turn, and why."""
 
@@ -65,7 +55,7 @@ class Drafters:
         self._clock = clock
         self._on_cut_off = on_cut_off
         self._streams: set[DrafterPeer] = set()
-        self._seats: dict[bytes, Seat] = {}  # by session
+        self._seats: dict[bytes, list[DrafterSeat]] = {}  # by session
         self._ended = BoundedMap()
         self._misbehaviors = Misbehaviors()
         self._open = 0  # streams, those without a hello included
@@ -77,12 +67,12 @@ class Drafters:
         """A session has come, perhaps back or to another router: who claimed it before may draft for it now.
         Where the right to draft was given anew, the former drafter has lost it, and hears so from its own
         router."""
-        draft_key, seat = running.session.spec.draft_key, self._seats.get(running.id)
-        if seat is None or seat.draft_key != draft_key:
-            if seat is not None and seat.peer is not None:
+        draft_key, seat = running.session.spec.draft_key, running.seats[0]
+        if seat.draft_key != draft_key:
+            if seat.peer is not None:
                 seat.peer.detached(running.id)
-                running.drafted_by(None)
-            self._seats[running.id] = Seat(draft_key)
+            seat.renew(draft_key)
+        self._seats[running.id] = running.seats
         self._ended.discard(running.id)
         for peer in self._streams:
             shown = peer.claimed(running.id)
@@ -91,22 +81,23 @@ class Drafters:
 
     def committed(self, running: Running) -> None:
         """A step has committed tokens of a session that goes on."""
-        seat = self._seats.get(running.id)
-        if seat is not None and seat.peer is not None:
-            seat.peer.committed(running.session)
+        for seat in running.seats:
+            if seat.peer is not None:
+                seat.peer.committed(seat)
 
     def forget(self, session_id: bytes, over: bool) -> None:
         """A session has left. Its drafter is told where it is over; of one that goes on elsewhere, or may
         come back, it hears from the router alone: our word would end what the router has begun anew."""
-        seat = self._seats.pop(session_id, None)
-        if seat is None:
+        seats = self._seats.pop(session_id, None)
+        if seats is None:
             return
-        if seat.peer is not None:
-            seat.peer.detached(session_id)
-            if over:
-                seat.peer.revoke(session_id, seat.shown)
+        for seat in seats:
+            if seat.peer is not None:
+                seat.peer.detached(session_id)
+                if over:
+                    seat.peer.revoke(session_id, seat.shown)
         if over:
-            self._ended.add(session_id, seat.draft_key)
+            self._ended.add(session_id, seats[0].draft_key)
 
     def beat(self) -> None:
         """A sign of life to every drafter."""
@@ -148,7 +139,7 @@ class Drafters:
     async def _greeted(
         self, messages: AsyncIterator[verifier_pb2.DraftBatch], host: str
     ) -> tuple[str, AsyncIterator[verifier_pb2.DraftBatch]]:
-        """Under which name its conduct is kept, and the batches that follow. Raises PeerRefused."""
+        """Returns the name to keep its misbehavior by, and the batches that follow. Raises PeerRefused."""
         try:
             async with asyncio.timeout(HELLO_SECONDS):
                 drafter, batches = await read_hello(
@@ -217,8 +208,7 @@ class Drafters:
     def _cut_off(self, peer: DrafterPeer, reason: str) -> NoReturn:
         what = f"cut off for {BAN_SECONDS:.0f} seconds: it keeps sending what no drafter may, lately {reason}"
         log.warning("drafter %r is %s", peer.name, what)
-        for session_id in self._leave(peer):
-            seat = self._seats[session_id]
+        for session_id, seat in self._leave(peer):
             seat.turn += 1
             self._on_cut_off(session_id, seat.turn - 1, reason)
         raise PeerRefused(f"this drafter is {what}")
@@ -239,9 +229,9 @@ class Drafters:
         return None if peer.claim(attach.session_id, attach.draft_key) else misbehavior.TOO_MANY_CLAIMS
 
     def _attach(self, running: Running, peer: DrafterPeer, shown: bytes) -> str | None:
-        seat = self._seats[running.id]
-        turn = turn_of(seat.draft_key, shown) if seat.draft_key else None
-        if turn is None:
+        rights = ((seat, seat.turn_shown(shown)) for seat in running.seats)
+        seat, turn = next(((seat, turn) for seat, turn in rights if turn is not None), (None, None))
+        if seat is None or turn is None:
             # It may be of another router, to which the session is just about to move.
             peer.claim(running.id, shown)
             return misbehavior.WRONG_KEY
@@ -251,31 +241,30 @@ class Drafters:
         if seat.peer is not None and seat.peer is not peer:
             seat.peer.detached(running.id)
             seat.peer.revoke(running.id, seat.shown)
-        seat.turn, seat.peer, seat.shown = turn, peer, shown
-        running.drafted_by(peer.pace)
-        peer.attached(running.session)
+        seat.take(peer, turn, shown)
+        peer.attached(seat)
         return None
 
     def _offer(self, peer: DrafterPeer, draft: verifier_pb2.Draft) -> str | None:
         """Why it was dropped, if it was."""
         session_id = draft.session_id
-        running, seat = self._stepper.get(session_id), self._seats.get(session_id)
-        if running is None or seat is None or seat.peer is not peer:
+        running = self._stepper.get(session_id)
+        seats = () if running is None else running.seats
+        seat = next((seat for seat in seats if seat.peer is peer), None)
+        if seat is None:
             return misbehavior.NOT_ATTACHED if session_id in peer.given else misbehavior.NOT_GIVEN
         tokens = draft.tokens
         if len(tokens) > MAX_NODES + MAX_BEHIND:
             return DraftFate.TOO_LONG.value
-        fate = self._stepper.offer(running, draft.base, list(tokens), draft.parents, draft.survival)
+        fate = self._stepper.offer(seat, draft.base, list(tokens), draft.parents, draft.survival)
         return fate.value if fate is not DraftFate.TAKEN and tokens else None
 
-    def _leave(self, peer: DrafterPeer) -> list[bytes]:
-        """Its sessions, which decode plainly from now on."""
+    def _leave(self, peer: DrafterPeer) -> list[tuple[bytes, DrafterSeat]]:
+        """Empties its seats; their sessions decode plainly from now on, or with who else drafts for them.
+        Returns those seats, with the ids of their sessions."""
         self._streams.discard(peer)
-        left = [session_id for session_id, seat in self._seats.items() if seat.peer is peer]
-        for session_id in left:
-            self._seats[session_id].peer = None
-            running = self._stepper.get(session_id)
-            if running is not None:
-                running.drafted_by(None)
+        left = [(key, seat) for key, seats in self._seats.items() for seat in seats if seat.peer is peer]
+        for _, seat in left:
+            seat.leave()
         peer.end()
         return left

@@ -4,7 +4,7 @@ Pure: every time is a number of seconds on the caller's clock.
 
 A batch counts as the worst thing in it. Offences leak away, so that a fault now and then costs nothing, and
 what honest drafters do too weighs nothing: drafts that the target has overtaken, that are known already, or
-that cross the end of their session. Those cost reading time alone, and that is rationed (Allowance).
+that cross the end of their session. Those cost reading time alone, and that is rationed (token_bucket.py).
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ WEIGHTS = {
 
 @dataclass(slots=True)
 class Misbehavior:
-    """Of one drafter."""
+    """What one drafter has done."""
 
     level: float = 0.0  # of what it has done, not forgotten yet
     at: float = 0.0  # time of that level
     banned_until: float = 0.0
 
     def offend(self, weight: float, now: float) -> bool:
-        """Whether that was too much."""
+        """Returns whether that was too much."""
         self.level = max(0.0, self.level - LEAK * (now - self.at)) + weight
         self.at = now
         return self.level >= LIMIT
@@ -60,40 +60,24 @@ class Misbehavior:
 
 @dataclass(slots=True)
 class Misbehaviors:
-    """Of all drafters, by name: they come back, and may be other processes then."""
+    """What all drafters have done, by name: they come back, and may be other processes then."""
 
     _by_name: OrderedDict[str, Misbehavior] = field(default_factory=OrderedDict)
 
     def offend(self, name: str, weight: float, now: float) -> bool:
-        """Notes an offence; True where the drafter is to be cut off, as it is banned from now on."""
+        """Notes an offence. Returns True if the drafter is to be cut off: it is banned from now on."""
         if weight <= 0:
             return False
-        conduct = self._by_name.setdefault(name, Misbehavior(at=now))
+        known = self._by_name.setdefault(name, Misbehavior(at=now))
         self._by_name.move_to_end(name)
         if len(self._by_name) > REMEMBERED:
             self._by_name.popitem(last=False)
-        if not conduct.offend(weight, now):
+        if not known.offend(weight, now):
             return False
-        conduct.level, conduct.banned_until = 0.0, now + BAN_SECONDS
+        known.level, known.banned_until = 0.0, now + BAN_SECONDS
         return True
 
     def banned_for(self, name: str, now: float) -> float:
-        """Seconds that it is still refused."""
-        conduct = self._by_name.get(name)
-        return max(0.0, conduct.banned_until - now) if conduct is not None else 0.0
-
-
-@dataclass(slots=True)
-class TokenBucket:
-    """How much of one drafter is read: so many units a second, and `burst` at once."""
-
-    rate: float
-    burst: float
-    _used: float = 0.0
-    _at: float = 0.0
-
-    def spend(self, units: float, now: float) -> float:
-        """Seconds to wait before more is read; 0 = there is some left."""
-        self._used = max(0.0, self._used - self.rate * (now - self._at)) + units
-        self._at = now
-        return max(0.0, self._used - self.burst) / self.rate
+        """Returns the seconds for which it is still refused."""
+        known = self._by_name.get(name)
+        return max(0.0, known.banned_until - now) if known is not None else 0.0

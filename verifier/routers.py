@@ -13,7 +13,7 @@ from outrider.wire.session import SESSION_ID_BYTES
 from verifier.bounded_map import BoundedMap
 from verifier.drafters import Drafters
 from verifier.orphans import GRACE_SECONDS, Orphans
-from verifier.peers import RouterPeer
+from verifier.router_peer import RouterPeer
 from verifier.session import SessionSpec
 from verifier.stepper import Running, Stepper, StepReport
 

@@ -1,4 +1,4 @@
-"""A session in the verifier's hands: its log, its KV blocks, and what its drafts and their drafter showed."""
+"""A session in the verifier's hands: its log, its KV blocks, and the seats of its drafters."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from outrider.engine.engine import Work
 from outrider.engine.kv_blocks import BlockTable
 from outrider.sampling.sampler import Row, TokenCounts
+from verifier.drafter_seat import DrafterSeat
 from verifier.session import Outcome, Session, SessionSpec
-from verifier.step_start import FIRST_ACCEPTANCE, Arrivals, Awaited, Pace, acceptance_after
-from verifier.survival_calibration import SurvivalCalibration
+from verifier.step_start import Awaited
 
 Path = tuple[list[int], list[float]]
 """Draft tokens that may be verified, and of each P(accepted | all before it are), as it was promised."""
@@ -24,19 +24,17 @@ class Running:
 
     session: Session
     counts: TokenCounts | None  # kept only where the request has penalties
-    arrivals: Arrivals = field(default_factory=Arrivals)
     table: BlockTable = field(default_factory=BlockTable)
-    pace: Pace | None = None  # of its drafter; None = nobody drafts
-    acceptance: float = FIRST_ACCEPTANCE
-    trust: SurvivalCalibration = field(default_factory=SurvivalCalibration)
     found_tokens: int = 0  # of its log, cached when it came
     cached_prompt_tokens: int | None = None  # at its first start
     preemptions: int = 0  # times that its blocks were taken from it, or lost with another verifier
     orphaned: bool = False  # its router is gone, and may come back
+    seats: list[DrafterSeat] = field(init=False)  # one for each drafter that may draft for it
     id: bytes = field(init=False)
 
     def __post_init__(self) -> None:
         self.id = self.session.spec.session_id
+        self.seats = [DrafterSeat(self.session, self.session.spec.draft_key)]
         self.preemptions = int(bool(self.session.spec.output))
 
     def adopted(self, spec: SessionSpec) -> None:
@@ -44,9 +42,10 @@ class Running:
         self.session.spec = spec
         self.orphaned = False
 
-    def drafted_by(self, pace: Pace | None) -> None:
-        """Another drafter has taken over, which has missed nothing yet; None = nobody drafts."""
-        self.pace, self.arrivals = pace, Arrivals()
+    @property
+    def drafted(self) -> bool:
+        """Whether anybody drafts for it."""
+        return any(seat.pace is not None for seat in self.seats)
 
     @property
     def begun(self) -> bool:
@@ -69,51 +68,59 @@ class Running:
         return bool(self.table.blocks) and self.pending == 1
 
     def path(self) -> Path:
-        return self.session.path() if self.pace is not None and self.decoding else NO_PATH
+        return self.session.path() if self.decoding and self.drafted else NO_PATH
+
+    @property
+    def believed(self) -> float:
+        """By which each promised chance is multiplied: as far as the least reliable of its seats is believed,
+        since their drafts stand in one tree."""
+        return min(seat.calibration.factor for seat in self.seats)
 
     def survival(self, chances: list[float]) -> list[float]:
         """[j] = P(draft tokens 0..j are accepted), as far as the promise is believed."""
-        factor, survives, survival = self.trust.factor, 1.0, []
+        factor, survives, survival = self.believed, 1.0, []
         for chance in chances:
             survives *= factor * chance
             survival.append(survives)
         return survival
 
-    def awaited(self, believed: float = 1.0) -> Awaited | None:
-        """What it waits for, where it may verify more than it has and somebody drafts. `believed`: by which
-        all that may come is multiplied."""
-        pace, arrivals = self.pace, self.arrivals
-        if pace is None or not self.decoding or arrivals.silent:
-            return None
-        tokens, chances = self.session.path()
+    def awaited(self, gain: float = 1.0) -> list[Awaited]:
+        """What it waits for, if it may verify more than it has: one for each seat whose drafter answers.
+        `gain`: by which all that may come is multiplied."""
+        if not self.decoding:
+            return []
+        seats = [(seat, pace) for seat in self.seats if (pace := seat.pace) and not seat.arrivals.silent]
+        tokens, chances = self.session.path() if seats else NO_PATH
         wanted = self.session.wanted
-        if len(tokens) >= wanted:
-            return None
-        return Awaited(
-            arrivals.committed_at,
-            arrivals.last_at,
-            len(tokens),
-            wanted,
-            self.acceptance,
-            pace.lead,
-            pace.token,
-            believed * pace.punctual * self.trust.factor ** len(tokens) * math.prod(chances),
-        )
+        if not seats or len(tokens) >= wanted:
+            return []
+        stands = gain * self.believed ** len(tokens) * math.prod(chances)
+        return [
+            Awaited(
+                seat.arrivals.committed_at,
+                seat.arrivals.last_at,
+                len(tokens),
+                wanted,
+                seat.acceptance,
+                pace.lead,
+                pace.token,
+                stands * pace.punctual,
+            )
+            for seat, pace in seats
+        ]
 
     def settle(self, part: Part, chosen: list[int], now: float) -> Outcome:
         """Commits what a step chose for it, and learns from what became of its drafts."""
         session = self.session
         stood = session.tree.path[: len(part.path) + 1]
         outcome = session.verify(part.path, chosen)
-        self.trust.observe(part.chances, outcome.accepted)
         # Of what stood, not of what was verified: those were chosen as the likelier ones.
         judged, right = min(len(stood), len(outcome.tokens)), 0
         while right < judged and stood[right] == outcome.tokens[right]:
             right += 1
-        self.acceptance = acceptance_after(self.acceptance, right, judged)
-        self.arrivals = self.arrivals.committed(now, outcome.verified, len(session.tree.path))
-        if self.arrivals.missed and self.pace is not None and session.wanted > 0:
-            self.pace.missed()
+        for seat in self.seats:
+            seat.settle(part.chances, outcome.verified, outcome.accepted, now)
+            seat.judge(right, judged)
         if self.counts is not None:
             self.counts.extend(outcome.tokens)
         return outcome

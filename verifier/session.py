@@ -54,9 +54,6 @@ class Session:
         self.spec = spec
         self.num_speculative_tokens = num_speculative_tokens
         self.log: list[int] = [*spec.params.prompt, *spec.output]
-        self.acknowledged: int | None = (
-            None  # log length that its drafter is known to have; None = no drafter yet
-        )
         self.tree = DraftTree()
         self._stop_token_ids = frozenset(spec.params.stop_token_ids)
         self._full = spec.params.most_tokens  # length of the log at which it is over
@@ -83,7 +80,6 @@ class Session:
             return DraftFate.AHEAD
         if base < len(self.spec.params.prompt):
             return DraftFate.BEFORE_OUTPUT
-        self.acknowledged = base
         count = len(tokens)
         if behind > MAX_BEHIND:
             return DraftFate.STALE

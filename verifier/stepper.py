@@ -21,6 +21,7 @@ from outrider.sampling.sampler import TokenCounts
 from outrider.wire.load import VerifierLoad
 from outrider.worker.stepwatch import StepUnderWay, under_way
 from verifier.admission import admit
+from verifier.drafter_seat import DrafterSeat
 from verifier.meter import Meter
 from verifier.orphans import dispensable
 from verifier.price import StepTime
@@ -111,17 +112,12 @@ class Stepper:
         return running
 
     def offer(
-        self, running: Running, base: int, tokens: list[int], parents: Sequence[int], survival: bytes
+        self, seat: DrafterSeat, base: int, tokens: list[int], parents: Sequence[int], survival: bytes
     ) -> DraftFate:
         """Folds a draft into its session's tree."""
-        tree = running.session.tree
-        before = len(tree.path)
-        fate = running.session.offer(base, tokens, parents, survival)
-        if fate is DraftFate.TAKEN and running.pace is not None:
-            grown = len(tree.path) - before
-            if grown > 0:
-                running.arrivals.arrived(self._clock(), grown, running.pace)
-                self._changed.set()
+        fate, grown = seat.offer(base, tokens, parents, survival, self._clock())
+        if grown:
+            self._changed.set()
         return fate
 
     async def until_empty(self) -> None:
@@ -205,7 +201,7 @@ class Stepper:
 
     def _start_at(self, now: float, free_since: float) -> float:
         believed = self._waits.factor
-        awaited = [found for each in self._sessions.values() if (found := each.awaited(believed)) is not None]
+        awaited = [found for each in self._sessions.values() for found in each.awaited(believed)]
         if not awaited:
             return now
         meter = self._meter

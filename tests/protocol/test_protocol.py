@@ -14,6 +14,7 @@ from drafter.survival import on_the_wire
 from outrider.engine.kv_blocks import BlockTable
 from outrider.sampling.params import SamplingParams
 from outrider.wire.session import SessionParams
+from verifier.drafter_seat import DrafterSeat
 from verifier.session import DraftFate, Session, SessionSpec
 
 PROMPT = (5, 6, 7)
@@ -57,7 +58,7 @@ class Link(RuleBasedStateMachine):
         params = SessionParams(PROMPT, sampling, MAX_TOKENS)
         spec = SessionSpec(b"s" * 16, params, (), VOCAB, b"k" * 16)
         self.verifier = Session(spec, num_speculative_tokens=4)
-        self.verifier.acknowledged = len(PROMPT)
+        self.seat = DrafterSeat(self.verifier, acknowledged=len(PROMPT))
         self.drafter = DraftSession(DraftSpec(spec.session_id, params, (), b"", VOCAB), WINDOW)
         self.drafts: list[Message] = []  # on their way
         self.commits: list[tuple[int, tuple[int, ...]]] = []
@@ -108,7 +109,7 @@ class Link(RuleBasedStateMachine):
         log = tuple(self.verifier.log)
         chosen = [target_token((*log, *path[:j])) for j in range(len(path) + 1)]
         self.verifier.verify(path, chosen)
-        base = self.verifier.acknowledged
+        base = self.seat.acknowledged
         self.commits.append((base, tuple(self.verifier.log[base:])))
 
     # -- what the network does --
@@ -118,7 +119,8 @@ class Link(RuleBasedStateMachine):
     def deliver_draft(self, data: st.DataObject, repeat: bool) -> None:
         index = data.draw(st.integers(0, len(self.drafts) - 1))
         message = self.drafts[index] if repeat else self.drafts.pop(index)
-        assert self.verifier.offer(*message) in (DraftFate.TAKEN, DraftFate.STALE)
+        fate, _ = self.seat.offer(*message, 0.0)
+        assert fate in (DraftFate.TAKEN, DraftFate.STALE)
 
     @precondition(lambda self: self.commits)
     @rule(data=st.data(), repeat=st.booleans())
@@ -141,9 +143,9 @@ class Link(RuleBasedStateMachine):
     @rule(base=st.integers(0, 60), tokens=st.lists(st.integers(0, VOCAB + 2), max_size=8))
     def forge_draft(self, base: int, tokens: list[int]) -> None:
         """A drafter may send anything: only speed may change. (Its acknowledgement may lie, too.)"""
-        acknowledged = self.verifier.acknowledged
-        self.verifier.offer(base, tokens, (), b"")
-        self.verifier.acknowledged = acknowledged
+        acknowledged = self.seat.acknowledged
+        self.seat.offer(base, tokens, (), b"", 0.0)
+        self.seat.acknowledged = acknowledged
 
     # -- what must hold --
 
@@ -173,14 +175,14 @@ class Link(RuleBasedStateMachine):
         for _ in range(3):
             self.tell_verifier()
             for message in self.drafts:
-                self.verifier.offer(*message)
+                self.seat.offer(*message, 0.0)
             self.drafts.clear()
-            base = self.verifier.acknowledged
+            base = self.seat.acknowledged
             self.take(base, tuple(self.verifier.log[base:]))
         assert self.drafter.log == self.verifier.log
         self.drafter.tell_anew()
         self.tell_verifier()
-        self.verifier.offer(*self.drafts[-1])  # and the verifier to all that is drafted
+        self.seat.offer(*self.drafts[-1], 0.0)  # and the verifier to all that is drafted
         guessed, tree = [guess.token for guess in self.drafter.drafted], self.verifier.tree
         for branch in self.drafter.branches[:1]:
             tree.advance([*guessed[: branch.at - len(self.drafter.log)], branch.token])

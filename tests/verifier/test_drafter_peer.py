@@ -7,6 +7,7 @@ from outrider.v1 import verifier_pb2
 from outrider.wire.session import SessionParams
 from verifier.bounded_map import REMEMBERED
 from verifier.drafter_peer import CLAIM_SECONDS, MAX_CLAIMS, MOST_REPEATED, DrafterPeer
+from verifier.drafter_seat import DrafterSeat
 from verifier.session import Session, SessionSpec
 
 
@@ -23,25 +24,27 @@ async def next_batch(peer: DrafterPeer) -> verifier_pb2.CommitBatch:
 
 async def test_a_commit_starts_at_what_was_acknowledged() -> None:
     peer, one = DrafterPeer("d", lambda: 0.0), session()
-    peer.attached(one)
+    seat = DrafterSeat(one)
+    peer.attached(seat)
     one.log += range(10)
-    peer.committed(one)
+    peer.committed(seat)
     (commit,) = (await next_batch(peer)).commits
     assert (commit.base, list(commit.tokens)) == (2, list(range(10)))
-    one.acknowledged = 7
+    seat.acknowledged = 7
     one.log += range(3)
-    peer.committed(one)
+    peer.committed(seat)
     (commit,) = (await next_batch(peer)).commits
     assert (commit.base, list(commit.tokens)) == (7, one.log[7:])
 
 
 async def test_who_never_acknowledges_gets_no_ever_longer_commits_and_misses_nothing() -> None:
     peer, one = DrafterPeer("d", lambda: 0.0), session()
-    peer.attached(one)
+    seat = DrafterSeat(one)
+    peer.attached(seat)
     known = one.log[:]
     for step in range(200):
         one.log += [step] * 50
-        peer.committed(one)
+        peer.committed(seat)
         (commit,) = (await next_batch(peer)).commits
         assert len(commit.tokens) <= MOST_REPEATED + 50
         assert commit.base <= len(known)
@@ -51,23 +54,25 @@ async def test_who_never_acknowledges_gets_no_ever_longer_commits_and_misses_not
 
 async def test_an_acknowledgement_that_goes_back_brings_no_more() -> None:
     peer, one = DrafterPeer("d", lambda: 0.0), session()
-    peer.attached(one)
+    seat = DrafterSeat(one)
+    peer.attached(seat)
     one.log += [1] * 5000
-    peer.committed(one)
+    peer.committed(seat)
     await next_batch(peer)
-    one.acknowledged = 2
+    seat.acknowledged = 2
     one.log += [1]
-    peer.committed(one)
+    peer.committed(seat)
     (commit,) = (await next_batch(peer)).commits
     assert len(commit.tokens) == MOST_REPEATED + 1
 
 
 async def test_what_waits_for_one_that_does_not_read_is_bounded() -> None:
     peer, one = DrafterPeer("d", lambda: 0.0), session()
+    seat = DrafterSeat(one)
     for turn in range(3 * REMEMBERED):
         peer.revoke(turn.to_bytes(16), b"k")
-        peer.attached(one)
-        peer.committed(one)
+        peer.attached(seat)
+        peer.committed(seat)
     assert peer.unsent == REMEMBERED + 1
     told = [claim.session_id for claim in (await next_batch(peer)).revoked]
     assert (told[0], told[-1]) == ((2 * REMEMBERED).to_bytes(16), (3 * REMEMBERED - 1).to_bytes(16))
@@ -75,7 +80,8 @@ async def test_what_waits_for_one_that_does_not_read_is_bounded() -> None:
 
 async def test_of_a_session_that_it_has_lost_it_hears_nothing_more() -> None:
     peer, one = DrafterPeer("d", lambda: 0.0), session()
-    peer.attached(one)
+    seat = DrafterSeat(one)
+    peer.attached(seat)
     peer.detached(b"s" * 16)
     peer.beat()
     assert not (await next_batch(peer)).commits

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from verifier.drafts_wire import host_of
-from verifier.misbehavior import BAN_SECONDS, LEAK, LIMIT, REMEMBERED, WEIGHTS, Misbehaviors, TokenBucket
+from verifier.misbehavior import BAN_SECONDS, LEAK, LIMIT, REMEMBERED, WEIGHTS, Misbehaviors
 from verifier.session import DraftFate
+from verifier.token_bucket import TokenBucket
 
 
 def test_one_that_keeps_offending_is_cut_off_and_let_in_again_later() -> None:

@@ -151,7 +151,7 @@ async def test_of_a_session_that_goes_on_elsewhere_the_drafter_hears_from_its_ro
     talk.say(open_session(b"s" * 16, max_tokens=900))
     assert (await talk.hear()).committed
     running = verifier.stepper.get(b"s" * 16)
-    assert running is not None and running.pace is not None  # its claim stands
+    assert running is not None and running.drafted  # its claim stands
     for _ in range(3):
         assert not (await drafting.hear()).revoked
 
@@ -177,11 +177,11 @@ async def test_a_right_of_the_router_that_comes_may_be_shown_before_that_has_the
     while not (await talk.hear()).committed:
         pass
     running = verifier.stepper.get(b"s" * 16)
-    assert running is not None and running.pace is not None
+    assert running is not None and running.drafted
     drafting.say(attach(b"s" * 16))  # late: the former router's
     for _ in range(3):
         assert not (await drafting.hear()).revoked
-    assert running.pace is not None
+    assert running.drafted
 
 
 async def test_a_router_may_be_back_before_the_end_of_its_former_stream_is_seen(verifier: Running) -> None:

@@ -271,8 +271,8 @@ async def test_a_drafter_goes_on_with_the_right_that_the_new_router_gave(verifie
     while not (await returned.hear()).committed:
         pass
     running = verifier.stepper.get(ID)
-    assert running is not None and running.pace is not None
-    assert running.session.acknowledged is not None
+    assert running is not None and running.drafted
+    assert running.seats[0].acknowledged is not None
 
 
 async def test_the_former_drafter_has_lost_the_right_that_the_new_router_gave_anew(verifier: Running) -> None:
@@ -286,7 +286,7 @@ async def test_the_former_drafter_has_lost_the_right_that_the_new_router_gave_an
     while not (await returned.hear()).committed:
         pass
     running = verifier.stepper.get(ID)
-    assert running is not None and running.pace is None
+    assert running is not None and not running.drafted
     drafting.say(verifier_pb2.DraftBatch(drafts=[verifier_pb2.Draft(session_id=ID, base=3, tokens=[1])]))
     dropped = verifier.service.drafters.dropped
     while not dropped:

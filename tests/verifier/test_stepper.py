@@ -89,7 +89,7 @@ class Run:
     def _open(self, spec: SessionSpec) -> Running:
         running = self.stepper.open(spec, 4)
         if self.say is not None:
-            running.drafted_by(Pace())
+            running.seats[0].seated(Pace())
         return running
 
     def _on_step(self, report: StepReport) -> None:
@@ -103,7 +103,7 @@ class Run:
                 session = running.session
                 coming = self.expected[session.spec.session_id[0]][session.output_length :]
                 tokens, survival = self.say(coming)
-                self.stepper.offer(running, len(session.log), tokens, [], survival)
+                self.stepper.offer(running.seats[0], len(session.log), tokens, [], survival)
 
 
 PROMPTS = [tuple((7 * number + 3 * place) % 199 for place in range(12)) for number in range(SESSIONS)]
@@ -188,10 +188,11 @@ async def test_a_prompt_that_others_hold_needs_no_room_of_its_own(
 def test_a_drafter_that_takes_over_has_missed_nothing_yet() -> None:
     running = Running(Session(spec(1, (1, 2, 3)), 4), None)
     for now in (1.0, 2.0):
-        running.arrivals = running.arrivals.committed(now, verified=0)
-    assert running.arrivals.silent
-    running.drafted_by(Pace())
-    assert not running.arrivals.silent
+        seat = running.seats[0]
+        seat.arrivals = seat.arrivals.committed(now, verified=0)
+    assert running.seats[0].arrivals.silent
+    running.seats[0].seated(Pace())
+    assert not running.seats[0].arrivals.silent
 
 
 async def test_who_comes_with_output_has_its_next_token_before_those_who_came_first_have_any(

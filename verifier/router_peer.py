@@ -1,4 +1,4 @@
-"""What waits to be sent to each peer: facts, merged until the stream is ready to take them."""
+"""One router on its stream: what waits to be sent to it, merged until the stream is ready to take it."""
 
 from __future__ import annotations
 

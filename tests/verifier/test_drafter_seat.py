@@ -1,0 +1,90 @@
+"""Several drafters at one session: each has a seat, and what they send stands in one tree."""
+
+from __future__ import annotations
+
+from outrider.net.draft_right import right
+from outrider.sampling.params import SamplingParams
+from outrider.wire.session import SessionParams
+from verifier.drafter_peer import DrafterPeer
+from verifier.drafter_seat import DrafterSeat
+from verifier.running import Part, Running
+from verifier.session import DraftFate, Session, SessionSpec
+
+ONE, TWO = b"1" * 16, b"2" * 16
+
+
+def seated() -> tuple[Running, DrafterSeat, DrafterSeat]:
+    """Returns a session whose last token has not run yet, and its two seats with a drafter each."""
+    spec = SessionSpec(b"s" * 16, SessionParams((1, 2, 3), SamplingParams(), 50), (), 100, ONE)
+    running = Running(Session(spec, 4), None)
+    running.seats.append(DrafterSeat(running.session, TWO))
+    running.table.blocks, running.table.length = [0], 2
+    for seat, name in zip(running.seats, "ab", strict=True):
+        seat.take(DrafterPeer(name, lambda: 0.0), 0, right(seat.draft_key, 0))
+    return running, *running.seats  # type: ignore[return-value]
+
+
+def settle(running: Running, chosen: list[int], now: float) -> int:
+    """Verifies all that stands. Returns how many draft tokens were accepted."""
+    path, chances = running.path()
+    return running.settle(Part(running, 2, 1, path, chances, True), chosen, now).accepted
+
+
+def test_a_right_is_to_one_seat_only() -> None:
+    _, first, second = seated()
+    assert first.turn_shown(right(ONE, 3)) == 3 and second.turn_shown(right(ONE, 3)) is None
+    assert second.turn_shown(right(TWO, 1)) == 1 and first.turn_shown(right(TWO, 1)) is None
+    assert DrafterSeat(first.session).turn_shown(right(b"", 0)) is None, "no key, no right"
+
+
+def test_what_two_drafters_send_stands_in_one_tree_and_each_acknowledges_for_itself() -> None:
+    running, first, second = seated()
+    assert first.offer(3, [10, 11], (), b"", 0.1) == (DraftFate.TAKEN, True)
+    assert second.offer(3, [10, 11, 12], (), b"", 0.2) == (DraftFate.TAKEN, True)
+    assert running.path()[0] == [10, 11, 12]
+    assert settle(running, [10, 11, 12, 13], 0.3) == 3
+    assert running.session.log == [1, 2, 3, 10, 11, 12, 13]
+    assert second.offer(5, [12, 13, 14], (), b"", 0.4) == (DraftFate.TAKEN, True)
+    assert (first.acknowledged, second.acknowledged) == (3, 5)
+
+
+def test_who_is_late_at_one_seat_is_late_there_only_and_the_other_is_waited_for() -> None:
+    running, first, second = seated()
+    for step in range(3):
+        base, now = len(running.session.log), float(step)
+        running.table.length = base - 1
+        second.offer(base, [9], (), b"", now + 0.1)
+        second.offer(base, [9, 8], (), b"", now + 0.2)
+        settle(running, [9, 8, 7], now + 0.5)
+    running.table.length = len(running.session.log) - 1
+    first.arrivals = first.arrivals.committed(3.0, verified=0)  # a plain step, and again nothing has come
+    assert first.arrivals.silent and not second.arrivals.silent
+    (awaited,) = running.awaited()
+    assert second.pace is not None and awaited.lead == second.pace.lead
+
+
+def test_when_one_drafter_leaves_the_other_drafts_on() -> None:
+    running, first, second = seated()
+    first.leave()
+    assert running.drafted
+    second.offer(3, [10], (), b"", 0.1)
+    assert running.path()[0] == [10]
+    second.leave()
+    assert not running.drafted and running.path()[0] == []
+
+
+def test_what_a_seat_has_learnt_outlives_its_drafter_and_its_key() -> None:
+    running, first, _ = seated()
+    for _ in range(20):
+        base = len(running.session.log)
+        running.table.length = base - 1
+        first.offer(base, [9], (), bytes([255]), 0.0)
+        settle(running, [5, 5], 0.0)
+        if running.session.room <= 1:
+            break
+    factor, acceptance = first.calibration.factor, first.acceptance
+    assert factor < 0.5 and acceptance < 0.4
+    first.renew(b"3" * 16)
+    assert (first.peer, first.turn, first.pace) == (None, 0, None)
+    assert (first.calibration.factor, first.acceptance) == (factor, acceptance)
+    assert running.believed == factor, "the least reliable seat decides how far the tree is believed"

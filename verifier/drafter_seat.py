@@ -1,0 +1,83 @@
+"""A drafter's place at a session: whose it is, how far its drafter knows the log, and what its drafts showed.
+
+A session has a list of them. What they send stands in one tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from outrider.net.draft_right import turn_of
+from verifier.session import DraftFate, Session
+from verifier.step_start import FIRST_ACCEPTANCE, Arrivals, Pace, acceptance_after
+from verifier.survival_calibration import SurvivalCalibration
+
+if TYPE_CHECKING:
+    from verifier.drafter_peer import DrafterPeer
+
+
+@dataclass(slots=True, eq=False)
+class DrafterSeat:
+    session: Session
+    draft_key: bytes = b""  # from which every right to the seat follows; empty = it gets no drafter
+    turn: int = 0  # the first whose drafter may still come
+    peer: DrafterPeer | None = None
+    shown: bytes = b""  # the right with which it came
+    pace: Pace | None = None  # of its drafter; None = nobody drafts
+    acknowledged: int | None = None  # log length that its drafter is known to have; None = no drafter yet
+    arrivals: Arrivals = field(default_factory=Arrivals)
+    acceptance: float = FIRST_ACCEPTANCE
+    calibration: SurvivalCalibration = field(default_factory=SurvivalCalibration)
+
+    def turn_shown(self, shown: bytes) -> int | None:
+        """Returns the turn that a right is for; None if it is none to this seat."""
+        return turn_of(self.draft_key, shown) if self.draft_key else None
+
+    def renew(self, draft_key: bytes) -> None:
+        """The rights to it are given anew: who had it has lost it. What was learnt of its drafts stays."""
+        self.leave()
+        self.draft_key, self.turn, self.shown = draft_key, 0, b""
+
+    def take(self, peer: DrafterPeer, turn: int, shown: bytes) -> None:
+        """A drafter has come with the right of that turn."""
+        self.peer, self.turn, self.shown = peer, turn, shown
+        self.seated(peer.pace)
+
+    def leave(self) -> None:
+        """Nobody drafts from here."""
+        self.peer = None
+        self.seated(None)
+
+    def seated(self, pace: Pace | None) -> None:
+        """Another drafter has taken over, which has missed nothing yet; None = nobody drafts."""
+        self.pace, self.arrivals = pace, Arrivals()
+
+    def offer(
+        self, base: int, tokens: list[int], parents: Sequence[int], survival: bytes, now: float
+    ) -> tuple[DraftFate, bool]:
+        """Folds a draft of its drafter into the session's tree.
+
+        Returns what became of it, and whether the path that a step may verify has grown."""
+        path = self.session.tree.path
+        before = len(path)
+        fate = self.session.offer(base, tokens, parents, survival)
+        if fate not in (DraftFate.AHEAD, DraftFate.BEFORE_OUTPUT):
+            self.acknowledged = base
+        grown = len(self.session.tree.path) - before
+        if fate is not DraftFate.TAKEN or self.pace is None or grown <= 0:
+            return fate, False
+        self.arrivals.arrived(now, grown, self.pace)
+        return fate, True
+
+    def settle(self, chances: Sequence[float], verified: int, accepted: int, now: float) -> None:
+        """A step verified drafts with these promised chances, and accepted the first `accepted`."""
+        self.calibration.observe(chances, accepted)
+        self.arrivals = self.arrivals.committed(now, verified, len(self.session.tree.path))
+        if self.arrivals.missed and self.pace is not None and self.session.wanted > 0:
+            self.pace.missed()
+
+    def judge(self, right: int, judged: int) -> None:
+        """Of the drafts that stood, the target's tokens showed `judged`: the first `right` were right."""
+        self.acceptance = acceptance_after(self.acceptance, right, judged)
