@@ -18,6 +18,7 @@ from router.reader import Reader, superseded
 from router.rebalance import Unbegun
 from router.requests import SessionEnded, TokensCommitted
 from router.session_log_writer import SessionLogWriter, TakenSession
+from router.session_state import TRANSITIONS, Event, State
 from router.speculation import Estimator, PairAcceptance, choose_k, settled, window, worth_sending
 from router.transcript import Transcript
 from router.workers import Drafter, Verifier
@@ -66,9 +67,7 @@ class Session:
         )
         self._verifier: Verifier | None = None  # None = not opened yet, or lost and not replaced yet
         self._losses = 0  # of verifiers, since the last committed token
-        self._unbegun = True  # no token has come from its verifier yet
-        self._asked_back = False  # its verifier was asked to give it back
-        self._relieved = False  # and a former one did so, since the last token or loss
+        self._state = State.NEW
         self._deadline: asyncio.TimerHandle | None = None  # while there is no verifier
         self._expiry: asyncio.TimerHandle | None = None  # where the request has a deadline
         self._drafter: Drafter | None = None
@@ -81,8 +80,6 @@ class Session:
         self.outcome: SessionEnded | OutriderError | None = None  # None = it goes on
         self.reader: Reader | None = None
         self.news = asyncio.Event()  # for readers
-        self._begun = False
-        self._over = False
         self._pair = pair_for(self._fingerprint, "")
         self._estimator = Estimator(self._pair.mean)
         self._k = 0
@@ -101,9 +98,9 @@ class Session:
 
     def open(self) -> bool:
         """Seeks its workers; False where that has begun already."""
-        if self._begun or self._over:
+        if self._state is not State.NEW:
             return False
-        self._begun = True
+        self._note(Event.READ)
         self.seek_verifier()
         if self._verifier is None:
             self._await_verifier()
@@ -111,14 +108,15 @@ class Session:
 
     def seek_verifier(self) -> None:
         """Gives the session a verifier, and with it a drafter, where it has none and one runs its model."""
-        if not self._begun or self._over or self._verifier is not None:
+        if self._state not in (State.SEEKING, State.GIVEN_BACK):
             return
         verifier = self._fleet.verifier_for(
             self._request.model, self.transcript.log, self._request.params.most_tokens
         )
         if verifier is None or verifier.identity.model_fingerprint != self._fingerprint:
             return
-        self._verifier, self._unbegun = verifier, True
+        self._verifier = verifier
+        self._note(Event.PLACED)
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -140,15 +138,15 @@ class Session:
     def unbegun(self) -> Unbegun | None:
         """As it waits at its verifier, or seems to; None where it does not, or has moved for that before: it
         does so once, lest it goes to and fro."""
-        if self._verifier is None or not self._unbegun or self._relieved:
+        if self._verifier is None or self._state not in (State.WAITING, State.ASKED_BACK):
             return None
         worker_id, tokens = self._verifier.identity.worker_id, len(self.transcript.log)
-        return Unbegun(worker_id, tokens, self._request.params.most_tokens, self._asked_back)
+        return Unbegun(worker_id, tokens, self._request.params.most_tokens, self._state is State.ASKED_BACK)
 
     def ask_back(self) -> None:
         """Has it move to another verifier, unless it has begun where it is."""
-        if self._verifier is not None:
-            self._asked_back = True
+        if self._verifier is not None and self._state is State.WAITING:
+            self._note(Event.ASKED)
             self._verifier.ask_back(self.id)
 
     def expire_at(self, deadline: float | None) -> None:
@@ -162,9 +160,9 @@ class Session:
 
     def close(self) -> None:
         """Frees the session on every worker that still has it, at once."""
-        if self._over:
+        if self._state is State.OVER:
             return
-        self._over = True
+        self._note(Event.ENDED)
         if self._expiry is not None:
             self._expiry.cancel()
         if self._deadline is not None:
@@ -175,12 +173,15 @@ class Session:
         self._pair.absorb(self._estimator.accepted, self._estimator.observed)
         self._log_writer.close(self._cursor)
 
+    def _note(self, event: Event) -> None:
+        self._state = TRANSITIONS[self._state, event]
+
     # From the verifier.
 
     def committed(
         self, base: int, tokens: Sequence[int], accepted: int, verified: int, cached_prompt_tokens: int
     ) -> None:
-        if self._over:
+        if not self._state.placed:
             return
         committed = self.transcript.log
         known = len(committed) - base  # tokens of the message that are committed already
@@ -203,7 +204,7 @@ class Session:
             cached_prompt_tokens=cached_prompt_tokens if base == len(self._request.params.prompt) else 0,
         )
         self._losses = 0
-        self._unbegun = self._asked_back = self._relieved = False
+        self._note(Event.TOKENS)
         self.transcript.add(step)
         self._log_writer.note(self._cursor)
         self.news.set()
@@ -216,28 +217,27 @@ class Session:
     def failed(self, error: OutriderError) -> None:
         if not isinstance(error, Unavailable):
             self._end(error)
-        elif self._asked_back:
-            self._asked_back, self._relieved = False, True
-            self._move()
-        elif self._verifier is not None and self._verifier.load.draining:
-            self._move()  # one that leaves gives back what it has: that says nothing of the request
+        elif self._state is State.ASKED_BACK or (self._verifier is not None and self._verifier.load.draining):
+            self._move(
+                Event.RETURNED
+            )  # one that leaves gives back what it has: it is not the request's fault
         else:
             self.verifier_lost()
 
     def verifier_lost(self) -> None:
         """The session goes on at another verifier, unless it may be what they die of."""
         self._losses += 1
-        self._asked_back = self._relieved = False
         if self._losses > MAX_LOSSES:
             self._verifier = None
             self._end(Unavailable(f"{self._losses} target workers in a row were lost on this request"))
         else:
-            self._move()
+            self._move(Event.LOST)
 
-    def _move(self) -> None:
-        """To another verifier, now or as soon as there is one."""
-        if self._over:
+    def _move(self, why: Event) -> None:
+        """Goes on at another verifier, now or as soon as there is one."""
+        if not self._state.placed:
             return
+        self._note(why)
         self._verifier = None
         self._leave_drafter()  # it drafts for the old verifier's address
         self._gave_up = frozenset()  # perhaps only because that verifier was gone
@@ -268,7 +268,7 @@ class Session:
 
     def _end(self, outcome: SessionEnded | OutriderError) -> None:
         """An end or a cancellation is final, and logged; after any other error somebody may go on."""
-        if self._over:
+        if self._state is State.OVER:
             return
         self.outcome = outcome
         if isinstance(outcome, SessionEnded):
@@ -327,7 +327,7 @@ class Session:
         )
 
     def _find_drafter(self) -> Drafter | None:
-        if self._over or self._cap == 0 or self._drafter is not None or self._verifier is None:
+        if self._state is State.OVER or self._cap == 0 or self._drafter is not None or self._verifier is None:
             return None
         return self._fleet.drafter_for(self._verifier, self._gave_up, self._acceptance)
 
