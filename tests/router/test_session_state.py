@@ -6,35 +6,15 @@ import pytest
 
 from router.session_state import TRANSITIONS, Event, State
 
+BEGUN = [Event.READ, Event.PLACED]
+AGAIN = [*BEGUN, Event.ASKED, Event.RETURNED, Event.PLACED]
 LIVES = {
-    "as usual": ([Event.READ, Event.PLACED, Event.TOKENS, Event.TOKENS, Event.ENDED], State.OVER),
-    "its verifier is lost": (
-        [Event.READ, Event.PLACED, Event.TOKENS, Event.LOST, Event.PLACED],
-        State.WAITING,
-    ),
-    "it moves for want of room": (
-        [Event.READ, Event.PLACED, Event.ASKED, Event.RETURNED, Event.PLACED],
-        State.MOVED,
-    ),
-    "asked too late": ([Event.READ, Event.PLACED, Event.ASKED, Event.TOKENS], State.RUNNING),
-    "the second one leaves, too": (
-        [
-            *(
-                Event.READ,
-                Event.PLACED,
-                Event.ASKED,
-                Event.RETURNED,
-                Event.PLACED,
-                Event.RETURNED,
-                Event.PLACED,
-            )
-        ],
-        State.MOVED,
-    ),
-    "the second one is lost": (
-        [*(Event.READ, Event.PLACED, Event.ASKED, Event.RETURNED, Event.PLACED, Event.LOST, Event.PLACED)],
-        State.WAITING,
-    ),
+    "as usual": ([*BEGUN, Event.TOKENS, Event.TOKENS, Event.ENDED], State.OVER),
+    "its verifier is lost": ([*BEGUN, Event.TOKENS, Event.LOST, Event.PLACED], State.WAITING),
+    "it moves for want of room": (AGAIN, State.MOVED),
+    "asked too late": ([*BEGUN, Event.ASKED, Event.TOKENS], State.RUNNING),
+    "the second one leaves, too": ([*AGAIN, Event.RETURNED, Event.PLACED], State.MOVED),
+    "the second one is lost": ([*AGAIN, Event.LOST, Event.PLACED], State.WAITING),
 }
 
 
