@@ -218,9 +218,7 @@ class Session:
         if not isinstance(error, Unavailable):
             self._end(error)
         elif self._state is State.ASKED_BACK or (self._verifier is not None and self._verifier.load.draining):
-            self._move(
-                Event.RETURNED
-            )  # one that leaves gives back what it has: it is not the request's fault
+            self._move(Event.RETURNED)  # one that leaves gives all back: that says nothing of the request
         else:
             self.verifier_lost()
 
