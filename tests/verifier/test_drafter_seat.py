@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from outrider.net.draft_right import right
 from outrider.sampling.params import SamplingParams
 from outrider.wire.session import SessionParams
+from tests.verifier.talk import KEY, attach, drafter, open_session, output, router
+from tests.verifier.talk import Running as Verifier
+from tests.verifier.test_drafters import LENGTH, Honest, until
 from verifier.drafter_peer import DrafterPeer
 from verifier.drafter_seat import DrafterSeat
 from verifier.running import Part, Running
 from verifier.session import DraftFate, Session, SessionSpec
 
+FIRST = b"f" * 16  # a session
 ONE, TWO = b"1" * 16, b"2" * 16
 
 
@@ -88,3 +94,29 @@ def test_what_a_seat_has_learnt_outlives_its_drafter_and_its_key() -> None:
     assert (first.peer, first.turn, first.pace) == (None, 0, None)
     assert (first.calibration.factor, first.acceptance) == (factor, acceptance)
     assert running.believed == factor, "the least reliable seat decides how far the tree is believed"
+
+
+async def test_two_drafters_at_two_seats_hear_the_same_commits_and_the_text_is_the_targets(
+    verifier: Verifier,
+) -> None:
+    talk = await router(verifier)
+    talk.say(open_session(FIRST, max_tokens=LENGTH, num_speculative_tokens=0))
+    alone = await output(talk, FIRST)
+    again, other_key = b"a" * 16, b"2" * 16
+    talks = [await drafter(verifier, name) for name in ("1", "2")]
+    talk.say(open_session(again, max_tokens=1000))
+    await until(lambda: verifier.stepper.get(again) is not None)
+    running = verifier.stepper.get(again)
+    assert running is not None
+    running.seats.append(DrafterSeat(running.session, other_key))
+    for each, key in zip(talks, (KEY, other_key), strict=True):
+        each.say(attach(again, key))
+    drafting = [asyncio.create_task(Honest(each, again, alone).run()) for each in talks]
+    try:
+        await until(lambda: all(seat.peer is not None for seat in running.seats))
+        assert (await output(talk, again))[:LENGTH] == alone
+        assert all(seat.acknowledged is not None for seat in running.seats)
+        assert all(seat.arrivals.committed_at is not None for seat in running.seats)
+    finally:
+        for task in drafting:
+            task.cancel()

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from outrider.net.draft_right import right
 from outrider.v1 import verifier_pb2
 from tests.verifier.talk import KEY, Running, Talk, attach, drafter, greeting, open_session, output, router
-from verifier.drafter_seat import DrafterSeat
 from verifier.drafters import BATCH_UNITS, MAX_NAME, MAX_STREAMS
 from verifier.drafts_wire import MAX_BATCH_BYTES, SPECULATE
 from verifier.misbehavior import BAD_ATTACH, HELD_BACK, LIMIT, NOT_GIVEN, TOO_MANY_CLAIMS, WEIGHTS
@@ -279,32 +278,6 @@ async def test_a_drafter_that_was_replaced_cannot_take_the_session_back(verifier
     await until(lambda: drafters.dropped["former_turn"] == 1)
     peer = drafters._seats[OURS][0].peer
     assert peer is not None and peer.name.startswith("2 ")
-
-
-async def test_two_drafters_at_two_seats_hear_the_same_commits_and_the_text_is_the_targets(
-    verifier: Running,
-) -> None:
-    talk = await router(verifier)
-    talk.say(open_session(OURS, max_tokens=LENGTH, num_speculative_tokens=0))
-    alone = await output(talk, OURS)
-    again, other_key = b"a" * 16, b"2" * 16
-    talks = [await drafter(verifier, name) for name in ("1", "2")]
-    talk.say(open_session(again, max_tokens=1000))
-    await until(lambda: verifier.stepper.get(again) is not None)
-    running = verifier.stepper.get(again)
-    assert running is not None
-    running.seats.append(DrafterSeat(running.session, other_key))
-    for each, key in zip(talks, (KEY, other_key), strict=True):
-        each.say(attach(again, key))
-    drafting = [asyncio.create_task(Honest(each, again, alone).run()) for each in talks]
-    try:
-        await until(lambda: all(seat.peer is not None for seat in running.seats))
-        assert (await output(talk, again))[:LENGTH] == alone
-        assert all(seat.acknowledged is not None for seat in running.seats)
-        assert all(seat.arrivals.committed_at is not None for seat in running.seats)
-    finally:
-        for task in drafting:
-            task.cancel()
 
 
 async def test_a_drafter_whose_stream_broke_has_its_session_again(verifier: Running) -> None:
