@@ -1,7 +1,4 @@
-"""The OpenAPI document of the HTTP API: request bodies from the schemas that check them, and what comes back.
-
-What pydantic cannot know (fields with checks of their own, ranges that are checked later) is written here.
-"""
+"""The OpenAPI document of the HTTP API: request bodies as their schemas say, and what comes back."""
 
 from __future__ import annotations
 
@@ -21,65 +18,7 @@ Json = Mapping[str, Any]
 PATH = "/openapi.json"
 REF = "#/components/schemas/{model}"
 
-_TOKEN_ID: Json = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
-_TOKEN_IDS: Json = {"type": "array", "items": _TOKEN_ID, "minItems": 1}
-_TEXT: Json = {"type": "string", "minLength": 1}
-_NUMBER: Json = {"type": "number"}
 _COUNT: Json = {"type": "integer", "minimum": 0}
-_FIELDS: Mapping[str, Json] = {
-    "prompt": {
-        "description": "Text or token ids, or several of either: then there is a choice for each.",
-        "anyOf": [
-            _TEXT,
-            _TOKEN_IDS,
-            {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": schema.MAX_PROMPTS},
-            {"type": "array", "items": _TOKEN_IDS, "minItems": 1, "maxItems": schema.MAX_PROMPTS},
-        ],
-    },
-    "role": {"enum": list(schema.ROLES)},
-    "content": {
-        "description": "Text, or parts of it.",
-        "anyOf": [
-            {"type": "string"},
-            {
-                "type": "array",
-                "items": {
-                    "type": "object",
-                    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-                    "required": ["type", "text"],
-                    "additionalProperties": False,
-                },
-            },
-        ],
-    },
-    "stop": {
-        "description": "The text ends before the first of them.",
-        "anyOf": [_TEXT, {"type": "array", "items": _TEXT, "maxItems": schema.MAX_STOPS}],
-    },
-    "logit_bias": {
-        "description": "By token id: added to its logit.",
-        "type": "object",
-        "propertyNames": {"pattern": "^[0-9]{1,9}$"},
-        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
-    },
-    "n": {"const": 1},
-    "max_tokens": {"type": "integer", "minimum": 1, "description": "Most output tokens."},
-    "max_completion_tokens": {"type": "integer", "minimum": 1, "description": "Newer name of max_tokens."},
-    "temperature": {**_NUMBER, "minimum": 0, "maximum": 100, "description": "0 = greedy."},
-    "top_p": {**_NUMBER, "exclusiveMinimum": 0, "maximum": 1},
-    "top_k": {"type": "integer", "minimum": -1, "maximum": 2**31 - 1, "description": "0 or -1 = off."},
-    "min_p": {**_NUMBER, "minimum": 0, "maximum": 1},
-    "presence_penalty": {**_NUMBER, "minimum": -2, "maximum": 2},
-    "frequency_penalty": {**_NUMBER, "minimum": -2, "maximum": 2},
-    "repetition_penalty": {**_NUMBER, "exclusiveMinimum": 0, "maximum": 10},
-    "seed": {"type": "integer", "minimum": 0, "maximum": MAX_SEED, "description": "Replays an answer."},
-    "num_speculative_tokens": {
-        "type": "integer",
-        "minimum": 0,
-        "maximum": schema.MAX_SPECULATIVE_TOKENS,
-        "description": "Most draft tokens a step; absent = adaptive, 0 = off.",
-    },
-}
 
 
 def add_document(app: FastAPI) -> None:
@@ -109,17 +48,7 @@ def _requests() -> dict[str, Json]:
     """The bodies' schemas by name, those that they contain included."""
     kinds = [(schema.CompletionRequest, "validation"), (schema.ChatRequest, "validation")]
     _, built = models_json_schema(kinds, ref_template=REF)  # type: ignore[arg-type]
-    return {name: _described(body) for name, body in built["$defs"].items()}
-
-
-def _described(body: dict[str, Any]) -> Json:
-    required = body.get("required", [])
-    properties = {}
-    for name, field in body["properties"].items():
-        known = {key: value for key, value in field.items() if key not in ("title", "default")}
-        known = dict(_FIELDS.get(name, known))
-        properties[name] = known if name in required else {"anyOf": [known, {"type": "null"}]}
-    return {**body, "properties": properties}
+    return dict(built["$defs"])
 
 
 def _paths() -> Json:

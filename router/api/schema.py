@@ -1,13 +1,13 @@
-"""The fields of a request, as JSON names and types: what may be written down at all.
+"""The fields of a request, as JSON names, types and ranges: what may be written down at all.
 
-Ranges, and limits that depend on the model, are in `validation`.
 Types are strict: no number from a string, no integer from a boolean. A null is an absent field.
+Ranges are told here and checked in `validation`, with the limits that depend on the model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -16,16 +16,20 @@ from pydantic import (
     Field,
     PlainValidator,
     ValidationError,
+    WithJsonSchema,
     model_validator,
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from outrider.errors import InvalidRequest
+from outrider.sampling.params import BIASES, RANGES, SamplingParams
+from outrider.sampling.range import Range
 
 MAX_STOPS = 16
 MAX_PROMPTS = 128
-MAX_SPECULATIVE_TOKENS = 1024
-ROLES = ("system", "user", "assistant")
+SPECULATIVE_TOKENS = Range(0, 1024, words="from 0 (off) to 1024, or absent (adaptive)")
+MAX_ID = 2**31 - 1
+LEAST_TOKENS = 1  # of output
 
 # Fields of OpenAI's API that have no meaning here (yet): refused as such, not as typing mistakes.
 UNSUPPORTED = frozenset(
@@ -140,7 +144,7 @@ def _logit_bias(value: object) -> dict[int, float]:
         try:
             biases[int(key)] = float(bias)
         except OverflowError:
-            raise _refused(f"must be in [-100, 100]; that of token id {key} is too large a number") from None
+            raise _refused(f"must be {BIASES}; that of token id {key} is too large a number") from None
     return biases
 
 
@@ -161,8 +165,8 @@ def _part(index: int, part: object) -> str:
 
 
 def _role(value: object) -> str:
-    if value not in ROLES:
-        raise _refused(f"must be one of {', '.join(ROLES)}, not {value!r}")
+    if value not in get_args(Role):
+        raise _refused(f"must be one of {', '.join(get_args(Role))}, not {value!r}")
     return str(value)
 
 
@@ -172,11 +176,54 @@ def _only_one(value: object) -> object:
     return value
 
 
+class TextPart(BaseModel):
+    """A part of a message's content."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text"]
+    text: str
+
+
+# What the fields with checks of their own may hold, as the API's document tells it.
+Role = Literal["system", "user", "assistant"]
+Text = Annotated[str, Field(min_length=1)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=MAX_ID)]], Field(min_length=1)]
+Several = Field(min_length=1, max_length=MAX_PROMPTS)
+Prompt = Text | TokenIds | Annotated[list[Text], Several] | Annotated[list[TokenIds], Several]
+Stop = Text | Annotated[list[Text], Field(max_length=MAX_STOPS)]
+Content = str | list[TextPart]
+BIASES_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+    "additionalProperties": {"type": "number", **BIASES.json_schema()},
+}
+
+
+def _ranged(default: object, allowed: Mapping[str, float], description: str | None = None) -> Any:
+    """Returns a field whose range the document tells, and `validation` checks."""
+    return Field(default, description=description, json_schema_extra=dict(allowed))
+
+
+def _sampling(name: str, description: str | None = None, **other: float) -> Any:
+    """Returns the field of a sampling parameter: its default and its range are SamplingParams' own."""
+    return _ranged(getattr(SamplingParams(), name), {**RANGES[name].json_schema(), **other}, description)
+
+
+def _nulls(document: dict[str, Any], kind: type[BaseModel]) -> None:
+    """Lets the document say that a null is an absent field."""
+    null = {"type": "null"}
+    for name, field in kind.model_fields.items():
+        told = document["properties"][name]
+        if not (field.is_required() or null in told.get("anyOf", ())):
+            document["properties"][name] = {"anyOf": [told, null]}
+
+
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class _Fields(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, json_schema_extra=_nulls)
 
     @model_validator(mode="before")
     @classmethod
@@ -193,44 +240,62 @@ class _Fields(BaseModel):
 class StreamOptions(_Fields):
     """What a stream carries besides the text."""
 
-    include_usage: bool = False  # a last chunk with usage and statistics
-    continuous_usage_stats: bool = False  # usage so far on every chunk
+    include_usage: bool = Field(default=False, description="A last chunk with usage and statistics.")
+    continuous_usage_stats: bool = Field(default=False, description="Usage so far on every chunk.")
 
 
 class ChatMessage(_Fields):
     """One turn of a conversation."""
 
-    role: Annotated[str, PlainValidator(_role)]
-    content: Annotated[str, PlainValidator(_content)]
+    role: Annotated[str, PlainValidator(_role, json_schema_input_type=Role)]
+    content: Annotated[str, PlainValidator(_content, json_schema_input_type=Content)]
 
 
 class GenerationFields(_Fields):
-    """The fields that both endpoints have. Ranges are SamplingParams' own where not said."""
+    """The fields that both endpoints have."""
 
-    model: str = ""  # empty = the one that is served
-    max_tokens: int | None = None  # of output; absent = 16, for chat the rest of the context
-    max_completion_tokens: int | None = None  # OpenAI's newer name of max_tokens
-    temperature: Finite = 1.0  # 0 = greedy
-    top_p: Finite = 1.0
-    top_k: int = 0  # 0 or -1 = off
-    min_p: Finite = 0.0
-    seed: int | None = None  # absent = drawn, and returned
-    stop: Annotated[tuple[str, ...], PlainValidator(_stops)] = ()
-    n: Annotated[int, BeforeValidator(_only_one)] = 1
-    presence_penalty: Finite = 0.0
-    frequency_penalty: Finite = 0.0
-    repetition_penalty: Finite = 1.0
-    logit_bias: Annotated[dict[int, float], PlainValidator(_logit_bias)] = Field(default_factory=dict)
-    ignore_eos: bool = False
-    stream: bool = False
+    model: str = Field(default="", description="Empty = the one that is served.")
+    max_tokens: int | None = _ranged(
+        None,
+        {"minimum": LEAST_TOKENS},
+        "Most output tokens; absent = 16, for chat the rest of the context.",
+    )
+    max_completion_tokens: int | None = _ranged(
+        None, {"minimum": LEAST_TOKENS}, "OpenAI's newer name of max_tokens."
+    )
+    temperature: Finite = _sampling("temperature", "0 = greedy.")
+    top_p: Finite = _sampling("top_p")
+    top_k: int = _sampling("top_k", "0 or -1 = off.", minimum=-1)
+    min_p: Finite = _sampling("min_p")
+    seed: int | None = _ranged(
+        None, RANGES["seed"].json_schema(), "Replays an answer; absent = drawn, and returned."
+    )
+    stop: Annotated[tuple[str, ...], PlainValidator(_stops, json_schema_input_type=Stop)] = Field(
+        default=(), description="The text ends before the first of them."
+    )
+    n: Annotated[int, BeforeValidator(_only_one, json_schema_input_type=Literal[1])] = 1
+    presence_penalty: Finite = _sampling("presence_penalty")
+    frequency_penalty: Finite = _sampling("frequency_penalty")
+    repetition_penalty: Finite = _sampling("repetition_penalty")
+    logit_bias: Annotated[dict[int, float], PlainValidator(_logit_bias), WithJsonSchema(BIASES_SCHEMA)] = (
+        Field(default_factory=dict, description="By token id: added to its logit.")
+    )
+    ignore_eos: bool = Field(default=False, description="Go on past the end of the text.")
+    stream: bool = Field(default=False, description="Send the text as it comes.")
     stream_options: StreamOptions = StreamOptions()
-    num_speculative_tokens: int | None = None  # absent = adaptive, 0 = off, k = at most k
+    num_speculative_tokens: int | None = _ranged(
+        None,
+        SPECULATIVE_TOKENS.json_schema(),
+        "Most draft tokens a step; absent = adaptive, 0 = off.",
+    )
 
 
 class CompletionRequest(GenerationFields):
     """POST /v1/completions."""
 
-    prompt: Annotated[list[str | tuple[int, ...]], PlainValidator(_prompts)]
+    prompt: Annotated[
+        list[str | tuple[int, ...]], PlainValidator(_prompts, json_schema_input_type=Prompt)
+    ] = Field(description="Text or token ids, or several of either: then there is a choice for each.")
 
 
 class ChatRequest(GenerationFields):

@@ -10,7 +10,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.wire.session import SessionParams
 from router import tokenizer
 from router.api.deadline import TimeLimits
-from router.api.schema import MAX_SPECULATIVE_TOKENS, ChatRequest, CompletionRequest
+from router.api.schema import LEAST_TOKENS, SPECULATIVE_TOKENS, ChatRequest, CompletionRequest
 from router.requests import GenerationRequest, ServedModel
 from router.tokenizer import Tokenizer
 
@@ -46,7 +46,8 @@ class Generation:
 def prepare(body: Body, model: ServedModel, draw_below: DrawBelow) -> Generation:
     """Raises InvalidRequest naming the field and its limit. Tokenizes: a large prompt takes its time."""
     _check_stream_options(body)
-    _check_speculation(body.num_speculative_tokens)
+    if body.num_speculative_tokens is not None:
+        SPECULATIVE_TOKENS.check("num_speculative_tokens", body.num_speculative_tokens)
     sampling = _sampling(body, draw_below)
     sampling.validate(model.vocab_size)
     built = tokenizer.load(model.tokenizer)
@@ -73,15 +74,6 @@ def _check_stream_options(body: Body) -> None:
         raise InvalidRequest(
             "stream_options.continuous_usage_stats needs stream_options.include_usage = true",
             field="stream_options.continuous_usage_stats",
-        )
-
-
-def _check_speculation(tokens: int | None) -> None:
-    if tokens is not None and not 0 <= tokens <= MAX_SPECULATIVE_TOKENS:
-        raise InvalidRequest(
-            f"num_speculative_tokens must be from 0 (off) to {MAX_SPECULATIVE_TOKENS}, or absent (adaptive), "
-            f"not {tokens}",
-            field="num_speculative_tokens",
         )
 
 
@@ -141,10 +133,10 @@ def _max_tokens(body: Body, *, room: int, context: int) -> int:
         )
     if wanted is None:
         return room if isinstance(body, ChatRequest) else min(DEFAULT_COMPLETION_TOKENS, room)
-    if not 1 <= wanted <= room:
+    if not LEAST_TOKENS <= wanted <= room:
         raise InvalidRequest(
-            f"{field} must be from 1 to {room} here, not {wanted}: the prompt has {context - room} tokens "
-            f"and the context holds {context}",
+            f"{field} must be from {LEAST_TOKENS} to {room} here, not {wanted}: the prompt has "
+            f"{context - room} tokens and the context holds {context}",
             field=field,
         )
     return int(wanted)
