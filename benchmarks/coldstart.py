@@ -39,7 +39,7 @@ def start(target: Path, draft: Path, request: Request) -> dict[str, float]:
     began = time.monotonic()
 
     def note(stage: str) -> None:
-        reached[stage] = round(time.monotonic() - began, 1)
+        reached[stage] = round(time.monotonic() - began, 3)
         print(f"{reached[stage]:6.1f} s  {stage}", flush=True)
 
     with (
