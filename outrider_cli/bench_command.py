@@ -116,7 +116,7 @@ bench = command(
 
 
 def measure(settings: Settings, write: Path | None) -> None:
-    """Runs the plan, shows what it found, and keeps it in the folder."""
+    """Measures all cells, shows what it found, and keeps it in the folder."""
     import asyncio
     import selectors
 

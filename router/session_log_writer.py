@@ -34,7 +34,7 @@ BEGUN_SECONDS = 0.25  # that a slow store may hold back what a client hears firs
 
 @dataclass(slots=True, eq=False)
 class LogCursor:
-    """One session in the logbook."""
+    """Says how much of one session the store has."""
 
     transcript: Transcript
     owner: Owner
@@ -92,7 +92,7 @@ class SessionLogWriter:
         return self._open(LogCursor(transcript, Owner(self._name), on_superseded))
 
     def go_on(self, taken: TakenSession, on_superseded: Callable[[], None]) -> LogCursor:
-        """A page for a session that was taken."""
+        """Returns the cursor of a session whose log was taken over."""
         return self._open(LogCursor(taken.transcript, taken.owner, on_superseded, taken.written))
 
     def _open(self, cursor: LogCursor) -> LogCursor:

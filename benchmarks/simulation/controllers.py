@@ -29,12 +29,12 @@ class Verifier:
         self._waits = Waits()
         self._at_hand: Ints | None = None  # drafts of each session when a wait began, if one did
         self._arrivals = [Arrivals() for _ in range(world.sessions)]
-        self._trust = [SurvivalCalibration() for _ in range(world.sessions)]
+        self._calibrations = [SurvivalCalibration() for _ in range(world.sessions)]
         self._acceptance = [FIRST_ACCEPTANCE] * world.sessions
 
     def opened(self, session: int) -> None:
         self._arrivals[session] = Arrivals()
-        self._trust[session] = SurvivalCalibration()
+        self._calibrations[session] = SurvivalCalibration()
         self._acceptance[session] = FIRST_ACCEPTANCE
 
     def arrived(self, sessions: Ints) -> None:
@@ -43,7 +43,7 @@ class Verifier:
 
     def survival(self, usable: Ints) -> Floats:
         """[sessions, MOST_DRAFTS] P(this and all before it are accepted), as far as drafters are believed."""
-        factors = np.array([trust.factor for trust in self._trust])
+        factors = np.array([calibration.factor for calibration in self._calibrations])
         return np.cumprod(self._world.chances(usable) * factors[:, None], axis=1)
 
     def start_at(self, now: float, free_since: float, usable: Ints) -> float:
@@ -88,7 +88,7 @@ class Verifier:
         left, k = self._world.standing().tolist(), self._world.k
         judged, true = self._world.judged.tolist(), self._world.true.tolist()
         for session, (verified, right) in enumerate(zip(admitted.tolist(), accepted.tolist(), strict=True)):
-            self._trust[session].observe(self._promised[session], right)
+            self._calibrations[session].observe(self._promised[session], right)
             # What followed the accepted ones is judged, too, by the token that the target chose there.
             self._acceptance[session] = acceptance_after(
                 self._acceptance[session], true[session], judged[session]

@@ -24,7 +24,7 @@ from demo.training.schedule import Schedule, optimisers
 
 
 @dataclass(frozen=True)
-class DistilPlan:
+class DistilOptions:
     """How much text the target writes and how the draft learns from it."""
 
     rounds: int
@@ -48,19 +48,19 @@ class Round:
 
 
 def write_round(
-    target: LlamaForCausalLM, windows: Windows, plan: DistilPlan, generator: torch.Generator
+    target: LlamaForCausalLM, windows: Windows, options: DistilOptions, generator: torch.Generator
 ) -> Round:
     """One round of the target's own text, after corpus prompts of one random length."""
-    span = plan.longest_prompt + 1 - plan.shortest_prompt
+    span = options.longest_prompt + 1 - options.shortest_prompt
     draw = torch.rand((), generator=generator, device=target.device)
-    prompt = plan.shortest_prompt + int(draw * span)
-    prompts = windows.take(plan.rows, plan.longest_prompt)[:, :prompt].to(target.device)
-    sampled = torch.arange(plan.rows, device=target.device) % 2 == 1
-    ids, logits = continue_rows(target, prompts, plan.length, sampled, generator)
+    prompt = options.shortest_prompt + int(draw * span)
+    prompts = windows.take(options.rows, options.longest_prompt)[:, :prompt].to(target.device)
+    sampled = torch.arange(options.rows, device=target.device) % 2 == 1
+    ids, logits = continue_rows(target, prompts, options.length, sampled, generator)
     return Round(ids, logits)
 
 
-def learn(draft: LlamaForCausalLM, text: Round, rows: Tensor, plan: DistilPlan) -> float:
+def learn(draft: LlamaForCausalLM, text: Round, rows: Tensor, options: DistilOptions) -> float:
     """Accumulate the draft's gradients on some rows of a round; returns the mean total variation."""
     inputs = text.ids[rows, :-1]
     logits = logits_of(draft, inputs)
@@ -71,7 +71,7 @@ def learn(draft: LlamaForCausalLM, text: Round, rows: Tensor, plan: DistilPlan) 
         for begin in range(0, len(flat), CHUNK):
             part = slice(begin, begin + CHUNK)
             wanted = torch.softmax(said[part].float(), dim=-1)
-            one = distillation(flat[part], wanted, plan.variation_weight)
+            one = distillation(flat[part], wanted, options.variation_weight)
             gradient[part] = one / len(flat)
             if begin == 0:
                 guess = torch.softmax(flat[part].float(), dim=-1)
@@ -81,26 +81,26 @@ def learn(draft: LlamaForCausalLM, text: Round, rows: Tensor, plan: DistilPlan) 
 
 
 def distil(
-    target: LlamaForCausalLM, draft: LlamaForCausalLM, windows: Windows, plan: DistilPlan, seed: int
+    target: LlamaForCausalLM, draft: LlamaForCausalLM, windows: Windows, options: DistilOptions, seed: int
 ) -> None:
-    """Train the draft in place on `plan.rounds` rounds; each is read when fresh and again later."""
+    """Train the draft in place on `options.rounds` rounds; each is read when fresh and again later."""
     generator = torch.Generator(device=target.device).manual_seed(seed)
     chooser = random.Random(seed)
-    batches = plan.rows // plan.batch_rows
-    steps = plan.readings * batches * plan.rounds
-    schedule = Schedule(optimisers(draft, plan.rate, plan.rate), draft, steps, warmup=20, final=0.01)
-    earlier: deque[Round] = deque(maxlen=plan.kept_rounds)
+    batches = options.rows // options.batch_rows
+    steps = options.readings * batches * options.rounds
+    schedule = Schedule(optimisers(draft, options.rate, options.rate), draft, steps, warmup=20, final=0.01)
+    earlier: deque[Round] = deque(maxlen=options.kept_rounds)
     draft.train()
-    with steps_bar("draft on the target's own text", plan.rounds) as advance:
-        for _ in range(plan.rounds):
-            fresh = write_round(target, windows, plan, generator)
+    with steps_bar("draft on the target's own text", options.rounds) as advance:
+        for _ in range(options.rounds):
+            fresh = write_round(target, windows, options, generator)
             earlier.append(fresh)
             variation = 0.0
-            for text in (fresh, *chooser.choices(earlier, k=plan.readings - 1)):
+            for text in (fresh, *chooser.choices(earlier, k=options.readings - 1)):
                 order = torch.randperm(
-                    plan.rows, generator=torch.Generator().manual_seed(chooser.randrange(2**31))
+                    options.rows, generator=torch.Generator().manual_seed(chooser.randrange(2**31))
                 )
-                for rows in order.to(target.device).view(-1, plan.batch_rows):
-                    variation = learn(draft, text, rows, plan)
+                for rows in order.to(target.device).view(-1, options.batch_rows):
+                    variation = learn(draft, text, rows, options)
                     schedule.step()
             advance(f"1-TV {1 - variation:.3f}")

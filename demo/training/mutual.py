@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from demo.training.corpus import Windows
-from demo.training.distil import DistilPlan, write_round
+from demo.training.distil import DistilOptions, write_round
 from demo.training.losses import mutual_gradients
 from demo.training.pretrain import logits_of
 from demo.training.progress import steps_bar
@@ -26,10 +26,10 @@ from demo.training.store import rounded
 
 
 @dataclass(frozen=True)
-class MutualPlan:
+class MutualOptions:
     """How much text is read, and how far the target is drawn towards the draft."""
 
-    text: DistilPlan  # the rounds of the target's own text; each is read once
+    text: DistilOptions  # the rounds of the target's own text; each is read once
     kept: float  # share of the target's first weights in the average at the end
     share: float = 0.4  # the draft's share of the target's teacher
     target_rate: float = 1e-3
@@ -41,7 +41,7 @@ def mutual_step(
     draft: LlamaForCausalLM,
     anchor: LlamaForCausalLM,
     inputs: Tensor,
-    plan: MutualPlan,
+    options: MutualOptions,
 ) -> float:
     """Accumulate both models' gradients on inputs [rows, length]; returns the mean overlap 1-TV."""
     target_logits = logits_of(target, inputs).flatten(0, 1)  # [rows * length, vocabulary], as the others
@@ -49,37 +49,41 @@ def mutual_step(
     with torch.no_grad():
         anchor_logits = logits_of(anchor, inputs).flatten(0, 1)
         overlap, target_gradient, draft_gradient = mutual_gradients(
-            target_logits, draft_logits, anchor_logits, plan.share, plan.text.variation_weight
+            target_logits, draft_logits, anchor_logits, options.share, options.text.variation_weight
         )
     torch.autograd.backward([target_logits, draft_logits], [target_gradient, draft_gradient])
     return overlap
 
 
 def mutual(
-    target: LlamaForCausalLM, draft: LlamaForCausalLM, windows: Windows, plan: MutualPlan, seed: int
+    target: LlamaForCausalLM, draft: LlamaForCausalLM, windows: Windows, options: MutualOptions, seed: int
 ) -> None:
     """Train both in place, half of each batch on the corpus and half on the target's own text."""
     generator = torch.Generator(device=target.device).manual_seed(seed)
     anchor = rounded(target)
     first = [parameter.detach().clone() for parameter in target.parameters()]
-    half = plan.text.batch_rows // 2
-    steps = plan.text.rounds * (plan.text.rows // half)
-    target_schedule = Schedule(optimisers(target, plan.target_rate, plan.target_rate), target, steps, 10)
-    draft_schedule = Schedule(optimisers(draft, plan.draft_rate, plan.draft_rate), draft, steps, 10, 0.3)
+    half = options.text.batch_rows // 2
+    steps = options.text.rounds * (options.text.rows // half)
+    target_schedule = Schedule(
+        optimisers(target, options.target_rate, options.target_rate), target, steps, 10
+    )
+    draft_schedule = Schedule(
+        optimisers(draft, options.draft_rate, options.draft_rate), draft, steps, 10, 0.3
+    )
     target.train()
     draft.train()
-    with steps_bar("target and draft on each other", plan.text.rounds) as advance:
-        for _ in range(plan.text.rounds):
-            text = write_round(rounded(target), windows, plan.text, generator)
+    with steps_bar("target and draft on each other", options.text.rounds) as advance:
+        for _ in range(options.text.rounds):
+            text = write_round(rounded(target), windows, options.text, generator)
             overlap = 0.0
-            order = torch.randperm(plan.text.rows, generator=generator, device=target.device)
+            order = torch.randperm(options.text.rows, generator=generator, device=target.device)
             for rows in order.view(-1, half):
-                corpus = windows.take(half, plan.text.length).to(target.device)
+                corpus = windows.take(half, options.text.length).to(target.device)
                 inputs = torch.cat([corpus, text.ids[rows]])[:, :-1]  # [batch_rows, length - 1]
-                overlap = mutual_step(target, draft, anchor, inputs, plan)
+                overlap = mutual_step(target, draft, anchor, inputs, options)
                 target_schedule.step()
                 draft_schedule.step()
             advance(f"1-TV {overlap:.3f}")
     with torch.no_grad():
         for parameter, before in zip(target.parameters(), first, strict=True):
-            parameter.lerp_(before, plan.kept)
+            parameter.lerp_(before, options.kept)

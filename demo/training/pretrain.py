@@ -18,7 +18,7 @@ TOKENS_A_STEP = 8192
 
 
 @dataclass(frozen=True)
-class Plan:
+class PretrainOptions:
     """How long to train, and on windows of which length: (share of the steps, length) in order."""
 
     steps: int
@@ -46,7 +46,7 @@ def pretrain(
     target: LlamaForCausalLM,
     draft: LlamaForCausalLM,
     windows: Windows,
-    plan: Plan,
+    options: PretrainOptions,
     keep: Callable[[int], None] = lambda step: None,
 ) -> None:
     """Train both in place; `keep(step)` is called after each step and may save checkpoints.
@@ -55,14 +55,14 @@ def pretrain(
     that moment, which costs no pass of the target beyond the one it makes for itself.
     """
     device = target.device
-    warmup = min(30, plan.steps // 5)
-    target_schedule = Schedule(optimisers(target, 4e-3, 3e-3), target, plan.steps, warmup)
-    draft_schedule = Schedule(optimisers(draft, 5e-3, 4e-3), draft, plan.steps, warmup, final=0.3)
+    warmup = min(30, options.steps // 5)
+    target_schedule = Schedule(optimisers(target, 4e-3, 3e-3), target, options.steps, warmup)
+    draft_schedule = Schedule(optimisers(draft, 5e-3, 4e-3), draft, options.steps, warmup, final=0.3)
     target.train()
     draft.train()
-    with steps_bar("target and draft on the corpus", plan.steps) as advance:
-        for step in range(plan.steps):
-            length = plan.length(step)
+    with steps_bar("target and draft on the corpus", options.steps) as advance:
+        for step in range(options.steps):
+            length = options.length(step)
             ids = windows.take(TOKENS_A_STEP // length, length + 1).to(device)
             inputs, labels = ids[:, :-1], ids[:, 1:].reshape(-1)
             target_logits = logits_of(target, inputs).flatten(0, 1)

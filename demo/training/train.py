@@ -27,10 +27,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 from demo.pair import MODELS
 from demo.training.attention import choose_attention
 from demo.training.corpus import Windows, encode_stream, heldout_documents, training_documents
-from demo.training.distil import DistilPlan, distil
+from demo.training.distil import DistilOptions, distil
 from demo.training.measure import Figures, measure
-from demo.training.mutual import MutualPlan, mutual
-from demo.training.pretrain import Plan, pretrain
+from demo.training.mutual import MutualOptions, mutual
+from demo.training.pretrain import PretrainOptions, pretrain
 from demo.training.progress import CONSOLE
 from demo.training.shapes import (
     CONTEXT,
@@ -72,7 +72,7 @@ def run_pretrain(
     draft = build(draft_config(len(tokenizer)), seed + 1).to(device)
     for model in (target, draft):
         model.set_attn_implementation(choose_attention(device))
-    pretrain(target, draft, windows, Plan(steps))
+    pretrain(target, draft, windows, PretrainOptions(steps))
     save_model(target, tokenizer, out / "target")
     save_model(draft, tokenizer, out / "draft")
 
@@ -80,7 +80,7 @@ def run_pretrain(
 def run_distil(
     tokenizer: PreTrainedTokenizerFast,
     windows: Windows,
-    plan: DistilPlan,
+    options: DistilOptions,
     seed: int,
     out: Path,
     device: torch.device,
@@ -89,14 +89,14 @@ def run_distil(
     target, draft = rounded(load_model(out / "target")).to(device), load_model(out / "draft").to(device)
     for model in (target, draft):
         model.set_attn_implementation(choose_attention(device))
-    distil(target, draft, windows, plan, seed)
+    distil(target, draft, windows, options, seed)
     save_model(draft, tokenizer, out / "draft")
 
 
 def run_mutual(
     tokenizer: PreTrainedTokenizerFast,
     windows: Windows,
-    plan: MutualPlan,
+    options: MutualOptions,
     seed: int,
     out: Path,
     device: torch.device,
@@ -105,7 +105,7 @@ def run_mutual(
     target, draft = load_model(out / "target").to(device), load_model(out / "draft").to(device)
     for model in (target, draft):
         model.set_attn_implementation(choose_attention(device))
-    mutual(target, draft, windows, plan, seed)
+    mutual(target, draft, windows, options, seed)
     save_model(target, tokenizer, out / "target")
     save_model(draft, tokenizer, out / "draft")
 
@@ -161,14 +161,14 @@ def main(
     if stage in ("all", "pretrain"):
         run_pretrain(tokenizer, Windows(stream, seed), steps, seed, out, device)
     if stage in ("all", "distil"):
-        run_distil(tokenizer, Windows(stream, seed + 1), DistilPlan(rounds), seed + 2, out, device)
+        run_distil(tokenizer, Windows(stream, seed + 1), DistilOptions(rounds), seed + 2, out, device)
     if stage in ("all", "mutual"):
         for turn, kept in enumerate(MUTUAL_KEPT):
             after = seed + 4 * turn
-            plan = MutualPlan(DistilPlan(mutual_rounds), kept)
-            run_mutual(tokenizer, Windows(stream, after + 3), plan, after + 4, out, device)
+            options = MutualOptions(DistilOptions(mutual_rounds), kept)
+            run_mutual(tokenizer, Windows(stream, after + 3), options, after + 4, out, device)
     if stage in ("all", "refine"):
-        last = DistilPlan(last_rounds, rate=3e-3)
+        last = DistilOptions(last_rounds, rate=3e-3)
         run_distil(tokenizer, Windows(stream, seed + 5), last, seed + 6, out, device)
     if stage in ("all", "measure"):
         target, draft = load_model(out / "target").to(device), load_model(out / "draft").to(device)

@@ -87,7 +87,7 @@ class Client:
         self._http = httpx.Client(
             timeout=httpx.Timeout(silence_seconds, connect=CONNECT_SECONDS),
             headers=_authorization(api_key),
-            verify=_trust(ca_file),
+            verify=_ssl_context(ca_file),
             trust_env=False,  # no proxy: the server is one's own
         )
 
@@ -211,7 +211,7 @@ def _authorization(api_key: str | None) -> dict[str, str]:
     return {"authorization": f"Bearer {api_key}"}
 
 
-def _trust(ca_file: Path | None) -> ssl.SSLContext | bool:
+def _ssl_context(ca_file: Path | None) -> ssl.SSLContext | bool:
     if ca_file is None:
         return True
     try:

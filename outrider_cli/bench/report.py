@@ -62,7 +62,7 @@ def _names(settings: Settings) -> Json | None:
 
 
 def in_table_order(settings: Settings, result: Result) -> list[Cell]:
-    """Settings in the order of the plan, the ways of each side by side."""
+    """Settings in the order in which they were given, the ways of each side by side."""
     return [cell for cell in settings.cells() if cell in result.runs]
 
 

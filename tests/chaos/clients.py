@@ -3,7 +3,7 @@
 A stream that breaks off is resumed through the other router, from what its client has. A process of its own,
 so that it has a host of its own: after SIGTERM it begins nothing new and ends with the streams that it has.
 
-    python -m tests.chaos.clients PLAN.json RESULT.jsonl
+    python -m tests.chaos.clients OPTIONS.json RESULT.jsonl
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Different(Exception):
 
 
 @dataclass
-class Plan:
+class StormOptions:
     urls: list[str]
     grpc_addresses: list[str]
     cases: list[dict[str, Any]]  # references.Case
@@ -299,41 +299,41 @@ def _fields(case: dict[str, Any]) -> dict[str, Any]:
 KINDS: tuple[type[Stream], ...] = (GrpcStream, HttpStream, GrpcStream, HttpStream, PythonStream)
 
 
-async def storm(plan: Plan, stop: asyncio.Event) -> list[Record]:
+async def storm(options: StormOptions, stop: asyncio.Event) -> list[Record]:
     """Streams until `stop`, and those begun to their ends."""
     records: list[Record] = []
     GrpcStream.stubs = [
-        generation_pb2_grpc.GenerationStub(channel(address)) for address in plan.grpc_addresses
+        generation_pb2_grpc.GenerationStub(channel(address)) for address in options.grpc_addresses
     ]
-    HttpStream.urls = PythonStream.urls = plan.urls
-    PythonStream.threads = ThreadPoolExecutor(plan.streams)
+    HttpStream.urls = PythonStream.urls = options.urls
+    PythonStream.threads = ThreadPoolExecutor(options.streams)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     timeout = httpx.Timeout(SILENCE_SECONDS, connect=3.0)
     async with httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False) as HttpStream.http:
 
         async def client(number: int) -> None:
-            rng = random.Random(plan.seed * 1000 + number)
+            rng = random.Random(options.seed * 1000 + number)
             kind = KINDS[number % len(KINDS)]
             while not stop.is_set():
-                index = rng.randrange(len(plan.cases))
+                index = rng.randrange(len(options.cases))
                 record = Record(kind.client, index, time.monotonic())
                 records.append(record)
                 try:
-                    await kind(plan.cases[index], record, len(plan.urls), rng).run()
+                    await kind(options.cases[index], record, len(options.urls), rng).run()
                 except Exception as error:
                     record.error = f"the client failed: {error!r}"
                 record.ended = record.ended or time.monotonic()
 
-        await asyncio.gather(*(client(number) for number in range(plan.streams)))
+        await asyncio.gather(*(client(number) for number in range(options.streams)))
     return records
 
 
-async def main(plan_file: str, result_file: str) -> None:
-    plan = Plan(**json.loads(Path(plan_file).read_text()))  # noqa: ASYNC240
+async def main(options_file: str, result_file: str) -> None:
+    options = StormOptions(**json.loads(Path(options_file).read_text()))  # noqa: ASYNC240
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     print("clients ready", flush=True)
-    records = await storm(plan, stop)
+    records = await storm(options, stop)
     lines = "".join(json.dumps(asdict(record)) + "\n" for record in records)
     Path(result_file).write_text(lines)  # noqa: ASYNC240
 

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from tests.chaos.clients import Plan, Record
+from tests.chaos.clients import Record, StormOptions
 from tests.chaos.cluster import CLIENT, Cluster, cluster
 from tests.chaos.faults import ROGUE, Fault, Health, Kind, allowed, proposals
 from tests.chaos.references import Case, cases
@@ -118,10 +118,12 @@ def _with_clients(
     service: Cluster, known: list[Case], streams: int, seed: int, folder: Path, blow: object
 ) -> list[Record]:
     assert callable(blow)
-    plan = Plan(service.urls, service.grpc_addresses, [asdict(case) for case in known], streams, seed)
-    plan_file, result_file = folder / "plan.json", folder / "result.jsonl"
-    plan_file.write_text(json.dumps(asdict(plan)))
-    module = (sys.executable, "-m", "tests.chaos.clients", str(plan_file), str(result_file))
+    options = StormOptions(
+        service.urls, service.grpc_addresses, [asdict(case) for case in known], streams, seed
+    )
+    options_file, result_file = folder / "options.json", folder / "result.jsonl"
+    options_file.write_text(json.dumps(asdict(options)))
+    module = (sys.executable, "-m", "tests.chaos.clients", str(options_file), str(result_file))
     clients = service.places[CLIENT].start(*module)
     try:
         clients.wait_for("clients ready")

@@ -7,8 +7,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from demo.training.corpus import Windows
-from demo.training.distil import DistilPlan
-from demo.training.mutual import MutualPlan, mutual
+from demo.training.distil import DistilOptions
+from demo.training.mutual import MutualOptions, mutual
 
 STREAM = torch.randint(1, 61, (4000,), generator=torch.Generator().manual_seed(0))
 
@@ -38,9 +38,9 @@ def overlap(target: LlamaForCausalLM, draft: LlamaForCausalLM) -> float:
 
 def train(kept: float, rounds: int = 2) -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
     """A pair after some short rounds."""
-    text = DistilPlan(rounds, rows=16, length=24, longest_prompt=12, batch_rows=8)
+    text = DistilOptions(rounds, rows=16, length=24, longest_prompt=12, batch_rows=8)
     target, draft = tiny(1), tiny(2)
-    mutual(target, draft, Windows(STREAM, 0), MutualPlan(text, kept), seed=0)
+    mutual(target, draft, Windows(STREAM, 0), MutualOptions(text, kept), seed=0)
     return target, draft
 
 

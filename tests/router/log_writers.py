@@ -1,4 +1,4 @@
-"""Logbooks of tests, and what is written in them."""
+"""Session log writers for tests, and what is written in them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def store_of(redis: RedisServer) -> AsyncIterator[RedisStore]:
     await store.close()
 
 
-def pages(log_writer: SessionLogWriter, count: int) -> list[LogCursor]:
+def cursors(log_writer: SessionLogWriter, count: int) -> list[LogCursor]:
     return [log_writer.begin(transcript(), lambda: None) for _ in range(count)]
 
 

@@ -1,4 +1,4 @@
-"""The logbook on a real Redis: what it costs, and what a Redis that goes away cannot do to it."""
+"""The session log writer on a real Redis: what it costs, and what a Redis that goes away cannot do to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outrider.store.memory_logs import MemorySessionLogs
 from outrider.wire.session import FinishReason, new_session_id
 from router import session_log_writer as log_writer_module
 from tests.redis_server import RedisServer
-from tests.router.log_writers import commit, metric, pages, store_of, taken, transcript, until, writing
+from tests.router.log_writers import commit, cursors, metric, store_of, taken, transcript, until, writing
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def redis() -> Iterator[RedisServer]:
 
 async def test_a_step_of_all_sessions_is_one_command(redis_of_all: RedisServer) -> None:
     async with store_of(redis_of_all) as store, writing(store.logs) as log_writer:
-        book = pages(log_writer, 64)
+        opened = cursors(log_writer, 64)
         await log_writer.flush()
 
         async def calls() -> dict[str, int]:
@@ -46,15 +46,15 @@ async def test_a_step_of_all_sessions_is_one_command(redis_of_all: RedisServer) 
 
         before = await calls()
         for step in range(10):
-            for cursor in book:
+            for cursor in opened:
                 commit(cursor.transcript)
                 log_writer.note(cursor)
             await log_writer.flush()
-            assert [cursor.written for cursor in book] == [step + 2] * 64
+            assert [cursor.written for cursor in opened] == [step + 2] * 64
         after = await calls()
         assert after.pop("cmdstat_evalsha") - before.pop("cmdstat_evalsha") == 10
         assert after == before
-        assert (await taken(store.logs, book[-1])).output == list(range(10))
+        assert (await taken(store.logs, opened[-1])).output == list(range(10))
 
 
 async def test_what_comes_while_it_writes_goes_together_with_the_next(redis_of_all: RedisServer) -> None:
@@ -70,7 +70,7 @@ async def test_what_comes_while_it_writes_goes_together_with_the_next(redis_of_a
 
     logs = Slow()
     async with writing(logs) as log_writer:
-        (cursor,) = pages(log_writer, 1)
+        (cursor,) = cursors(log_writer, 1)
         await until(lambda: logs.appends)
         for _ in range(100):
             commit(cursor.transcript)
@@ -99,7 +99,7 @@ async def test_a_session_has_begun_once_its_request_is_written(monkeypatch: pyte
     monkeypatch.setattr(log_writer_module, "BEGUN_SECONDS", 1000.0)
     logs = Held()
     async with writing(logs) as log_writer:
-        (cursor,) = pages(log_writer, 1)
+        (cursor,) = cursors(log_writer, 1)
         begun = asyncio.create_task(log_writer.begun(cursor.session_id))
         await logs.asked.wait()
         for _ in range(20):
@@ -116,7 +116,7 @@ async def test_a_slow_store_does_not_hold_a_session_back_for_long(monkeypatch: p
     monkeypatch.setattr(log_writer_module, "BEGUN_SECONDS", 0.01)
     logs = Held()
     async with writing(logs) as log_writer:
-        (cursor,) = pages(log_writer, 1)
+        (cursor,) = cursors(log_writer, 1)
         await log_writer.begun(cursor.session_id)
         assert cursor.written == 0
 
@@ -128,10 +128,10 @@ async def test_a_store_that_is_away_does_not_hold_sessions_back(
     monkeypatch.setattr(log_writer_module, "BEGUN_SECONDS", 1000.0)
     async with store_of(redis) as store, writing(store.logs) as log_writer:
         redis.kill()
-        (before,) = pages(log_writer, 1)
+        (before,) = cursors(log_writer, 1)
         await log_writer.begun(before.session_id)
         assert log_writer.degraded
-        (after,) = pages(log_writer, 1)
+        (after,) = cursors(log_writer, 1)
         await log_writer.begun(after.session_id)
         assert before.written == after.written == 0
 
@@ -142,7 +142,7 @@ async def test_a_redis_that_is_away_keeps_nobody_waiting_and_is_caught_up_when_i
 ) -> None:
     caplog.set_level(logging.WARNING)
     async with store_of(redis) as store, writing(store.logs) as log_writer:
-        live, ending, idle = pages(log_writer, 3)
+        live, ending, idle = cursors(log_writer, 3)
         await log_writer.flush()
         redis.signal(signal.SIGSTOP) if hang else redis.kill()
         turns = 0
