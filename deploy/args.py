@@ -169,7 +169,7 @@ class AppArgs(Settings):
 
 
 def nested(given: Mapping[str, Any]) -> dict[str, Any]:
-    """{"a.b": 1, "a": {"c": 2}} -> {"a": {"b": 1, "c": 2}}. Raises ValueError where that cannot be."""
+    """{"a.b": 1, "a": {"c": 2}} -> {"a": {"b": 1, "c": 2}}. Raises ValueError if that cannot be."""
     tree: dict[str, Any] = {}
     for key, value in given.items():
         *path, last = str(key).split(".")

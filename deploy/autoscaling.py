@@ -42,7 +42,7 @@ def verifier_pressure(stats: Stats, max_step_seconds: float | None) -> float:
 
 
 def pool_size(workers: int, pressures: Sequence[float]) -> int:
-    """How many workers should carry what `workers` carry now. 0 where there is no load at all."""
+    """How many workers should carry what `workers` carry now. 0 if there is no load at all."""
     load = sum(pressures)
     wanted = math.ceil(load)
     return wanted if wanted >= workers else min(workers, math.ceil(load / SLACK))

@@ -131,5 +131,5 @@ async def present(store: Store) -> Mapping[str, WorkerRecord]:
 
 
 def open_store(source: StoreSource) -> Store:
-    """Connects to nothing yet. Raises StartupError where a url is wrong."""
+    """Connects to nothing yet. Raises StartupError if a url is wrong."""
     return store_at(source) if isinstance(source, str) else RegistryStore(source)

@@ -143,7 +143,7 @@ class DraftSession:
         What was drafted and is confirmed moves into the log. At the first difference the rest of the trunk is
         dropped, and the branch that has the target's token there takes its place. Branches that left the
         trunk before the log's new end are over. A commit that starts beyond the log (one before it was lost)
-        changes nothing: the next acknowledgement tells the verifier where to start. Raises LogConflict where
+        changes nothing: the next acknowledgement tells the verifier where to start. Raises LogConflict if
         it contradicts the log.
         """
         known = len(self.log) - base

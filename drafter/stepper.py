@@ -274,7 +274,7 @@ class DraftStepper:
         return self._engine.pool.available >= len(self._sessions) + SPARE_ROWS
 
     def _grow(self, drafting: Drafting, growth: Growth, copies: list[tuple[int, int]]) -> Part | None:
-        """One more guess on a branch, which may be new; None where there is no room."""
+        """One more guess on a branch, which may be new; None if there is no room."""
         pool, session = self._engine.pool, drafting.session
         branch = growth.branch
         if not self._has_room_for_branches() or drafting.table.length < growth.at:

@@ -78,7 +78,7 @@ class Supervisor:
     async def start(self, spec: ChildSpec) -> str:
         """Starts a child, waits until it is ready, and returns what follows "ready:" in its ready line.
 
-        Raises ChildDied where it ends before."""
+        Raises ChildDied if it ends before."""
         child = await self._spawn(spec)
         exited: asyncio.Future[Any] = asyncio.create_task(child.exited())
         try:
@@ -91,7 +91,7 @@ class Supervisor:
         return child.ready.result()
 
     async def start_all(self, specs: Sequence[ChildSpec]) -> None:
-        """Starts children side by side and waits until all are ready. Raises ChildDied where one ends."""
+        """Starts children side by side and waits until all are ready. Raises ChildDied if one ends."""
         starts = [asyncio.create_task(self.start(spec)) for spec in specs]
         try:
             await asyncio.gather(*starts)
@@ -101,7 +101,7 @@ class Supervisor:
             await asyncio.gather(*starts, return_exceptions=True)
 
     def pid(self, name: str) -> int:
-        """Process id of the child of that name, of its latest run. Raises KeyError where none was started."""
+        """Process id of the child of that name, of its latest run. Raises KeyError if none was started."""
         return {child.spec.name: child.pid for child in self._children}[name]
 
     async def failed(self) -> None:

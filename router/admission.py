@@ -1,4 +1,4 @@
-"""Who is let in: a pure function over what the verifiers said last.
+"""Decides who is let in: a pure function over what the verifiers said last.
 
 A request is refused early where its first token would come too late, so that those which are in keep their
 pace: the queue for KV blocks is short, and who would wait longer than the client does is told so at once.
@@ -28,7 +28,7 @@ class Refusal:
 
 @dataclass(slots=True)
 class Lasting:
-    """How long sessions last, from their admission to their end: a moving average."""
+    """A moving average of how long sessions last, from their admission to their end."""
 
     seconds: float = 1.0
 
@@ -43,7 +43,7 @@ def refused(
     patience: float,
     session_seconds: float,
 ) -> Refusal | None:
-    """Why a request is not let in, or None where it is; also None where no verifier serves the model, which
+    """Returns why a request is not let in, or None if it is; also None if no verifier serves the model, which
     is for others to say.
 
     `patience`: seconds that it may wait for its first token. `session_seconds`: that a session lasts.
@@ -67,7 +67,7 @@ def refused(
 
 
 def retry_after(seconds: float) -> int:
-    """Whole seconds to tell a client that should come back after so many."""
+    """Returns the whole seconds after which a client is told to come back."""
     return min(max(math.ceil(seconds), 1), LONGEST_RETRY)
 
 

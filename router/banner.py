@@ -13,8 +13,8 @@ MAX_TOKENS = 64
 
 
 def banner(url: str, grpc_address: str, model: str, *, keyed: bool = False, ca: Path | None = None) -> str:
-    """The text for a service at `url` (http://host:port) that serves `model`. `keyed`: to those who have a
-    key; `ca`: file of the authority of its certificate."""
+    """Returns the text for a service at `url` (http://host:port) that serves `model`. `keyed`: to those who
+    have a key; `ca`: file of the authority of its certificate."""
     trust = "" if ca is None else f"SSL_CERT_FILE={shlex.quote(str(ca))} "
     lines = [
         "",

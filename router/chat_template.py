@@ -62,9 +62,9 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Mapping[str, str]], *, now: Callable[[], datetime] = datetime.now
     ) -> str:
-        """The prompt up to where the assistant's answer begins.
+        """Returns the prompt up to the place at which the assistant's answer begins.
 
-        Raises InvalidRequest where there is no template, or where it refuses these messages."""
+        Raises InvalidRequest if there is no template, or where it refuses these messages."""
         if self._template is None:
             raise InvalidRequest(
                 "the model has no chat template: send a prompt to /v1/completions instead of messages",

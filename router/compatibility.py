@@ -1,4 +1,4 @@
-"""Whether a worker fits those that are registered already: one pure decision."""
+"""Decides if a worker fits those that are registered already. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Registration:
 def misfit(
     newcomer: Registration, verifiers: Iterable[Registration], first_difference: FirstDifference
 ) -> str | None:
-    """A sentence that says why `newcomer` cannot work with `verifiers`, or None.
+    """Returns a sentence that says why `newcomer` cannot work with `verifiers`, or None.
 
     A verifier must run the same model as every other of its name; a drafter must have the tokenizer of a
     served model, or no tokenizer, and fits while no model is served. `first_difference(target, draft)` words
@@ -67,7 +67,7 @@ def _drafter_misfit(
 
 
 def suits(drafter_hash: str, target_hash: str) -> bool:
-    """Tells whether a drafter's tokens mean the same to a target, by the hashes of their tokenizers.
+    """Returns True if a drafter's tokens mean the same to a target, by the hashes of their tokenizers.
 
     A drafter without a tokenizer guesses from the target's own tokens, and suits every target."""
     return drafter_hash in ("", target_hash)

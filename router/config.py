@@ -15,7 +15,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
-    """Raises StartupError for the first value that cannot be."""
+    """The options of a router. Raises StartupError for the first value that cannot be."""
 
     host: str = option(LOOPBACK, "Address to listen on, for HTTP and gRPC.")
     port: int = option(8000, "Port of the HTTP API; 0 = any free one.", least=0, most=65535)
@@ -55,5 +55,5 @@ class RouterConfig:
 
     @property
     def workers_apart(self) -> bool:
-        """Whether they register at a port of their own."""
+        """Returns True if workers register at a port of their own."""
         return self.protection.tls is not None or self.worker_port is not None

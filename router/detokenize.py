@@ -17,16 +17,16 @@ class Detokenizer(Protocol):
     """Turns one output's token ids into text. Cost per token does not grow with the output."""
 
     def push(self, ids: Iterable[int]) -> str:
-        """The text that these tokens settle; special tokens give none."""
+        """Returns the text that these tokens settle; special tokens give none."""
         ...
 
     def flush(self) -> str:
-        """The rest, at the end of the output: an unfinished character becomes U+FFFD."""
+        """Returns the rest, at the end of the output: an unfinished character becomes U+FFFD."""
         ...
 
 
 def detokenizer(tokenizer: tokenizers.Tokenizer) -> Detokenizer:
-    """The detokenizer that fits the tokenizer's decoder."""
+    """Returns the detokenizer that fits the tokenizer's decoder."""
     decoder = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder is not None else {}
     if decoder.get("type") == "ByteLevel":
         return ByteLevelDetokenizer(tokenizer)
@@ -38,7 +38,8 @@ def _hidden_ids(tokenizer: tokenizers.Tokenizer) -> frozenset[int]:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """GPT-2's table (openai/gpt-2, src/encoder.py): printable bytes are themselves, others from U+0100."""
+    """Returns GPT-2's table (openai/gpt-2, src/encoder.py): printable bytes are themselves, others from
+    U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = (byte for byte in range(256) if byte not in printable)
     return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}

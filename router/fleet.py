@@ -72,7 +72,7 @@ class Fleet:
             joined()
 
     def remove(self, worker: Verifier | Drafter) -> bool:
-        """Takes it out and tells its sessions; False where it was not in."""
+        """Takes a worker out and tells its sessions. Returns False if it was not in."""
         worker_id = worker.identity.worker_id
         if self.get(worker_id) is not worker:
             return False
@@ -105,12 +105,13 @@ class Fleet:
         return sorted(self._served.values(), key=lambda model: model.name)
 
     def verifier_for(self, model: str, tokens: Sequence[int], most_tokens: int) -> Verifier | None:
-        """The verifier for a session of the model whose log is `tokens` and may grow to `most_tokens`."""
+        """Returns the verifier for a session of the model whose log is `tokens` and may grow to
+        `most_tokens`."""
         chosen = choose_verifier(self.candidates(tokens), model, len(tokens), most_tokens)
         return None if chosen is None else self.verifiers[chosen]
 
     def candidates(self, tokens: Sequence[int]) -> list[VerifierCandidate]:
-        """All verifiers, as they are for a session whose log is `tokens`."""
+        """Returns all verifiers, as they are for a session whose log is `tokens`."""
         return [
             VerifierCandidate(
                 worker_id,
@@ -124,7 +125,7 @@ class Fleet:
         ]
 
     def distrust(self, drafter: Drafter, reason: str) -> None:
-        """A verifier cut it off, as it sent what no drafter may: others are preferred for a while."""
+        """Prefers others for a while, because a verifier cut the drafter off for what no drafter may send."""
         worker_id, now = drafter.identity.worker_id, self._clock()
         if self._distrusted_until.get(worker_id, 0.0) <= now:
             log.warning("drafter %s was cut off by a verifier (%s): others are preferred", worker_id, reason)
@@ -135,7 +136,7 @@ class Fleet:
     def drafter_for(
         self, verifier: Verifier, excluded: frozenset[tuple[str, int]], acceptance: Acceptance
     ) -> Drafter | None:
-        """A drafter for a session at the verifier."""
+        """Returns a drafter for a session at the verifier."""
         target = verifier.identity
         chosen = choose_drafter(
             (

@@ -155,7 +155,7 @@ class Metrics:
         self.window = histogram("outrider_draft_window", "Draft windows set: tokens ahead.", MODEL, _WINDOWS)
 
     def exposition(self) -> bytes:
-        """The text that a scraper reads."""
+        """Returns the text that a scraper reads."""
         return generate_latest(self.registry)
 
     def session(self, model: str, prompt_tokens: int, *, resumed: bool = False) -> SessionMetrics:
@@ -174,7 +174,8 @@ class Metrics:
         step_tokens: int,
         preemptions: int,
     ) -> None:
-        """A verifier's report. `step_seconds` 0 = no step behind it; `preemptions`: since its start."""
+        """Takes in a verifier's report. `step_seconds` 0 = no step behind it; `preemptions`: since its
+        start."""
         labels = (model, worker_id)
         self.running.labels(*labels).set(running)
         self.waiting.labels(*labels).set(waiting)
@@ -185,13 +186,13 @@ class Metrics:
         self.preemptions.labels(*labels).inc(self._new(worker_id, model, "preemptions", preemptions))
 
     def observe_dropped(self, worker_id: str, model: str, counts: Mapping[str, int]) -> None:
-        """A verifier's counts since its start, by reason."""
+        """Takes in a verifier's counts since its start, by reason."""
         for reason, count in counts.items():
             new = self._new(worker_id, model, _DROPPED + reason, count)
             self.dropped.labels(model, worker_id, reason).inc(new)
 
     def observe_rejections(self, worker_id: str, model: str, rejections: int, covered: int) -> None:
-        """A drafter's counts since its start."""
+        """Takes in a drafter's counts since its start."""
         labels = (model, worker_id)
         self.rejections.labels(*labels).inc(self._new(worker_id, model, "rejections", rejections))
         self.rejections_covered.labels(*labels).inc(
@@ -199,7 +200,7 @@ class Metrics:
         )
 
     def _new(self, worker_id: str, model: str, what: str, count: int) -> int:
-        """What has come to a worker's count since it said so last."""
+        """Returns by how much a worker's count has grown since it was told last."""
         seen = self._seen[worker_id, model]
         before = seen.get(what, 0)
         seen[what] = count
@@ -243,7 +244,7 @@ class Metrics:
         self.connected.labels(role).set(count)
 
     def draft_window(self, model: str, window: int) -> None:
-        """A window handed to a drafter, in tokens."""
+        """Notes the window handed to a drafter, in tokens."""
         self.window.labels(model).observe(window)
 
     def store_degraded(self, away: bool) -> None:
@@ -253,7 +254,7 @@ class Metrics:
         self.logs_dropped.inc()
 
     def request_refused(self, reason: str) -> None:
-        """`reason`: the `kind` of the error that the client gets."""
+        """Counts a refusal. `reason` is the `kind` of the error that the client gets."""
         self.refused.labels(reason).inc()
 
 
@@ -286,6 +287,6 @@ class SessionMetrics:
                 metrics.accepted_at.labels(model, str(position)).inc()
 
     def ended(self, reason: str) -> None:
-        """`reason`: stop, length, abort (the client left) or error."""
+        """Counts the end of the session. `reason` is stop, length, abort (the client left) or error."""
         self._metrics.success.labels(self._model, reason).inc()
         self._metrics.latency.labels(self._model).observe(self._metrics.clock() - self._started)

@@ -1,4 +1,4 @@
-"""Which workers serve a session: pure decisions over what the workers said last.
+"""Decides which workers serve a session: pure decisions over what the workers said last.
 
 What workers report may be anything, infinite and NaN included: it is bounded before it counts.
 """
@@ -45,13 +45,14 @@ class DrafterCandidate:
 def choose_verifier(
     candidates: Iterable[VerifierCandidate], model: str, prompt_tokens: int, most_tokens: int
 ) -> str | None:
-    """The verifier of `model` for a prompt of that length, which with its output may come to `most_tokens`.
+    """Returns the verifier of `model` for a prompt of that length, which with its output may come to
+    `most_tokens`.
 
     First where the KV pool can hold them all: others refuse. Then where nothing has to wait for KV blocks:
     fewest sessions waiting, the new one included where it does not fit into what is free. Among these the
     cheapest, counted in sessions: those running, one each for a full KV pool and for a price of 1, less what
     the prompt's cached beginning is worth. Draining ones are left out; ties go to the smallest worker_id.
-    None where no verifier serves the model.
+    None if no verifier serves the model.
     """
     fitting = [one for one in candidates if one.model == model and not one.load.draining]
     if not fitting:
@@ -78,7 +79,8 @@ def choose_drafter(
     verifier_address: str,
     excluded: frozenset[tuple[str, int]] = frozenset(),
 ) -> str | None:
-    """The drafter of the target's tokenizer that promises the session most, its share of it considered.
+    """Returns the drafter of the target's tokenizer that promises the session most, its share of it
+    considered.
 
     That is goodput / (sessions + 1). One that is distrusted comes after all others. Ties go to the smallest
     worker_id. `excluded`: (worker_id, incarnation)
@@ -104,7 +106,8 @@ def choose_drafter(
 
 
 def goodput(acceptance: float, token_seconds: float, round_trip_seconds: float) -> float:
-    """Draft tokens a second that a drafter gets accepted, alone and with a target that never makes it wait.
+    """Returns the draft tokens a second that a drafter gets accepted, alone and with a target that never
+    makes it wait.
 
     Drafts stream ahead, so a round trip costs only after a rejection. Between two rejections m = a / (1 - a)
     tokens are accepted on average, and m + 1 are drafted: m / ((m + 1) * t_draft + RTT).
@@ -116,7 +119,7 @@ def goodput(acceptance: float, token_seconds: float, round_trip_seconds: float) 
 
 
 def round_trip(drafter: DrafterCandidate, verifier_address: str) -> float:
-    """Seconds between the two and back: measured, or by whether they are on one host."""
+    """Returns the seconds between the two and back: measured, or assumed by their hosts."""
     measured = drafter.load.round_trips.get(verifier_address)
     if measured is not None:
         return measured
@@ -128,5 +131,5 @@ def _host(address: str) -> str:
 
 
 def bounded(value: float, least: float, most: float) -> float:
-    """NaN counts as the most: nothing is gained by reporting it."""
+    """Returns the value within its bounds. NaN counts as the most: nothing is gained by reporting it."""
     return min(max(value, least), most) if value == value else most

@@ -15,7 +15,7 @@ class PlacedPrefixes:
     """
 
     def __init__(self, blocks: int, block_size: int) -> None:
-        """`blocks`: how many the verifier has room for; `block_size`: tokens in one."""
+        """`blocks` is how many the verifier has room for, `block_size` the tokens in one."""
         self._most = min(max(blocks, 0), MOST_REMEMBERED)
         self._block_size = max(block_size, 1)
         self._blocks: OrderedDict[int, None] = OrderedDict()
@@ -29,7 +29,7 @@ class PlacedPrefixes:
             self._blocks.popitem(last=False)
 
     def match(self, tokens: Sequence[int]) -> int:
-        """How many tokens at the beginning were placed there before; whole blocks."""
+        """Returns how many tokens at the beginning were placed there before, in whole blocks."""
         matched = 0
         for block in self._hashes(tokens):
             if block not in self._blocks:

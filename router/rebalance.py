@@ -1,4 +1,4 @@
-"""Which sessions move from verifiers that have no room for them to one that has: a pure function.
+"""Decides which sessions move from verifiers that have no room for them to one that has: a pure function.
 
 A session waits where it was placed, and a verifier that comes later, or is done with its own, would idle
 beside the queue. Only sessions that have not begun move: they lose nothing but their place in that queue.
@@ -27,8 +27,8 @@ class Unbegun:
 def sessions_to_move(
     sessions: Sequence[Unbegun], verifiers: Iterable[VerifierCandidate], roomy: VerifierCandidate
 ) -> list[int]:
-    """Indices of those `sessions`, which stand in the order in which they came, that `roomy` has room for and
-    that wait for KV blocks at others of the `verifiers`.
+    """Returns the indices of those `sessions`, which stand in the order in which they came, that `roomy` has
+    room for and that wait for KV blocks at others of the `verifiers`.
 
     Those wait at a verifier that came there last, as prompts are begun in order; more than it says that wait
     there do not. `roomy` takes none while its report may not include all that it has."""
@@ -57,8 +57,8 @@ def sessions_to_move(
 
 
 def _spare(one: VerifierCandidate) -> float:
-    """Tokens that its KV pool has room for beyond what its sessions hold, read next, and grow by; below 0
-    where one of them has to wait."""
+    """Returns the tokens that its KV pool has room for beyond what its sessions hold, read next, and grow by;
+    below 0 if one of them has to wait."""
     load = one.load
     free = (1 - bounded(load.kv_usage, 0.0, 1.0)) * one.kv_tokens
     return free - load.unread_prompt_tokens - (load.running + load.waiting) * GROWTH_TOKENS

@@ -38,5 +38,5 @@ class Registry(registry_pb2_grpc.RegistryServicer):
 
 
 def _role(hello: common_pb2.Hello) -> Role:
-    """The role that the sender must have: a worker's."""
+    """Returns the sender's role, which must be a worker's."""
     return Role.DRAFTER if int(hello.role) == Role.DRAFTER else Role.VERIFIER

@@ -74,7 +74,7 @@ class Router:
         self._tasks: list[asyncio.Task[Any]] = []
 
     async def start(self) -> None:
-        """Begins to look for workers. Raises StartupError where the store is there but refuses."""
+        """Begins to look for workers. Raises StartupError if the store is there but refuses."""
         with suppress(Unavailable):
             await self.store.logs.append((), self._session_ttl)  # one that is away is waited for
         self._tasks = [
@@ -82,7 +82,7 @@ class Router:
         ]
 
     async def wait(self) -> None:
-        """Until it cannot go on; raises why."""
+        """Waits until the router cannot go on, and raises why."""
         done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
@@ -104,7 +104,8 @@ class Router:
 
 
 def store_at(url: str | None) -> Store:
-    """The store with that url, or one in this process. Connects to nothing yet. Raises StartupError."""
+    """Returns the store with that url, or one in this process. Connects to nothing yet. Raises
+    StartupError."""
     return MemoryStore() if url is None else RedisStore(parse_store_url(url))
 
 

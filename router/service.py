@@ -28,7 +28,7 @@ from router.router import Router, store_at
 async def serve(config: RouterConfig) -> None:
     """Serves until SIGINT or SIGTERM; prints the ready line once both servers listen.
 
-    Raises StartupError where an address cannot be had, or the store refuses.
+    Raises StartupError if an address cannot be had, or the store refuses.
     """
     tls = opened(config.protection.tls)
     router = Router(
@@ -72,8 +72,8 @@ async def serve(config: RouterConfig) -> None:
 
 
 def _bind_workers(server: grpc.aio.Server, config: RouterConfig, tls: Tls | None) -> str:
-    """A port of their own, as they show certificates and clients need none. Without an authority that signs
-    these, only workers of this machine may come."""
+    """Opens a port for workers alone, because they show certificates and clients need none. Without an
+    authority that signs these, only workers of this machine may come."""
     port = TLS_WORKER_PORT if config.worker_port is None else config.worker_port
     if tls is not None and not tls.mutual:
         return bind(server, LOOPBACK, port, flag="--worker-port")
@@ -81,7 +81,7 @@ def _bind_workers(server: grpc.aio.Server, config: RouterConfig, tls: Tls | None
 
 
 async def _until_stopped(http_server: _HttpServer, ends: list[asyncio.Task[None]], addresses: str) -> None:
-    """Until a signal, or until one of `ends`; raises what that one raised."""
+    """Waits for a signal, or until one of `ends` is done, and raises what that one raised."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -127,7 +127,7 @@ class _HttpServer(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """The HTTP server's socket; its connections send what is written at once. Raises StartupError."""
+    """Returns the HTTP server's socket; its connections send what is written at once. Raises StartupError."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=2048)

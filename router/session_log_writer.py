@@ -62,7 +62,7 @@ class TakenSession:
 
 
 class SessionLogWriter:
-    """Of one router. `run` writes; all else only takes notes, or asks."""
+    """The log writer of one router. `run` writes; all other methods only take notes, or ask."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class SessionLogWriter:
         ttl_seconds: float = SESSION_TTL_SECONDS,
         max_pending_bytes: int = MAX_PENDING_BYTES,
     ) -> None:
-        """`name`: of this router's incarnation."""
+        """`name` is that of this router's incarnation."""
         self._logs = logs
         self._name = name
         self._metrics = metrics
@@ -88,7 +88,7 @@ class SessionLogWriter:
         self.degraded = ""  # a sentence while the store is away
 
     def begin(self, transcript: Transcript, on_superseded: Callable[[], None]) -> LogCursor:
-        """A log for a new session. `on_superseded` is called when another router has taken it over."""
+        """Opens a log for a new session. `on_superseded` is called when another router has taken it over."""
         return self._open(LogCursor(transcript, Owner(self._name), on_superseded))
 
     def go_on(self, taken: TakenSession, on_superseded: Callable[[], None]) -> LogCursor:
@@ -101,14 +101,15 @@ class SessionLogWriter:
         return cursor
 
     def note(self, cursor: LogCursor) -> None:
-        """Its transcript has grown."""
+        """Notes that the transcript has grown."""
         if not cursor.given_up and cursor.written < cursor.transcript.length:
             self._dirty[cursor.session_id] = cursor
             self._news.set()
             self._written.clear()
 
     def close(self, cursor: LogCursor) -> None:
-        """No more comes: what is not written yet waits, and may be dropped where the store is long away."""
+        """Notes that no more comes. What is not written yet waits, and may be dropped if the store is long
+        away."""
         cursor.closed = True
         if self._dirty.get(cursor.session_id) is not cursor:
             return
@@ -119,8 +120,8 @@ class SessionLogWriter:
             self._metrics.session_log_dropped()
 
     async def begun(self, session_id: SessionId) -> None:
-        """Until the log has the session's request, so that another router can go on with it: for at most
-        BEGUN_SECONDS, and not at all while the store is away."""
+        """Waits until the log has the session's request, so that another router can go on with it: for at
+        most BEGUN_SECONDS, and not at all while the store is away."""
         cursor = self._dirty.get(session_id)
         if cursor is None or self.degraded:
             return
@@ -129,7 +130,8 @@ class SessionLogWriter:
                 await cursor.begun.wait()
 
     async def read(self, session_id: SessionId) -> Transcript:
-        """The session as its log begins: the steps may be missing. Raises UnknownSession or Unavailable."""
+        """Returns the session as its log begins: the steps may be missing. Raises UnknownSession or
+        Unavailable."""
         cursor = self._dirty.get(session_id)
         if cursor is not None:
             return cursor.transcript
@@ -163,7 +165,7 @@ class SessionLogWriter:
         return TakenSession(Transcript.from_log(session_id, taken.content), taken.owner, taken.length)
 
     async def run(self) -> NoReturn:
-        """Writes, until it is cancelled. Raises StartupError where the store is there but refuses."""
+        """Writes until it is cancelled. Raises StartupError if the store is there but refuses."""
         while True:
             idle = await self._wait()
             try:
@@ -179,7 +181,7 @@ class SessionLogWriter:
                 self._note_back()
 
     async def _wait(self) -> bool:
-        """For news; whether there were none for PROBE_SECONDS."""
+        """Waits for news. Returns True if there were none for PROBE_SECONDS."""
         try:
             async with asyncio.timeout(PROBE_SECONDS):
                 await self._news.wait()
@@ -189,11 +191,11 @@ class SessionLogWriter:
         return False
 
     async def flush(self) -> None:
-        """Until all is written, which may be never: wait with a timeout."""
+        """Waits until all is written, which may be never: call it with a timeout."""
         await self._written.wait()
 
     async def _write(self, cursors: list[LogCursor]) -> None:
-        """One writing, of as much of their news as goes into one. Raises Unavailable."""
+        """Writes as much of the cursors' news as goes into one writing. Raises Unavailable."""
         appends: list[tuple[LogCursor, Append]] = []
         room = MAX_WRITE_BYTES
         for cursor in cursors:
@@ -207,7 +209,7 @@ class SessionLogWriter:
             self._take_note(cursor, append, length)
 
     def _take_note(self, cursor: LogCursor, append: Append, length: int | None) -> None:
-        """Of what became of an append."""
+        """Notes what became of an append."""
         cursor.begun.set()
         if length is None:
             cursor.given_up = True
@@ -229,7 +231,7 @@ class SessionLogWriter:
             self._dirty[cursor.session_id] = self._dirty.pop(cursor.session_id)  # the others first
 
     def _forget(self, session_id: SessionId) -> None:
-        """What of it is not written will not be."""
+        """Drops what is not written of a session: it never will be."""
         self._dirty.pop(session_id, None)
         cursor = self._pending.pop(session_id, None)
         if cursor is not None:

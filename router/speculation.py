@@ -1,4 +1,4 @@
-"""How far ahead a request's draft may run: pure arithmetic over what its steps showed.
+"""Decides how far ahead a request's draft may run: pure arithmetic over what its steps showed.
 
 From a session's acceptance, with old steps forgotten and its model pair's mean as a prior, follows the chance
 that the first j draft tokens all survive: acceptance^j. k is the deepest j whose chance may be worth the
@@ -52,7 +52,8 @@ class Estimator:
         self._trials = PRIOR_TOKENS
 
     def observe(self, accepted: int, verified: int, committed: int) -> None:
-        """A step verified `verified` draft tokens, accepted the first `accepted`, and committed `committed`.
+        """Takes in a step that verified `verified` draft tokens, accepted the first `accepted`, and committed
+        `committed`.
 
         What stood behind the first rejected token was not observed.
         """
@@ -69,12 +70,12 @@ class Estimator:
 
     @property
     def acceptance(self) -> float:
-        """P(the next draft token is accepted), above 0 and below 1."""
+        """Returns P(the next draft token is accepted), above 0 and below 1."""
         return self._successes / self._trials
 
 
 def choose_k(estimator: Estimator, price: float, cap: int) -> int:
-    """max { j <= cap : acceptance^j >= MARGIN * price }; a price of 0 gives cap.
+    """Returns max { j <= cap : acceptance^j >= MARGIN * price }; a price of 0 gives cap.
 
     If that is 0, one token is allowed once PROBE_TOKENS were committed without an observation, so that a
     session whose drafts became good is found out.
@@ -87,17 +88,18 @@ def choose_k(estimator: Estimator, price: float, cap: int) -> int:
 
 
 def settled(current: int, wanted: int) -> int:
-    """The k to keep, so that not every change of the price becomes a message: raised at once, as the verifier
-    still takes only what is worth its place, and lowered where it falls to half or less."""
+    """Returns the k to keep, so that not every change of the price becomes a message: raised at once, as the
+    verifier still takes only what is worth its place, and lowered where it falls to half or less."""
     return current if current / 2 < wanted < current else wanted
 
 
 def window(k: int, step_seconds: float, round_trip_seconds: float, draft_token_seconds: float) -> int:
-    """Most unverified tokens that a drafter may hold ahead of the log: k + ceil((T_step + RTT) / t_draft).
+    """Returns the most unverified tokens that a drafter may hold ahead of the log: k + ceil((T_step + RTT) /
+    t_draft).
 
     That keeps it drafting until the next verdict comes. It is cut to what the steps in flight could verify,
     (k + 1) tokens each, so that a fast drafter does not draft in vain; two steps' worth where the paces are
-    not measured yet. 0 where k is 0.
+    not measured yet. 0 if k is 0.
     """
     if k == 0:
         return 0
@@ -109,12 +111,12 @@ def window(k: int, step_seconds: float, round_trip_seconds: float, draft_token_s
 
 
 def _ceil(ratio: float) -> int:
-    """Of a ratio of times that workers report: they may be anything, infinite and NaN included."""
+    """Returns the ceiling of a ratio of times. Workers report these: they may be infinite or NaN."""
     return math.ceil(ratio) if 0 <= ratio < MAX_WINDOW else MAX_WINDOW
 
 
 def worth_sending(current: int, wanted: int) -> bool:
-    """Whether a window has moved enough for a message: measured paces jitter, and each change costs one."""
+    """Returns True if a window has moved enough for a message: measured paces jitter, and messages cost."""
     if current == wanted:
         return False
     return current == 0 or wanted == 0 or abs(wanted - current) > WORTH_A_MESSAGE * current

@@ -19,7 +19,7 @@ class StopMatcher:
         self.stopped = False
 
     def push(self, text: str) -> str:
-        """The text that is now safe to show. Not to be called once `stopped`."""
+        """Returns the text that is now safe to show. Must not be called once `stopped`."""
         buffer = self._held + text
         held = 0
         for end, character in enumerate(text, start=len(self._held) + 1):
@@ -37,7 +37,7 @@ class StopMatcher:
         return buffer[: len(buffer) - held]
 
     def flush(self) -> str:
-        """What is still withheld, at the end of the text: it was no stop string."""
+        """Returns what is still withheld at the end of the text: it was no stop string."""
         held, self._held = self._held, ""
         return held
 
@@ -53,7 +53,8 @@ class _Pattern:
             self._shorter.append(self._extend(self._shorter[-1], character))
 
     def advance(self, character: str) -> tuple[int, bool]:
-        """(characters matched, whether that is the whole pattern). Not to be called after a whole match."""
+        """Returns (characters matched, True if that is the whole pattern). Must not be called after a whole
+        match."""
         self._length = self._extend(self._length, character)
         return self._length, self._length == len(self._pattern)
 

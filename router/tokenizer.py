@@ -17,7 +17,7 @@ class Tokenizer:
     """One model's tokenizer and chat template. Holds no state of any request."""
 
     def __init__(self, files: TokenizerFiles) -> None:
-        """Raises PeerRefused where the files cannot be read."""
+        """Raises PeerRefused if the files cannot be read."""
         self._tokenizer = _parse(files)
         # A prompt is never cut or padded behind the client's back, whatever the file says.
         self._tokenizer.no_truncation()
@@ -28,13 +28,13 @@ class Tokenizer:
             raise PeerRefused(f"the tokenizer's chat template cannot be compiled: {error}") from error
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids, with the special tokens that the tokenizer's post-processor adds."""
+        """Returns token ids, with the special tokens that the tokenizer's post-processor adds."""
         return self._encode(text, add_special_tokens=True)
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        """Token ids of the rendered conversation; the template has written its own special tokens.
+        """Returns token ids of the rendered conversation; the template has written its own special tokens.
 
-        Raises InvalidRequest where the template is missing or refuses the messages."""
+        Raises InvalidRequest if the template is missing or refuses the messages."""
         return self._encode(self._template.render(messages), add_special_tokens=False)
 
     def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
@@ -44,18 +44,18 @@ class Tokenizer:
         return tuple(encoding.ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The whole text, special tokens left out."""
+        """Returns the whole text without special tokens."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
 
     def detokenizer(self) -> Detokenizer:
-        """A fresh one, for one output."""
+        """Returns a new detokenizer, for one output."""
         return detokenizer(self._tokenizer)
 
 
 def load(files: TokenizerFiles) -> Tokenizer:
-    """The tokenizer, built once. Building takes up to a second for a large vocabulary.
+    """Returns the tokenizer, built once. Building takes up to a second for a large vocabulary.
 
-    Raises PeerRefused where the files cannot be read."""
+    Raises PeerRefused if the files cannot be read."""
     return _build(files.hash, files.json, files.chat_template, tuple(sorted(files.special_tokens.items())))
 
 
@@ -75,9 +75,9 @@ def _parse(files: TokenizerFiles) -> tokenizers.Tokenizer:
 
 
 def first_difference(target: TokenizerFiles, draft: TokenizerFiles) -> str | None:
-    """A phrase that names the first id whose token differs, None where the tables are the same.
+    """Returns a phrase that names the first id whose token differs, or None if the tables are the same.
 
-    Raises PeerRefused where the files cannot be read."""
+    Raises PeerRefused if the files cannot be read."""
     targets, drafts = (
         {id: token for token, id in _parse(files).get_vocab().items()} for files in (target, draft)
     )

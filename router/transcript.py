@@ -77,7 +77,7 @@ class Transcript:
 
     @property
     def reached(self) -> FinishReason | None:
-        """The end that was told, or the one that the last token is, told or not."""
+        """Returns the end that was told, or the end that the last token makes, even if nobody told it."""
         if self.end is not None:
             return self.end
         if self.steps and self.log[-1] in self.request.params.stop_token_ids:
@@ -86,11 +86,11 @@ class Transcript:
 
     @property
     def length(self) -> int:
-        """In records."""
+        """Returns the number of records."""
         return 1 + self.steps + (self.end is not None)
 
     def records(self, start: int) -> Iterator[bytes]:
-        """From that one on."""
+        """Yields the records from that one on."""
         if start == 0:
             yield self._request_record()
         for index in range(max(start - 1, 0), self.steps):
@@ -101,7 +101,7 @@ class Transcript:
 
     @property
     def size_bytes(self) -> int:
-        """In memory, about."""
+        """Returns about how many bytes of memory it takes."""
         tokens = len(self.request.params.prompt) + len(self.log)
         return REQUEST_BYTES + len(self.answer) + TOKEN_BYTES * tokens + STEP_BYTES * self.steps
 

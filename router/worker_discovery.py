@@ -1,4 +1,4 @@
-"""Takes into the fleet who is in the store, and out who is not: one task for each worker's record."""
+"""Takes the store's workers into the fleet, and out if they leave: one task for each worker's record."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class WorkerDiscovery:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> NoReturn:
-        """Until it is cancelled."""
+        """Runs until it is cancelled."""
         try:
             async for records in self._store.workers():
                 self._follow(records)
@@ -103,7 +103,7 @@ class WorkerDiscovery:
     async def _hold(self, record: WorkerRecord) -> str:
         """Connects, takes the worker in, and returns why it is given up when its stream ends, or is silent.
 
-        Raises PeerRefused where it does not fit, Unavailable where it cannot be reached."""
+        Raises PeerRefused if it does not fit, Unavailable where it cannot be reached."""
         async with channel(record.address, self._tls, MAX_TOKENIZER_BYTES) as connection:
             tokenizer = await fetch_tokenizer(connection, record.info.identity)
         async with channel(record.address, self._tls) as connection:
@@ -137,8 +137,8 @@ class WorkerDiscovery:
             self._judge(drafter)
 
     def _judge(self, drafter: Drafter) -> None:
-        """Sets its verdict, once it can be known: there is a target to compare it with, and none that it fits
-        is in the store but not in the fleet yet."""
+        """Sets the worker's verdict once it can be known: there is a target to compare it with, and none that
+        it fits is in the store but not in the fleet yet."""
         served = [one.registration for one in self._fleet.verifiers.values()]
         if drafter.verdict.done() or not served:
             return
@@ -147,14 +147,14 @@ class WorkerDiscovery:
             drafter.verdict.set_result(sentence)
 
     def _awaited(self, tokenizer_hash: str) -> bool:
-        """Whether the store has a verifier with that tokenizer."""
+        """Returns True if the store has a verifier with that tokenizer."""
         identities = (record.info.identity for record in self._records.values())
         return any(
             one.role is Role.VERIFIER and suits(tokenizer_hash, one.tokenizer_hash) for one in identities
         )
 
     async def _until_gone(self, worker: Verifier | Drafter) -> str:
-        """Returns why it is gone, once it is; raises PeerRefused where it turns out not to fit."""
+        """Returns why the worker is gone, once it is. Raises PeerRefused if it turns out not to fit."""
         telling = asyncio.create_task(self._tell_verdict(worker))
         events = asyncio.create_task(worker.listen())
         try:
@@ -166,7 +166,7 @@ class WorkerDiscovery:
             await asyncio.gather(telling, events, return_exceptions=True)
 
     async def _tell_verdict(self, worker: Verifier | Drafter) -> NoReturn:
-        """A drafter's is known once there is a target to compare it with."""
+        """Tells a worker its verdict. A drafter's is known once there is a target to compare it with."""
         sentence = await worker.verdict
         if sentence is not None:
             raise PeerRefused(sentence)

@@ -34,7 +34,7 @@ MAX_UNSENT_COMMANDS = 16_384  # a worker that lets more pile up does not read; i
 
 
 class VerifierListener(Protocol):
-    """A session, as the verifier's events reach it."""
+    """What a verifier's events call: a session."""
 
     def committed(
         self, base: int, tokens: Sequence[int], accepted: int, verified: int, cached_prompt_tokens: int
@@ -46,7 +46,7 @@ class VerifierListener(Protocol):
 
 
 class DrafterListener(Protocol):
-    """A session, as the drafter's events reach it."""
+    """What a drafter's events call: a session."""
 
     def draft_ended(self, reason: str) -> None: ...
     def drafter_lost(self) -> None: ...
@@ -76,13 +76,13 @@ class Worker(Generic[Listener]):
 
     @property
     def placed(self) -> int:
-        """Sessions that this router has open there."""
+        """Returns how many sessions this router has open there."""
         return len(self._listeners)
 
     async def greet(self, hello: object) -> Any:
         """Exchanges hellos and returns the worker's.
 
-        Raises PeerRefused or Unavailable where the worker at the address is not the registered one.
+        Raises PeerRefused or Unavailable if the worker at the address is not the registered one.
         """
         self._send(hello)
         try:
@@ -125,7 +125,7 @@ class Worker(Generic[Listener]):
         self._outbox.close()  # who waits there to write is not ended where the other side ended the stream
 
     def take_listeners(self) -> list[Listener]:
-        """The sessions that lose this worker, which forgets them."""
+        """Returns the sessions that lose this worker, which forgets them."""
         listeners = list(self._listeners.values())
         self._listeners.clear()
         return listeners
@@ -193,7 +193,7 @@ class Verifier(Worker[VerifierListener]):
             self._send(verifier_pb2.VerifierCommand(close=verifier_pb2.CloseSession(session_id=session_id)))
 
     def ask_back(self, session_id: SessionId) -> None:
-        """Has the session fail there as Unavailable, unless it has begun."""
+        """Lets the session fail there as Unavailable, unless it has begun."""
         given = verifier_pb2.CloseSession(session_id=session_id)
         self._send(verifier_pb2.VerifierCommand(give_back=given))
 
@@ -298,7 +298,7 @@ class Drafter(Worker[DrafterListener]):
 
 
 async def fetch_tokenizer(channel: grpc.aio.Channel, worker: Identity) -> TokenizerFiles:
-    """The tokenizer of a worker that registers. Raises Unavailable where it does not answer."""
+    """Returns the tokenizer of a worker that registers. Raises Unavailable if it does not answer."""
     stub: Any = (
         verifier_pb2_grpc.VerifierStub(channel)
         if worker.role is Role.VERIFIER

@@ -39,7 +39,7 @@ class Meter:
         self, seconds: float, tokens: int, committed: int, starved: float | None, waited: float = 0.0
     ) -> None:
         """A step of `tokens` tokens, `waited` seconds after the engine was free for it. `seconds` counts from
-        there to its end, so that what goes on around the forward pass is part of it. `starved`: None where
+        there to its end, so that what goes on around the forward pass is part of it. `starved`: None if
         no session wanted drafts."""
         weight = SMOOTHING if self.step_seconds else 1.0
         self.step_seconds += weight * (seconds - self.step_seconds)

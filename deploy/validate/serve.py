@@ -58,7 +58,7 @@ def _has(module: str, name: str) -> bool:
 
 
 def arguments(rayservice: Manifest) -> AppArgs | None:
-    """Those of our application in a RayService whose configuration is valid; None where there is none."""
+    """Those of our application in a RayService whose configuration is valid; None if there is none."""
     config = yaml.safe_load(rayservice["spec"].get("serveConfigV2") or "applications: []")
     found = [entry for entry in config["applications"] if entry["import_path"] == OURS]
     return parse(found[0].get("args") or {}) if found else None

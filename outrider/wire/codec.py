@@ -19,7 +19,7 @@ _DRAFTER_LOAD = [field.name for field in fields(DrafterLoad)]
 
 
 def session_id_from_wire(raw: bytes) -> SessionId:
-    """Raises InvalidRequest where the length is wrong."""
+    """Raises InvalidRequest if the length is wrong."""
     if len(raw) != SESSION_ID_BYTES:
         raise InvalidRequest(
             f"session_id must be {SESSION_ID_BYTES} bytes, not {len(raw)}", field="session_id"
@@ -131,7 +131,7 @@ def worker_info_to_wire(info: WorkerInfo) -> common_pb2.WorkerInfo:
 
 
 def worker_info_from_wire(message: common_pb2.WorkerInfo) -> WorkerInfo:
-    """Raises InvalidRequest where the role is none of a worker's; check the hello first."""
+    """Raises InvalidRequest if the role is none of a worker's; check the hello first."""
     hello = message.hello
     if int(hello.role) not in (Role.VERIFIER, Role.DRAFTER):
         raise InvalidRequest("role must be ROLE_VERIFIER or ROLE_DRAFTER for a worker", field="role")
@@ -197,7 +197,7 @@ def record_to_bytes(record: WorkerRecord) -> bytes:
 
 
 def record_from_bytes(raw: bytes) -> WorkerRecord:
-    """Raises InvalidRequest where the bytes are no worker's record."""
+    """Raises InvalidRequest if the bytes are no worker's record."""
     try:
         message = registry_pb2.Registration.FromString(raw)
     except DecodeError:

@@ -55,7 +55,7 @@ StartFollowers = Callable[[Sequence[FollowerSpec]], Followers]
 
 
 def follow(spec: FollowerSpec) -> None:
-    """Runs a follower until its leader stops it. Raises PeerLost where the leader is gone otherwise, and
+    """Runs a follower until its leader stops it. Raises PeerLost if the leader is gone otherwise, and
     StartupError, which the leader is told of, where it cannot load its part."""
     ranks = Ranks.join(spec.group)
     try:

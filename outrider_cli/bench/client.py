@@ -57,7 +57,7 @@ Came = Callable[[float, int | None], None]
 
 
 class ServerClient:
-    """Asks one server. Raises Unavailable where none answers, otherwise what the server says is wrong."""
+    """Asks one server. Raises Unavailable if none answers, otherwise what the server says is wrong."""
 
     def __init__(self, url: str, model: str | None, extras: Mapping[str, object]) -> None:
         """`extras`: fields beyond OpenAI's own that this server takes."""
@@ -115,7 +115,7 @@ class ServerClient:
             raise InvalidRequest(f"{self.url} lists no models: name one with --model") from None
 
     async def counted(self, name: str) -> float:
-        """A counter of its /metrics, over all labels. 0 where there is none of that name."""
+        """A counter of its /metrics, over all labels. 0 if there is none of that name."""
         families = text_string_to_metric_families((await self._got("/metrics")).decode())
         samples = (sample for family in families for sample in family.samples)
         return sum(sample.value for sample in samples if sample.name == f"{name}_total")

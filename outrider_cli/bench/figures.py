@@ -52,7 +52,7 @@ def measured(answers: Answers) -> Measured:
 
 
 def _rate(arrivals: Sequence[Sequence[tuple[float, float]]], start: float, end: float) -> float:
-    """Tokens a second that arrived after `start`, up to `end`; 0 where no time passed."""
+    """Tokens a second that arrived after `start`, up to `end`; 0 if no time passed."""
     tokens = sum(count for one in arrivals for at, count in one if start < at <= end)
     return tokens / (end - start) if end > start else 0.0
 
@@ -141,7 +141,7 @@ def figures(repetitions: Sequence[Measured]) -> Figures:
 
 
 def ratio(over: Sequence[Measured], under: Sequence[Measured]) -> Spread | None:
-    """How many times the rate of `under`, repetition by repetition; None where a rate of it is 0."""
+    """How many times the rate of `under`, repetition by repetition; None if a rate of it is 0."""
     if not all(below.rate > 0 for below in under):
         return None
     return Spread.of([above.rate / below.rate for above, below in zip(over, under, strict=True)])

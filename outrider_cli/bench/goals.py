@@ -76,6 +76,6 @@ def outcomes(runs: Runs) -> list[Outcome]:
 
 
 def over_plain(runs: Runs, cell: Cell) -> Spread | None:
-    """How many times plain decoding's rate, in the same setting; None where that was not measured."""
+    """How many times plain decoding's rate, in the same setting; None if that was not measured."""
     plain = runs.get(Cell(PLAIN, cell.setting))
     return None if plain is None else ratio(runs[cell], plain)

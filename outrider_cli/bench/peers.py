@@ -38,7 +38,7 @@ class Peer:
         return Reply(sent=sent, arrivals=arrivals, **told)
 
     async def line(self) -> bytes:
-        """What it says next. Raises StartupError where it has ended."""
+        """What it says next. Raises StartupError if it has ended."""
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         if not line:
@@ -64,7 +64,7 @@ class Generate:
 
 @asynccontextmanager
 async def peer(models: Models, cores: Cores) -> AsyncIterator[Peer]:
-    """The process, on all of the cores. Raises StartupError where it cannot load the pair."""
+    """The process, on all of the cores. Raises StartupError if it cannot load the pair."""
     threads = str(len(cores.all))
     arguments = (str(os.getpid()), threads, models.target, models.draft or "")
     command = (*cores.prefix(cores.all), sys.executable, "-m", "outrider_cli.bench.peer", *arguments)

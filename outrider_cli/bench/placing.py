@@ -35,7 +35,7 @@ class Cores:
 
 
 def stay_on(cores: Sequence[int]) -> None:
-    """Keeps this process to some cores. Raises StartupError where that cannot be."""
+    """Keeps this process to some cores. Raises StartupError if that cannot be."""
     if not hasattr(os, "sched_setaffinity") or shutil.which("taskset") is None:
         raise StartupError("processes cannot be kept to cores on this system: say --cores any")
     try:

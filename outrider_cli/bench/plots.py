@@ -35,7 +35,7 @@ DOTS_PER_INCH = 130
 
 
 def check_installed() -> None:
-    """Raises StartupError where nothing can be drawn."""
+    """Raises StartupError if nothing can be drawn."""
     if find_spec("matplotlib") is None:
         raise StartupError("pictures need matplotlib: pip install 'outrider[bench]', or leave out --write")
 

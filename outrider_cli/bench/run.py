@@ -44,7 +44,7 @@ class Elsewhere:
 
 
 async def run(settings: Settings, progress: Progress) -> Result:
-    """Raises StartupError where something does not start, otherwise what a server says is wrong."""
+    """Raises StartupError if something does not start, otherwise what a server says is wrong."""
     async with AsyncExitStack() as stack:
         services: Mapping[str, Service] = {}
         if settings.url is not None:
@@ -109,7 +109,7 @@ async def _start(
 async def reach(url: str, model: str | None) -> ServerClient:
     """A client of a server that is there. Where it refuses fields beyond OpenAI's own, it is asked without.
 
-    Raises Unavailable where none answers, and what it says where it refuses a plain request too."""
+    Raises Unavailable if none answers, and what it says where it refuses a plain request too."""
     client = ServerClient(url, model, {})
     try:
         name = model or next(iter(await client.models()), None)

@@ -25,7 +25,7 @@ RANDOM_CHARACTERS = 200  # the same of random characters, which make short token
 
 
 def prompts(workload: str, count: int) -> list[str]:
-    """`count` different prompts of a workload. Raises InvalidRequest where it is unknown or gives fewer."""
+    """`count` different prompts of a workload. Raises InvalidRequest if it is unknown or gives fewer."""
     source = WORKLOADS.get(workload)
     if source is None:
         raise InvalidRequest(f"--workload {workload} is not one of {', '.join(WORKLOADS)}")

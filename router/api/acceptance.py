@@ -45,7 +45,7 @@ class SpeculationStats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens a step, the target's own included."""
+        """Returns the tokens a step, the target's own included."""
         return 1 + self.accepted / self.steps if self.steps else 1.0
 
     @property

@@ -65,7 +65,8 @@ class Access:
         )
 
     def identify(self, authorization: str | None) -> ApiKey:
-        """Whose request it is, from its header; owner() says so from now on. Raises Unauthenticated."""
+        """Returns whose request it is, from its header; owner() says so from now on. Raises
+        Unauthenticated."""
         scheme, _, shown = (authorization or "").partition(" ")
         if scheme.lower() != SCHEME or not shown.strip():
             raise Unauthenticated("this service asks for an API key: send it as Authorization: Bearer KEY")
@@ -77,7 +78,7 @@ class Access:
 
     @contextmanager
     def admitted(self, key: ApiKey) -> Iterator[None]:
-        """While a request is answered. Raises Overloaded where it is one too many."""
+        """Counts a request while it is answered. Raises Overloaded if it is one too many."""
         self._check(key)
         self._requests.labels(key.name).inc()
         self._in_progress.labels(key.name).inc()
@@ -111,7 +112,7 @@ class Access:
 
 
 class HttpAccess:
-    """ASGI middleware: every path but the open ones. What it refuses, the application never sees."""
+    """ASGI middleware for every path but the open ones. The application never sees what it refuses."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
@@ -140,7 +141,7 @@ def _authorization(scope: Scope) -> str | None:
 
 
 def _generates(scope: Scope) -> bool:
-    """Whether the request is one that limits are for."""
+    """Returns True if limits hold for the request."""
     return bool(scope["method"] == "POST" or scope["path"].endswith("/events"))
 
 
@@ -212,5 +213,5 @@ class GrpcAccess(generation_pb2_grpc.GenerationServicer):
 def guarded(
     generation: generation_pb2_grpc.GenerationServicer, access: Access | None
 ) -> generation_pb2_grpc.GenerationServicer:
-    """The service, behind keys where there are any."""
+    """Returns the service, behind keys if there are any."""
     return generation if access is None else GrpcAccess(generation, access)

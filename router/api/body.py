@@ -12,7 +12,7 @@ MAX_BODY_BYTES = 8 * 1024 * 1024
 
 
 async def read_json(request: Request, max_bytes: int) -> object:
-    """The decoded body. Never holds more than `max_bytes` of it, whatever the content-length says.
+    """Returns the decoded body. Never holds more than `max_bytes` of it, whatever the content-length says.
 
     Raises TooLarge or InvalidRequest (saying where the JSON is broken)."""
     encoding = request.headers.get("content-encoding", "identity")

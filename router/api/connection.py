@@ -23,7 +23,7 @@ class ClientLeft(Exception):
 
 
 async def while_connected(receive: Receive, work: Coroutine[None, None, T]) -> T:
-    """The work's result. `receive` must have given the whole body already.
+    """Returns the work's result. `receive` must have given the whole body already.
 
     Raises ClientLeft, after the cancelled work has ended, and whatever the work raises."""
     working, leaving = asyncio.create_task(work), asyncio.create_task(_left(receive))

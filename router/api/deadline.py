@@ -29,7 +29,8 @@ class TimeLimits:
 
 
 def time_limits(headers: Mapping[str, str], streamed: bool, now: float) -> TimeLimits:
-    """Raises InvalidRequest for a bad x-request-timeout; what an SDK sends by itself is never refused."""
+    """Returns the limits that the headers set. Raises InvalidRequest for a bad x-request-timeout; what an SDK
+    sends by itself is never refused."""
     given = headers.get(TIMEOUT)
     whole = math.inf if given is None else _seconds(given)
     if not whole > 0:
@@ -55,7 +56,7 @@ def _after(now: float, seconds: float) -> float | None:
 
 
 def _seconds(text: str) -> float:
-    """NaN where it is no number."""
+    """Returns the number of seconds, or NaN if it is no number."""
     try:
         return float(text)
     except ValueError:

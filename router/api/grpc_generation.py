@@ -91,7 +91,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         return generation_pb2.CancelResponse()
 
     async def _told(self, responses: Responses, context: grpc.aio.ServicerContext[Any, Any]) -> Responses:
-        """The same; an error of theirs ends the call with its status."""
+        """Passes the responses on; an error of theirs ends the call with its status."""
         try:
             async with aclosing(responses):
                 async for response in responses:
@@ -156,7 +156,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
 
 def _body(request: generation_pb2.GenerateRequest) -> Body:
-    """The same fields as over HTTP, so that the same rules hold. Raises InvalidRequest."""
+    """Returns the fields of a request over HTTP, so that the same rules hold. Raises InvalidRequest."""
     fields: dict[str, object] = {name: getattr(request, name) for name in _OPTIONAL if request.HasField(name)}
     fields |= {
         "model": request.model,
@@ -207,7 +207,8 @@ def add_generation_service(
     draw_below: DrawBelow,
     access: Access | None = None,
 ) -> None:
-    """Adds Generation, the standard health service and server reflection. Before the server is started."""
+    """Adds Generation, the standard health service and server reflection. Call it before the server
+    starts."""
     generation = GenerationServicer(runner, metrics, draw_below)
     generation_pb2_grpc.add_GenerationServicer_to_server(guarded(generation, access), server)
     health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(runner.ready, [SERVICE]), server)

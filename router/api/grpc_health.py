@@ -13,7 +13,7 @@ WATCH_SECONDS = 0.5  # how soon a watcher hears of a change
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # generated code without types
-    """SERVING while `ready()`, for the server as a whole ("") and each service named."""
+    """Says SERVING while `ready()`, for the server as a whole ("") and each service named."""
 
     def __init__(self, ready: Callable[[], bool], services: Collection[str]) -> None:
         self._ready = ready
@@ -31,7 +31,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # g
     async def Watch(
         self, request: Any, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncGenerator[Any, None]:
-        """The state now, and again whenever it has changed."""
+        """Yields the state now, and again whenever it has changed."""
         unknown = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
         last = None
         while True:

@@ -46,7 +46,7 @@ class ApiKey:
 
 
 def new_key() -> str:
-    """A key that nobody has."""
+    """Returns a key that nobody has."""
     return KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
 
 
@@ -55,7 +55,7 @@ def digest(key: str) -> bytes:
 
 
 def find(keys: Iterable[ApiKey], shown: str) -> ApiKey | None:
-    """The key that a client has shown; takes the same time whichever it is."""
+    """Returns the key that a client has shown. It takes the same time for every key."""
     ours, found = digest(shown), None
     for key in keys:
         if hmac.compare_digest(key.digest, ours):
@@ -64,7 +64,7 @@ def find(keys: Iterable[ApiKey], shown: str) -> ApiKey | None:
 
 
 def parse_keys(text: str) -> tuple[ApiKey, ...]:
-    """Raises ValueError with a sentence that names the line and quotes nothing of it."""
+    """Returns the keys. Raises ValueError with a sentence that names the line and quotes nothing of it."""
     keys = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
@@ -96,8 +96,8 @@ Keys = Callable[[], Sequence[ApiKey]]  # gives those in force now
 
 
 def keys_of(file: Path | None, lines: str | None) -> Keys | None:
-    """The keys as they are now, from a file that may change or from lines that do not (a `;` parts them too);
-    None where neither is given. Raises StartupError."""
+    """Returns the keys as they are now, from a file that may change or from lines that do not (a `;` parts
+    them too); None if neither is given. Raises StartupError."""
     try:
         if file is not None:
             return Watched("the API keys", [file], lambda: parse_keys(file.read_text("utf-8"))).current

@@ -37,7 +37,7 @@ def parse_event_id(text: str) -> tuple[SessionId, Position]:
 
 
 def parse_id(text: str) -> SessionId:
-    """The session of a response's id. Raises InvalidRequest."""
+    """Returns the session of a response's id. Raises InvalidRequest."""
     found = _ID.fullmatch(text)
     if found is None:
         raise InvalidRequest(
@@ -58,7 +58,7 @@ def parse_position(text: str) -> Position:
 
 
 def check(position: Position, sessions: Sequence[GenerationRequest]) -> None:
-    """Raises InvalidRequest where no client of these sessions can be there."""
+    """Raises InvalidRequest if no client of these sessions can be there."""
     if len(position) != len(sessions):
         raise InvalidRequest(
             f"after must have {len(sessions)} numbers, one for each prompt of the request; "
@@ -75,7 +75,8 @@ def check(position: Position, sessions: Sequence[GenerationRequest]) -> None:
 
 
 def companion(first: SessionId, index: int) -> SessionId:
-    """The session of a request's prompt at `index`, from that of its prompt 0: only that one's id is told."""
+    """Returns the session of a request's prompt at `index`, from that of its prompt 0: only that one's id is
+    told."""
     if index == 0:
         return first
     return SessionId(hashlib.sha256(first + index.to_bytes(4)).digest()[:SESSION_ID_BYTES])

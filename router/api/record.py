@@ -17,7 +17,7 @@ from router.requests import Recalled, SessionRunner
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What of a request is no part of its sessions. Kept with that of the first prompt."""
+    """The part of a request that its sessions do not hold. It is kept with the first prompt's session."""
 
     shape: str  # name of the Shape
     created: int  # unix seconds
@@ -32,13 +32,13 @@ class Record:
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Record:
-        """Raises ValueError, KeyError or TypeError where it is none."""
+        """Returns the record in the bytes. Raises ValueError, KeyError or TypeError if they are none."""
         fields = json.loads(raw)
         return cls(**fields | {"stop": tuple(fields["stop"])})
 
 
 def named(generation: Generation, session_id: SessionId) -> Generation:
-    """With an id for each session; that of the first is the answer's."""
+    """Returns the generation with an id for each session; that of the first is the answer's."""
     sessions = (
         replace(session, session_id=companion(session_id, index))
         for index, session in enumerate(generation.sessions)
@@ -47,13 +47,13 @@ def named(generation: Generation, session_id: SessionId) -> Generation:
 
 
 async def check_owner(runner: SessionRunner, session_id: SessionId) -> None:
-    """Where keys are asked for: raises UnknownSession where another's owner began the session, or none."""
+    """If keys are asked for, raises UnknownSession unless this key's owner began the session."""
     if owner():
         _record(await runner.recall(session_id))
 
 
 def _record(first: Recalled) -> Record:
-    """Raises UnknownSession where it is that of a later prompt or of another key's owner."""
+    """Returns the record. Raises UnknownSession if it is a later prompt's or another key owner's."""
     try:
         record = Record.from_bytes(first.answer)
     except (ValueError, KeyError, TypeError):
@@ -66,7 +66,7 @@ def _record(first: Recalled) -> Record:
 
 
 async def recalled(runner: SessionRunner, session_id: SessionId) -> tuple[Record, Generation]:
-    """An answer as it was begun.
+    """Returns an answer as it was begun.
 
     Raises what the runner's `recall` and `model` raise; UnknownSession also for that of a later prompt or of
     another key's owner; and

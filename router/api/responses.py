@@ -23,15 +23,15 @@ class Shape(Protocol):
     chunk: str  # `object` of a chunk
 
     def choice(self, index: int, text: str, reason: str) -> Json:
-        """One whole answer."""
+        """Returns one whole answer."""
         ...
 
     def opening(self, index: int) -> Json | None:
-        """The choice of the chunk that comes before any text, if there is one."""
+        """Returns the choice of the chunk that comes before any text, if there is one."""
         ...
 
     def delta(self, index: int, text: str | None, reason: str | None) -> Json:
-        """The choice of a chunk: text, or the reason for the end."""
+        """Returns the choice of a chunk: text, or the reason for the end."""
         ...
 
 
@@ -75,7 +75,7 @@ SHAPES: Mapping[str, Shape] = {shape.name: shape for shape in (CompletionShape()
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What is the same on every object of one response."""
+    """The fields that are the same on every object of one response."""
 
     shape: Shape
     id: SessionId
@@ -105,7 +105,7 @@ class Envelope:
 
 
 def totals(results: Iterable[Result]) -> Json:
-    """`usage` and `metrics` over all answers of a response."""
+    """Returns `usage` and `metrics` over all answers of a response."""
     prompt = completion = cached = 0
     speculation = SpeculationStats()
     for result in results:
@@ -128,5 +128,5 @@ def usage(prompt_tokens: int, completion_tokens: int) -> Json:
 
 
 def error_body(error: OutriderError, code: str | None = None) -> Json:
-    """`code`: OpenAI's, where its clients know one."""
+    """Returns the body of an error. `code` is OpenAI's, if its clients know one."""
     return {"error": {"message": error.message, "type": error.kind, "param": error.field, "code": code}}
