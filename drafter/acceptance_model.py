@@ -1,4 +1,5 @@
-"""What a drafter has learned about its targets: turns draws into guesses with their chances. No torch."""
+"""Holds what a drafter has learned about its targets, and turns draws into guesses with their chances. No
+torch."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class AcceptanceModel:
         self.covered = 0  # of them, those where a branch had the target's token
 
     def guesses(self, draws: Sequence[Ranked], recent: Sequence[float], depth: Sequence[int]) -> list[Guess]:
-        """The draws as guesses; `recent` and `depth` as in Guess."""
+        """Returns the draws as guesses; `recent` and `depth` as in Guess."""
         confidence = [draw.shares[0] for draw in draws]
         acceptance = self.taken.probabilities(confidence, recent, depth).tolist()
         ranked = [(at, rank) for at, draw in enumerate(draws) for rank in range(1, len(draw.ids))]

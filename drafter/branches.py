@@ -1,4 +1,4 @@
-"""Where a draft may be wrong, and what would follow there: which branches are worth a forward. Pure.
+"""Decides which branches are worth a forward: where a draft may be wrong, what would follow. Pure.
 
 While no trunk has a likely token to draft, the drafter goes on from the likeliest corrections. The chance
 that a branch is of use is that of the trunk up to where it leaves, times that of the guess there being wrong,
@@ -28,7 +28,7 @@ class Growth:
 
 
 def growths(session: DraftSession, cached: int) -> Iterator[Growth]:
-    """Every branch that could grow, or begin; `cached` is the trunk's length in the cache."""
+    """Yields every branch that could grow, or begin; `cached` is the trunk's length in the cache."""
     grown = {(branch.at, branch.rank): branch for branch in session.branches}
     reach = 1.0  # P(the target takes the trunk up to here)
     for at, guess in enumerate(session.drafted, len(session.log)):

@@ -12,7 +12,8 @@ from outrider.options.worker import Listen, Registration, check_worker
 
 @dataclass(frozen=True, slots=True)
 class DrafterConfig:
-    """Checked once, here: raises StartupError with a sentence that names the flag to change."""
+    """The options of a drafter. They are checked once, here: raises StartupError with a sentence that names
+    the flag to change."""
 
     draft: str | None = option(
         None, "Folder or Hugging Face id of the draft model.", shown="none: --propose says how"
@@ -74,5 +75,5 @@ class DrafterConfig:
 
     @property
     def model_name(self) -> str:
-        """The draft model's name, for logs and descriptions."""
+        """Returns the draft model's name, for logs and descriptions."""
         return checkpoint_name(self.draft or "")

@@ -24,7 +24,7 @@ class Drafting:
         return self.session.id
 
     def candidate(self, length: int) -> Candidate:
-        """As one that is to be read up to so many tokens."""
+        """Returns the session as the scheduler sees it, to be read up to so many tokens."""
         return Candidate(length - self.table.length, 0, self.table.length, len(self.table.blocks))
 
 
@@ -40,7 +40,7 @@ class Part:
 
     @property
     def first(self) -> int:
-        """The position that the first row is for."""
+        """Returns the position of the first row."""
         return self.start + len(self.tokens) - self.rows + 1
 
     def work(self) -> Work:

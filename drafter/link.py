@@ -64,7 +64,7 @@ class VerifierLink:
 
     @property
     def round_trip_seconds(self) -> float:
-        """The smallest recent measurement; 0 = none yet."""
+        """Returns the smallest recent measurement; 0 = none yet."""
         return min(self._round_trips, default=0.0)
 
     def add(self, session: DraftSession) -> None:
@@ -76,7 +76,7 @@ class VerifierLink:
         self._sessions.pop(session_id, None)
 
     def changed(self, session: DraftSession) -> None:
-        """The session's log or draft is not what the verifier was told last."""
+        """Notes that the session's log or draft is not what the verifier was told last."""
         self._changed[session.id] = None
         self._ready.set()
 
@@ -164,7 +164,7 @@ class VerifierLink:
                 self._on_ended(claim.session_id, "the verifier has no such session")
 
     async def _batches(self) -> AsyncGenerator[verifier_pb2.DraftBatch, None]:
-        """One message whenever there is something new; drafts of a session merge while they wait."""
+        """Yields one message whenever there is something new; drafts of a session merge while they wait."""
         while True:
             await self._ready.wait()
             self._ready.clear()

@@ -45,13 +45,13 @@ class RouterPeer:
         self.wake = asyncio.Event()
 
     def end(self, session_id: bytes, opening: int, reason: str) -> None:
-        """It hears that the drafter stopped drafting for a session, as that was opened then."""
+        """Tells the router that the drafter stopped drafting for a session, as that was opened then."""
         self.ended.append(drafter_pb2.DraftEnded(session_id=session_id, opening=opening, reason=reason))
         self.wake.set()
 
 
 class BusyShare:
-    """Which share of the time went into guesses since it was asked last, 0..1."""
+    """Tells which share of the time went into guesses since it was asked last, 0..1."""
 
     def __init__(self, busy_seconds: float = 0.0) -> None:
         self._busy_seconds, self._asked = busy_seconds, time.monotonic()
@@ -64,7 +64,7 @@ class BusyShare:
 
 
 class DrafterService(drafter_pb2_grpc.DrafterServicer):
-    """One object for all streams; the sessions themselves live in the proposer."""
+    """The service: one object for all streams; the sessions themselves live in the proposer."""
 
     def __init__(self, info: WorkerInfo, tokenizer: TokenizerFiles, tls: Tls | None = None) -> None:
         """`tls`: for the connections to verifiers."""
@@ -117,13 +117,13 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
         await self.proposer.probe()
 
     def drain(self) -> None:
-        """A drafter just leaves: its sessions go on plainly, or with another."""
+        """Does nothing: a drafter just leaves, and its sessions go on plainly, or with another."""
 
     async def until_idle(self) -> None:
         return
 
     def give_back(self) -> None:
-        """Nothing is lost with it."""
+        """Does nothing: nothing is lost with a drafter."""
 
     async def close_gracefully(self) -> None:
         return
@@ -188,7 +188,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
             peer.wake.set()
 
     def _owns(self, peer: RouterPeer, session_id: bytes) -> bool:
-        """Whether it opened the session last; another router may have it since."""
+        """Returns True if this router opened the session last; another may have it since."""
         owner, _ = self._owners.get(session_id, (None, 0))
         return owner is peer
 
@@ -223,7 +223,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
         link.add(session)
 
     def _unfit(self, spec: DraftSpec) -> str | None:
-        """Why this drafter cannot draft for the session, in a sentence."""
+        """Returns a sentence that says why this drafter cannot draft for the session, or None."""
         model = self._info.model
         if not spec.target_vocab_size:
             return "target_vocab_size must be at least 1"  # else it would end the whole batch

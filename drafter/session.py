@@ -31,7 +31,7 @@ class DraftSpec:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """What would have been drafted in the place of a guess."""
+    """A token that would have been drafted in the place of a guess."""
 
     token: int
     share: float  # of the draw that the guess did not win
@@ -62,7 +62,8 @@ class Branch:
     untold: int = 0  # of them, the last that the verifier has not been sent
 
     def uncached(self) -> list[int]:
-        """The tokens from the end of the cache on: the one that it begins with and the guesses after it."""
+        """Returns the tokens from the end of the cache on: the one that it begins with and the guesses after
+        it."""
         return [self.token, *(guess.token for guess in self.guesses)][self.table.length - self.at :]
 
 
@@ -96,29 +97,30 @@ class DraftSession:
 
     @property
     def length(self) -> int:
-        """Tokens of the log and the trunk together."""
+        """Returns the number of tokens of the log and the trunk together."""
         return len(self.log) + len(self.drafted)
 
     @property
     def last(self) -> int:
-        """The first position that needs no guess: the last output token is always the target's own."""
+        """Returns the first position that needs no guess: the last output token is always the target's
+        own."""
         return self.spec.params.most_tokens - 1
 
     @property
     def wants_token(self) -> bool:
-        """Whether one more guess on the trunk is of use."""
+        """Returns True if one more guess on the trunk is of use."""
         return len(self.drafted) < self.window and self.length < self.last
 
     @property
     def survival(self) -> float:
-        """P(the target takes the whole trunk)."""
+        """Returns P(the target takes the whole trunk)."""
         survival = 1.0
         for guess in self.drafted:
             survival *= guess.acceptance
         return survival
 
     def uncached(self, cached: int) -> list[int]:
-        """The tokens of log and trunk from position `cached` on."""
+        """Returns the tokens of log and trunk from position `cached` on."""
         start = cached - len(self.log)
         drafted = [guess.token for guess in self.drafted[max(start, 0) :]]
         return drafted if start >= 0 else self.log[cached:] + drafted
@@ -134,7 +136,7 @@ class DraftSession:
             branch.untold += 1
 
     def judge(self, accepted: bool) -> None:
-        """Notes whether the target took what was drafted at a position."""
+        """Notes if the target took what was drafted at a position."""
         self.recent = recent_after(self.recent, accepted)
 
     def apply(self, base: int, tokens: Sequence[int]) -> Verdict:
@@ -187,14 +189,14 @@ class DraftSession:
         return Verdict(standing, judged, rejected, adopted, tuple(dropped))
 
     def tell_anew(self) -> None:
-        """The verifier may know nothing."""
+        """Starts telling from nothing, because the verifier may know nothing."""
         self.untold, self.told, self.news = len(self.drafted), 0, True
         for branch in self.branches:
             branch.untold = len(branch.guesses)
 
     @property
     def untold_yet(self) -> bool:
-        """Whether there is anything to tell."""
+        """Returns True if there is anything to tell."""
         return self.news or self._all_untold > 0
 
     @property
@@ -203,15 +205,16 @@ class DraftSession:
 
     @property
     def worth_telling(self) -> bool:
-        """Whether what is new makes a message: half of what the verifier was sent since its last commit, or
-        no more to come on the trunk soon. So the first guesses, for which it may wait, go out one by one, and
-        later ones, while its step runs, together."""
+        """Returns True if what is new makes a message: half of what the verifier was sent since its last
+        commit, or no more to come on the trunk soon. So the first guesses, for which it may wait, go out one
+        by one, and later ones, while its step runs, together."""
         return (self.news and not self.wants_token) or 2 * self._all_untold > self.told
 
     def tell(self) -> tuple[list[int], list[int], list[float]]:
-        """(tokens, parents, survival) of the paths with guesses that the verifier has not been sent, each
-        from the log's end on, the trunk first. They count as sent from now on. Parents are indices, -1 = the
-        log's end; none are given where there are no branches. Where there is nothing new, nothing at all."""
+        """Returns (tokens, parents, survival) of the paths with guesses that the verifier has not been sent,
+        each from the log's end on, the trunk first. They count as sent from now on. Parents are indices, -1 =
+        the log's end; none are given where there are no branches. Where there is nothing new, nothing at
+        all."""
         grown = [branch for branch in self.branches if branch.untold]
         length = len(self.drafted)
         if not self.untold:
@@ -242,12 +245,12 @@ class DraftSession:
 
 
 def chance_of(guess: Guess, rank: int) -> float:
-    """P(the target takes this alternative of a guess | it took all before it)."""
+    """Returns P(the target takes this alternative of a guess | it took all before it)."""
     return (1 - guess.acceptance) * guess.alternatives[rank].chance
 
 
 def _agreed(guesses: Sequence[Guess], tokens: Sequence[int]) -> int:
-    """How many of the guesses are the first of these tokens."""
+    """Returns how many of the guesses are the first of these tokens."""
     agreed = 0
     while agreed < min(len(guesses), len(tokens)) and guesses[agreed].token == tokens[agreed]:
         agreed += 1

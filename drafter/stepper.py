@@ -58,7 +58,7 @@ class DraftStepper:
         clock: Callable[[], float],
         branches: bool = True,
     ) -> None:
-        """`branches`: whether to draft on from likely corrections, too."""
+        """If `branches`, it drafts on from likely corrections, too."""
         self._engine = engine
         self._limits = replace(limits, block_size=engine.pool.block_size)
         self._on_change = on_change
@@ -89,7 +89,7 @@ class DraftStepper:
         return self._sessions.get(session_id)
 
     async def probe(self) -> None:
-        """A one-token forward."""
+        """Runs a one-token forward."""
         await self._engine.run(self._engine.probe)
 
     def open(self, session: DraftSession) -> Drafting:
@@ -154,8 +154,8 @@ class DraftStepper:
                     await asyncio.sleep(0)
 
     def _is_short(self, parts: Sequence[Part]) -> bool:
-        """Whether a step is over sooner than two threads have taken turns on a busy machine. Commits wait for
-        its end anyway."""
+        """Returns True if a step is over sooner than two threads have taken turns on a busy machine. Commits
+        wait for its end anyway."""
         if self._engine.divided or self._engine.threads > 1:  # see Engine.run
             return False
         tokens = sum(len(part.tokens) for part in parts)
@@ -191,7 +191,7 @@ class DraftStepper:
         self._tell(drafting for drafting in changed if drafting.session.worth_telling)
 
     def _tell(self, changed: Iterable[Drafting]) -> None:
-        """Hands on those that are still open."""
+        """Hands on the sessions that are still open."""
         if told := [each.session for each in changed if self._sessions.get(each.id) is each]:
             self._on_change(told)
 
@@ -220,7 +220,7 @@ class DraftStepper:
         return self._trunks(likely) or self._likeliest(wanting) or self._following()
 
     def _trunks(self, wanting: Sequence[Drafting]) -> list[Part]:
-        """One more token, or a part of what is to be read before it, for as many as there is room for."""
+        """Returns parts that add one token, or read a part of what comes before it, while there is room."""
         pool = self._engine.pool
         while wanting:
             candidates = [drafting.candidate(drafting.session.length) for drafting in wanting]
@@ -235,7 +235,7 @@ class DraftStepper:
         return lambda index: self._engine.pool.cached(draftings[index].session.log)
 
     def _make_room(self, idle_too: bool) -> bool:
-        """Takes blocks where trunks cannot run: those of a session's branches; or, where there are none,
+        """Takes blocks back if trunks cannot run: those of a session's branches; or, where there are none,
         `idle_too`, those of a session that wants no token now."""
         for drafting in self._sessions.values():
             if drafting.session.branches:
@@ -249,7 +249,8 @@ class DraftStepper:
         return False
 
     def _likeliest(self, wanting: Sequence[Drafting]) -> list[Part]:
-        """Trunks and branches, by the chance that the target comes to where the next token is for."""
+        """Returns trunks and branches, by the chance that the target comes to the place of their next
+        token."""
         offers: list[tuple[float, Drafting, Growth | None]] = [
             (drafting.session.survival, drafting, None) for drafting in wanting
         ]
@@ -270,11 +271,11 @@ class DraftStepper:
         return parts or self._trunks(wanting)
 
     def _has_room_for_branches(self) -> bool:
-        """Beyond what trunks may need soon."""
+        """Returns True if there is room beyond what trunks may need soon."""
         return self._engine.pool.available >= len(self._sessions) + SPARE_ROWS
 
     def _grow(self, drafting: Drafting, growth: Growth, copies: list[tuple[int, int]]) -> Part | None:
-        """One more guess on a branch, which may be new; None if there is no room."""
+        """Returns one more guess on a branch, which may be new; None if there is no room."""
         pool, session = self._engine.pool, drafting.session
         branch = growth.branch
         if not self._has_room_for_branches() or drafting.table.length < growth.at:

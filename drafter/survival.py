@@ -1,4 +1,4 @@
-"""How likely is it that the target takes a drafted token? Learned online, from every committed position.
+"""Estimates how likely the target takes a drafted token. Learned online, from every committed position.
 
 The drafter knows what it would have drafted at each position that is committed, so every position is a trial,
 and none is censored: guesses it held, corrections, bonus tokens, and stretches in which it did not draft.
@@ -46,7 +46,7 @@ class Calibration:
     def probabilities(
         self, confidence: Sequence[float] | Floats, recent: Sequence[float] | Floats, depth: Sequence[int]
     ) -> Floats:
-        """[n] P(the target takes the token | it took all before it), each strictly between 0 and 1.
+        """Returns [n] P(the target takes the token | it took all before it), each strictly between 0 and 1.
 
         `confidence` [n], of the draw; `recent` [n], its session's recent acceptance; `depth` [n] >= 0,
         tokens of the draft before it."""
@@ -72,17 +72,18 @@ class Calibration:
 
 
 def recent_after(recent: float, accepted: bool) -> float:
-    """A session's recent acceptance after one more position."""
+    """Returns a session's recent acceptance after one more position."""
     return recent + RECENT_SMOOTHING * (accepted - recent)
 
 
 def on_the_wire(survival: Sequence[float]) -> bytes:
-    """One byte a token, for shares in [0, 1]."""
+    """Returns one byte a token, for shares in [0, 1]."""
     return bytes([round(share * CERTAIN) for share in survival])
 
 
 def _logit(share: Sequence[float] | Floats) -> Floats:
-    """Of shares in [0, 1], within [-SURE, SURE]; what is no number counts as 1/2."""
+    """Returns the logits of shares in [0, 1], within [-SURE, SURE]. A share that is no number counts as
+    1/2."""
     values = np.asarray(share, dtype=np.float64)
     values = np.clip(np.where(np.isnan(values), 0.5, values), LEAST_SHARE, 1 - LEAST_SHARE)
     found: Floats = np.log(values / (1 - values))

@@ -1,4 +1,4 @@
-"""Which of the draft tokens that have arrived enter a step: a pure function over their survival.
+"""Decides which of the draft tokens that have arrived enter a step: a pure function over their survival.
 
 A token costs the time by which it lengthens the step, and brings a committed token where it survives. So the
 likeliest ones enter, of all sessions together, as many as make the step commit most a second. Where steps are
@@ -25,7 +25,8 @@ class Admission:
 def admit(
     survival: Sequence[Sequence[float]], tokens: int, committing: int, step_time: StepTime, budget: int
 ) -> Admission:
-    """Of all sessions' tokens by survival, the first m <= `budget` that maximise
+    """Returns the draft tokens that enter: of all sessions' by survival, the first m <= `budget` that
+    maximise
 
         (committing + sum of their survival) / T(tokens + m)
 

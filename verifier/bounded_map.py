@@ -1,4 +1,5 @@
-"""The session ids that something happened to lately, with a note each: forgets the oldest when it is full."""
+"""Session ids to which something happened lately, with a note each. The map forgets the oldest if it is
+full."""
 
 from __future__ import annotations
 
@@ -24,5 +25,5 @@ class BoundedMap:
         return session_id in self._ids
 
     def get(self, session_id: bytes) -> bytes | None:
-        """The note."""
+        """Returns the note, or None."""
         return self._ids.get(session_id)

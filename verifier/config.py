@@ -14,7 +14,8 @@ from outrider.options.worker import Listen, Registration, check_worker
 
 @dataclass(frozen=True, slots=True)
 class VerifierConfig:
-    """Checked once, here: raises StartupError with a sentence that names the flag to change."""
+    """The options of a verifier. They are checked once, here: raises StartupError with a sentence that names
+    the flag to change."""
 
     target: str = option(help="Folder or Hugging Face id of the target model.")
     registration: Registration = field(default=Registration())
@@ -39,5 +40,5 @@ class VerifierConfig:
 
     @property
     def served_name(self) -> str:
-        """The name under which clients ask for the model."""
+        """Returns the name under which clients ask for the model."""
         return self.name or checkpoint_name(self.target)

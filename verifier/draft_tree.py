@@ -33,7 +33,7 @@ class DraftTree:
 
     @property
     def size(self) -> int:
-        """Nodes below the root."""
+        """Returns the number of nodes below the root."""
         return len(self.path) if self._root is None else _count(self._root)
 
     def add(
@@ -53,7 +53,7 @@ class DraftTree:
         return self._merge(overtaken, tokens, parents, survival)
 
     def _append(self, tokens: Sequence[int], depth: int, survival: bytes) -> int:
-        """A chain that repeats the only path that there is, and perhaps goes on."""
+        """Adds a chain that repeats the only path that there is, and perhaps goes on."""
         known = len(self.path)
         self.path += tokens[depth + known : depth + MAX_NODES]
         if survival:
@@ -135,7 +135,7 @@ class DraftTree:
 
 
 def _chain(path: Sequence[int], chances: Sequence[float]) -> Node:
-    """The root of a tree with that path alone."""
+    """Returns the root of a tree with that path alone."""
     root = node = Node()
     for token, chance in zip(path, chances, strict=True):
         child = node.children[token] = Node(chance)
@@ -144,7 +144,8 @@ def _chain(path: Sequence[int], chances: Sequence[float]) -> Node:
 
 
 def _chance(survival: bytes, index: int, parent: int) -> float:
-    """P(token `index` accepted | its parent is), from the survival of the two: rounded, and not trusted."""
+    """Returns P(token `index` accepted | its parent is), from the survival of the two: rounded, and not
+    trusted."""
     before = survival[parent] if parent >= 0 else 255
     return min(1.0, (survival[index] + 0.5) / (before + 0.5))
 

@@ -1,4 +1,4 @@
-"""What drafters send, before it is read: bounded in size, and by whom."""
+"""Bounds what drafters send before it is read, and tells which host sent it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ SPECULATE = "/outrider.v1.Verifier/Speculate"
 
 
 def draft_batch(raw: bytes) -> verifier_pb2.DraftBatch:
-    """A drafter's message. Raises TooLarge before it is parsed, as it may grow hundredfold by that, and
-    DecodeError where it is none."""
+    """Returns a drafter's message. Raises TooLarge before it is parsed, as it may grow hundredfold by that,
+    and DecodeError where it is none."""
     if len(raw) > MAX_BATCH_BYTES:
         raise TooLarge(f"a DraftBatch may have at most {MAX_BATCH_BYTES} bytes, not {len(raw)}")
     return verifier_pb2.DraftBatch.FromString(raw)
 
 
 class BoundedDrafts(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """Has Speculate read its messages by draft_batch."""
+    """Lets Speculate read its messages by draft_batch."""
 
     async def intercept_service(
         self,
@@ -41,5 +41,5 @@ class BoundedDrafts(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # ge
 
 
 def host_of(peer: str) -> str:
-    """Of a gRPC peer's name, such as "ipv4:192.0.2.1:50051"."""
+    """Returns the host in a gRPC peer's name, such as "ipv4:192.0.2.1:50051"."""
     return peer.rpartition(":")[0]

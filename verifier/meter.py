@@ -1,4 +1,4 @@
-"""What the steps showed: moving averages, and what follows from them for the next step."""
+"""Keeps moving averages of what the steps showed, and what follows from them for the next step."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ LATELY = 0.5  # weight of the last step without a prompt in what such steps take
 
 
 def no_profile() -> StepTime:
-    """Every step takes the same, so that tokens have no price."""
+    """Returns a profile in which every step takes the same, so that tokens have no price."""
     return StepTime.measured({1: 1.0})
 
 
 @dataclass(slots=True)
 class Meter:
-    """Fed with every step. The zeros stand for "not measured yet"."""
+    """The averages, fed with every step. The zeros stand for "not measured yet"."""
 
     step_time: StepTime = field(default_factory=no_profile)
     step_seconds: float = 0.0  # of steps in which nobody's prompt was read in, as all that follows
@@ -38,9 +38,9 @@ class Meter:
     def observe(
         self, seconds: float, tokens: int, committed: int, starved: float | None, waited: float = 0.0
     ) -> None:
-        """A step of `tokens` tokens, `waited` seconds after the engine was free for it. `seconds` counts from
-        there to its end, so that what goes on around the forward pass is part of it. `starved`: None if
-        no session wanted drafts."""
+        """Takes in a step of `tokens` tokens, `waited` seconds after the engine was free for it. `seconds`
+        counts from there to its end, so that what goes on around the forward pass is part of it. `starved`:
+        None if no session wanted drafts."""
         weight = SMOOTHING if self.step_seconds else 1.0
         self.step_seconds += weight * (seconds - self.step_seconds)
         self.step_tokens += weight * (tokens - self.step_tokens)
@@ -57,7 +57,7 @@ class Meter:
             self.slowness = lately / now
 
     def observe_reading(self, seconds: float, decoding: int, prompt_tokens: int) -> None:
-        """A step that read so many prompt tokens beside `decoding` tokens."""
+        """Takes in a step that read so many prompt tokens beside `decoding` tokens."""
         each = max(0.0, seconds - self._without(decoding)) / prompt_tokens
         if self.prompt_token_seconds:  # one slow step is not believed at once
             each = min(each, 2 * self.prompt_token_seconds)
@@ -65,8 +65,8 @@ class Meter:
         self._read += 1
 
     def reading(self, decoding: int) -> int:
-        """Most prompt tokens to read beside `decoding` tokens, so that those who decode hardly notice: the
-        step takes at most LONGEST_STEP times what it would take without.
+        """Returns the most prompt tokens to read beside `decoding` tokens, so that those who decode hardly
+        notice: the step takes at most LONGEST_STEP times what it would take without.
 
         None in every so many: where prompts never end, it would not be noticed that the machine became slow,
         as others run on it too. All of that would be put down to the prompts, and ever less of them read."""
@@ -78,15 +78,15 @@ class Meter:
         return max(LEAST_READING, round(spare / self.prompt_token_seconds))
 
     def _without(self, decoding: int) -> float:
-        """Seconds of a step with so many tokens and no prompt, as they are now."""
+        """Returns the seconds that a step with so many tokens and no prompt takes now."""
         return self.slowness * self.step_time.at(decoding)
 
     @property
     def goodput(self) -> float:
-        """Tokens committed a second, waits included."""
+        """Returns the tokens committed a second, waits included."""
         return self.committed / (self.step_seconds + self.waited_seconds) if self.step_seconds else 0.0
 
     @property
     def price(self) -> float:
-        """Committed tokens that one more token in a step costs."""
+        """Returns the committed tokens that one more token in a step costs."""
         return self.step_time.price(self.goodput, self.step_tokens)

@@ -20,7 +20,7 @@ MOST_FINISHED = 256  # that are remembered; the oldest go first
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A session that nobody has heard the end of."""
+    """A session whose end nobody has heard."""
 
     running: Running
     finish: FinishReason
@@ -38,7 +38,7 @@ class Orphans:
         self._until[running.id] = self._clock() + self._grace_seconds
 
     def finish(self, running: Running, finish: FinishReason) -> None:
-        """An orphan is over: its end is kept for what is left of its time."""
+        """Notes that an orphan is over: its end is kept for what is left of its time."""
         self._finished[running.id] = Finished(running, finish)
         if len(self._finished) > MOST_FINISHED:
             self.forget(next(iter(self._finished)))
@@ -47,7 +47,7 @@ class Orphans:
         return self._finished.get(session_id)
 
     def forget(self, session_id: bytes) -> None:
-        """It has a router again, or is closed; unknown ids are ignored."""
+        """Forgets a session that has a router again, or is closed. Unknown ids are ignored."""
         self._until.pop(session_id, None)
         self._finished.pop(session_id, None)
 
@@ -58,14 +58,14 @@ class Orphans:
         return list(self._until)
 
     def lapsed(self) -> list[bytes]:
-        """Those that nobody has come back for in time."""
+        """Returns the orphans for which nobody has come back in time."""
         now = self._clock()
         return [session_id for session_id, until in self._until.items() if until <= now]
 
 
 def dispensable(sessions: Sequence[Running], schedule: Schedule, pool: BlockPool) -> Running | None:
-    """The youngest orphan, where one of the other sessions is short of KV blocks: it would be preempted, or
-    waits for those of its prompt that nobody holds."""
+    """Returns the youngest orphan, if one of the other sessions is short of KV blocks: it would be preempted,
+    or waits for those of its prompt that nobody holds."""
     orphan = next((running for running in reversed(sessions) if running.orphaned), None)
     if orphan is None or schedule.preempt is not None:
         return orphan

@@ -28,7 +28,7 @@ class StepTime:
     """
 
     def __init__(self, tokens: Floats, seconds: Floats) -> None:
-        """Points of the profile: both [P], rising; at least one."""
+        """Takes the points of the profile: both [P], rising; at least one."""
         self.tokens = tokens
         self.profile = seconds
         self.correction: Floats = np.ones(len(tokens))  # [P] what steps take, over what the profile says
@@ -36,17 +36,18 @@ class StepTime:
 
     @classmethod
     def measured(cls, seconds: Mapping[int, float]) -> StepTime:
-        """From seconds by number of tokens; a time that falls with more tokens is jitter."""
+        """Makes it from seconds by number of tokens; a time that falls with more tokens is jitter."""
         tokens = sorted(seconds)
         times = np.array([seconds[count] for count in tokens], np.float64)
         return cls(np.array(tokens, np.float64), np.maximum.accumulate(times))
 
     def at(self, tokens: float) -> float:
-        """Seconds of a step of so many tokens."""
+        """Returns the seconds of a step of so many tokens."""
         return float(self.times(np.array([tokens], np.float64))[0])
 
     def times(self, tokens: Floats | npt.NDArray[np.int64]) -> Floats:
-        """Seconds of each: on the line between two points, beyond the last one on the last line."""
+        """Returns the seconds of each: on the line between two points, beyond the last one on the last
+        line."""
         between: Floats = np.interp(tokens, self.tokens, self._now)
         if len(self.tokens) == 1:
             return between
@@ -56,7 +57,8 @@ class StepTime:
         return between
 
     def observe(self, tokens: float, seconds: float) -> None:
-        """A step took that long. One that was far from what was expected is believed only in part."""
+        """Takes in that a step took so long. One that was far from what was expected is believed only in
+        part."""
         expected = self.at(tokens)
         if expected <= 0:
             return
@@ -68,10 +70,11 @@ class StepTime:
         self._now = np.maximum.accumulate(self.profile * self.correction)
 
     def slope(self, tokens: float) -> float:
-        """Seconds that one more token adds to a step that has `tokens`."""
+        """Returns the seconds that one more token adds to a step that has `tokens`."""
         here, ahead = self.times(np.array([tokens, tokens + AHEAD], np.float64))
         return float(ahead - here) / AHEAD
 
     def price(self, goodput: float, tokens: float) -> float:
-        """Committed tokens that one more token costs in a step that has `tokens`: G * dT/dn, at most 1."""
+        """Returns the committed tokens that one more token costs in a step that has `tokens`: G * dT/dn, at
+        most 1."""
         return min(goodput * self.slope(tokens), 1.0)

@@ -31,7 +31,7 @@ Progress = Callable[[float], None]
 
 
 def profile(engine: Engine, clock: Clock, progress: Progress, most_tokens: int = TOKENS[-1]) -> StepTime:
-    """Decode steps of short sessions, of up to `most_tokens` tokens; what longer sessions add, StepTime
+    """Times decode steps of short sessions, of up to `most_tokens` tokens; what longer sessions add, StepTime
     learns as it is used.
 
     `clock` gives seconds; `progress` hears the share that is done, 0 to 1. Leaves the KV pool as it is."""
@@ -54,7 +54,7 @@ def profile(engine: Engine, clock: Clock, progress: Progress, most_tokens: int =
 
 
 def remembered(folder: Path | None, what: Mapping[str, object], measure: Callable[[], StepTime]) -> StepTime:
-    """What `measure` found when it last ran for `what`, the model and the machine; else it runs now.
+    """Returns what `measure` found when it last ran for `what`, the model and the machine; else it runs now.
 
     One small JSON file each in `folder`; None = nothing is remembered. A file that is damaged, or not about
     `what`, counts as none."""

@@ -1,4 +1,4 @@
-"""One router on its stream: what waits to be sent to it, merged until the stream is ready to take it."""
+"""Holds what waits to be sent to one router, merged until its stream is ready to take it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RouterPeer:
     """The events for one router."""
 
     def __init__(self, load: VerifierLoad) -> None:
-        """`load`: as of now."""
+        """`load` is that of now."""
         self._load = load
         self._events = verifier_pb2.VerifierEvents()
         self._ready = asyncio.Event()
@@ -42,8 +42,8 @@ class RouterPeer:
             self._events.finished.add(session_id=running.id, reason=int(outcome.finish))
 
     def adopted(self, running: Running, finish: FinishReason | None) -> None:
-        """The router has a session again: what that has beyond what the router knows, and its end if it has
-        come."""
+        """Tells a router that has a session again what the session has beyond what the router knows, and its
+        end if it has come."""
         spec, log = running.session.spec, running.session.log
         known = len(spec.params.prompt) + len(spec.output)
         if known < len(log):
@@ -62,12 +62,12 @@ class RouterPeer:
         self._ready.set()
 
     def cut_off(self, session_id: bytes, turn: int, reason: str) -> None:
-        """The session's drafter of that turn misbehaves, and may not draft here any more."""
+        """Tells that the session's drafter of that turn misbehaves, and may not draft here any more."""
         self._events.cut_off.add(session_id=session_id, turn=turn, reason=reason)
         self._ready.set()
 
     def dropped(self, counts: Mapping[str, int]) -> None:
-        """What was dropped of what drafters sent, since the start, by reason."""
+        """Tells what was dropped of what drafters sent, since the start, by reason."""
         if counts != self._dropped:
             self._dropped = dict(counts)
             self._events.dropped.update(self._dropped)
@@ -78,7 +78,7 @@ class RouterPeer:
         self._ready.set()
 
     def beat(self, load: VerifierLoad) -> None:
-        """A sign of life, where nothing else is on its way."""
+        """Gives a sign of life if nothing else is on its way."""
         if not self._ready.is_set():
             self.report(load)
 
@@ -88,13 +88,13 @@ class RouterPeer:
         self._ready.set()
 
     def end(self, why: OutriderError | None = None) -> None:
-        """Ends the stream at once; `why` is for the router, where it is still there."""
+        """Ends the stream at once; `why` is for the router, if it is still there."""
         self._over, self._why = True, why
         self._ready.set()
 
     async def events(self) -> AsyncIterator[verifier_pb2.VerifierEvents]:
-        """One message whenever there is something to tell; a slow reader gets fewer, larger ones. Raises why
-        the stream was ended."""
+        """Yields one message whenever there is something to tell; a slow reader gets fewer, larger ones.
+        Raises why the stream was ended."""
         parting = False
         while not parting:
             await self._ready.wait()

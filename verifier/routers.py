@@ -28,7 +28,7 @@ class Routers:
         clock: Callable[[], float],
         grace_seconds: float = GRACE_SECONDS,
     ) -> None:
-        """`grace_seconds`: that sessions run on for when the stream of their router broke."""
+        """`grace_seconds` is for how long sessions run on after the stream of their router broke."""
         self._stepper = stepper
         self._drafters = drafters
         self._identity = identity
@@ -120,8 +120,8 @@ class Routers:
         self._drafters.opened(running)
 
     def _adopt(self, peer: RouterPeer, spec: SessionSpec, num_speculative_tokens: int) -> bool:
-        """Whether a session that is here without this router is the one that it opens, which it then has.
-        Where not, none of that id is here any more."""
+        """Returns True if a session that is here without this router is the one that it opens, which it then
+        has. If not, none of that id is here any more."""
         session_id = spec.session_id
         former = self._owners.get(session_id)
         if former is peer:
@@ -203,7 +203,7 @@ class Routers:
             router.report(report.load)
 
     def _is_here(self, running: Running) -> bool:
-        """Whether it has not been closed since, nor opened anew."""
+        """Returns True if it has not been closed since, nor opened anew."""
         known = running.id in self._owners or running.id in self._orphans
         return known and self._stepper.get(running.id) in (None, running)
 
@@ -214,7 +214,8 @@ class Routers:
             router.cut_off(session_id, turn, reason)
 
     def beat(self) -> None:
-        """A sign of life to every router, with what was dropped; and orphans that nobody came back for go."""
+        """Gives every router a sign of life, with what was dropped. Drops orphans for which nobody came
+        back."""
         for session_id in self._orphans.lapsed():
             self._close(session_id, over=False)
         load = self._stepper.load
@@ -223,7 +224,7 @@ class Routers:
             router.beat(load)
 
     def drain(self) -> None:
-        """Nobody is waited for any more."""
+        """Waits for nobody any more."""
         self._leaving = True
         for session_id in self._orphans.all():
             self._close(session_id, over=False)

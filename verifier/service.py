@@ -37,12 +37,12 @@ log = logging.getLogger(__name__)
 
 
 class VerifierService(verifier_pb2_grpc.VerifierServicer):
-    """One object for all streams; the sessions themselves live in the stepper."""
+    """The service: one object for all streams; the sessions themselves live in the stepper."""
 
     def __init__(
         self, info: WorkerInfo, tokenizer: TokenizerFiles, grace_seconds: float = GRACE_SECONDS
     ) -> None:
-        """`grace_seconds`: that sessions run on for when the stream of their router broke."""
+        """`grace_seconds` is for how long sessions run on after the stream of their router broke."""
         self._info = info
         self._tokenizer = tokenizer
         self._grace_seconds = grace_seconds
@@ -188,8 +188,8 @@ def _profiled(share: float) -> None:
 async def start(
     config: VerifierConfig, registrar: Registrar, start_followers: StartFollowers = FollowerProcesses
 ) -> Worker:
-    """A verifier with its model loaded, listening but not registered; `start_followers` starts the processes
-    that its model is divided among. Raises StartupError."""
+    """Returns a verifier that has its model loaded and listens, but is not registered; `start_followers`
+    starts the processes that its model is divided among. Raises StartupError."""
     server = new_server(BoundedDrafts())
     address = bind(server, config.listen.host, config.listen.port, tls=opened(config.protection.tls))
     await check_admitted(registrar)

@@ -1,4 +1,4 @@
-"""When does a step start: at once, or after a bounded wait for drafts that are about to arrive?
+"""Decides if a step starts at once, or after a bounded wait for drafts that are about to arrive.
 
 Pure: every time is a number of seconds on the caller's clock.
 """
@@ -50,11 +50,13 @@ class Arrivals:
 
     @property
     def silent(self) -> bool:
-        """Whether the drafter answers for this session no more; it counts again once something arrives."""
+        """Returns True if the drafter no longer answers for this session. It counts again once something
+        arrives."""
         return self.missed and not self.heard
 
     def committed(self, now: float, verified: int, left: int = 0) -> Arrivals:
-        """What is known after a commit; `verified` draft tokens took part in its step, and `left` stand."""
+        """Returns what is known after a commit; `verified` draft tokens took part in its step, and `left`
+        stand."""
         missed = self.committed_at is not None and not self.heard and verified == 0
         return Arrivals(now, self.last_at if left else None, missed=missed)
 
@@ -70,7 +72,7 @@ class Arrivals:
 
 @dataclass(slots=True)
 class Waits:
-    """Whether waiting has paid: what it cost and what it brought, in committed tokens.
+    """Tells if waiting has paid: what it cost and what it brought, in committed tokens.
 
     Paces are averages, and a drafter on a busy machine is often later than that. So what waits brought is
     held against what they cost; where it was less, less is expected of the next ones."""
@@ -80,12 +82,13 @@ class Waits:
 
     @property
     def factor(self) -> float:
-        """By which the expected gain of a wait is multiplied; at most 1."""
+        """Returns the factor for the expected gain of a wait; at most 1."""
         return min(1.0, (self.gain + BELIEVED) / (self.cost + BELIEVED))
 
     def observe(self, cost: float, accepted: int) -> None:
-        """Before a step. `cost`: of the wait; 0 = there was none. `accepted`: draft tokens of those that came
-        meanwhile. A half of their gain lasts, at least (see _lasting), and no more is counted."""
+        """Takes in a step. `cost` is that of the wait before it; 0 = there was none. `accepted`: draft tokens
+        of those that came meanwhile. A half of their gain lasts, at least (see _lasting), and no more is
+        counted."""
         forgetting = WAIT_FORGETTING if cost else NO_WAIT_FORGETTING
         self.cost = forgetting * self.cost + cost
         self.gain = forgetting * self.gain + accepted / 2
@@ -115,8 +118,8 @@ def start_at(
     awaited: Iterable[Awaited],
     price: float = 0.0,
 ) -> float:
-    """The time at which the next step should start; not after `now` = at once. To be asked again at every
-    arrival, and then.
+    """Returns the time at which the next step should start; not after `now` = at once. To be asked again at
+    every arrival, and then.
 
     A second of waiting costs `goodput`: the tokens that all sessions together commit in a second, waits
     included. A token in a step costs `price`: goodput * dT/dn. The draft tokens that are due, by their
@@ -167,7 +170,7 @@ def _due(
 
 
 def _lasting(refill: float, acceptance: float) -> float:
-    """What a token gained by waiting is worth in the long run.
+    """Returns what a token gained by waiting is worth in the long run.
 
     A draft token that is not verified now is not lost: it still stands in the next step, if this step's own
     token agrees with it. Each one verified now, with the acceptance a, makes it 1 - a less likely that any
@@ -186,8 +189,8 @@ def lock_step(
     awaited: Iterable[Awaited],
     price: float = 0.0,
 ) -> float:
-    """In the place of `start_at`: waits until every session has all the drafts that it may verify. What
-    streaming is compared with; a drafter that says nothing for a second is not waited for."""
+    """Takes the place of `start_at`: waits until every session has all the drafts that it may verify.
+    Streaming is compared with this. A drafter that says nothing for a second is not waited for."""
     start = now
     for session in awaited:
         heard = max(free_since, session.last_at or 0.0)
@@ -197,8 +200,8 @@ def lock_step(
 
 
 def acceptance_after(acceptance: float, accepted: int, verified: int) -> float:
-    """A session's moving acceptance after a step: `accepted` draft tokens were right, the next, if any,
-    wrong."""
+    """Returns a session's moving acceptance after a step: `accepted` draft tokens were right, the next, if
+    any, wrong."""
     kept = 1 - ACCEPTANCE_SMOOTHING
     acceptance = 1 - (1 - acceptance) * kept**accepted
     return acceptance * kept if accepted < verified else acceptance

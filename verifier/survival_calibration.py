@@ -1,4 +1,4 @@
-"""Whether a session's drafts hold what their survival promises: one that does not is believed less.
+"""Measures if a session's drafts hold what their survival promises: one that does not is believed less.
 
 Pure. Survival is the word of a drafter, which may be mistaken or hostile: it decides who enters a step, so a
 drafter that says 1 of everything would crowd out the others. What was promised is therefore held against what
@@ -23,12 +23,12 @@ class SurvivalCalibration:
 
     @property
     def factor(self) -> float:
-        """By which each promised probability is multiplied; at most 1."""
+        """Returns the factor for each promised probability; at most 1."""
         return min(1.0, TOLERANCE * (self.kept + PRIOR) / (self.promised + PRIOR))
 
     def observe(self, chances: Sequence[float], accepted: int) -> None:
-        """A step verified a path with these promised probabilities and accepted its first `accepted`; the
-        token after them was judged too, and those behind it were not."""
+        """Takes in a step that verified a path with these promised probabilities and accepted its first
+        `accepted`; the token after them was judged too, and those behind it were not."""
         forgetting = FORGETTING if chances else IDLE_FORGETTING
         self.promised = forgetting * self.promised + sum(chances[: accepted + 1])
         self.kept = forgetting * self.kept + accepted
