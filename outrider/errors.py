@@ -27,7 +27,8 @@ class OutriderError(Exception):
 
 
 def in_one_line(error: Exception) -> str:
-    """What an error says, as a phrase: its message if it is ours, else its type and its first line."""
+    """Returns what an error says, as a phrase: its message if it is ours, else its type and its first
+    line."""
     if isinstance(error, OutriderError):
         return error.message
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
@@ -95,7 +96,7 @@ class Overloaded(OutriderError):
     kind = "rate_limit_error"
 
     def __init__(self, message: str, *, field: str | None = None, retry_after: int = 1) -> None:
-        """`retry_after`: whole seconds after which it is worth to come back."""
+        """`retry_after` is the number of whole seconds after which it is worth to come back."""
         super().__init__(message, field=field)
         self.retry_after = retry_after
 
@@ -169,5 +170,5 @@ BY_GRPC_CODE: dict[int, type[OutriderError]] = {
 
 
 def from_grpc_code(code: int, message: str) -> OutriderError:
-    """The typed error for a status code that a peer reported; an unknown code stays internal."""
+    """Returns the typed error for a status code that a peer reported; an unknown code stays internal."""
     return BY_GRPC_CODE.get(code, OutriderError)(message)

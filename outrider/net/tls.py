@@ -50,7 +50,8 @@ class Tls:
             )
 
         def renewed() -> grpc.ServerCertificateConfiguration | None:
-            """gRPC asks at every connection; None = as before."""
+            """Returns the files' present content, or None if nothing changed. gRPC asks at every
+            connection."""
             nonlocal told
             material = self._material.current()
             if material is told:
@@ -85,7 +86,7 @@ def opened(files: TlsFiles | None) -> Tls | None:
 
 
 def _read(files: TlsFiles) -> Material:
-    """Raises OSError or ValueError."""
+    """Returns the content of the files. Raises OSError or ValueError."""
     cert, key = files.cert.read_bytes(), files.key.read_bytes()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
@@ -108,5 +109,5 @@ def _why_no_pair(files: TlsFiles, error: ssl.SSLError) -> str:
 
 
 def _no_password() -> str:
-    """Answers in place of a question on the terminal."""
+    """Answers instead of a question on the terminal."""
     raise ValueError("the key is encrypted; give one that is not, which only this process may read")

@@ -43,12 +43,13 @@ class EngineOptions:
 
     @property
     def kv_memory_bytes(self) -> int:
-        """The size of the KV pool, of all its processes together."""
+        """Returns the size of the KV pool, of all its processes together."""
         return parse_memory(self.kv_memory)
 
     @property
     def number_format(self) -> str:
-        """The dtype, if nobody chose one: float32 on a CPU, where it is bit-exact, and bfloat16 on a GPU."""
+        """Returns the dtype that holds if nobody chose one: float32 on a CPU, where it is bit-exact, and
+        bfloat16 on a GPU."""
         return self.dtype or ("float32" if self.device == "cpu" else "bfloat16")
 
 
@@ -67,5 +68,5 @@ class StepLimits:
 
 
 def checkpoint_name(model: str) -> str:
-    """The last part of a checkpoint's path or hub id."""
+    """Returns the last part of a checkpoint's path or hub id."""
     return model.rstrip("/").rpartition("/")[2] or model

@@ -74,7 +74,8 @@ def default_of(group: type, name: str) -> Any:
 
 
 def options(group: type | object) -> list[Option]:
-    """The options of a group, and of groups inside; for a value of one, with its values as defaults."""
+    """Returns the options of a group, and of groups inside; for a value of one, with its values as
+    defaults."""
     kind = group if isinstance(group, type) else type(group)
     hints, found = get_type_hints(kind), []
     for each in fields(kind):

@@ -26,7 +26,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """Whether what is said is encrypted."""
+    """Says if what a process says is encrypted."""
 
     tls_cert: Path | None = option(
         None,
@@ -52,16 +52,14 @@ class Protection:
 
     @property
     def tls(self) -> TlsFiles | None:
-        """None = peers are spoken to in the clear."""
+        """Returns the TLS files; None = peers are spoken to in the clear."""
         if self.tls_cert is None or self.tls_key is None:
             return None
         return TlsFiles(self.tls_cert, self.tls_key, self.tls_ca)
 
 
 def check_reach(host: str, store: str | None, tls: TlsFiles | None, insecure: bool) -> None:
-    """What others could read or speak to is encrypted, or said to be in a network that is trusted.
-
-    Raises WrongOption."""
+    """Raises WrongOption unless what others can reach is encrypted, or is said to be in a trusted network."""
     if store is not None:
         from outrider.store.url import parse_store_url
 
@@ -81,7 +79,7 @@ def check_reach(host: str, store: str | None, tls: TlsFiles | None, insecure: bo
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the host: an address, or a name by what it means here."""
+    """Returns True if only this machine reaches the host: an address, or a name that is looked up here."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

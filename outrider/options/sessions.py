@@ -11,7 +11,7 @@ MAX_SEED = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """How many there may be, for how long, and how far ahead they are drafted."""
+    """How many sessions there may be, for how long, and how far ahead they are drafted."""
 
     num_speculative_tokens: int = option(
         32,

@@ -12,7 +12,7 @@ WILDCARD_HOSTS = frozenset({"0.0.0.0", "::", ""})
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """At a router, or in the store that several share."""
+    """Where a worker registers: at a router, or in the store that several share."""
 
     router: str | None = option(
         None,
@@ -39,7 +39,7 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """By which address others reach a worker."""
+    """Where a worker listens, and the address by which others reach it."""
 
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(0, "Port of the worker's gRPC; 0 = any free one.", least=0, most=65535)
@@ -57,7 +57,8 @@ class Listen:
             )
 
     def advertised_address(self, port: int) -> str:
-        """host:port to register, given the port that the listener got; an IPv6 host is in brackets."""
+        """Returns the host:port to register, given the port that the listener got; an IPv6 host is in
+        brackets."""
         host = self.advertise or self.host
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

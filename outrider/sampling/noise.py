@@ -31,20 +31,20 @@ ELEMENTS_AT_ONCE = 2**16  # on CPU, to stay in its caches
 
 
 def row_key(seed: int, position: int) -> int:
-    """The key of all noise at an absolute position: an integer below 2**64."""
+    """Returns the key of all noise at an absolute position: an integer below 2**64."""
     return mix64(mix64(seed) + (position + 1) * GOLDEN)
 
 
 def gumbel(
     keys: Sequence[int], vocab_size: int, device: torch.device | str = "cpu", offset: int = 0
 ) -> torch.Tensor:
-    """Standard Gumbel numbers [R, vocab_size] float32 for token ids from `offset` on, one row for each
-    key."""
+    """Returns standard Gumbel numbers [R, vocab_size] float32 for token ids from `offset` on, one row for
+    each key."""
     return gumbel_from(_starts(keys, torch.device(device)), vocab_size, offset)
 
 
 def gumbel_from(starts: torch.Tensor, vocab_size: int, offset: int = 0) -> torch.Tensor:
-    """The same from keys [R] int64 with the bits of the row keys, on their device."""
+    """Returns what `gumbel` does, from keys [R] int64 with the bits of the row keys, on their device."""
     out = torch.empty(len(starts), vocab_size, dtype=torch.float32, device=starts.device)
     padded = -(-vocab_size // WHOLE) * WHOLE
     for some, bits in _bits(starts, padded, offset):
@@ -53,7 +53,7 @@ def gumbel_from(starts: torch.Tensor, vocab_size: int, offset: int = 0) -> torch
 
 
 def mix64(z: int) -> int:
-    """SplitMix64's finalizer of an integer, taken modulo 2**64."""
+    """Returns SplitMix64's finalizer of an integer, taken modulo 2**64."""
     z &= MASK
     z = ((z ^ (z >> 30)) * MULTIPLIER_1) & MASK
     z = ((z ^ (z >> 27)) * MULTIPLIER_2) & MASK
@@ -61,7 +61,7 @@ def mix64(z: int) -> int:
 
 
 def mix64_tensor(z: torch.Tensor) -> torch.Tensor:
-    """mix64 of int64 numbers, read as unsigned; works in place and returns its argument."""
+    """Returns mix64 of int64 numbers, read as unsigned; works in place and returns its argument."""
     scratch = torch.empty_like(z)
     for shift, multiplier in ((30, MULTIPLIER_1), (27, MULTIPLIER_2)):
         z ^= _shifted(z, shift, scratch)
@@ -71,7 +71,7 @@ def mix64_tensor(z: torch.Tensor) -> torch.Tensor:
 
 
 def _bits(starts: torch.Tensor, width: int, offset: int = 0) -> Iterator[tuple[slice, torch.Tensor]]:
-    """The bits [r, width] of some rows at a time, for token ids from `offset` on."""
+    """Yields the bits [r, width] of some rows at a time, for token ids from `offset` on."""
     device = starts.device
     ids = torch.arange(offset + 1, offset + 1 + width, dtype=torch.int64, device=device)  # [V]
     counters = ids * _signed(GOLDEN)
@@ -86,23 +86,24 @@ def _starts(keys: Sequence[int], device: torch.device) -> torch.Tensor:
 
 
 def _uniform(bits: torch.Tensor) -> torch.Tensor:
-    """u, float64"""
+    """Returns u, float64."""
     return _shifted(bits, 12, torch.empty_like(bits)).double().add_(0.5).mul_(2.0**-52)
 
 
 def gumbel_of(bits: torch.Tensor) -> torch.Tensor:
-    """The numbers, float32, that belong to such bits."""
+    """Returns the numbers, float32, that belong to such bits."""
     return _uniform(bits).log_().neg_().log_().neg_().float()
 
 
 def _shifted(z: torch.Tensor, bits: int, out: torch.Tensor) -> torch.Tensor:
-    """z >> bits without sign, into `out`: int64's own shift copies the sign bit, which is masked off."""
+    """Returns z >> bits without sign, into `out`: int64's own shift copies the sign bit, which is masked
+    off."""
     torch.bitwise_right_shift(z, bits, out=out)
     out &= 2 ** (64 - bits) - 1
     return out
 
 
 def _signed(value: int) -> int:
-    """The int64 with the same bits."""
+    """Returns the int64 with the same bits."""
     value &= MASK
     return value - 2**64 if value >= 2**63 else value

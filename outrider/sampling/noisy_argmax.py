@@ -1,4 +1,4 @@
-"""The token with the largest log p' + noise, on a CPU, without computing the noise of all of them.
+"""Finds the token with the largest log p' + noise, on a CPU, without computing the noise of all of them.
 
 The largest log p' + gumbel is the smallest *cost*, -log(u) / p', which is no less than (1 - u) / p'. What the
 likeliest token costs is known at once. A token that is less likely by a factor of exp(SPREAD) can only cost
@@ -29,7 +29,7 @@ SAMPLE = 64  # so few
 
 
 def row_keys(seeds: Sequence[int], positions: Sequence[int]) -> Bits:
-    """noise.row_key of each seed and position: [R]."""
+    """Returns noise.row_key of each seed and position: [R]."""
     keys = _mix64(np.array(seeds, dtype=np.uint64))
     keys += (np.array(positions, dtype=np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
     return _mix64(keys)
@@ -54,7 +54,7 @@ class NoisyArgmax:
             self._least_bits = _least_bits(reached * rare)
 
     def draw(self, rows: Ids) -> Ids:
-        """The tokens [n] of the rows [n], which rise."""
+        """Returns the tokens [n] of the rows [n], which rise."""
         vocab, every = self._logits.shape[1], np.arange(len(rows))
         with np.errstate(over="ignore", invalid="ignore"):  # infinite logits, or temperatures near 0
             places, bits = self._contenders(rows)
@@ -75,8 +75,8 @@ class NoisyArgmax:
         return tokens
 
     def _contenders(self, rows: Ids) -> tuple[Ids, Bits]:
-        """Every token that could win: its place in the flattened logits of these rows, rising, and its bits:
-        [n] each. The likeliest tokens are among them."""
+        """Returns every token that could win: its place in the flattened logits of these rows, rising, and
+        its bits: [n] each. The likeliest tokens are among them."""
         vocab = self._logits.shape[1]
         at_once = min(rows_at_once(vocab), len(rows))
         mixed = np.empty((at_once, vocab), dtype=np.uint64)
@@ -100,41 +100,41 @@ class NoisyArgmax:
         return np.concatenate(places), np.concatenate(bits)
 
     def _least_bits_of_any(self, rows: Ids, z: Bits) -> Bits:
-        """The bits [n] with which a token could win against the best of the rows' first ones, however likely
-        it is."""
+        """Returns the bits [n] with which a token could win against the best of the rows' first ones, however
+        likely it is."""
         log_p = (self._logits[rows, :SAMPLE] - self._most[rows, None]) / self._temperature[rows, None]
         cost = _exponential(_end_of_mix64(z[:, :SAMPLE].copy())) * np.exp(-log_p)
         return _least_bits(np.fmin.reduce(cost, axis=1))
 
 
 def noisy_argmax(logits: Floats, temperature: Floats, keys: Bits) -> Ids:
-    """NoisyArgmax of all rows: token ids [R]."""
+    """Returns NoisyArgmax of all rows: token ids [R]."""
     return NoisyArgmax(logits, temperature, keys).draw(np.arange(len(keys)))
 
 
 def rows_at_once(vocab: int) -> int:
-    """Rows that are looked at together."""
+    """Returns how many rows are looked at together."""
     return max(1, ELEMENTS_AT_ONCE // vocab)
 
 
 def _least_bits(cost: npt.NDArray[np.float64]) -> Bits:
-    """The bits without which a token costs more, at p' = 1."""
+    """Returns the bits without which a token costs more, at p' = 1."""
     return np.fmax(2.0**64 * (1 - cost * (1 + ROUNDING)) - UNMIXED, 0.0).astype(np.uint64)
 
 
 def _exponential(bits: Bits) -> npt.NDArray[np.float64]:
-    """-log(u)"""
+    """Returns -log(u)."""
     cost: npt.NDArray[np.float64] = -np.log(_uniform(bits))
     return cost
 
 
 def _mix64(z: Bits) -> Bits:
-    """noise.mix64 of each; works in place and returns its argument, as the two below do."""
+    """Returns noise.mix64 of each; works in place and returns its argument, as the two below do."""
     return _end_of_mix64(_mix64_but_its_end(z, np.empty_like(z)))
 
 
 def _mix64_but_its_end(z: Bits, scratch: Bits) -> Bits:
-    """The upper 31 bits are final."""
+    """Returns the finalizer without its last operation: the upper 31 bits are final."""
     for shift, multiplier in ((30, MULTIPLIER_1), (27, MULTIPLIER_2)):
         z ^= np.right_shift(z, np.uint64(shift), out=scratch)
         z *= np.uint64(multiplier)
@@ -147,7 +147,7 @@ def _end_of_mix64(z: Bits) -> Bits:
 
 
 def _uniform(bits: Bits) -> npt.NDArray[np.float64]:
-    """u"""
+    """Returns u."""
     u: npt.NDArray[np.float64] = (bits >> np.uint64(12)).astype(np.float64)
     u += 0.5
     u *= 2.0**-52

@@ -42,7 +42,7 @@ class SamplingParams:
 
     @property
     def penalized(self) -> bool:
-        """Whether the logits depend on which tokens came before, apart from the model itself."""
+        """Returns True if earlier tokens change the logits in other ways than through the model."""
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
     def validate(self, vocab_size: int) -> None:

@@ -39,7 +39,7 @@ class Row(NamedTuple):
 
 
 def draw(logits: torch.Tensor, rows: Sequence[Row], vocab_size: int | None = None) -> torch.Tensor:
-    """One token for each row of logits [R, V] float32, which stay as they are: [R] int64.
+    """Returns one token for each row of logits [R, V] float32, which stay as they are: [R] int64.
 
     In this order: repetition penalty (prompt and output), frequency and presence penalty (output), logit
     bias, temperature, top_k (ties with the k-th stay), top_p (the smallest set of at least that mass), min_p,
@@ -72,7 +72,7 @@ def draw(logits: torch.Tensor, rows: Sequence[Row], vocab_size: int | None = Non
 def rank(
     logits: torch.Tensor, rows: Sequence[Row], count: int, vocab_size: int | None = None
 ) -> list[Ranked]:
-    """The `count` best of each row of logits [R, V], by what `draw` takes the largest of."""
+    """Returns the `count` best of each row of logits [R, V], by what `draw` takes the largest of."""
     if vocab_size is not None:
         logits = logits[:, :vocab_size]
     scores = logits.clone()
@@ -93,17 +93,17 @@ def rank(
 
 
 def _kinds(rows: Sequence[Row]) -> list[SamplingParams]:
-    """The parameters that occur: those of a session's rows are one object."""
+    """Returns the parameters that occur: those of a session's rows are one object."""
     return list({id(row.params): row.params for row in rows}.values())
 
 
 def _shapes(params: SamplingParams) -> bool:
-    """Whether tokens are ruled out by what all of a row's logits are."""
+    """Returns True if all of a row's logits together decide which tokens are ruled out."""
     return bool(params.top_k) or params.top_p < 1.0 or params.min_p > 0.0
 
 
 def _draw(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
-    """`draw` of all of the rows."""
+    """Returns what `draw` does for all of the rows."""
     kinds = _kinds(rows)
     if any(params.penalized or params.logit_bias for params in kinds):
         logits = logits.clone()
@@ -121,14 +121,14 @@ def _draw(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
 
 
 def _argmax(logits: torch.Tensor) -> torch.Tensor:
-    """On a CPU by numpy, which takes a fraction of torch's time; of equals both take the first."""
+    """Returns the argmax. On a CPU numpy takes a fraction of torch's time; of equals both take the first."""
     if logits.device.type != "cpu":
         return logits.argmax(-1)
     return torch.from_numpy(logits.numpy().argmax(1))
 
 
 def _noisy_argmax(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
-    """(_shape(logits, rows) + noise).argmax(-1)"""
+    """Returns (_shape(logits, rows) + noise).argmax(-1)."""
     if logits.device.type != "cpu":
         keys = [row_key(row.params.seed, row.position) for row in rows]
         return (_shape(logits, rows) + gumbel(keys, logits.shape[1], logits.device)).argmax(-1)
@@ -190,7 +190,7 @@ def _add_bias(logits: torch.Tensor, rows: Sequence[Row]) -> None:
 
 
 def _shape(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
-    """log p' up to a constant a row: -inf where a token is ruled out, 0 at the likeliest."""
+    """Returns log p' up to a constant a row: -inf where a token is ruled out, 0 at the likeliest."""
     params = [row.params for row in rows]
     temperature = _column([max(p.temperature, SMALLEST_TEMPERATURE) for p in params], logits)
     shaped = (logits - logits.amax(-1, keepdim=True)) / temperature

@@ -32,7 +32,7 @@ class TokenCounts:
             self._in_output[place] += 1
 
     def with_drafted(self, drafted: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """(ids [n], occurrences in the output [n]), with the drafted tokens counted as output."""
+        """Returns (ids [n], occurrences in the output [n]), with the drafted tokens counted as output."""
         known = len(self._place)
         ids, counts = self._ids[:known], self._in_output[:known]
         if not drafted:

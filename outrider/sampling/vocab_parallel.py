@@ -39,7 +39,7 @@ class VocabParallelRow:
 
 
 def vocab_parallel(row: Row) -> VocabParallelRow:
-    """What the ranks need to know of a row."""
+    """Returns what the ranks need to know of a row."""
     params = row.params
     if params.penalized or params.logit_bias:
         return VocabParallelRow(How.WHOLE)
@@ -61,25 +61,26 @@ class Draws:
 
     @classmethod
     def told(cls, numbers: tuple[VocabParallelRow, ...], vocab_size: int) -> Draws:
-        """As a rank that follows knows them."""
+        """Returns the draws as a follower knows them, from the numbers that it was told."""
         draws = cls((), vocab_size)
         draws.numbers = numbers
         return draws
 
     @cached_property
     def numbers(self) -> tuple[VocabParallelRow, ...]:
-        """The rows as all ranks know them."""
+        """Returns the rows as all ranks know them."""
         return tuple(vocab_parallel(row) for row in self.rows)
 
     def which(self, how: How) -> list[int]:
-        """The rows that are chosen in this way."""
+        """Returns the rows that are chosen in this way."""
         return [index for index, row in enumerate(self.numbers) if row.how is how]
 
 
 def choose_vocab_parallel(
     logits: torch.Tensor, rows: Sequence[VocabParallelRow], first: int, gather: Gather
 ) -> torch.Tensor:
-    """Token ids [R] int64, on every rank, for logits [R, w] float32 of the ids from `first` on; w may be 0.
+    """Returns token ids [R] int64, on every rank, for logits [R, w] float32 of the ids from `first` on; w may
+    be 0.
 
     Of equals the lowest id is taken, since ranks hold ascending slices."""
     noisy = [index for index, row in enumerate(rows) if row.how is How.NOISY]
@@ -95,14 +96,14 @@ def choose_vocab_parallel(
 
 
 def greatest(logits: torch.Tensor, gather: Gather) -> torch.Tensor:
-    """The greatest [R] of all ranks' logits [R, w]; w may be 0."""
+    """Returns the greatest [R] of all ranks' logits [R, w]; w may be 0."""
     own = logits.amax(-1) if logits.shape[1] else logits.new_full((len(logits),), -torch.inf)
     return torch.stack(gather(own)).amax(0)
 
 
 def likeliest(logits: torch.Tensor, first: int, gather: Gather) -> torch.Tensor:
-    """The ids [R] int64 of the greatest of all ranks' logits [R, w], the lowest of equals; `first` is this
-    rank's first id, and w may be 0."""
+    """Returns the ids [R] int64 of the greatest of all ranks' logits [R, w], the lowest of equals; `first` is
+    this rank's first id, and w may be 0."""
     best = logits.new_full((len(logits), 2), -torch.inf, dtype=torch.float64)  # [R, 2] value and id
     if logits.shape[1]:
         ids = logits.argmax(-1, keepdim=True)  # [R, 1]

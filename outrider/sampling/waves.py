@@ -1,4 +1,4 @@
-"""In which order rows are drawn: those first that are needed in any case, then those that turn out to be.
+"""Orders the drawing of rows: first those that are needed in any case, then those that turn out to be.
 
 A row that follows a drafted token is needed only where that token is drawn. Drawing one row of each session
 after the other would leave none in vain, but few rows at a time cost more each. So each session goes on by as
@@ -17,9 +17,9 @@ NOT_DRAWN = -1
 
 
 def in_waves(after: Sequence[int | None], at_once: int, draw: Callable[[Ids], Ids]) -> list[int]:
-    """The token of each row, or NOT_DRAWN of one that is not needed. Row i is needed unless after[i] is a
-    token that row i - 1, of the same session, does not draw, or that row is not needed itself; the first one
-    always is, and there is one. `draw` gives the tokens of some rows, rising; `at_once` of them cost less
+    """Returns the token of each row, or NOT_DRAWN for one that is not needed. Row i is needed unless after[i]
+    is a token that row i - 1, of the same session, does not draw, or that row is not needed itself; the first
+    one always is, and there is one. `draw` gives the tokens of some rows, rising; `at_once` of them cost less
     each than fewer."""
     tokens = [NOT_DRAWN] * len(after)
     starts = [row for row, token in enumerate(after) if token is None or row == 0]

@@ -59,7 +59,7 @@ class MemoryStore:
             self._tell()
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """Does nothing: there is nothing to close."""
 
     async def workers(self) -> AsyncIterator[Mapping[str, WorkerRecord]]:
         said: Mapping[str, WorkerRecord] | None = None

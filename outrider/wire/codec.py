@@ -19,7 +19,7 @@ _DRAFTER_LOAD = [field.name for field in fields(DrafterLoad)]
 
 
 def session_id_from_wire(raw: bytes) -> SessionId:
-    """Raises InvalidRequest if the length is wrong."""
+    """Returns the session id. Raises InvalidRequest if its length is wrong."""
     if len(raw) != SESSION_ID_BYTES:
         raise InvalidRequest(
             f"session_id must be {SESSION_ID_BYTES} bytes, not {len(raw)}", field="session_id"
@@ -43,7 +43,8 @@ def sampling_to_wire(params: SamplingParams) -> common_pb2.SamplingParams:
 
 
 def sampling_from_wire(message: common_pb2.SamplingParams) -> SamplingParams:
-    """Not validated: the receiver calls `validate` with its own vocabulary size."""
+    """Returns parameters that are not validated: the receiver calls `validate` with its own vocabulary
+    size."""
     return SamplingParams(
         temperature=message.temperature,
         top_k=message.top_k,
@@ -67,7 +68,7 @@ def params_to_wire(params: SessionParams) -> common_pb2.SessionParams:
 
 
 def params_from_wire(message: common_pb2.SessionParams) -> SessionParams:
-    """Not validated: the receiver knows its limits."""
+    """Returns parameters that are not validated: the receiver knows its limits."""
     return SessionParams(
         prompt=tuple(message.prompt),
         sampling=sampling_from_wire(message.sampling),
@@ -131,7 +132,8 @@ def worker_info_to_wire(info: WorkerInfo) -> common_pb2.WorkerInfo:
 
 
 def worker_info_from_wire(message: common_pb2.WorkerInfo) -> WorkerInfo:
-    """Raises InvalidRequest if the role is none of a worker's; check the hello first."""
+    """Returns the worker's description. Raises InvalidRequest if its role is no worker's; check the hello
+    first."""
     hello = message.hello
     if int(hello.role) not in (Role.VERIFIER, Role.DRAFTER):
         raise InvalidRequest("role must be ROLE_VERIFIER or ROLE_DRAFTER for a worker", field="role")
@@ -175,7 +177,7 @@ def record_to_wire(record: WorkerRecord) -> registry_pb2.Registration:
 
 
 def record_from_wire(message: registry_pb2.Registration) -> WorkerRecord:
-    """Raises InvalidRequest as worker_info_from_wire does."""
+    """Returns the record. Raises InvalidRequest as worker_info_from_wire does."""
     load = message.load
     return WorkerRecord(
         worker_info_from_wire(message.info),
@@ -192,12 +194,12 @@ def record_from_wire(message: registry_pb2.Registration) -> WorkerRecord:
 
 
 def record_to_bytes(record: WorkerRecord) -> bytes:
-    """The same bytes for the same record."""
+    """Returns the same bytes for the same record."""
     return record_to_wire(record).SerializeToString(deterministic=True)
 
 
 def record_from_bytes(raw: bytes) -> WorkerRecord:
-    """Raises InvalidRequest if the bytes are no worker's record."""
+    """Returns the record. Raises InvalidRequest if the bytes are no worker's record."""
     try:
         message = registry_pb2.Registration.FromString(raw)
     except DecodeError:

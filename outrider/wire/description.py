@@ -9,7 +9,7 @@ from outrider.wire.hello import Identity
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """A tokenizer, complete: whoever has this needs no model files to turn text into ids and back."""
+    """A complete tokenizer: whoever has this needs no model files to turn text into ids and back."""
 
     hash: str  # hex digest of the id -> token table
     json: str  # contents of a tokenizer.json

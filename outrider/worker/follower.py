@@ -12,8 +12,8 @@ import sys
 
 
 def main(parent: str, spec: str) -> int:
-    """Follows until the leader stops it; the exit code. `parent`: process id of the worker that it ends with.
-    `spec`: a FollowerSpec as JSON."""
+    """Follows until the leader stops it, and returns the exit code. `parent`: process id of the worker that
+    it ends with. `spec`: a FollowerSpec as JSON."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # sent to the whole group: the worker says when it is over
     threads = json.loads(spec)["options"]["threads"]

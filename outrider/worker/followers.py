@@ -55,7 +55,7 @@ StartFollowers = Callable[[Sequence[FollowerSpec]], Followers]
 
 
 def follow(spec: FollowerSpec) -> None:
-    """Runs a follower until its leader stops it. Raises PeerLost if the leader is gone otherwise, and
+    """Runs a follower until its leader stops it. Raises PeerLost if the leader goes in another way, and
     StartupError, which the leader is told of, where it cannot load its part."""
     ranks = Ranks.join(spec.group)
     try:
@@ -78,7 +78,7 @@ def follow(spec: FollowerSpec) -> None:
 
 
 def device_of(device: str, rank: int) -> str:
-    """The device of a rank whose leader has `device`: the GPUs after the leader's."""
+    """Returns the device of a rank whose leader has `device`: the GPUs after the leader's."""
     if device == "cpu":
         return device
     first = int(device.partition(":")[2] or 0)
@@ -86,16 +86,16 @@ def device_of(device: str, rank: int) -> str:
 
 
 class FollowerProcesses:
-    """Followers as children of this process. They end with it, however it ends."""
+    """The followers as children of this process. They end with it, however it ends."""
 
     def __init__(self, specs: Sequence[FollowerSpec]) -> None:
-        """Starts them. To be called on a thread that lasts: Linux ends a child with the thread that started
+        """Starts them. Must be called on a thread that lasts: Linux ends a child with the thread that started
         it."""
         self._processes = {spec.group.rank: _start(spec) for spec in specs}
 
     @property
     def pids(self) -> dict[int, int]:
-        """By rank."""
+        """Returns the process ids by rank."""
         return {rank: process.pid for rank, process in self._processes.items()}
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""What Python's garbage collector looks at while a process serves."""
+"""Decides what Python's garbage collector looks at while a process serves."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ async def load(
     start_followers: StartFollowers = FollowerProcesses,
     quantization: str | None = None,
 ) -> tuple[Engine, TokenizerFiles, WorkerInfo]:
-    """The model with its description, loaded on a thread with progress lines.
+    """Returns the model with its description, loaded on a thread with progress lines.
 
     Divided among several processes, `start_followers` starts the others. Raises StartupError."""
     label = f"outrider {role.name.lower()}"
