@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from router.api.answers import Speculation
+
 
 @dataclass(slots=True)
 class SpeculationStats:
@@ -52,7 +54,7 @@ class SpeculationStats:
     def draft_acceptance_rate(self) -> float:
         return self.accepted / self.drafted if self.drafted else 0.0
 
-    def as_json(self) -> dict[str, object]:
+    def as_json(self) -> Speculation:
         return {
             "mean_acceptance_length": self.mean_acceptance_length,
             "draft_acceptance_rate": self.draft_acceptance_rate,

@@ -14,15 +14,26 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from outrider import __version__
 from outrider.errors import InvalidRequest, OutriderError, Overloaded
 from outrider.wire.session import SessionId, new_session_id
-from router.api import position, schema
+from router.api import answers, position, schema
 from router.api.access import owner
 from router.api.body import MAX_BODY_BYTES, read_json
 from router.api.connection import KEEP_ALIVE_SECONDS, ClientLeft, EventStream, while_connected
 from router.api.deadline import time_limits
 from router.api.generate import Events, Result, generate_all
-from router.api.openapi import add_document
+from router.api.openapi import (
+    MODEL,
+    MODELS,
+    PROBE,
+    RESUMPTION,
+    After,
+    AnswerId,
+    Application,
+    ModelName,
+    generation,
+)
 from router.api.record import Record, named, recalled
 from router.api.responses import SHAPES, Envelope, Json, error_body
 from router.api.stream import Items, events, internal_error, last_words
@@ -46,31 +57,38 @@ def create_app(
     keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
 ) -> FastAPI:
     """The application. `draw_below` draws seeds (`secrets.randbelow`); `clock` gives unix seconds."""
-    app = FastAPI(title="Outrider", docs_url=None, redoc_url=None, openapi_url=None)
+    app = Application(
+        title="Outrider",
+        version=__version__,
+        description="The OpenAI-compatible HTTP API. A null is an absent field.",
+        docs_url=None,
+        redoc_url=None,
+    )
     _add_error_handlers(app, metrics)
 
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", **generation(schema.CompletionRequest, answers.Completion))
     async def completions(request: Request) -> Response:
+        """Continue a prompt."""
         return await answer(request, schema.CompletionRequest, "completion")
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", **generation(schema.ChatRequest, answers.Chat))
     async def chat_completions(request: Request) -> Response:
+        """Continue a conversation."""
         return await answer(request, schema.ChatRequest, "chat")
 
-    @app.get("/v1/sessions/{id}/events")
-    async def session_events(request: Request, id: str) -> Response:
+    @app.get("/v1/sessions/{id}/events", **RESUMPTION)
+    async def session_events(request: Request, id: AnswerId, after: After = None) -> Response:
+        """Go on with a stream that broke off."""
         session_id = position.parse_id(id)
-        if last := request.headers.get(
-            "last-event-id"
-        ):  # what EventSource sends when it reconnects by itself
-            named_id, after = position.parse_event_id(last)
+        # What EventSource sends when it reconnects by itself:
+        if last := request.headers.get("last-event-id"):
+            named_id, place = position.parse_event_id(last)
             if named_id != session_id:
                 raise InvalidRequest(
                     "Last-Event-ID must be of the session in the path", field="Last-Event-ID"
                 )
-            return await resumed(session_id, after)
-        text = request.query_params.get("after")
-        return await resumed(session_id, None if text is None else position.parse_position(text))
+            return await resumed(session_id, place)
+        return await resumed(session_id, None if after is None else position.parse_position(after))
 
     async def answer(request: Request, kind: type[Kind], shape: str) -> Response:
         asked_at = asyncio.get_running_loop().time()
@@ -136,21 +154,24 @@ def create_app(
         )
         return EventStream(chunks, lambda error: last_words(error, metrics), keep_alive_seconds)
 
-    @app.get("/v1/models")
-    async def models() -> Json:
+    @app.get("/v1/models", **MODELS)
+    async def models() -> answers.Models:
+        """The models that are served."""
         return {"object": "list", "data": [_described(model) for model in runner.models()]}
 
-    @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> Json:
+    @app.get("/v1/models/{name:path}", **MODEL)
+    async def model(name: ModelName) -> answers.Model:
+        """One of them."""
         return _described(runner.model(name))
 
-    @app.api_route("/health", methods=["GET", "HEAD"])
+    @app.api_route("/health", methods=["GET", "HEAD"], **PROBE)
     async def health() -> Response:
+        """Whether requests can be served."""
         if runner.ready():
             return PlainTextResponse("ready\n")
         return PlainTextResponse("not ready: no verifier is connected\n", status_code=503)
 
-    @app.api_route("/ready", methods=["GET", "HEAD"])
+    @app.api_route("/ready", methods=["GET", "HEAD"], **PROBE)
     async def ready() -> Response:
         """As /health; and says what is away that requests can do without."""
         response = await health()
@@ -159,15 +180,15 @@ def create_app(
             return PlainTextResponse(f"ready, degraded: {degraded}\n")
         return response
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def exposition() -> Response:
+        """For Prometheus."""
         return Response(metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
-    add_document(app)
     return app
 
 
-def _described(model: ServedModel) -> Json:
+def _described(model: ServedModel) -> answers.Model:
     return {
         "id": model.name,
         "object": "model",

@@ -16,8 +16,8 @@ from router.requests import GenerationRequest
 
 Position = tuple[int, ...]
 
-_ID = re.compile(rf"(?:cmpl-|chatcmpl-)?([0-9a-f]{{{2 * SESSION_ID_BYTES}}})")
-_POSITION = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")
+ID = re.compile(rf"(?:cmpl-|chatcmpl-)?([0-9a-f]{{{2 * SESSION_ID_BYTES}}})")
+POSITION = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")
 
 
 def event_id(session_id: SessionId, position: Sequence[int]) -> str:
@@ -27,7 +27,7 @@ def event_id(session_id: SessionId, position: Sequence[int]) -> str:
 def parse_event_id(text: str) -> tuple[SessionId, Position]:
     """Raises InvalidRequest that says the form."""
     identity, separator, position = text.partition(":")
-    if not (separator and _ID.fullmatch(identity) and _POSITION.fullmatch(position)):
+    if not (separator and ID.fullmatch(identity) and POSITION.fullmatch(position)):
         raise InvalidRequest(
             "Last-Event-ID must be the id of an event of this server: 32 hexadecimal digits, a colon and the "
             "position, as in 0123456789abcdef0123456789abcdef:17",
@@ -38,7 +38,7 @@ def parse_event_id(text: str) -> tuple[SessionId, Position]:
 
 def parse_id(text: str) -> SessionId:
     """Returns the session of a response's id. Raises InvalidRequest."""
-    found = _ID.fullmatch(text)
+    found = ID.fullmatch(text)
     if found is None:
         raise InvalidRequest(
             "id must be that of an answer: 32 hexadecimal digits, with or without cmpl- or chatcmpl-",
@@ -49,7 +49,7 @@ def parse_id(text: str) -> SessionId:
 
 def parse_position(text: str) -> Position:
     """Raises InvalidRequest that says the form."""
-    if not _POSITION.fullmatch(text):
+    if not POSITION.fullmatch(text):
         raise InvalidRequest(
             "after must be a number of output tokens, or with several prompts one for each, as in 17,9",
             field="after",

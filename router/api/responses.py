@@ -9,6 +9,7 @@ from typing import Protocol
 from outrider.errors import OutriderError
 from outrider.wire.session import SessionId
 from router.api.acceptance import SpeculationStats
+from router.api.answers import Error, Totals, Usage
 from router.api.generate import Result
 
 Json = Mapping[str, object]
@@ -104,7 +105,7 @@ class Envelope:
         }
 
 
-def totals(results: Iterable[Result]) -> Json:
+def totals(results: Iterable[Result]) -> Totals:
     """Returns `usage` and `metrics` over all answers of a response."""
     prompt = completion = cached = 0
     speculation = SpeculationStats()
@@ -119,7 +120,7 @@ def totals(results: Iterable[Result]) -> Json:
     }
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> Json:
+def usage(prompt_tokens: int, completion_tokens: int) -> Usage:
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
@@ -127,6 +128,6 @@ def usage(prompt_tokens: int, completion_tokens: int) -> Json:
     }
 
 
-def error_body(error: OutriderError, code: str | None = None) -> Json:
+def error_body(error: OutriderError, code: str | None = None) -> Error:
     """Returns the body of an error. `code` is OpenAI's, if its clients know one."""
     return {"error": {"message": error.message, "type": error.kind, "param": error.field, "code": code}}

@@ -16,8 +16,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from router.api.openapi import openapi
 from tests.fuzz.conftest import ANSWER_SECONDS, Service, fuzzed
+from tests.router.api import scripted
 
 pytestmark = [pytest.mark.process, pytest.mark.fuzz, pytest.mark.timeout(3600)]
 
@@ -32,7 +32,9 @@ PLAIN_SHARE = 0.01
 BYTES_SHARE = 0.1
 
 
-documented = schemathesis.openapi.from_dict(dict(openapi()))  # as it is served, which another test holds
+documented = schemathesis.openapi.from_dict(
+    scripted.application().openapi()
+)  # as it is served, which another test holds
 
 
 @documented.include(method="POST").parametrize()

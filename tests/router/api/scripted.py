@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
+from fastapi import FastAPI
 from tokenizers import (
     AddedToken,
     Tokenizer,
@@ -21,6 +22,8 @@ from tokenizers import (
 
 from outrider.errors import Overloaded, Superseded, Unavailable, UnknownModel, UnknownSession
 from outrider.wire.session import FinishReason, SessionId
+from router.api.http import create_app
+from router.metrics import Metrics
 from router.requests import (
     GenerationRequest,
     Recalled,
@@ -250,6 +253,12 @@ class ScriptedRunner:
 def _beyond(step: TokensCommitted, known: int) -> TokensCommitted:
     """The step without its first `known` tokens."""
     return TokensCommitted(step.tokens[known:], max(0, step.accepted - known), max(0, step.verified - known))
+
+
+def application() -> FastAPI:
+    """The API over a runner that answers every request with the same three tokens."""
+    runner = ScriptedRunner(served(byte_level()), lambda request: steps([5, 6, 7]))
+    return create_app(runner, Metrics(), draw_below=lambda below: 0)
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from jsonschema import Draft202012Validator
 
 from outrider.errors import InvalidRequest
 from router.api import schema
-from router.api.http import create_app
-from router.api.openapi import openapi
 from router.api.validation import prepare
-from router.metrics import Metrics
 from router.requests import ServedModel
 from tests.router.api import scripted
 
-DOCUMENT = openapi()
+APP = scripted.application()
+DOCUMENT = APP.openapi()
 SCHEMAS = DOCUMENT["components"]["schemas"]
 KINDS = [schema.CompletionRequest, schema.ChatRequest, schema.ChatMessage, schema.StreamOptions]
 
@@ -30,20 +28,14 @@ def body(kind: type[schema.GenerationFields]) -> Draft202012Validator:
 
 
 @pytest.fixture
-def app() -> FastAPI:
-    runner = scripted.ScriptedRunner(scripted.served(scripted.byte_level()), lambda request: [])
-    return create_app(runner, Metrics(), draw_below=lambda below: 0)
-
-
-@pytest.fixture
 def model() -> ServedModel:
     return scripted.served(scripted.byte_level(), max_context=8192)
 
 
-def test_every_route_is_in_it_and_no_other(app: FastAPI) -> None:
+def test_every_route_is_in_it_and_no_other() -> None:
     served = {
         (route.path.replace(":path", ""), method)
-        for route in app.routes
+        for route in APP.routes
         if isinstance(route, APIRoute)
         for method in route.methods
     }
@@ -51,10 +43,45 @@ def test_every_route_is_in_it_and_no_other(app: FastAPI) -> None:
     assert described == served
 
 
-async def test_it_is_served(app: FastAPI) -> None:
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://router") as http:
-        assert (await http.get("/openapi.json")).json() == DOCUMENT
+@pytest.fixture
+async def http() -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(APP), base_url="http://router") as client:
+        yield client
+
+
+async def test_it_is_served(http: httpx.AsyncClient) -> None:
+    assert (await http.get("/openapi.json")).json() == DOCUMENT
+
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "code"),
+    [
+        ("post", "/v1/completions", {"prompt": ["a", "b"]}, 200),
+        ("post", "/v1/chat/completions", CHAT, 200),
+        ("post", "/v1/completions", {"prompt": "a", "n": 2}, 400),
+        ("post", "/v1/completions", {"prompt": "a", "model": "none"}, 404),
+        ("get", "/v1/models", None, 200),
+        ("get", "/v1/models/{name}", None, 200),
+        ("get", "/v1/sessions/{id}/events", None, 400),
+    ],
+)
+async def test_answers_are_as_it_says(
+    http: httpx.AsyncClient, method: str, path: str, body: object, code: int
+) -> None:
+    response = await http.request(method, path.format(name="demo", id="x"), json=body)
+    assert response.status_code == code
+    content = DOCUMENT["paths"][path][method]["responses"][str(code)]["content"]["application/json"]
+    described = {**content["schema"], "components": DOCUMENT["components"]}
+    Draft202012Validator(described).validate(response.json())
+
+
+def test_it_knows_no_refusal_that_is_not_ours() -> None:
+    assert not {"HTTPValidationError", "ValidationError"} & SCHEMAS.keys()
+    operations = [operation for path in DOCUMENT["paths"].values() for operation in path.values()]
+    assert all("422" not in operation["responses"] for operation in operations)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

@@ -1,0 +1,116 @@
+"""What the API answers, as JSON names and types. They are plain dictionaries, not checked when sent."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, NotRequired
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from outrider.sampling.params import RANGES
+
+Count = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(json_schema_extra=dict(RANGES["seed"].json_schema()))]
+FinishReason = Literal["stop", "length"]
+
+
+class CachedTokens(TypedDict):
+    cached_tokens: Count
+
+
+class Usage(TypedDict):
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+    prompt_tokens_details: NotRequired[CachedTokens]
+
+
+class Speculation(TypedDict):
+    """As vLLM tells it."""
+
+    mean_acceptance_length: float
+    draft_acceptance_rate: float
+    acceptance_histogram: list[Count]
+    num_spec_steps: Count
+    num_accepted_draft_tokens: Count
+    num_draft_tokens: Count
+
+
+class GenerationMetrics(TypedDict):
+    speculative_decoding: Speculation
+
+
+class Totals(TypedDict):
+    """What every whole answer ends with."""
+
+    usage: Usage
+    metrics: GenerationMetrics
+
+
+class Answer(Totals):
+    """What both kinds of whole answer have."""
+
+    id: str
+    created: Annotated[int, Field(description="Unix seconds.")]
+    model: str
+    seed: Seed
+
+
+class CompletionChoice(TypedDict):
+    index: Count
+    text: str
+    logprobs: None
+    finish_reason: FinishReason
+
+
+class Completion(Answer):
+    """The answer to a prompt, or to several."""
+
+    object: Literal["text_completion"]
+    choices: Annotated[list[CompletionChoice], Field(min_length=1)]
+
+
+class Message(TypedDict):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(TypedDict):
+    index: Count
+    message: Message
+    logprobs: None
+    finish_reason: FinishReason
+
+
+class Chat(Answer):
+    """The next turn of a conversation."""
+
+    object: Literal["chat.completion"]
+    choices: Annotated[list[ChatChoice], Field(min_length=1)]
+
+
+class Model(TypedDict):
+    """A model that is served."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: Annotated[int, Field(ge=1)]
+
+
+class Models(TypedDict):
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Refusal(TypedDict):
+    message: str
+    type: str
+    param: Annotated[str | None, Field(description="The field at fault.")]
+    code: str | None
+
+
+class Error(TypedDict):
+    error: Refusal
