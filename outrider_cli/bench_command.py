@@ -77,7 +77,7 @@ def _bench_command(**given: Any) -> None:
 
 
 def settings_of(told: BenchOptions) -> Settings:
-    """Raises StartupError for the first value that cannot be."""
+    """Returns the settings. Raises StartupError for the first value that cannot be."""
     from outrider_cli.bench.settings import Settings, numbers, parse_cores, words
     from outrider_cli.serve import choose_models
 
@@ -164,7 +164,7 @@ def measure(settings: Settings, write: Path | None) -> None:
 
 
 def machine() -> str:
-    """The processor's name, where the system tells, and the number of cores."""
+    """Returns the processor's name, where the system tells, and the number of cores."""
     try:
         told = dict(re.findall(r"(model name|cpu family|model)\s*: (.+)", Path("/proc/cpuinfo").read_text()))
     except OSError:

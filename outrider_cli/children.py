@@ -46,7 +46,7 @@ def router_child(config: RouterConfig, logging: Logging) -> ChildSpec:
 
 
 def worker_children(models: Models, workers: Workers, router: str) -> list[ChildSpec]:
-    """Verifiers and drafters that register with the router at host:port."""
+    """Returns the verifiers and drafters that register with the router at host:port."""
     registration = Registration(router=router)
     # They are on this machine: without an authority for their certificates they speak in the clear.
     told = replace(workers.protection, insecure=False)
@@ -84,7 +84,7 @@ def worker_children(models: Models, workers: Workers, router: str) -> list[Child
 
 
 def threads_each(cores: int, workers: int) -> int:
-    """The cores divided among the workers, at least one for each."""
+    """Returns the cores divided among the workers, at least one for each."""
     return max(1, cores // workers)
 
 

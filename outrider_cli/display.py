@@ -65,7 +65,7 @@ class ServeDisplay:
         self._print(Text.assemble((f"{'outrider':>{self._width}} | ", "bold"), text))
 
     def block(self, text: str) -> None:
-        """Lines to be copied: printed as they are, never wrapped."""
+        """Prints lines to be copied as they are, never wrapped."""
         self._print(Text(text))
 
     def close(self) -> None:

@@ -66,7 +66,7 @@ drafter = command(
 
 
 def _log_to_stderr(level: str) -> None:
-    """Others' code is heard from warnings on: what it logs below may hold what was asked."""
+    """Logs to stderr. Others' code is heard from warnings on: what it logs below may hold what was asked."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # or each stranger's handshake would be a line
     for room in ROOMS:
@@ -74,7 +74,8 @@ def _log_to_stderr(level: str) -> None:
 
 
 def _cache_folder() -> Path | None:
-    """Where this user's programs keep what they can find out again; None = the user has no such place."""
+    """Returns where this user's programs keep what they can find out again; None = the user has no such
+    place."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outrider"
     except RuntimeError:
@@ -82,8 +83,8 @@ def _cache_folder() -> Path | None:
 
 
 def _claim_threads(threads: int | None, processes: int = 1) -> int:
-    """The number of threads of each of so many processes, made known to the libraries that read it when torch
-    is imported."""
+    """Returns the number of threads of each of so many processes, and makes it known to the libraries that
+    read it when torch is imported."""
     count = threads or max(1, len(os.sched_getaffinity(0)) // processes)
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(count)
     return count

@@ -88,7 +88,7 @@ serve = command(
 
 
 def choose_models(target: str | None, draft: str | None, drafters: int, propose: str | None = None) -> Models:
-    """The pair to serve; ends the process with a sentence where the options do not go together."""
+    """Returns the pair to serve, or ends the process with a sentence if the options do not go together."""
     if draft is not None and drafters == 0:
         fail("serve", "--draft names a model but --drafters 0 runs none: leave one of them out", WRONG_USAGE)
     if propose is not None and drafters == 0:
@@ -177,8 +177,8 @@ async def _serve(
 
 
 def router_addresses(announcement: str) -> tuple[str, str, str]:
-    """HTTP url, gRPC host:port and the one at which workers register, from what a router says when it is
-    ready."""
+    """Returns the HTTP url, the gRPC host:port and the one at which workers register, from what a router says
+    when it is ready."""
     found = re.match(r"(https?://\S+) \(gRPC (\S+?)(?:, workers (\S+?))?\)", announcement)
     if found is None:
         raise ValueError(f"a router announced itself with {announcement!r}")
@@ -186,7 +186,8 @@ def router_addresses(announcement: str) -> tuple[str, str, str]:
 
 
 def reachable(address: str) -> str:
-    """The address for a client on this machine: a listener on every address is reached by loopback."""
+    """Returns the address for a client on this machine: a listener on every address is reached by
+    loopback."""
     for everywhere, here in (("0.0.0.0", "127.0.0.1"), ("[::]", "[::1]")):
         address = re.sub(rf"^(https?://)?{re.escape(everywhere)}(?=:\d)", rf"\g<1>{here}", address)
     return address

@@ -64,7 +64,7 @@ def plan(
 
 
 def table(rows: Iterable[Speedup], chosen: int) -> list[str]:
-    """A line for each k, the chosen one marked."""
+    """Returns a line for each k, the chosen one marked."""
     lines = ["    k  speed-up  tokens a step  drafters a verifier"]
     for row in rows:
         mark = ">" if row.k == chosen else " "
@@ -74,7 +74,7 @@ def table(rows: Iterable[Speedup], chosen: int) -> list[str]:
 
 
 def summary(pair: Pair, chosen: Speedup) -> list[str]:
-    """Sentences about the chosen k."""
+    """Returns sentences about the chosen k."""
     plain = 1000 / pair.target_step_ms
     lines = [
         f"With k = {chosen.k}: {chosen.speedup:.2f} times plain decoding, "
@@ -89,7 +89,8 @@ def summary(pair: Pair, chosen: Speedup) -> list[str]:
 
 
 def ratio(drafters: float) -> str:
-    """Whole workers: 2.3 drafters for a verifier are 3, and .3 are one drafter for three verifiers."""
+    """Returns the ratio in whole workers: 2.3 drafters for a verifier are 3, and .3 are one drafter for three
+    verifiers."""
     if drafters <= 0:
         return "no drafters"
     if drafters > 1:

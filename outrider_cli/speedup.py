@@ -1,4 +1,5 @@
-"""How much faster decoding gets with drafts, and how many drafters that takes: exact for a simple model.
+"""Computes how much faster decoding gets with drafts, and how many drafters that takes: exact for a simple
+model.
 
 The model: each position of a text is guessed right by the draft with the same probability a, independently of
 the others; a step takes the same time but for what its draft tokens add; drafts are streamed. After a wrong
@@ -62,7 +63,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
-    """What to expect with at most k draft tokens in a step."""
+    """The figures to expect with at most k draft tokens in a step."""
 
     k: int
     speedup: float  # over plain decoding on the same target
@@ -81,7 +82,7 @@ class _Step:
 
 
 def expect(pair: Pair, k: int) -> Speedup:
-    """What to expect of `pair`. Raises StartupError for a k out of range."""
+    """Returns what to expect of `pair`. Raises StartupError for a k out of range."""
     if not 0 <= k <= MOST_TOKENS:
         raise StartupError(f"--num-speculative-tokens must be from 0 to {MOST_TOKENS}, not {k}")
     if k == 0:
@@ -103,7 +104,7 @@ def expect(pair: Pair, k: int) -> Speedup:
 
 
 def _stretch(pair: Pair, k: int, goodput: float, waits: bool) -> list[_Step]:
-    """The steps from one wrong guess on, as long as it is likely enough that there was no other."""
+    """Returns the steps from one wrong guess on, as long as it is likely enough that there was no other."""
     steps: list[_Step] = []
     committed, now = 0, 0.0
     while not steps or pair.acceptance**committed > NEGLIGIBLE:
@@ -117,12 +118,12 @@ def _stretch(pair: Pair, k: int, goodput: float, waits: bool) -> list[_Step]:
 
 
 def _arrived(pair: Pair, now: float) -> int:
-    """Guesses of the stretch that are at the verifier."""
+    """Returns how many guesses of the stretch are at the verifier."""
     return max(0, math.floor((now - pair.rtt_ms) / pair.draft_token_ms + 1e-9))
 
 
 def _wait(pair: Pair, k: int, committed: int, ready: int, now: float, goodput: float) -> float:
-    """When the verifier starts a step for which it has `ready` drafts: the rule of
+    """Returns when the verifier starts a step for which it has `ready` drafts: the rule of
     verifier/step_start.py. It waits for those that gain most beyond what the wait and they cost, for half a
     step at most."""
     start, best, gain = now, 0.0, 0.0
@@ -137,17 +138,18 @@ def _wait(pair: Pair, k: int, committed: int, ready: int, now: float, goodput: f
 
 
 def _rate(pair: Pair, steps: list[_Step]) -> float:
-    """Tokens a millisecond."""
+    """Returns the tokens a millisecond."""
     return 1 / (1 - pair.acceptance) / _mean_time(pair, steps)
 
 
 def _mean_time(pair: Pair, steps: list[_Step]) -> float:
-    """Milliseconds from one wrong guess to the next."""
+    """Returns the milliseconds from one wrong guess to the next."""
     return sum(pair.acceptance**step.before * step.milliseconds for step in steps)
 
 
 def _drafted(pair: Pair, k: int, steps: list[_Step]) -> float:
-    """Tokens drafted from one wrong guess to the next: without a pause, but for the bound of the window."""
+    """Returns the tokens drafted from one wrong guess to the next: without a pause, but for the bound of the
+    window."""
     busy = k + math.ceil((pair.target_step_ms + pair.rtt_ms) / pair.draft_token_ms)
     in_flight = (k + 1) * (2 + math.ceil(pair.rtt_ms / pair.target_step_ms))  # router/speculation.py: window
     total = 0.0

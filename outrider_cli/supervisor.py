@@ -52,7 +52,8 @@ class ChildDied(Exception):
 
 
 def restart_delay(deaths: Sequence[float], now: float) -> float | None:
-    """Seconds to wait before the next start, doubling with every recent death; None = too many of them.
+    """Returns the seconds to wait before the next start, doubling with every recent death; None = too many of
+    them.
 
     `deaths` and `now` are seconds of one clock."""
     recent = sum(1 for death in deaths if now - death < DEATHS_WINDOW_SECONDS)
@@ -101,7 +102,8 @@ class Supervisor:
             await asyncio.gather(*starts, return_exceptions=True)
 
     def pid(self, name: str) -> int:
-        """Process id of the child of that name, of its latest run. Raises KeyError if none was started."""
+        """Returns the process id of the child of that name, of its latest run. Raises KeyError if none was
+        started."""
         return {child.spec.name: child.pid for child in self._children}[name]
 
     async def failed(self) -> None:
@@ -111,8 +113,8 @@ class Supervisor:
         raise self._failure
 
     async def stop(self) -> None:
-        """SIGTERM to every child, SIGKILL to those left after drain time and grace; returns when all are
-        gone."""
+        """Sends SIGTERM to every child, SIGKILL to those left after drain time and grace. Returns when all
+        are gone."""
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
@@ -120,7 +122,7 @@ class Supervisor:
         self._children = []
 
     def kill(self) -> None:
-        """SIGKILL to every child: whoever waits in `stop` waits no longer."""
+        """Sends SIGKILL to every child: whoever waits in `stop` waits no longer."""
         for child in self._children:
             child.send(signal.SIGKILL)
 
@@ -188,7 +190,7 @@ class _Child:
         await asyncio.wait({self._forwarding}, timeout=LAST_WORDS_SECONDS)
 
     async def end(self) -> None:
-        """SIGTERM, then SIGKILL after its drain time and the grace."""
+        """Sends SIGTERM, then SIGKILL after its drain time and the grace."""
         patience = self.spec.drain_seconds + STOP_GRACE_SECONDS
         for sign, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, None)):
             if not self.alive:
@@ -201,13 +203,13 @@ class _Child:
         self._forwarding.cancel()
 
     def send(self, sign: signal.Signals) -> None:
-        """To the whole process group."""
+        """Sends a signal to the whole process group."""
         if self.alive:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, sign)
 
     def reason(self) -> str:
-        """Why it ended, in its own words where it had some: its error line, otherwise its last line."""
+        """Returns why it ended, in its own words if it had some: its error line, otherwise its last line."""
         code = self._process.returncode
         if code is not None and code < 0:
             return f"killed by signal {-code} ({signal.strsignal(-code)})"
@@ -230,7 +232,7 @@ class _Child:
 
 
 async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
-    """Lines as they come; of one redrawn with carriage returns (a progress bar), its last state."""
+    """Yields lines as they come; of one redrawn with carriage returns (a progress bar), its last state."""
     pending = b""
     while chunk := await stream.read(LONGEST_LINE):
         *lines, pending = (pending + chunk).split(b"\n")
@@ -247,7 +249,8 @@ def _text(line: bytes) -> str:
 
 
 def _dies_with_parent() -> Callable[[], None] | None:
-    """What a child runs before its command, so that the kernel kills it when this process dies (Linux)."""
+    """Returns what a child runs before its command, so that the kernel kills it when this process dies
+    (Linux)."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None).prctl  # looked up here: after a fork only calls that take no lock are safe

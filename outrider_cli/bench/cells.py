@@ -52,8 +52,9 @@ def cells(
     streams: Sequence[int],
     rtts_ms: Sequence[float],
 ) -> list[Cell]:
-    """The product. Plain decoding is measured at each round trip too: so what it is compared with ran at the
-    same time. transformers takes one stream; it has no line, nor has a target with all cores."""
+    """Returns every combination. Plain decoding is measured at each round trip too: so what it is compared
+    with ran at the same time. transformers takes one stream; it has no line, nor has a target with all
+    cores."""
     combinations = [Setting(*one) for one in product(workloads, temperatures, streams, rtts_ms)]
     return [
         Cell(way, setting)
@@ -65,7 +66,8 @@ def cells(
 
 
 def in_order(planned: Sequence[Cell], rng: random.Random) -> list[tuple[float, list[Cell]]]:
-    """A repetition: (round trip, its cells), both in random order; the line changes only between them."""
+    """Returns a repetition: (round trip, its cells), both in random order; the line changes only between
+    them."""
     by_line = sorted(planned, key=lambda cell: cell.setting.rtt_ms)
     parts = [(rtt, list(part)) for rtt, part in groupby(by_line, key=lambda cell: cell.setting.rtt_ms)]
     for _, part in parts:
@@ -75,10 +77,11 @@ def in_order(planned: Sequence[Cell], rng: random.Random) -> list[tuple[float, l
 
 
 def asked(streams: int, repetition: int, prompts: int) -> list[int]:
-    """Which of so many prompts a repetition's group takes: the next `streams`, round and round."""
+    """Returns which of so many prompts a repetition's group takes: the next `streams`, round and round."""
     return [(repetition * streams + number) % prompts for number in range(streams)]
 
 
 def prompts_needed(streams: Sequence[int], repetitions: int) -> int:
-    """Prompts of a workload: as many as the largest group, and a different one for each single stream."""
+    """Returns the number of prompts of a workload: as many as the largest group, and a different one for each
+    single stream."""
     return max([*streams, repetitions])

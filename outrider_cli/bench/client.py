@@ -15,7 +15,7 @@ from outrider_cli.bench.http import Http
 
 
 class Refused(InvalidRequest):
-    """A server's answer other than 200."""
+    """A server's answer was not 200."""
 
     def __init__(self, message: str, status: int, retry_after: str | None) -> None:
         super().__init__(message)
@@ -60,7 +60,7 @@ class ServerClient:
     """Asks one server. Raises Unavailable if none answers, otherwise what the server says is wrong."""
 
     def __init__(self, url: str, model: str | None, extras: Mapping[str, object]) -> None:
-        """`extras`: fields beyond OpenAI's own that this server takes."""
+        """`extras` are fields beyond OpenAI's own that this server takes."""
         self.url = url.rstrip("/")
         self._model = {} if model is None else {"model": model}
         self._extras = extras
@@ -108,14 +108,14 @@ class ServerClient:
         return reply
 
     async def models(self) -> list[str]:
-        """The names of the models that it serves."""
+        """Returns the names of the models that it serves."""
         try:
             return [str(model["id"]) for model in json.loads(await self._got("/v1/models"))["data"]]
         except (ValueError, KeyError, TypeError):
             raise InvalidRequest(f"{self.url} lists no models: name one with --model") from None
 
     async def counted(self, name: str) -> float:
-        """A counter of its /metrics, over all labels. 0 if there is none of that name."""
+        """Returns a counter of its /metrics, over all labels. 0 if there is none of that name."""
         families = text_string_to_metric_families((await self._got("/metrics")).decode())
         samples = (sample for family in families for sample in family.samples)
         return sum(sample.value for sample in samples if sample.name == f"{name}_total")
@@ -125,7 +125,7 @@ class ServerClient:
             return await response.read()
 
     async def _events(self, body: Mapping[str, object]) -> AsyncIterator[dict[str, Any]]:
-        """The JSON objects of the answer, up to its [DONE]."""
+        """Yields the JSON objects of the answer, up to its [DONE]."""
         async with self._http.asked("POST", "/v1/completions", json.dumps(body).encode()) as response:
             if response.status >= 400:
                 sentence = _message(response.status, await response.read())
@@ -141,7 +141,7 @@ class ServerClient:
 
 
 def count_tokens(pieces: list[tuple[float, str, int | None]], total: int | None) -> list[tuple[float, int]]:
-    """(when, tokens) of each piece of text.
+    """Returns (when, tokens) of each piece of text.
 
     Tokens as the server tells with each piece; otherwise its total, divided by length of text, since a piece
     may hold several tokens; where it tells nothing, one a piece."""

@@ -1,4 +1,4 @@
-"""From answers to figures: pure."""
+"""Makes figures out of answers. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Measured:
 
 
 def measured(answers: Answers) -> Measured:
-    """The figures of a group that ran together."""
+    """Returns the figures of a group that ran together."""
     replies = answers.replies
     arrivals = [reply.arrivals for reply in replies]
     start, end = max(one[0][0] for one in arrivals), max(one[-1][0] for one in arrivals)
@@ -52,7 +52,7 @@ def measured(answers: Answers) -> Measured:
 
 
 def _rate(arrivals: Sequence[Sequence[tuple[float, float]]], start: float, end: float) -> float:
-    """Tokens a second that arrived after `start`, up to `end`; 0 if no time passed."""
+    """Returns the tokens a second that arrived after `start`, up to `end`; 0 if no time passed."""
     tokens = sum(count for one in arrivals for at, count in one if start < at <= end)
     return tokens / (end - start) if end > start else 0.0
 
@@ -78,7 +78,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Of at least one value."""
+        """Returns the spread of at least one value."""
         low, middle, high = (
             statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
         )
@@ -92,7 +92,7 @@ class Spread:
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """By linear interpolation, of at least one value."""
+    """Returns a percentile of at least one value, by linear interpolation."""
     if len(values) == 1:
         return values[0]
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
@@ -114,7 +114,7 @@ class Figures:
 
 
 def figures(repetitions: Sequence[Measured]) -> Figures:
-    """Of at least one repetition."""
+    """Returns the figures of a cell from at least one repetition."""
     first = [second for one in repetitions for second in one.first_token_seconds]
     gaps = [second for one in repetitions for second in one.gap_seconds]
     drafted, accepted, steps = (
@@ -141,7 +141,8 @@ def figures(repetitions: Sequence[Measured]) -> Figures:
 
 
 def ratio(over: Sequence[Measured], under: Sequence[Measured]) -> Spread | None:
-    """How many times the rate of `under`, repetition by repetition; None if a rate of it is 0."""
+    """Returns how many times the rate of `under` it is, repetition by repetition; None if a rate of it is
+    0."""
     if not all(below.rate > 0 for below in under):
         return None
     return Spread.of([above.rate / below.rate for above, below in zip(over, under, strict=True)])

@@ -57,7 +57,8 @@ GOALS = (
 
 
 def outcomes(runs: Runs) -> list[Outcome]:
-    """Of the goals whose cells were measured; the last is the worst setting of all over plain decoding."""
+    """Returns the outcomes of the goals whose cells were measured; the last is the worst setting of all over
+    plain decoding."""
     found = []
     for goal in GOALS:
         if goal.over in runs and goal.under in runs:
@@ -76,6 +77,7 @@ def outcomes(runs: Runs) -> list[Outcome]:
 
 
 def over_plain(runs: Runs, cell: Cell) -> Spread | None:
-    """How many times plain decoding's rate, in the same setting; None if that was not measured."""
+    """Returns how many times plain decoding's rate it is, in the same setting; None if that was not
+    measured."""
     plain = runs.get(Cell(PLAIN, cell.setting))
     return None if plain is None else ratio(runs[cell], plain)

@@ -70,5 +70,6 @@ async def ask_together(server: Server, requests: Sequence[Request], cpu: Callabl
 
 
 def cpu_clock(pid: int) -> float:
-    """CPU seconds that all threads of a process have used so far (Linux). Raises OSError if it is gone."""
+    """Returns the CPU seconds that all threads of a process have used so far (Linux). Raises OSError if it is
+    gone."""
     return time.clock_gettime(~pid << 3 | 2)  # as clock_getcpuclockid of glibc computes the clock's number

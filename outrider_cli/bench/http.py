@@ -29,7 +29,7 @@ class Response:
     complete: bool = False
 
     async def lines(self) -> AsyncIterator[bytes]:
-        """The body's lines, without their ends, as they come."""
+        """Yields the body's lines, without their ends, as they come."""
         rest = b""
         async for piece in self._pieces():
             *lines, rest = (rest + piece).split(b"\n")
@@ -43,7 +43,8 @@ class Response:
         return b"\n".join([line async for line in self.lines()])
 
     async def _pieces(self) -> AsyncIterator[bytes]:
-        """Raises IncompleteReadError if the connection breaks before the body's end."""
+        """Yields the body in pieces. Raises IncompleteReadError if the connection breaks before the body's
+        end."""
         if self.headers.get("transfer-encoding", "").lower() == "chunked":
             while size := int((await self._reader.readuntil(b"\r\n")).split(b";")[0], 16):
                 yield (await self._reader.readexactly(size + 2))[:-2]

@@ -70,7 +70,7 @@ class Bench:
     def __init__(
         self, settings: Settings, servers: Mapping[str, Server], relay: Relay | None, progress: Progress
     ) -> None:
-        """`servers`: by way; transformers with its best settings is added by `tune`."""
+        """`servers` stand by their way; transformers with its best settings is added by `tune`."""
         self._settings = settings
         self._servers = servers
         self._relay = relay
@@ -91,7 +91,7 @@ class Bench:
             self.result.idle_cpu[way] = {role: (now[role] - before[way][role]) / IDLE_SECONDS for role in now}
 
     async def read(self, ways: Sequence[str]) -> None:
-        """Has every prompt read by the services: what is measured later is decoding."""
+        """Lets every prompt be read by the services: what is measured later is decoding."""
         self._progress.stage("Reading the prompts", sum(map(len, self._prompts.values())))
         for workload, texts in self._prompts.items():
             for number, prompt in enumerate(texts):
@@ -117,7 +117,7 @@ class Bench:
             self._tuned[workload, degree] = Generate(peer, best)
 
     async def measure(self) -> None:
-        """All cells, in random order, as often as planned."""
+        """Measures all cells, in random order, as often as the settings say."""
         rng = random.Random(self._settings.seed)
         planned = self._settings.cells()
         self._progress.stage("Measuring", len(planned) * self._settings.repetitions)

@@ -38,7 +38,7 @@ class Peer:
         return Reply(sent=sent, arrivals=arrivals, **told)
 
     async def line(self) -> bytes:
-        """What it says next. Raises StartupError if it has ended."""
+        """Returns what it says next. Raises StartupError if it has ended."""
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         if not line:
@@ -64,7 +64,7 @@ class Generate:
 
 @asynccontextmanager
 async def peer(models: Models, cores: Cores) -> AsyncIterator[Peer]:
-    """The process, on all of the cores. Raises StartupError if it cannot load the pair."""
+    """Starts the process, on all of the cores. Raises StartupError if it cannot load the pair."""
     threads = str(len(cores.all))
     arguments = (str(os.getpid()), threads, models.target, models.draft or "")
     command = (*cores.prefix(cores.all), sys.executable, "-m", "outrider_cli.bench.peer", *arguments)
@@ -86,7 +86,7 @@ async def peer(models: Models, cores: Cores) -> AsyncIterator[Peer]:
 
 
 async def best_setting(running: Peer, requests: Sequence[Request]) -> int:
-    """The constant number of draft tokens with which the requests are answered fastest, by median."""
+    """Returns the constant number of draft tokens with which the requests are answered fastest, by median."""
     rates: dict[int, list[float]] = {k: [] for k in CANDIDATES}
     for request in requests:
         for k in CANDIDATES:

@@ -1,4 +1,4 @@
-"""Which cores a process computes on."""
+"""Decides on which cores a process computes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Cores:
 
     @classmethod
     def divided(cls, available: Sequence[int]) -> Cores:
-        """Half of the cores for each model, at least one; a single core is shared."""
+        """Returns half of the cores for each model, at least one; a single core is shared."""
         half = max(1, len(available) // 2)
         return cls(tuple(available[:half]), tuple(available[half:]) or tuple(available))
 
@@ -30,7 +30,7 @@ class Cores:
         return tuple(sorted({*self.target, *self.draft}))
 
     def prefix(self, cores: Sequence[int]) -> tuple[str, ...]:
-        """What a command line begins with so that it stays on these of them."""
+        """Returns what a command line begins with, so that it stays on these of them."""
         return ("taskset", "--cpu-list", ",".join(map(str, cores))) if self.pinned else ()
 
 

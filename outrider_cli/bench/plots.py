@@ -64,7 +64,7 @@ def draw(settings: Settings, result: Result, folder: Path) -> list[Path]:
 
 
 def rates(settings: Settings, result: Result) -> Figure:
-    """Tokens a second of each way of serving, with the fewest streams and the shortest line."""
+    """Draws the tokens a second of each way of serving, with the fewest streams and the shortest line."""
     figure, axes = _figure(1, 1)
     kinds = list(product(settings.workloads, settings.temperatures))
     width = 0.8 / len(settings.ways)
@@ -92,7 +92,7 @@ def along(
     series: list[tuple[str, float]],
     setting: Callable[[str, float, float, float], Setting],
 ) -> Figure:
-    """A panel for each workload and temperature: how a rate changes along one of the settings.
+    """Draws a panel for each workload and temperature: how a rate changes along one of the settings.
 
     Over plain decoding where that was measured, otherwise in tokens a second. `setting` makes one of
     workload, temperature, value on the axis, and value of the series."""
@@ -137,7 +137,7 @@ def _by_rtt(workload: str, temperature: float, rtt_ms: float, streams: float) ->
 
 
 def _error(spread: Spread) -> list[list[float]]:
-    """Below and above the median, as matplotlib wants it: [2, 1]."""
+    """Returns the distances below and above the median, as matplotlib wants it: [2, 1]."""
     return [[spread.median - spread.lower_quartile], [spread.upper_quartile - spread.median]]
 
 

@@ -28,7 +28,7 @@ class Line:
         self._under_way.append((now + delay, data))
 
     def arrived(self, now: float) -> list[bytes]:
-        """What has arrived by `now`, in the order in which it was sent. It is taken off the line."""
+        """Returns what has arrived by `now`, in the order in which it was sent. It is taken off the line."""
         arrived = []
         while self._under_way and self._under_way[0][0] <= now:
             arrived.append(self._under_way.popleft()[1])
@@ -54,7 +54,8 @@ class Relay:
 
     @property
     def environment(self) -> dict[str, str]:
-        """By which a gRPC process connects through this relay, to whatever IPv4 address of this machine."""
+        """Returns the environment by which a gRPC process connects through this relay, to any IPv4 address
+        here."""
         assert self._server is not None
         host, port = self._server.sockets[0].getsockname()
         return {

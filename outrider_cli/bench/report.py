@@ -27,7 +27,7 @@ LEGEND = (
 
 
 def as_json(settings: Settings, result: Result, about: Json) -> Json:
-    """Everything, repetitions included. `about`: what made it (command, machine, versions)."""
+    """Returns everything, repetitions included. `about` is what made it (command, machine, versions)."""
     return {
         **about,
         "plan": {**asdict(settings), "models": _names(settings)},
@@ -52,7 +52,7 @@ def as_json(settings: Settings, result: Result, about: Json) -> Json:
 
 
 def _names(settings: Settings) -> Json | None:
-    """The checkpoints, without the folders in which they lie on this machine."""
+    """Returns the checkpoints, without the folders in which they lie on this machine."""
     if settings.models is None:
         return None
     return {
@@ -62,7 +62,7 @@ def _names(settings: Settings) -> Json | None:
 
 
 def in_table_order(settings: Settings, result: Result) -> list[Cell]:
-    """Settings in the order in which they were given, the ways of each side by side."""
+    """Returns the cells in the order of their settings, the ways of each side by side."""
     return [cell for cell in settings.cells() if cell in result.runs]
 
 
@@ -84,7 +84,7 @@ def _same(result: Result, way: str, reference: str) -> Json:
 
 
 def cells_tables(settings: Settings, result: Result) -> Iterator[Table]:
-    """One for each setting: narrow enough for a terminal."""
+    """Yields a table for each setting: narrow enough for a terminal."""
     for setting, cells in groupby(in_table_order(settings, result), key=lambda cell: cell.setting):
         table = Table(
             "served by", box=SIMPLE_HEAD, title=str(setting), title_justify="left", padding=(0, 1, 0, 0)
@@ -122,7 +122,7 @@ def goals_table(reached: list[Outcome]) -> Table:
 
 
 def sentences(settings: Settings, result: Result) -> list[str]:
-    """What the tables do not say."""
+    """Returns sentences that say what the tables do not."""
     said = []
     for way in settings.ways:
         alike, both = result.texts.same(way, settings.reference)

@@ -1,4 +1,4 @@
-"""A run: everything is started, measured, and ended."""
+"""Runs a benchmark: everything is started, measured, and ended."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class Elsewhere:
 
 
 async def run(settings: Settings, progress: Progress) -> Result:
-    """Raises StartupError if something does not start, otherwise what a server says is wrong."""
+    """Returns what the run found. Raises StartupError if something does not start, otherwise what a server
+    says is wrong."""
     async with AsyncExitStack() as stack:
         services: Mapping[str, Service] = {}
         if settings.url is not None:
@@ -63,7 +64,7 @@ async def run(settings: Settings, progress: Progress) -> Result:
 async def _start(
     settings: Settings, stack: AsyncExitStack, progress: Progress
 ) -> tuple[Bench, Mapping[str, Service]]:
-    """Our services and transformers, one after the other. What is started ends with the stack."""
+    """Starts our services and transformers, one after the other. What is started ends with the stack."""
     assert settings.models is not None
     if settings.cores.pinned:
         stay_on(settings.cores.draft)
@@ -107,7 +108,8 @@ async def _start(
 
 
 async def reach(url: str, model: str | None) -> ServerClient:
-    """A client of a server that is there. Where it refuses fields beyond OpenAI's own, it is asked without.
+    """Returns a client of a server that is there. Where it refuses fields beyond OpenAI's own, it is asked
+    without.
 
     Raises Unavailable if none answers, and what it says where it refuses a plain request too."""
     client = ServerClient(url, model, {})

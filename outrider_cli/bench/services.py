@@ -56,7 +56,7 @@ class Service:
         return await self._client.ask(request, came)
 
     async def rejections(self) -> Rejections:
-        """Of its drafter so far."""
+        """Returns the rejections that its drafter has counted so far."""
         await asyncio.sleep(DRAFTER_TELLS_SECONDS)
         name = "outrider_draft_rejections"
         return Rejections(
@@ -117,10 +117,11 @@ async def service(
 
 
 def with_threads(workers: Workers, threads: int) -> Workers:
-    """The same workers, if nothing is said of their threads with so many."""
+    """Returns the same workers, with so many threads if their options name no number."""
     return replace(workers, engine=replace(workers.engine, threads=workers.engine.threads or threads))
 
 
 def behind(child: ChildSpec, prefix: Sequence[str]) -> ChildSpec:
-    """The same child, started by the programs of `prefix`. They become it: its process id is theirs."""
+    """Returns the same child, started by the programs of `prefix`. They become it: its process id is
+    theirs."""
     return replace(child, command=(*prefix, *child.command))

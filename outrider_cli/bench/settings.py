@@ -1,4 +1,4 @@
-"""What a run is told, checked once."""
+"""Holds what a run is told, checked once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outrider_cli.children import Models
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Raises StartupError for the first value that cannot be."""
+    """The settings of a run. Raises StartupError for the first value that cannot be."""
 
     workloads: tuple[str, ...] = ("code", "prose", "random")
     temperatures: tuple[float, ...] = (0.0, 0.8)
@@ -51,7 +51,7 @@ class Settings:
 
     @property
     def ways(self) -> tuple[str, ...]:
-        """What is measured, side by side."""
+        """Returns the ways of serving that are measured side by side."""
         if self.models is None:
             return (SERVER,)
         left_out = {
@@ -64,7 +64,7 @@ class Settings:
 
     @property
     def reference(self) -> str:
-        """The way of serving whose texts are right."""
+        """Returns the way of serving whose texts are right."""
         return SERVER if self.models is None else PLAIN
 
     def cells(self) -> list[Cell]:
@@ -72,7 +72,8 @@ class Settings:
 
 
 def numbers(flag: str, text: str, read: Callable[[str], float], least: float) -> tuple[float, ...]:
-    """The different numbers of a list such as 1,4,16, in their order. Raises StartupError naming the flag."""
+    """Returns the different numbers of a list such as 1,4,16, in their order. Raises StartupError naming the
+    flag."""
     try:
         found = tuple(dict.fromkeys(read(part) for part in text.split(",")))
     except ValueError:
@@ -83,12 +84,13 @@ def numbers(flag: str, text: str, read: Callable[[str], float], least: float) ->
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The different words of a list such as code,prose, in their order."""
+    """Returns the different words of a list such as code,prose, in their order."""
     return tuple(dict.fromkeys(part.strip() for part in text.split(",")))
 
 
 def parse_cores(text: str | None, available: Sequence[int]) -> Cores:
-    """TARGET/DRAFT such as 0/1 or 0,1/2,3; any = wherever the system puts them; None = divided."""
+    """Returns the cores that the text names: TARGET/DRAFT such as 0/1 or 0,1/2,3; any = wherever the system
+    puts them; None = divided."""
     if text is None:
         return Cores.divided(available)
     if text == "any":

@@ -1,4 +1,4 @@
-"""Whether the same request gave the same text, whatever served it. Pure."""
+"""Checks that the same request gave the same text, whatever served it. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Texts:
         self._texts[setting.workload, setting.temperature, prompt][cell.way].add(text)
 
     def same(self, way: str, reference: str) -> tuple[int, int]:
-        """(requests whose every text by `way` is the one by `reference`, requests that both answered)."""
+        """Returns (requests whose every text by `way` is the one by `reference`, requests that both
+        answered)."""
         both = [texts for texts in self._texts.values() if way in texts and reference in texts]
         alike = [texts for texts in both if len(texts[way] | texts[reference]) == 1]
         return len(alike), len(both)

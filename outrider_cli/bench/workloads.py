@@ -1,4 +1,4 @@
-"""What is asked for: prompts from text that the demo pair was not trained on.
+"""Makes the prompts that are asked for, from text that the demo pair was not trained on.
 
 All of it is found on the machine, so nothing is copied into the repository: the held-out modules of the
 standard library, and the docstrings of installed packages, which are no part of the standard library. For one
@@ -25,7 +25,8 @@ RANDOM_CHARACTERS = 200  # the same of random characters, which make short token
 
 
 def prompts(workload: str, count: int) -> list[str]:
-    """`count` different prompts of a workload. Raises InvalidRequest if it is unknown or gives fewer."""
+    """Returns `count` different prompts of a workload. Raises InvalidRequest if it is unknown or gives
+    fewer."""
     source = WORKLOADS.get(workload)
     if source is None:
         raise InvalidRequest(f"--workload {workload} is not one of {', '.join(WORKLOADS)}")
@@ -39,14 +40,14 @@ def prompts(workload: str, count: int) -> list[str]:
 
 
 def code() -> Iterator[str]:
-    """Whole lines of held-out modules, a block of each in turn."""
+    """Yields whole lines of held-out modules, a block of each in turn."""
     sources = [list(blocks(heldout_text(name).splitlines())) for name in HELD_OUT]
     for turn in range(max(map(len, sources))):
         yield from (source[turn] for source in sources if turn < len(source))
 
 
 def prose() -> Iterator[str]:
-    """English sentences out of docstrings, paragraph by paragraph."""
+    """Yields English sentences out of docstrings, paragraph by paragraph."""
     for package in DOCUMENTED:
         for path in _modules(package):
             text = path.read_text(encoding="utf-8", errors="replace")
@@ -54,7 +55,7 @@ def prose() -> Iterator[str]:
 
 
 def noise() -> Iterator[str]:
-    """Random characters: text that no model can foresee."""
+    """Yields random characters: text that no model can foresee."""
     rng = random.Random(0)
     alphabet = string.ascii_letters + string.digits + string.punctuation + " " * 10
     while True:
@@ -65,7 +66,7 @@ WORKLOADS: dict[str, Callable[[], Iterator[str]]] = {"code": code, "prose": pros
 
 
 def blocks(lines: Iterable[str], characters: int = PROMPT_CHARACTERS) -> Iterator[str]:
-    """Runs of whole lines of at least so many characters; what is left over at the end is dropped.
+    """Yields runs of whole lines of at least so many characters; what is left over at the end is dropped.
 
     Each ends after a character that is no space, so that it is tokenized as in running text."""
     block = ""
@@ -77,7 +78,7 @@ def blocks(lines: Iterable[str], characters: int = PROMPT_CHARACTERS) -> Iterato
 
 
 def docstrings(source: str) -> Iterator[str]:
-    """The docstrings of a module, its classes and its functions; none where it does not parse."""
+    """Yields the docstrings of a module, its classes and its functions; none where it does not parse."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
@@ -90,7 +91,7 @@ def docstrings(source: str) -> Iterator[str]:
 
 
 def paragraphs(doc: str) -> Iterator[str]:
-    """The paragraphs of a docstring that are sentences, each in one line: no code and no tables."""
+    """Yields the paragraphs of a docstring that are sentences, each in one line: no code and no tables."""
     for paragraph in re.split(r"\n\s*\n", doc):
         text = " ".join(paragraph.split())
         letters = sum(character.isalpha() or character in " ,." for character in text)
@@ -104,7 +105,7 @@ def paragraphs(doc: str) -> Iterator[str]:
 
 
 def _modules(package: str) -> list[Path]:
-    """The source files of an installed package, without its tests; none where it is not installed."""
+    """Returns the source files of an installed package, without its tests; none where it is not installed."""
     spec = find_spec(package)
     roots = [Path(root) for root in (spec.submodule_search_locations or ())] if spec else []
     return [
