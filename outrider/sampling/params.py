@@ -34,7 +34,7 @@ class SamplingParams:
     frequency_penalty: float = _within(Range(-2, 2), 0.0)
     repetition_penalty: float = _within(Range(0, 10, above=True), 1.0)
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int = _within(Range(0, MAX_SEED, words=f"an integer from 0 to {MAX_SEED}"), 0)
+    seed: int = _within(Range(0, MAX_SEED, words="an integer from {low} to {high}"), 0)
 
     @property
     def greedy(self) -> bool:

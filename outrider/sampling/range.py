@@ -14,13 +14,15 @@ class Range:
     low: float
     high: float
     above: bool = False
-    words: str = ""  # follows "must be" in the message; by default the range in brackets
+    words: str = ""  # follows "must be" in the message, with {low} and {high}; "" = the range in brackets
 
     def __contains__(self, value: float) -> bool:
         return (value > self.low if self.above else value >= self.low) and value <= self.high  # NaN is not
 
     def __str__(self) -> str:
-        return self.words or f"in {'(' if self.above else '['}{self.low:g}, {self.high:g}]"
+        if self.words:
+            return self.words.format(low=self.low, high=self.high)
+        return f"in {'(' if self.above else '['}{self.low:g}, {self.high:g}]"
 
     def check(self, name: str, value: float) -> None:
         """Raises InvalidRequest naming the field and its limits."""

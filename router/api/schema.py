@@ -27,7 +27,7 @@ from outrider.sampling.range import Range
 
 MAX_STOPS = 16
 MAX_PROMPTS = 128
-SPECULATIVE_TOKENS = Range(0, 1024, words="from 0 (off) to 1024, or absent (adaptive)")
+SPECULATIVE_TOKENS = Range(0, 1024, words="from {low} (off) to {high}, or absent (adaptive)")
 MAX_ID = 2**31 - 1
 LEAST_TOKENS = 1  # of output
 
