@@ -1,4 +1,4 @@
-"""Seconds from nothing to the first answer of a Ray cluster.
+"""Measures the seconds from nothing to the first answer of a Ray cluster.
 
     python benchmarks/coldstart.py --write benchmarks/results/NAME.json
 
@@ -34,7 +34,7 @@ BUDGET_SECONDS = 90.0  # on 2 cores
 
 
 def start(target: Path, draft: Path, request: Request) -> dict[str, float]:
-    """Seconds from the beginning until each stage was reached, in order."""
+    """Returns the seconds from the beginning until each stage was reached, in order."""
     reached: dict[str, float] = {}
     began = time.monotonic()
 

@@ -107,7 +107,7 @@ TINY = Scale(
 def random_target(
     scale: Scale, device: Device, drafts: int, fused: bool, tell: Callable[[str], None]
 ) -> Engine:
-    """An engine on random weights, with room for every batch."""
+    """Returns an engine on random weights, with room for every batch."""
     config = LlamaConfig(**scale.config, tie_word_embeddings=False)  # type: ignore[arg-type]
     tell("making a target of random weights")
     torch.manual_seed(0)
@@ -138,7 +138,7 @@ def random_target(
 
 
 def opened(engine: Engine, sessions: int, length: int) -> list[BlockTable]:
-    """Sessions of that many tokens, whose keys are whatever the pool holds."""
+    """Returns sessions of that many tokens, whose keys are whatever the pool holds."""
     tables = [BlockTable() for _ in range(sessions)]
     for table in tables:
         engine.pool.extend(table, length)
@@ -146,7 +146,7 @@ def opened(engine: Engine, sessions: int, length: int) -> list[BlockTable]:
 
 
 def next_step(engine: Engine, tables: list[BlockTable], tokens: int) -> tuple[list[Work], list[Row]]:
-    """Each session's next `tokens` tokens, whose slots are taken."""
+    """Returns each session's next `tokens` tokens, whose slots are taken."""
     works, rows = [], []
     for index, table in enumerate(tables):
         start = table.length
@@ -165,7 +165,7 @@ def close(engine: Engine, tables: list[BlockTable]) -> None:
 def curve(
     engine: Engine, scale: Scale, device: Device, tell: Callable[[str], None]
 ) -> dict[int, dict[str, float]]:
-    """T(n): seconds of a step with n tokens, of up to max(batches) sessions."""
+    """Returns T(n): the seconds of a step with n tokens, of up to max(batches) sessions."""
     found = {}
     for tokens in scale.step_tokens:
         tell(f"a step of {tokens} tokens")
@@ -179,7 +179,8 @@ def curve(
 
 
 def step_bytes(engine: Engine, context: int) -> int:
-    """Read by a step of one token: all weights but the embedding's other rows, and the session's keys."""
+    """Returns the bytes that a step of one token reads: all weights but the embedding's other rows, and the
+    session's keys."""
     embedding = engine.model.get_input_embeddings().weight
     weights = sum(p.numel() * p.element_size() for p in engine.model.parameters())
     if engine.model.get_output_embeddings().weight is not embedding:
@@ -190,7 +191,8 @@ def step_bytes(engine: Engine, context: int) -> int:
 def rate(
     engine: Engine, scale: Scale, device: Device, sessions: int, drafts: int, acceptance: float
 ) -> dict[str, float]:
-    """Tokens a second of so many streams, each with so many drafts a step, accepted by the toss of a coin."""
+    """Returns the tokens a second of so many streams, each with so many drafts a step, accepted by the toss
+    of a coin."""
     rng = random.Random(sessions)
     tables = opened(engine, sessions, scale.context)
     committed = 0

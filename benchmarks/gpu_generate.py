@@ -22,7 +22,8 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 def exactness(device: Device, target: Path, tell: Callable[[str], None], tokens: int = 64) -> dict[str, Any]:
-    """The engine against `generate` of the model's own code, greedy, in the number format of the device.
+    """Compares the engine with `generate` of the model's own code, greedy, in the number format of the
+    device.
 
     At each position of generate's text the engine's likeliest token is compared, with the text before it
     given: a near-tie that rounds the other way counts once. And the engine's own text with right and wrong
@@ -66,7 +67,7 @@ def exactness(device: Device, target: Path, tell: Callable[[str], None], tokens:
 
 
 def text_of(engine: Engine, prompt: list[int], tokens: int, guess: list[int]) -> list[int]:
-    """Greedy text, with drafts of 4 tokens from a guess of which every fifth token is wrong."""
+    """Returns greedy text, with drafts of 4 tokens from a guess of which every fifth token is wrong."""
     log, table = list(prompt), BlockTable()
     while len(log) < len(prompt) + tokens:
         done = len(log) - len(prompt)
@@ -89,7 +90,8 @@ def text_of(engine: Engine, prompt: list[int], tokens: int, guess: list[int]) ->
 def generate_rate(
     engine: Engine, device: Device, context: int, tokens: int, tell: Callable[[str], None]
 ) -> float:
-    """Tokens a second of transformers' own `generate` with one stream of the same target, as most use it."""
+    """Returns the tokens a second of transformers' own `generate` with one stream of the same target, as most
+    use it."""
     tell("transformers' generate")
     unfuse(engine.model)
     engine.model.set_attn_implementation("sdpa")

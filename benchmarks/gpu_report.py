@@ -13,7 +13,7 @@ TEXT_GOAL = 0.98  # of the tokens; the rest are near-ties
 
 
 def goals(result: dict[str, Any]) -> list[tuple[str, float, str, bool]]:
-    """What is asked for, what was found, and whether it is met."""
+    """Returns what is asked for, what was found, and True if it is met."""
     share = result["single_stream"]["share_of_copy_bandwidth"]
     gap = result["single_stream"]["host_gap"]
     text = result["exactness"]["share_of_tokens_as_generate"]
@@ -25,7 +25,7 @@ def goals(result: dict[str, Any]) -> list[tuple[str, float, str, bool]]:
 
 
 def show(result: dict[str, Any], console: Console) -> None:
-    """The figures as tables."""
+    """Prints the figures as tables."""
     copied, product = result["ceilings"]["copy_bytes_per_second"], result["ceilings"]["flop_per_second"]
     console.print(f"copy {copied / 1e12:.2f} TB/s, matrix product {product / 1e12:.0f} TFLOP/s")
     console.print(f"generate, one stream: {result['generate_tokens_per_second']:.0f} tokens/s")

@@ -41,7 +41,7 @@ class Device:
 
     @classmethod
     def named(cls, name: str) -> Device:
-        """Raises SystemExit, in one sentence, where there is no such device."""
+        """Returns the device. Raises SystemExit, in one sentence, if there is none of that name."""
         if name.startswith("cuda") and not torch.cuda.is_available():
             raise SystemExit(
                 "there is no CUDA device here, or torch was built without CUDA; "
@@ -65,13 +65,13 @@ class Device:
         return About(name, platform.python_version(), *versions, torch.version.cuda)
 
     def now(self) -> float:
-        """Seconds, once everything that was asked of the device is done."""
+        """Returns the seconds once everything that was asked of the device is done."""
         if self.is_gpu:
             torch.cuda.synchronize(self.torch)
         return time.perf_counter()
 
     def seconds(self, function: Callable[[], object], repeats: int) -> float:
-        """Median of single runs, between events of the device, after two to warm."""
+        """Returns the median of single runs, between events of the device, after two to warm."""
         for _ in range(2):
             function()
         if not self.is_gpu:
@@ -92,13 +92,13 @@ class Device:
         return time.perf_counter() - began
 
     def copy_bandwidth(self, size: int) -> float:
-        """Bytes a second, read and written, of a large copy."""
+        """Returns the bytes a second, read and written, of a large copy."""
         source = torch.ones(size // 2, dtype=torch.bfloat16, device=self.torch)
         target = torch.empty_like(source)
         return 2 * size / self.seconds(lambda: target.copy_(source), 10)
 
     def matrix_rate(self, side: int) -> float:
-        """Operations a second of a large bfloat16 product of random numbers."""
+        """Returns the operations a second of a large bfloat16 product of random numbers."""
         a, b = torch.randn(2, side, side, dtype=torch.bfloat16, device=self.torch)
         return 2 * side**3 / self.seconds(lambda: a @ b, 10)
 

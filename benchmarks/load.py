@@ -1,4 +1,4 @@
-"""Load on a service, and what became of each request."""
+"""Puts load on a service, and notes what became of each request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OK, REFUSED, FAILED = 200, 429, 500
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Seconds are counted from the request on."""
+    """What became of a request. Seconds are counted from the request on."""
 
     status: int
     began: float
@@ -27,7 +27,7 @@ class Answer:
 
 
 async def ask(service: Service, prompt: str, max_tokens: int) -> Answer:
-    """A greedy answer, read as fast as it comes."""
+    """Asks for a greedy answer, read as fast as it comes."""
     began = time.perf_counter()
     try:
         reply = await service.ask(Request(prompt, max_tokens, 0.0, 0))
@@ -43,7 +43,8 @@ async def ask(service: Service, prompt: str, max_tokens: int) -> Answer:
 async def closed_loop(
     service: Service, prompts: list[str], max_tokens: int, concurrency: int, seconds: float
 ) -> list[Answer]:
-    """So many clients, each of which asks again as soon as it has its answer; all that began in time."""
+    """Lets so many clients ask again as soon as they have their answers. Returns all answers that began in
+    time."""
     answers: list[Answer] = []
     until = time.perf_counter() + seconds
     order = count()

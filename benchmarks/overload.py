@@ -53,7 +53,7 @@ Json = dict[str, object]
 
 
 def served(target: str, draft: str | None, most: int, cores: Cores) -> AbstractAsyncContextManager[Service]:
-    """A service that takes so many requests at a time."""
+    """Starts a service that takes so many requests at a time."""
     workers = Workers(verifiers=1, drafters=1, engine=EngineOptions(threads=1))
     return service(Models(target, draft, "model"), cores, SessionOptions(max_sessions=most, seed=0), workers)
 
@@ -61,7 +61,7 @@ def served(target: str, draft: str | None, most: int, cores: Cores) -> AbstractA
 async def capacity(
     target: str, draft: str | None, prompts: list[str], max_tokens: int, seconds: float, cores: Cores
 ) -> tuple[int, dict[int, float]]:
-    """Most clients that are worth having, and tokens a second by number of clients."""
+    """Returns the most clients that are worth having, and tokens a second by number of clients."""
     rates: dict[int, float] = {}
     async with served(target, draft, UNLIMITED, cores) as service:
         await closed_loop(service, prompts, max_tokens, 4, seconds)  # caches and paces warm up
@@ -79,8 +79,8 @@ async def capacity(
 async def open_loop(
     service: Service, prompts: list[str], max_tokens: int, rate: float, seconds: float, seed: int
 ) -> tuple[list[Answer], list[float]]:
-    """Requests that come at random, `rate` a second, whatever became of those before; and by how many seconds
-    each was asked too late."""
+    """Sends requests that come at random, `rate` a second, whatever became of those before; and by how many
+    seconds each was asked too late."""
     rng = random.Random(seed)
     began, at = time.perf_counter(), 0.0
     asked: list[asyncio.Task[Answer]] = []

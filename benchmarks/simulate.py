@@ -61,7 +61,7 @@ def cells(machines: Iterable[str], batches: Mapping[str, Sequence[int]]) -> list
 
 
 def goodputs(cell: Cell, seed: int, answers_each: int) -> dict[str, Result]:
-    """What each way of choosing k brings; of those that hindsight chooses from, the best."""
+    """Returns what each way of choosing k brings; of those from which hindsight chooses, the best."""
     answers = max(FEWEST_ANSWERS, answers_each * cell.batch)
     book = Book.of(make(cell.kind, answers, seed, BEYOND))
     costs = MACHINES[cell.machine]
@@ -88,7 +88,7 @@ def goodputs(cell: Cell, seed: int, answers_each: int) -> dict[str, Result]:
 
 
 def hindsight(book: Book, price: float) -> list[int]:
-    """The k of each answer that would have been its best, at a common price of a verified token."""
+    """Returns the k of each answer that would have been its best, at a common price of a verified token."""
     ks = np.arange(MOST_DRAFTS + 1)
     tokens_a_step = np.stack([book.tokens / book.rounds(int(k)) for k in ks], axis=1)
     best: list[int] = np.argmax(tokens_a_step - price * ks, axis=1).tolist()
@@ -132,7 +132,7 @@ def row(cell: Cell, results: Mapping[str, Result]) -> Row:
 
 
 def goals(rows: Sequence[Row]) -> list[tuple[str, float, float]]:
-    """(what, worst ratio, at least)."""
+    """Returns (what, worst ratio, at least)."""
     switching = [r.over_best_fixed for r in rows if r.cell.kind == "switching" and r.cell.batch >= 128]
     return [
         ("over plain decoding, anywhere", min(r.over_plain[OURS] for r in rows), 0.99),
@@ -167,7 +167,8 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
-    """Goodput over plain decoding by batch, one panel for each machine, round trip and kind of answers."""
+    """Plots goodput over plain decoding by batch, one panel for each machine, round trip and kind of
+    answers."""
     try:
         import matplotlib
     except ImportError:

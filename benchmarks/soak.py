@@ -1,4 +1,4 @@
-"""Whether memory stays flat under load that never ends.
+"""Measures if memory stays flat under load that never ends.
 
     python benchmarks/soak.py --minutes 30 --write benchmarks/results/soak-demo.json --plot soak.png
 
@@ -99,7 +99,7 @@ class Soak:
             await asyncio.sleep(self.rng.random() * PAUSE_SECONDS)
 
     async def _asked(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection on which a streamed completion was asked for."""
+        """Returns a connection on which a streamed completion was asked for."""
         place = urlsplit(self.service.url)
         connection = socket.socket()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SLOW_BUFFER)
@@ -122,7 +122,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def slope(seconds: list[float], values: list[float]) -> Json:
-    """Bytes a second over the second half, as MiB an hour, and whether that is flat."""
+    """Returns the slope over the second half in MiB an hour, and True if that is flat."""
     half = len(seconds) // 2
     width = max(1, min(THINNED, half // LEAST_POINTS))
     thin = [
@@ -149,7 +149,7 @@ def slope(seconds: list[float], values: list[float]) -> Json:
 
 
 async def sample(pids: dict[str, int], until: float) -> tuple[list[float], dict[str, list[float]]]:
-    """Seconds since the beginning, and the resident memory of each process in bytes."""
+    """Returns the seconds since the beginning, and the resident memory of each process in bytes."""
     began, seconds = time.monotonic(), []
     memory: dict[str, list[float]] = {name: [] for name in pids}
     while (now := time.monotonic()) < until:

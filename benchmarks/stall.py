@@ -1,4 +1,4 @@
-"""How long running streams stall while a long prompt is read beside them.
+"""Measures how long running streams stall while a long prompt is read beside them.
 
     python benchmarks/stall.py --target demo/grown --write benchmarks/results/stall-grown.json
 
@@ -72,7 +72,7 @@ class Watch:
 async def stall(
     engine: Engine, step_time: StepTime | None, chunk: int, streams: int, prompt_tokens: int, seed: int
 ) -> dict[str, float]:
-    """Median gap before, longest gap while the prompt is read, and how long that takes."""
+    """Returns the median gap before, the longest gap while the prompt is read, and how long that takes."""
     rng = random.Random(seed)
     watch = Watch(streams)
     stepper = Stepper(

@@ -1,4 +1,4 @@
-"""What a step costs on this machine's CPU, and what it has to cost at least.
+"""Measures what a step costs on this machine's CPU, and what it has to cost at least.
 
     python benchmarks/step.py --target demo/grown --write benchmarks/results/step-grown.json
 
@@ -64,7 +64,8 @@ Timed = Callable[[], object]
 
 
 def fastest(jobs: Mapping[str, Timed], rounds: int, tick: Callable[[], None]) -> dict[str, float]:
-    """Seconds of each job, in turn, so that whatever else the machine does falls on all of them."""
+    """Returns the seconds of each job, in turn, so that whatever else the machine does falls on all of
+    them."""
     seconds = dict.fromkeys(jobs, float("inf"))
     for _ in range(rounds):
         for name, job in jobs.items():
@@ -76,7 +77,7 @@ def fastest(jobs: Mapping[str, Timed], rounds: int, tick: Callable[[], None]) ->
 
 
 def bytes_of_a_step(engine: Engine, context: int) -> tuple[int, int]:
-    """(weights, keys and values) that a step of one token has to read."""
+    """Returns the bytes of (weights, keys and values) that a step of one token has to read."""
     embeddings = [module.weight for module in engine.model.modules() if isinstance(module, nn.Embedding)]
     looked_up = {id(weight) for weight in embeddings}
     weights = sum(
@@ -97,7 +98,7 @@ def bytes_of_a_step(engine: Engine, context: int) -> tuple[int, int]:
 
 
 def works(engine: Engine, sessions: int, length: int, tokens: int, rows: int | None = None) -> list[Work]:
-    """Sessions of that length in blocks of their own, as far as there are any."""
+    """Returns sessions of that length in blocks of their own, as far as there are any."""
     each = -(-(length + tokens) // engine.pool.block_size)
     blocks = array("q", [index % engine.pool.num_blocks for index in range(sessions * each)])
     return [
@@ -107,7 +108,7 @@ def works(engine: Engine, sessions: int, length: int, tokens: int, rows: int | N
 
 
 def step_times(engine: Engine, context: int, rounds: int, tick: Callable[[], None]) -> dict[str, Any]:
-    """Bandwidth, T(n), and what of it are the products of linear layers, in turn."""
+    """Returns bandwidth, T(n), and what of it are the products of linear layers, in turn."""
     # By numpy, which asks for huge pages: the engine has its weights on them.
     source, sink = (torch.from_numpy(np.ones(BANDWIDTH_BYTES // 4, np.float32)) for _ in range(2))
     steps = {tokens: engine.prepare(works(engine, 1, context, tokens)) for tokens in TOKENS}
@@ -138,7 +139,7 @@ def step_times(engine: Engine, context: int, rounds: int, tick: Callable[[], Non
 
 
 def products(model: nn.Module, tokens: int) -> Timed:
-    """All linear layers of the model, one after the other, with so many rows each."""
+    """Times all linear layers of the model, one after the other, with so many rows each."""
     layers = [module for module in model.modules() if isinstance(module, PackedLinear)]
     rows = {width: torch.zeros(tokens, width) for width in {layer.in_features for layer in layers}}
 
@@ -150,7 +151,7 @@ def products(model: nn.Module, tokens: int) -> Timed:
 
 
 def host_times(engine: Engine, rounds: int, tick: Callable[[], None]) -> dict[str, float]:
-    """Microseconds a session of what surrounds the forward pass, for a token and its drafts."""
+    """Returns the microseconds a session of what surrounds the forward pass, for a token and its drafts."""
     jobs: dict[str, Timed] = {}
     each: dict[str, int] = {}
     for sessions in SESSIONS:
@@ -171,7 +172,7 @@ def host_times(engine: Engine, rounds: int, tick: Callable[[], None]) -> dict[st
 
 
 def rows_of_a_step(logits: torch.Tensor, params: SamplingParams) -> list[Row]:
-    """As a verifier asks for them: of each session one for its token and one for each draft."""
+    """Returns the rows that a verifier asks for: of each session one for its token and one for each draft."""
     rows = [Row(params, position, None, ()) for position in range(len(logits))]
     tokens, rng = draw(logits, rows).tolist(), random.Random(1)
     return [
@@ -183,7 +184,8 @@ def rows_of_a_step(logits: torch.Tensor, params: SamplingParams) -> list[Row]:
 
 
 def verifier_times(engine: Engine, tokenizer: TokenizerFiles, tick: Callable[[], None]) -> dict[str, float]:
-    """Microseconds a session of the verifier's own work: reading drafts, planning, reconciling, messages."""
+    """Returns the microseconds a session of the verifier's own work: reading drafts, planning, reconciling,
+    messages."""
     found = {}
     for sessions in SESSIONS:
         for length in LENGTHS:
@@ -194,7 +196,7 @@ def verifier_times(engine: Engine, tokenizer: TokenizerFiles, tick: Callable[[],
 
 
 def together(host: Mapping[str, float]) -> dict[str, float]:
-    """The whole of what surrounds the forward pass in a verifier's step, by how tokens are drawn."""
+    """Returns the whole of what surrounds the forward pass in a verifier's step, by how tokens are drawn."""
     return {
         f"{name}, {sessions} sessions of {length}": host[f"draw {name}, {sessions} sessions"]
         + host[f"prepare, {sessions} sessions of {length}"]
@@ -206,7 +208,7 @@ def together(host: Mapping[str, float]) -> dict[str, float]:
 
 
 def drafter_times(engine: Engine, context: int, rounds: int, tick: Callable[[], None]) -> dict[str, Any]:
-    """Milliseconds of a step in which each session drafts one token, with the draw."""
+    """Returns the milliseconds of a step in which each session drafts one token, with the draw."""
     row = Row(GREEDY, 1, None, ())
     jobs: dict[str, Timed] = {}
     for sessions in DRAFTERS_SESSIONS:
@@ -223,8 +225,8 @@ def drafter_times(engine: Engine, context: int, rounds: int, tick: Callable[[], 
 
 
 def prefix_times(engine: Engine, rounds: int, tick: Callable[[], None]) -> dict[str, float]:
-    """Time to the first token of two prompts with the same beginning, one after the other, and how many
-    tokens each of them ran."""
+    """Returns the time to the first token of two prompts with the same beginning, one after the other, and
+    how many tokens each of them ran."""
     rng = random.Random(1)
 
     def tokens(count: int) -> list[int]:
@@ -259,7 +261,7 @@ def first_token(engine: Engine, prompt: Sequence[int]) -> int:
 
 
 def show(result: Mapping[str, Any]) -> None:
-    """The figures as a table, beside what the project aims at."""
+    """Prints the figures as a table, beside what the project aims at."""
     step, host = result["step"], result["host_microseconds_a_session"]
     table = Table("figure", "value", "goal")
     for name, value in step["bandwidth_gb_per_second"].items():

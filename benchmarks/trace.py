@@ -46,7 +46,7 @@ class Trace:
 
 
 def save(traces: Sequence[Trace], path: Path) -> None:
-    """Shares are kept in steps of 1 / 65535."""
+    """Saves the traces. Shares are kept in steps of 1 / 65535."""
     np.savez_compressed(
         path,
         workload=np.array([trace.workload for trace in traces]),
@@ -57,7 +57,7 @@ def save(traces: Sequence[Trace], path: Path) -> None:
 
 
 def read(path: Path) -> list[Trace]:
-    """What `save` kept."""
+    """Returns what `save` kept."""
     with np.load(path) as kept:
         columns = [kept[name].tolist() for name in ("workload", "temperature", "right")]
         shares = (kept["shares"] / 65535).tolist()
@@ -65,7 +65,7 @@ def read(path: Path) -> list[Trace]:
 
 
 def continue_text(engine: Engine, prompt: Sequence[int], count: int, sampling: SamplingParams) -> list[int]:
-    """`count` tokens after the prompt, end of text or not."""
+    """Returns `count` tokens after the prompt, end of text or not."""
     table = engine.pool.open([])
     tokens, log = list(prompt), list(prompt)
     try:
@@ -83,7 +83,7 @@ def continue_text(engine: Engine, prompt: Sequence[int], count: int, sampling: S
 def record(
     engine: Engine, prompt: Sequence[int], output: Sequence[int], sampling: SamplingParams, workload: str
 ) -> Trace:
-    """What the draft model would have said at each position of the output."""
+    """Returns what the draft model would have said at each position of the output."""
     trace = Trace(workload, sampling.temperature)
     table = engine.pool.open([])
     tokens = [*prompt, *output[:-1]]
@@ -98,8 +98,8 @@ def record(
 
 
 def calibration_error(predicted: Sequence[float], happened: Sequence[bool], bins: int = 10) -> float:
-    """Expected calibration error: over equal bins of the prediction, the mean distance between what was
-    predicted and what happened, weighted by their size (Naeini et al. 2015)."""
+    """Returns the expected calibration error: over equal bins of the prediction, the mean distance between
+    what was predicted and what happened, weighted by their size (Naeini et al. 2015)."""
     values: npt.NDArray[np.float64] = np.asarray(predicted)
     outcomes = np.asarray(happened, dtype=np.float64)
     which = np.minimum((values * bins).astype(int), bins - 1)
@@ -108,7 +108,7 @@ def calibration_error(predicted: Sequence[float], happened: Sequence[bool], bins
 
 
 def prose_prompts(count: int) -> list[str]:
-    """The beginnings of as many help topics: English text that the demo pair was not trained on."""
+    """Returns the beginnings of as many help topics: English text that the demo pair was not trained on."""
     topics = sorted(pydoc_data.topics.topics.items())
     long = [text.splitlines() for _, text in topics if len(text.splitlines()) > 2 * PROSE_LINES]
     return ["\n".join(lines[:PROSE_LINES]).rstrip() for lines in long[:: max(1, len(long) // count)][:count]]

@@ -1,4 +1,4 @@
-"""What the verifier does around the forward pass: reads drafts, plans, reconciles, writes messages.
+"""Times what the verifier does around the forward pass: reads drafts, schedules, reconciles, writes messages.
 
 The real service and stepper, spoken to over gRPC by a router and a drafter in a process of their own, with an
 engine that knows its answers without work. What is measured is the processor time of the event loop's thread,
@@ -47,15 +47,15 @@ MEMORY_BOUND = {1: 0.04, 2**20: 0.041}  # so that every draft is admitted, and e
 
 
 def text(position: int, vocab_size: int) -> int:
-    """The token at a position, of every session."""
+    """Returns the token at a position, the same for every session."""
     return position * 31 % vocab_size
 
 
 class ScriptedEngine(Engine):
-    """The target's answers without its work."""
+    """An engine with the target's answers, without its work."""
 
     def __init__(self, info: ModelInfo, num_blocks: int, drafted: Callable[[], bool]) -> None:
-        """`drafted`: whether the drafts for the next step are there."""
+        """`drafted` tells if the drafts for the next step are there."""
         self.info = info
         self.pool = BlockPool(num_blocks, BLOCK)
         self.threads = 1
@@ -81,8 +81,9 @@ class ScriptedEngine(Engine):
 def microseconds(
     info: ModelInfo, tokenizer: TokenizerFiles, sessions: int, length: int, drafts: int, messages: int
 ) -> float:
-    """A session and a step: of `sessions` that begin with `length` tokens, with `drafts` draft tokens each in
-    every step. What the drafter sends while one runs comes in so many messages; half of it is overtaken."""
+    """Returns the time a session and a step, of `sessions` that begin with `length` tokens, with `drafts`
+    draft tokens each in every step. What the drafter sends while one runs comes in so many messages; half of
+    it is overtaken."""
     return asyncio.run(_measured(info, tokenizer, sessions, length, drafts, messages)) / sessions * 1e6
 
 
@@ -215,7 +216,8 @@ async def _all(queue: asyncio.Queue[Any]) -> AsyncIterator[Any]:
 
 
 def plan_milliseconds(sessions: int, drafts: int, rounds: int = 50) -> float:
-    """Who runs in a step and with how many draft tokens: the pure part, the fastest of some rounds."""
+    """Returns the time of the pure part, which decides who runs with how many drafts; the fastest of some
+    rounds."""
     survival = [[0.95 ** (1 + depth + number % 7) for depth in range(drafts)] for number in range(sessions)]
     step_time = StepTime.measured({1: 0.037, 8: 0.045, 16: 0.063, 64: 0.168})
     fastest = float("inf")

@@ -26,7 +26,7 @@ HELD_OUT: tuple[str, ...] = (  # of the standard library: neither model of the d
 
 
 def heldout_prompts(count: int, lines: int = 12, skip: int = 0) -> list[str]:
-    """`count` prompts of `lines` whole lines each, taken from all held-out modules in turn.
+    """Returns `count` prompts of `lines` whole lines each, taken from all held-out modules in turn.
 
     Round r takes the r-th block of `lines` lines from each module (modules that have run out are
     passed over); `skip` leaves out that many prompts at the start. Each prompt ends after the last
@@ -49,12 +49,12 @@ def heldout_prompts(count: int, lines: int = 12, skip: int = 0) -> list[str]:
 
 
 def stdlib_root() -> Path:
-    """The folder that holds the running interpreter's standard library."""
+    """Returns the folder that holds the running interpreter's standard library."""
     return Path(sysconfig.get_paths()["stdlib"])
 
 
 def heldout_text(name: str) -> str:
-    """The source of one held-out module, named as in `HELD_OUT`."""
+    """Returns the source of one held-out module, named as in `HELD_OUT`."""
     if name not in HELD_OUT:
         raise ValueError(f"{name} is not one of the held-out modules: {', '.join(HELD_OUT)}")
     return (stdlib_root() / name).read_text(encoding="utf-8")

@@ -38,13 +38,13 @@ STORE_VARIABLE = "OUTRIDER_STORE"  # of the environment: as the argument store, 
 
 
 def build(args: Mapping[str, Any]) -> Application:
-    """The application. Raises StartupError with a sentence that names the argument to change."""
+    """Returns the application. Raises StartupError with a sentence that names the argument to change."""
     return application(parse(args))
 
 
 def application(told: AppArgs, host: str | None = None) -> Application:
-    """The same from arguments that are validated. `host`: where workers listen; None = at their node's
-    address."""
+    """Returns the application for arguments that are validated. `host`: where workers listen; None = at their
+    node's address."""
     network = told.network.model_copy(update={"host": host})
     target, draft, name = models(told)
     shared = told.store or os.environ.get(STORE_VARIABLE)
@@ -67,14 +67,14 @@ def application(told: AppArgs, host: str | None = None) -> Application:
 
 
 def models(args: AppArgs) -> tuple[str, str | None, str | None]:
-    """Target, draft and the name to serve under."""
+    """Returns target, draft and the name to serve under."""
     if args.target is None:
         return str(pair.TARGET), str(pair.DRAFT), args.name or pair.NAME
     return _absolute(args.target), args.draft and _absolute(args.draft), args.name
 
 
 def _absolute(model: str) -> str:
-    """A folder as every replica finds it, wherever it runs; a hub id as it is."""
+    """Returns a folder as every replica finds it, wherever it runs; a hub id as it is."""
     return str(Path(model).resolve()) if Path(model).is_dir() else model
 
 
@@ -89,7 +89,7 @@ def router_options(args: AppArgs) -> Options:
 
 
 def registry_options(args: AppArgs) -> Options:
-    """It runs where routers do: nodes of the worker pools come and go."""
+    """Returns options by which it runs where routers do: nodes of the worker pools come and go."""
     actor = _actor(REGISTRY_CPUS, 0, {}, args.router.labels)
     return {"max_ongoing_requests": NO_LIMIT, "ray_actor_options": actor}
 
@@ -135,7 +135,8 @@ def _size(args: AppArgs, pool: PoolArgs, policy: Options) -> Options:
 
 
 def _placement(pool: PoolArgs) -> Options:
-    """One process, or a group on one node: the replica in the first bundle, a follower in each other."""
+    """Returns the placement of one process, or of a group on one node: the replica in the first bundle, a
+    follower in each other."""
     actor = _actor(pool.cpus, pool.gpus_each, pool.resources, pool.labels)
     size = pool.engine.tensor_parallel_size
     if size == 1:

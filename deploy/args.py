@@ -119,7 +119,7 @@ class NetworkArgs(Settings):
         return Protection(Path(self.tls.cert), Path(self.tls.key), Path(self.tls.ca), self.insecure)
 
     def advertised(self, host: str) -> str:
-        """What a worker on a node with that address registers."""
+        """Returns the address that a worker on such a node registers."""
         if self.tls is None or self.tls.domain is None:
             return host
         return f"{host.replace('.', '-').replace(':', '-')}.{self.tls.domain}"
@@ -169,7 +169,8 @@ class AppArgs(Settings):
 
 
 def nested(given: Mapping[str, Any]) -> dict[str, Any]:
-    """{"a.b": 1, "a": {"c": 2}} -> {"a": {"b": 1, "c": 2}}. Raises ValueError if that cannot be."""
+    """Returns nested settings: {"a.b": 1, "a": {"c": 2}} -> {"a": {"b": 1, "c": 2}}. Raises ValueError if
+    that cannot be."""
     tree: dict[str, Any] = {}
     for key, value in given.items():
         *path, last = str(key).split(".")
@@ -187,7 +188,8 @@ def nested(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse(given: Mapping[str, Any]) -> AppArgs:
-    """The validated arguments. Raises StartupError with one sentence about the first that is wrong."""
+    """Returns the validated arguments. Raises StartupError with one sentence about the first that is
+    wrong."""
     try:
         return AppArgs.model_validate(given)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""How large each pool should be: pure decisions on what the workers measure.
+"""Decides how large each pool should be: pure decisions on what the workers measure.
 
 A worker's pressure is its load as a share of what it should carry: 1 = just full. A pool should have as many
 workers as its pressures add up to. Drafters have a second measure, since one that is always busy may still be
@@ -29,7 +29,8 @@ IDLING = 0.25  # time of one drafter, as a share, that the others take over with
 
 
 def verifier_pressure(stats: Stats, max_step_seconds: float | None) -> float:
-    """Of one verifier: by its queue, its KV pool, its price and, with `max_step_seconds`, how slow it is."""
+    """Returns the pressure on a verifier, by its queue, KV pool, price and, with `max_step_seconds`, its
+    pace."""
     running, waiting = stats["running"], stats["waiting"]
     pressures = [stats["kv_usage"] / KV_FULL]
     if waiting > 0:
@@ -42,14 +43,15 @@ def verifier_pressure(stats: Stats, max_step_seconds: float | None) -> float:
 
 
 def pool_size(workers: int, pressures: Sequence[float]) -> int:
-    """How many workers should carry what `workers` carry now. 0 if there is no load at all."""
+    """Returns how many workers should carry what `workers` carry now. 0 if there is no load at all."""
     load = sum(pressures)
     wanted = math.ceil(load)
     return wanted if wanted >= workers else min(workers, math.ceil(load / SLACK))
 
 
 def drafters_wanted(workers: int, stats: Sequence[Stats]) -> int:
-    """How many drafters there should be where there are `workers`, which have measured `stats`, at least one.
+    """Returns how many drafters there should be, if there are `workers`, which have measured `stats`, at
+    least one.
 
     Drafts that are wanting while drafters are busy call for one more. Time alone never does, but keeps those
     that there are."""
@@ -61,14 +63,15 @@ def drafters_wanted(workers: int, stats: Sequence[Stats]) -> int:
 
 
 def starvation(records: Iterable[WorkerRecord]) -> float:
-    """Of all sessions of these verifiers: the share of their steps that had no draft."""
+    """Returns the share of steps that had no draft, of all of these verifiers' sessions."""
     loads = [record.load for record in records]
     sessions = sum(load.sessions for load in loads)
     return sum(load.sessions * load.draft_starvation for load in loads) / sessions if sessions else 0.0
 
 
 def by_replica(metrics: Mapping[str, Mapping[Any, float]] | None) -> list[dict[str, float]]:
-    """{name: {replica: value}} -> each replica's {name: value}, of replicas that have said everything."""
+    """Turns {name: {replica: value}} into each replica's {name: value}, of replicas that have said
+    everything."""
     metrics = metrics or {}
     replicas: dict[Any, dict[str, float]] = {}
     for name, values in metrics.items():

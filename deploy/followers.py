@@ -27,7 +27,7 @@ class Follower:
     """One of them. Ray ends it with the replica that started it."""
 
     def run(self, spec: str) -> None:
-        """Returns when the leader has stopped; `spec` is a FollowerSpec in JSON."""
+        """Follows, and returns when the leader has stopped; `spec` is a FollowerSpec in JSON."""
         claim_threads(json.loads(spec)["options"]["threads"])
         from outrider.worker.followers import FollowerSpec, follow
 
@@ -38,7 +38,7 @@ class FollowerActors:
     """Implements outrider.engine.ranks.Followers. Made with a pool's args, called with the specs."""
 
     def __init__(self, specs: Sequence[FollowerSpec], args: PoolArgs) -> None:
-        """Starts them, that of rank i in bundle i: bundle 0 is the leader's."""
+        """Starts the followers, that of rank i in bundle i: bundle 0 is the leader's."""
         group = get_current_placement_group()
         assert group is not None, "the deployment has a placement group where tensor_parallel_size > 1"
         self._actors: list[Any] = []

@@ -24,7 +24,7 @@ class Ended(Exception):
 
 
 class ServeContext:
-    """As much of grpc.aio.ServicerContext as our servicers use."""
+    """A context with as much of grpc.aio.ServicerContext as our servicers use."""
 
     def __init__(self, context: RayServegRPCContext) -> None:
         self._context = context
@@ -34,7 +34,7 @@ class ServeContext:
         return metadata
 
     def time_remaining(self) -> float | None:
-        """Serve does not pass a client's deadline on."""
+        """Returns None: Serve does not pass a client's deadline on."""
         return None
 
     async def abort(
@@ -48,7 +48,7 @@ class ServeContext:
 
     @asynccontextmanager
     async def errors_as_status(self) -> AsyncIterator[None]:
-        """outrider.net.rpc's of that name, here: no trace of any error reaches the client."""
+        """Does what outrider.net.rpc's of that name does: no trace of any error reaches the client."""
         try:
             yield
         except (Ended, GeneratorExit):
@@ -62,7 +62,7 @@ class ServeContext:
 
 
 async def call(method: Method[Awaitable[T]], request: Any, context: RayServegRPCContext) -> T:
-    """A servicer's method with one answer."""
+    """Calls a servicer's method with one answer."""
     ours = ServeContext(context)
     async with ours.errors_as_status():
         return await method(request, ours)
@@ -72,7 +72,7 @@ async def call(method: Method[Awaitable[T]], request: Any, context: RayServegRPC
 async def stream(
     method: Method[AsyncGenerator[T, None]], request: Any, context: RayServegRPCContext
 ) -> AsyncGenerator[T, None]:
-    """A servicer's method with a stream of answers. Closing it closes the method's generator."""
+    """Calls a servicer's method with a stream of answers. Closing it closes the method's generator."""
     ours = ServeContext(context)
     async with ours.errors_as_status(), aclosing(method(request, ours)) as responses:
         async for response in responses:

@@ -48,7 +48,7 @@ class RouterOptions:
 
 @serve.ingress()
 class Ingress:
-    """Methods are named for the gRPC methods that they answer."""
+    """The deployment. Its methods are named for the gRPC methods that they answer."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, options: RouterOptions, source: StoreSource, *workers: DeploymentHandle[Any]
@@ -100,7 +100,7 @@ class Ingress:
             yield response
 
     async def check_health(self) -> None:
-        """Raises where the router does not look for workers any more."""
+        """Raises if the router does not look for workers any more."""
         if self._end.done():
             self._end.result()
             raise Unhealthy("the router has ended")

@@ -34,7 +34,7 @@ OBJECT_STORE_BYTES = 128 * 2**20  # nothing large is ever put there
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """What every process of Ray's reads when it starts, this one when it imports ray.
+    """Returns what every process of Ray's reads when it starts, this one when it imports ray.
 
     Files go to the folder. Its path must be short: sockets may have about 100 characters in all.
     """
@@ -147,7 +147,7 @@ def _heed_signals(on_signal: OnSignal) -> None:
 
 
 def _check_free(host: str, port: int, flag: str) -> None:
-    """Ray would go on trying. Raises StartupError."""
+    """Raises StartupError if a port is taken: Ray would go on trying."""
     try:
         socket.create_server((host, port)).close()
     except OSError:
@@ -162,7 +162,7 @@ def _free_port() -> int:
 
 
 def _last_line(error: Exception) -> str:
-    """Ray's errors carry a trace; what went wrong is in its last line."""
+    """Returns the last line, which says what went wrong: Ray's errors carry a trace."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
 
 

@@ -92,7 +92,7 @@ class RegistryStore:
             await self._registry.leave.remote(identity)
 
     async def close(self) -> None:
-        """Nothing to let go of: the handle is Ray's."""
+        """Does nothing: the handle is Ray's."""
 
     async def workers(self) -> AsyncIterator[Mapping[str, WorkerRecord]]:
         seen: Seen | None = None

@@ -47,7 +47,7 @@ class Replica:
         self._end = asyncio.create_task(worker.wait())
 
     async def check_health(self) -> None:
-        """Raises where the worker does not work.
+        """Raises if the worker does not work.
 
         A worker that has ended (a process of its tensor-parallel group is gone, a router refuses it) is told
         as the death of an actor: such a replica is replaced at once, where others have three tries.
@@ -80,7 +80,7 @@ class VerifierReplica(Replica):
         await self._start(await start(config, open_store(source), followers), args.probe_seconds)
 
     async def __del__(self) -> None:
-        """Before the replica goes: no new sessions; those that are there end, or go on elsewhere."""
+        """Takes no new sessions before the replica goes; those that are there end, or go on elsewhere."""
         await self._worker.drain(self._drain_seconds)
         await self._worker.stop()
 
@@ -98,7 +98,8 @@ class DrafterReplica(Replica):
         await self._start(await start(config, self._store, followers), args.probe_seconds)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """With what verifiers say of drafts: a drafter does not see sessions that have none."""
+        """Returns the stats with what verifiers say of drafts: a drafter does not see sessions that have
+        none."""
         records = (await present(self._store)).values()
         verifiers = [record for record in records if record.info.identity.role is Role.VERIFIER]
         return {**self._worker.stats(), "draft_starvation": starvation(verifiers)}
@@ -124,7 +125,7 @@ def drafter_config(draft: str, args: PoolArgs, network: NetworkArgs, host: str) 
 
 
 def _told(args: PoolArgs, network: NetworkArgs, host: str) -> dict[str, Any]:
-    """What a worker on that node is told, as the configurations name it."""
+    """Returns what a worker on that node is told, as the configurations name it."""
     host = network.host or host
     protection = {told.name: told.default for told in options(network.protection)}
     return {**dict(args), **protection, "host": host, "advertise": network.advertised(host)}
@@ -136,7 +137,7 @@ def _nodes() -> list[dict[str, Any]]:
 
 
 def _node_address() -> str:
-    """By which other nodes reach this one, as the cluster knows it."""
+    """Returns the address by which other nodes reach this one, as the cluster knows it."""
     here = ray.get_runtime_context().get_node_id()
     return next(str(node["NodeManagerAddress"]) for node in _nodes() if node["NodeID"] == here)
 

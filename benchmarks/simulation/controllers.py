@@ -42,7 +42,8 @@ class Verifier:
             self._arrivals[session].arrived(self._world.now, 1, self._pace)
 
     def survival(self, usable: Ints) -> Floats:
-        """[sessions, MOST_DRAFTS] P(this and all before it are accepted), as far as drafters are believed."""
+        """Returns [sessions, MOST_DRAFTS] P(this and all before it are accepted), as far as drafters are
+        believed."""
         factors = np.array([calibration.factor for calibration in self._calibrations])
         return np.cumprod(self._world.chances(usable) * factors[:, None], axis=1)
 
@@ -80,7 +81,7 @@ class Verifier:
         return np.array(admit(paths, sessions, sessions, self.meter.step_time, BUDGET).counts)
 
     def judged(self, usable: Ints, admitted: Ints) -> None:
-        """A step begins: what its drafts promise."""
+        """Notes what the drafts of a step promise, as it begins."""
         chances = self._world.chances(usable).tolist()
         self._promised = [path[:count] for path, count in zip(chances, admitted.tolist(), strict=True)]
 
@@ -108,8 +109,8 @@ class Verifier:
 
 
 class Ours:
-    """`router`: whether the router chooses k, or leaves it at the most. `verifier`: whether the verifier
-    admits by survival, or all that arrived."""
+    """Outrider's way. If `router`, the router chooses k, otherwise it leaves it at the most. If `verifier`,
+    the verifier admits by survival, otherwise all that arrived."""
 
     def __init__(self, name: str, *, router: bool = True, verifier: bool = True) -> None:
         self.name = name

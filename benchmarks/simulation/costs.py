@@ -17,7 +17,8 @@ class Costs:
 
 
 def _h200(tokens: int, sessions: int) -> float:
-    """An assumed roofline: launch, weights or arithmetic whichever is longer, reading the sessions' KV."""
+    """Returns the seconds by an assumed roofline: launch, weights or arithmetic whichever is longer, reading
+    the sessions' KV."""
     return float(5e-3 + (8e-3**4 + (0.055e-3 * tokens) ** 4) ** 0.25 + 0.034e-3 * sessions)
 
 

@@ -25,7 +25,7 @@ class Fixed:
     """The same k all the time, for all sessions or for each its own; all that arrived is verified."""
 
     def __init__(self, name: str, k: Sequence[int], start: Start) -> None:
-        """`k`: of each trace."""
+        """`k` is that of each trace."""
         self.name, self._k, self._start = name, np.array(k), start
 
     def begin(self, world: World) -> None:
@@ -68,7 +68,7 @@ class Fixed:
         return admitted
 
     def _most(self) -> Ints:
-        """Of what arrived, so much is verified."""
+        """Returns how much is verified of what arrived."""
         return self.world.k
 
     def stepped(self, seconds: float, waited: float, admitted: Ints, accepted: Ints, committed: Ints) -> None:
@@ -76,7 +76,7 @@ class Fixed:
 
 
 class Heuristic(Fixed):
-    """Of transformers: 2 more where all were accepted, else 1 less; at least 1."""
+    """The rule of transformers' heuristic: 2 more if all were accepted, else 1 less; at least 1."""
 
     def __init__(self) -> None:
         super().__init__("+2/-1", [], Start.BY_PRICE)
@@ -99,7 +99,8 @@ class Heuristic(Fixed):
 
 
 class Confidence(Fixed):
-    """Of transformers: a draft ends with the first token of which the draft model is less sure than .4."""
+    """The rule of transformers: a draft ends with the first token of which the draft model is less sure than
+    .4."""
 
     def __init__(self, traces: int) -> None:
         super().__init__("confidence .4", [MOST_DRAFTS] * traces, Start.BY_PRICE)

@@ -1,4 +1,4 @@
-"""Whether a drafter would guess right, and how sure it is, position by position: made up, or recorded."""
+"""Says if a drafter would guess right, and how sure it is, position by position: made up, or recorded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Trace:
 
 
 def make(kind: str, sessions: int, seed: int, beyond: int) -> list[Trace]:
-    """`sessions` answers of one of KINDS, each followed by `beyond` more positions."""
+    """Returns `sessions` answers of one of KINDS, each followed by `beyond` more positions."""
     rng = np.random.default_rng([seed, KINDS.index(kind)])
     if kind == "recorded":
         return _recorded(sessions, beyond, rng)
@@ -47,8 +47,8 @@ def make(kind: str, sessions: int, seed: int, beyond: int) -> list[Trace]:
 
 
 def _recorded(sessions: int, beyond: int, rng: np.random.Generator) -> list[Trace]:
-    """From what benchmarks/trace.py wrote: some texts of one kind, one after the other, are an answer. Behind
-    its end stands its beginning."""
+    """Returns answers from what benchmarks/trace.py wrote: some texts of one kind, one after the other, are
+    an answer. Behind its end stands its beginning."""
     with np.load(RECORDED) as found:
         accepted, confidence = found["right"] == 0, found["shares"][:, :, 0] / 65535
         told = list(zip(found["workload"].tolist(), found["temperature"].tolist(), strict=True))
@@ -79,7 +79,8 @@ def _rates(kind: str, number: int, length: int, rng: np.random.Generator) -> NDA
 
 
 def _bursts(mean: float, length: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Stretches that are easy and stretches that are hard, in turn; `mean` of all positions together."""
+    """Returns stretches that are easy and stretches that are hard, in turn; `mean` of all positions
+    together."""
     share = (mean - HARD) / (EASY - HARD)
     easy = rng.random() < share
     rates = np.empty(length)
@@ -124,7 +125,7 @@ class Book:
         return cls(accepted, confidence, first_wrong, np.array(tokens), np.array(greedy))
 
     def rounds(self, k: int) -> NDArray[np.int64]:
-        """[traces]: steps that each answer takes where every step verifies k drafts."""
+        """Returns [traces]: the steps that each answer takes if every step verifies k drafts."""
         at = np.zeros(len(self.tokens), np.int64)
         rounds = np.zeros(len(self.tokens), np.int64)
         rows = np.arange(len(self.tokens))

@@ -1,4 +1,4 @@
-"""A verifier, its drafters and the line between them, in virtual time.
+"""Simulates a verifier, its drafters and the line between them, in virtual time.
 
 Discrete events, each for all sessions at once: a draft step ends, drafts arrive, a target step ends, its
 commits arrive, the router's k and windows arrive. Which guesses are right stands in the traces; who decides
@@ -48,36 +48,37 @@ class Policy(Protocol):
     def begin(self, world: World) -> None: ...
 
     def opened(self, session: int) -> None:
-        """A new answer has begun in the place of an old one."""
+        """Notes that a new answer has begun in the place of an old one."""
 
     def k(self) -> Ints:
-        """The router: most draft tokens of a step, [sessions]."""
+        """Returns the router's k, the most draft tokens of a step: [sessions]."""
         ...
 
     def windows(self, k: Ints) -> Ints:
-        """The router: most unverified tokens of a drafter, [sessions]."""
+        """Returns the router's windows, the most unverified tokens of a drafter: [sessions]."""
         ...
 
     def probabilities(self, sessions: Ints, depth: Ints, confidence: Floats) -> Floats:
-        """The drafter: of one new token each, P(accepted | all before it are)."""
+        """Returns the drafter's P(accepted | all before it are) for one new token each."""
         ...
 
     def scored(self, session: int, confidence: Floats, accepted: NDArray[np.bool_]) -> None:
-        """The drafter: what it would have guessed at newly committed positions, and whether that was so."""
+        """Tells the drafter what it would have guessed at newly committed positions, and if that was
+        right."""
 
     def arrived(self, sessions: Ints) -> None:
-        """The verifier: one more draft token that continues the log, for each of these."""
+        """Tells the verifier of one more draft token that continues the log, for each of these."""
 
     def start_at(self, now: float, free_since: float, usable: Ints) -> float:
-        """The verifier: when its step starts; not after `now` = at once."""
+        """Returns when the verifier starts its step; not after `now` = at once."""
         ...
 
     def admit(self, usable: Ints) -> Ints:
-        """The verifier: how many of the arrived draft tokens take part, [sessions]."""
+        """Returns how many of the arrived draft tokens the verifier admits, [sessions]."""
         ...
 
     def stepped(self, seconds: float, waited: float, admitted: Ints, accepted: Ints, committed: Ints) -> None:
-        """What a step took, how long it was waited for before it began, and what it gave."""
+        """Tells what a step took, how long it was waited for before it began, and what it gave."""
 
 
 class World:
@@ -123,7 +124,7 @@ class World:
         self._sent_k, self._sent_window = self.k.copy(), self.window.copy()
 
     def run(self) -> Result:
-        """Until no answer is left to begin."""
+        """Runs until no answer is left to begin."""
         self.policy.begin(self)
         self.wrong = self.book.first_wrong[self.trace, self.log]
         self.here_wrong = self.wrong.copy()
@@ -152,25 +153,27 @@ class World:
     # The verifier.
 
     def room(self) -> Ints:
-        """Most draft tokens that can still be of use: the last token of an answer is the target's own."""
+        """Returns the most draft tokens that can still be of use: the last token of an answer is the target's
+        own."""
         return np.asarray(self.book.tokens[self.trace] - self.log - 1)
 
     def usable(self) -> Ints:
-        """Draft tokens that continue the log and may be verified."""
+        """Returns how many draft tokens continue the log and may be verified."""
         return np.asarray(np.minimum(np.minimum(self.standing(), self.room()), self.k))
 
     def standing(self) -> Ints:
-        """Draft tokens that continue the log."""
+        """Returns how many draft tokens continue the log."""
         return np.where(self.here_wrong >= self.log, np.maximum(self.here_end - self.log, 0), 0)
 
     def chances(self, usable: Ints) -> Floats:
-        """[sessions, MOST_DRAFTS] P(accepted | all before it are), as promised; 0 behind the usable ones."""
+        """Returns [sessions, MOST_DRAFTS] P(accepted | all before it are), as promised; 0 behind the usable
+        ones."""
         depth = np.arange(MOST_DRAFTS)
         chance = self.here_chance[self.rows[:, None], self.log[:, None] + depth]
         return np.where(depth < usable[:, None], chance, 0.0)
 
     def confidence(self) -> Floats:
-        """[sessions, MOST_DRAFTS] of the guesses that would follow the log."""
+        """Returns [sessions, MOST_DRAFTS] of the guesses that would follow the log."""
         at = self.log[:, None] + np.arange(MOST_DRAFTS)
         return np.asarray(self.book.confidence[self.trace[:, None], at])
 
@@ -179,7 +182,8 @@ class World:
         return self.costs.step(tokens, self.sessions) * noise
 
     def _try_step(self) -> None:
-        """Asked when the engine becomes free, at every arrival, and when a wait is over."""
+        """Starts a step if it is time. Asked when the engine becomes free, at every arrival, and when a wait
+        is over."""
         if self._stepping:
             return
         usable = self.usable()
@@ -262,7 +266,7 @@ class World:
     # The drafters.
 
     def _hear(self, news: Callable[[], None]) -> None:
-        """Applied between two draft steps."""
+        """Notes news, which is applied between two draft steps."""
         self._news.append(news)
         if not self._drafting:
             self._draft()
@@ -293,7 +297,7 @@ class World:
             self._after(seconds, lambda: self._drafted_one(wanting))
 
     def _drafted_one(self, wanting: Ints) -> None:
-        """One more guess for each; they are sent at once."""
+        """Adds one more guess for each; they are sent at once."""
         position, trace = self.end[wanting], self._trace_drafted[wanting]
         chance = self.policy.probabilities(
             wanting, position - self.known[wanting], self.book.confidence[trace, position]

@@ -14,7 +14,7 @@ NAME = "matmul_causal"
 
 @lru_cache(maxsize=8)
 def _causal_mask(length: int, dtype: torch.dtype) -> Tensor:
-    """Additive mask [length, length]: zero on and below the diagonal, very negative above."""
+    """Returns the additive mask [length, length]: zero on and below the diagonal, very negative above."""
     return torch.full((length, length), -1e30).triu(1).to(dtype)
 
 
@@ -49,7 +49,7 @@ def matmul_causal(
 
 
 def choose_attention(device: torch.device) -> str:
-    """The attention implementation to train with on `device`, registered with transformers."""
+    """Returns the attention implementation to train with on `device`, registered with transformers."""
     if device.type != "cpu":
         return "sdpa"
     AttentionInterface.register(NAME, matmul_causal)

@@ -27,7 +27,7 @@ SKIPPED_FOLDERS = frozenset(
 
 
 def is_training_file(path: Path, root: Path) -> bool:
-    """Whether a file of the standard library below `root` belongs to the training text."""
+    """Returns True if a file of the standard library below `root` belongs to the training text."""
     relative = path.relative_to(root)
     folders = relative.parts[:-1]
     if any(folder in SKIPPED_FOLDERS or folder.startswith("config-") for folder in folders):
@@ -39,7 +39,7 @@ def is_training_file(path: Path, root: Path) -> bool:
 
 
 def training_documents() -> list[str]:
-    """Every training file's text, in the order of its path."""
+    """Returns every training file's text, in the order of its path."""
     root = stdlib_root()
     documents = []
     for path in sorted(root.rglob("*.py")):
@@ -55,12 +55,12 @@ def training_documents() -> list[str]:
 
 
 def heldout_documents() -> list[str]:
-    """The text of every held-out module, in the order of `HELD_OUT`."""
+    """Returns the text of every held-out module, in the order of `HELD_OUT`."""
     return [heldout_text(name) for name in HELD_OUT]
 
 
 def encode_stream(tokenizer: PreTrainedTokenizerFast, documents: list[str], seed: int) -> Tensor:
-    """All documents as one stream of token ids [tokens], shuffled, each opened by the eos token."""
+    """Returns all documents as one stream of token ids [tokens], shuffled, each opened by the eos token."""
     order = torch.randperm(len(documents), generator=torch.Generator().manual_seed(seed)).tolist()
     eos = tokenizer.eos_token_id
     ids: list[int] = []
@@ -81,7 +81,7 @@ class Windows:
         self._length = 0
 
     def take(self, count: int, length: int) -> Tensor:
-        """`count` windows of `length` tokens: [count, length]."""
+        """Returns `count` windows of `length` tokens: [count, length]."""
         if length != self._length:
             self._starts, self._length = [], length
         rows: list[Tensor] = []

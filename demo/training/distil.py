@@ -50,7 +50,7 @@ class Round:
 def write_round(
     target: LlamaForCausalLM, windows: Windows, options: DistilOptions, generator: torch.Generator
 ) -> Round:
-    """One round of the target's own text, after corpus prompts of one random length."""
+    """Returns one round of the target's own text, after corpus prompts of one random length."""
     span = options.longest_prompt + 1 - options.shortest_prompt
     draw = torch.rand((), generator=generator, device=target.device)
     prompt = options.shortest_prompt + int(draw * span)

@@ -48,7 +48,7 @@ class Shape:
 
 
 def parse_count(text: str) -> int:
-    """`205M`, `1.2B`, `900K` or plain digits as a number of parameters."""
+    """Reads `205M`, `1.2B`, `900K` or plain digits as a number of parameters."""
     units = {"K": 10**3, "M": 10**6, "B": 10**9}
     unit = units.get(text.strip()[-1:].upper(), 0)
     try:
@@ -58,12 +58,13 @@ def parse_count(text: str) -> int:
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Parameters, tied ones counted once."""
+    """Returns the number of parameters, tied ones counted once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def choose_shape(source: LlamaForCausalLM, parameters: int, layers: int | None = None) -> Shape:
-    """Depth and MLP width that come closest to `parameters`: first up to 24 layers deep, then wider."""
+    """Returns the depth and MLP width that come closest to `parameters`: first up to 24 layers deep, then
+    wider."""
     config = source.config
     layer = parameter_count(source.model.layers[0])
     channel = 3 * config.hidden_size  # weights an inner channel has in gate, up and down
@@ -79,7 +80,8 @@ def choose_shape(source: LlamaForCausalLM, parameters: int, layers: int | None =
 
 
 def places(old: int, new: int) -> list[int]:
-    """The index among `new` layers of each of the `old` layers, spread evenly with the first one first."""
+    """Returns the index among `new` layers of each of the `old` layers, spread evenly with the first one
+    first."""
     return [index * new // old for index in range(old)]
 
 
@@ -115,7 +117,7 @@ def grow_steps(source: LlamaForCausalLM, grown: LlamaForCausalLM) -> Iterator[st
 
 
 def empty_copy(source: LlamaForCausalLM, shape: Shape, seed: int) -> LlamaForCausalLM:
-    """A randomly initialised float32 model like `source` but of the given depth and MLP width."""
+    """Returns a randomly initialised float32 model like `source` but of the given depth and MLP width."""
     config: LlamaConfig = copy.deepcopy(source.config)
     config.num_hidden_layers, config.intermediate_size = shape.layers, shape.mlp
     config.dtype = torch.float32
@@ -126,7 +128,7 @@ def empty_copy(source: LlamaForCausalLM, shape: Shape, seed: int) -> LlamaForCau
 
 
 def grow(source: LlamaForCausalLM, shape: Shape, seed: int = 0) -> LlamaForCausalLM:
-    """A model of the given depth and MLP width that computes the same logits as `source`."""
+    """Returns a model of the given depth and MLP width that computes the same logits as `source`."""
     grown = empty_copy(source, shape, seed)
     for _ in grow_steps(source, grown):
         pass
@@ -135,7 +137,7 @@ def grow(source: LlamaForCausalLM, shape: Shape, seed: int = 0) -> LlamaForCausa
 
 @torch.no_grad()
 def largest_difference(one: LlamaForCausalLM, other: LlamaForCausalLM, ids: Tensor) -> float:
-    """The largest absolute difference between two models' logits on ids [rows, length]."""
+    """Returns the largest absolute difference between two models' logits on ids [rows, length]."""
     logits = [model(input_ids=ids, use_cache=False).logits.float() for model in (one, other)]
     return float((logits[0] - logits[1]).abs().max())
 

@@ -14,7 +14,7 @@ CHUNK = 512  # rows worked on at a time: [512, 4096] floats stay in cache
 
 
 def cross_entropy(probabilities: Tensor, labels: Tensor) -> tuple[float, Tensor]:
-    """Summed cross-entropy of `labels` [n] under `probabilities` [n, vocabulary], and p - onehot.
+    """Returns the summed cross-entropy of `labels` [n] under `probabilities` [n, vocabulary], and p - onehot.
 
     The gradient takes the place of `probabilities`.
     """
@@ -26,7 +26,8 @@ def cross_entropy(probabilities: Tensor, labels: Tensor) -> tuple[float, Tensor]
 
 
 def distillation(draft_logits: Tensor, target: Tensor, variation_weight: float) -> Tensor:
-    """Gradient [n, vocabulary] of the summed distance between the draft and the target's distribution.
+    """Returns the gradient [n, vocabulary] of the summed distance between the draft and the target's
+    distribution.
 
     draft_logits and target (probabilities) are [n, vocabulary]. The loss is
     KL(target || draft) + variation_weight * TV(target, draft): the total variation is one minus the

@@ -30,13 +30,14 @@ class Figures:
     sampled_positions: int
 
     def as_dict(self) -> dict[str, float]:
-        """The figures by name."""
+        """Returns the figures by name."""
         return asdict(self)
 
 
 @torch.no_grad()
 def heldout_loss(model: LlamaForCausalLM, stream: Tensor) -> float:
-    """Mean cross-entropy in nats a token over a stream [tokens], in windows of `WINDOW` tokens."""
+    """Returns the mean cross-entropy in nats a token over a stream [tokens], in windows of `WINDOW`
+    tokens."""
     total, count = 0.0, 0
     for begin in range(0, len(stream) - 1, WINDOW):
         ids = stream[begin : begin + WINDOW + 1].to(model.device)
@@ -47,7 +48,7 @@ def heldout_loss(model: LlamaForCausalLM, stream: Tensor) -> float:
 
 
 def tokens_per_step(matches: Sequence[Sequence[bool]], k: int) -> float:
-    """Mean tokens a verification step yields when the draft proposes k, from each text's matches.
+    """Returns the mean tokens a verification step yields when the draft proposes k, from each text's matches.
 
     A step that starts at a position yields the run of matches there, at most k, and one token of the
     target's own (the correction, or the bonus after a full run). Exact for greedy decoding, because
@@ -73,7 +74,8 @@ def tokens_per_step(matches: Sequence[Sequence[bool]], k: int) -> float:
 def greedy_matches(
     target: LlamaForCausalLM, draft: LlamaForCausalLM, prompt: Tensor, new: int, eos: int
 ) -> list[bool]:
-    """For each token of the target's greedy continuation: whether the draft's argmax is that token."""
+    """Returns, for each token of the target's greedy continuation, True if the draft's argmax is that
+    token."""
     ids = continue_one(target, prompt, new, eos)
     guesses = draft(input_ids=ids[None, :-1], use_cache=False).logits[0].argmax(dim=-1)
     matches: list[bool] = (guesses == ids[1:])[len(prompt) - 1 :].tolist()
@@ -84,7 +86,8 @@ def greedy_matches(
 def sampled_matches(
     target: LlamaForCausalLM, draft: LlamaForCausalLM, prompt: Tensor, noise: Tensor, eos: int
 ) -> tuple[int, float, int]:
-    """On one text drawn at T=1 with Gumbel `noise` [new, vocabulary]: matches, summed 1-TV, positions.
+    """Returns matches, summed 1-TV and positions of a text drawn at T=1 with Gumbel `noise` [new,
+    vocabulary].
 
     A match is a position where the same noise on both models' logits gives the same argmax.
     """
@@ -100,7 +103,7 @@ def sampled_matches(
 
 
 def gumbel(shape: tuple[int, int], seed: int) -> Tensor:
-    """Standard Gumbel noise, the same on every device."""
+    """Returns standard Gumbel noise, the same on every device."""
     return -torch.empty(shape).exponential_(generator=torch.Generator().manual_seed(seed)).log()
 
 
@@ -113,7 +116,7 @@ def measure(
     new: int = 128,
     k: int = 5,
 ) -> Figures:
-    """All figures: losses on the held-out `stream` [tokens], acceptance after held-out prompts."""
+    """Returns all figures: losses on the held-out `stream` [tokens], acceptance after held-out prompts."""
     eos, device = tokenizer.eos_token_id, target.device
     rows: list[list[bool]] = []
     matches, overlap, positions = 0, 0.0, 0

@@ -26,7 +26,7 @@ class PretrainOptions:
     rows: int = 32  # windows of the shortest length that fit one pass
 
     def length(self, step: int) -> int:
-        """The window length of one step."""
+        """Returns the window length of one step."""
         done = 0.0
         for share, length in self.lengths:
             done += share
@@ -36,7 +36,7 @@ class PretrainOptions:
 
 
 def logits_of(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
-    """Logits [batch, length, vocabulary] in bfloat16 arithmetic."""
+    """Returns logits [batch, length, vocabulary] in bfloat16 arithmetic."""
     with torch.autocast(ids.device.type, torch.bfloat16):
         logits: Tensor = model(input_ids=ids, use_cache=False).logits
     return logits

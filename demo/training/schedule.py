@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 
 def optimisers(model: nn.Module, matrix_rate: float, other_rate: float) -> list[Optimizer]:
-    """Muon for the matrices inside the layers, AdamW for the (tied) embedding and the norms.
+    """Returns Muon for the matrices inside the layers, AdamW for the (tied) embedding and the norms.
 
     Muon (Jordan et al. 2024) orthogonalises each matrix's update; with the step scaled to AdamW's usual
     size it needs fewer tokens for the same loss, which counts where every token is computed on a CPU.
@@ -40,7 +40,7 @@ class Schedule:
         self.taken = 0
 
     def factor(self) -> float:
-        """The share of the peak learning rate that the next step uses."""
+        """Returns the share of the peak learning rate that the next step uses."""
         if self.taken < self.warmup:
             return (self.taken + 1) / self.warmup
         done = min(1.0, (self.taken - self.warmup) / max(1, self.steps - self.warmup))

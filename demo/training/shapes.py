@@ -34,28 +34,30 @@ def _shape(
 
 
 def target_config(vocabulary: int) -> LlamaConfig:
-    """The target: 6 layers of width 384, 6 query heads over 2 key-value heads."""
+    """Returns the target: 6 layers of width 384, 6 query heads over 2 key-value heads."""
     return _shape(384, 6, 864, 6, 2, 64, vocabulary)
 
 
 def draft_config(vocabulary: int) -> LlamaConfig:
-    """The draft: width 128, so that its tied output layer leaves room for layers in a tenth of the cost."""
+    """Returns the draft: width 128, so that its tied output layer leaves room for layers in a tenth of the
+    cost."""
     return _shape(128, 3, 272, 4, 2, 32, vocabulary)
 
 
 def build(config: LlamaConfig, seed: int) -> LlamaForCausalLM:
-    """A model with random weights drawn from `seed`."""
+    """Returns a model with random weights drawn from `seed`."""
     torch.manual_seed(seed)
     return LlamaForCausalLM(config)
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Parameters, tied ones counted once."""
+    """Returns the number of parameters, tied ones counted once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def matmul_parameters(model: LlamaForCausalLM) -> int:
-    """Weights that a token is multiplied with in one forward pass: every linear layer and the lm_head.
+    """Returns how many weights a token is multiplied with in one forward pass: every linear layer and the
+    lm_head.
 
     Twice this is the multiply-add work a token costs, attention over the context left out. The
     embedding look-up is no multiplication and does not count; a tied lm_head does.

@@ -12,7 +12,7 @@ from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizer
 
 
 def rounded(model: LlamaForCausalLM) -> LlamaForCausalLM:
-    """A copy with bfloat16 weights, which is what the folders hold."""
+    """Returns a copy with bfloat16 weights, which is what the folders hold."""
     return copy.deepcopy(model).to(torch.bfloat16).eval()
 
 
@@ -43,10 +43,10 @@ def save_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, fold
 
 
 def load_model(folder: Path) -> LlamaForCausalLM:
-    """A saved model, computing in float32."""
+    """Returns a saved model, computing in float32."""
     return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 def folder_bytes(folder: Path) -> int:
-    """The size of all files below a folder."""
+    """Returns the size of all files below a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

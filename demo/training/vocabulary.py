@@ -29,7 +29,8 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(documents: list[str], context: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of `VOCABULARY_SIZE` tokens: any text round-trips, no token is unknown."""
+    """Returns a byte-level BPE tokenizer of `VOCABULARY_SIZE` tokens: any text round-trips, no token is
+    unknown."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -21,7 +21,8 @@ class Report(NamedTuple):
 
 
 def validate(manifests: list[Manifest]) -> Report:
-    """All checks: schemas first, and rules if those found nothing: rules take the structure for given."""
+    """Runs all checks: schemas first, and rules if those found nothing: rules take the structure for
+    given."""
     found = [said for each in manifests for said in _said(each, schema.check_manifest(each))]
     found = found or [said for each in manifests for said in _said(each, _by_rules(each, manifests))]
     remarks = [
@@ -42,7 +43,8 @@ def _by_rules(manifest: Manifest, manifests: list[Manifest]) -> Iterator[schema.
 
 
 def _said(manifest: Manifest, problems: Iterator[schema.Problem]) -> Iterator[str]:
-    """The problems as lines. A schema lets some shapes pass that a rule does not expect, such as a null."""
+    """Yields the problems as lines. A schema lets some shapes pass that a rule does not expect, such as a
+    null."""
     try:
         for path, sentence in problems:
             yield ": ".join(part for part in (name_of(manifest), path, sentence) if part)
@@ -51,7 +53,7 @@ def _said(manifest: Manifest, problems: Iterator[schema.Problem]) -> Iterator[st
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status: 0 = nothing wrong, 1 = findings, 2 = a path that cannot be read."""
+    """Returns the exit status: 0 = nothing wrong, 1 = findings, 2 = a path that cannot be read."""
     parser = argparse.ArgumentParser("python -m deploy.validate", description="Checks manifests.")
     parser.add_argument("path", nargs="+", type=Path, help="a folder for kustomize, or a file of YAML")
     wrong = 0

@@ -24,7 +24,7 @@ class Group:
 
     @property
     def pod(self) -> Any:
-        """The pod's spec."""
+        """Returns the pod's spec."""
         return self.spec["template"]["spec"]
 
     @property
@@ -33,19 +33,19 @@ class Group:
 
 
 def groups(rayservice: Manifest) -> list[Group]:
-    """The head first."""
+    """Returns the groups, the head first."""
     cluster = rayservice["spec"]["rayClusterConfig"]
     workers = [Group(spec["groupName"], spec) for spec in cluster.get("workerGroupSpecs") or []]
     return [Group("head", cluster["headGroupSpec"]), *workers]
 
 
 def name_of(manifest: Manifest) -> str:
-    """Kind/name, as it is printed before a path."""
+    """Returns Kind/name, as it is printed before a path."""
     return f"{manifest['kind']}/{manifest['metadata']['name']}"
 
 
 def render(path: Path, program: str | None = shutil.which("kubectl")) -> list[Manifest]:
-    """The manifests at `path`; a folder needs kubectl. Raises StartupError if there are none."""
+    """Returns the manifests at `path`; a folder needs kubectl. Raises StartupError if there are none."""
     if path.is_dir():
         if program is None:
             raise StartupError(f"{path} is a folder for kustomize, and kubectl is not installed")

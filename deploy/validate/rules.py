@@ -19,7 +19,7 @@ def _rules() -> Any:
 
 
 def check(manifest: Manifest, manifests: list[Manifest]) -> Iterator[schema.Problem]:
-    """What is wrong with a manifest that is applied with the others."""
+    """Yields what is wrong with a manifest that is applied with the others."""
     yield from schema.check(manifest, {**_rules().get(manifest["kind"], {}), "$defs": _rules()["$defs"]})
     same = [each for each in manifests if name_of(each) == name_of(manifest)]
     if sum(each["metadata"].get("namespace") == manifest["metadata"].get("namespace") for each in same) > 1:
@@ -32,13 +32,13 @@ def check(manifest: Manifest, manifests: list[Manifest]) -> Iterator[schema.Prob
 
 
 def missing_secrets(manifests: list[Manifest]) -> list[str]:
-    """Secrets that pods need and that are not among the manifests."""
+    """Returns Secrets that pods need and that are not among the manifests."""
     present = {each["metadata"]["name"] for each in manifests if each["kind"] == "Secret"}
     return sorted(set(_secret_names(manifests)) - present)
 
 
 def _secret_names(value: Any) -> Iterator[str]:
-    """Names of Secrets that are referred to anywhere inside, those that are optional left out."""
+    """Yields the names of Secrets that anything inside refers to, those that are optional left out."""
     if isinstance(value, list):
         for inner in value:
             yield from _secret_names(inner)
@@ -52,7 +52,7 @@ def _secret_names(value: Any) -> Iterator[str]:
 
 
 def _pod_labels(manifest: Manifest) -> Iterator[dict[str, str]]:
-    """The labels of each pod template, without those that the operator adds."""
+    """Yields the labels of each pod template, without those that the operator adds."""
     if manifest["kind"] == "RayService":
         for group in groups(manifest):
             written = group.spec["template"].get("metadata", {}).get("labels") or {}
@@ -62,7 +62,7 @@ def _pod_labels(manifest: Manifest) -> Iterator[dict[str, str]]:
 
 
 def _selectors(manifest: Manifest) -> Iterator[tuple[str, Manifest]]:
-    """(path, selector of pods) of each. One that selects no pod protects nothing, and says nothing."""
+    """Yields (path, selector of pods) of each. One that selects no pod protects nothing, and says nothing."""
     spec, kind = manifest.get("spec") or {}, manifest["kind"]
     if kind == "Service":
         yield "spec.selector", {"matchLabels": spec.get("selector")}
@@ -78,7 +78,8 @@ def _selectors(manifest: Manifest) -> Iterator[tuple[str, Manifest]]:
 
 
 def _wanted(selector: Manifest) -> Iterator[tuple[str, str]]:
-    """(label, one value that must be on some pod), each on its own: every pool that is named must exist."""
+    """Yields (label, one value that must be on some pod), each on its own: every pool that is named must
+    exist."""
     for label, value in (selector.get("matchLabels") or {}).items():
         if not label.startswith("ray.io/"):  # which the operator adds
             yield label, value

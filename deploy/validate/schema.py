@@ -1,4 +1,4 @@
-"""Values against schemas: Kubernetes' own, KubeRay's with its rules in CEL, and ours."""
+"""Checks values against schemas: Kubernetes' own, KubeRay's with its rules in CEL, and ours."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Problem = tuple[str, str]  # path, sentence
 
 
 def built_in(manifest: Manifest) -> bool:
-    """Whether Kubernetes itself defines the object."""
+    """Returns True if Kubernetes itself defines the object."""
     return manifest["apiVersion"].rpartition("/")[0] in BUILT_IN
 
 
 def check_manifest(manifest: Manifest) -> Iterator[Problem]:
-    """What its schema refuses; nothing if there is none here."""
+    """Yields what its schema refuses; nothing if there is none here."""
     if manifest["kind"] == "RayService":
         yield from check(manifest, _rayservice())
     elif built_in(manifest):
@@ -58,8 +58,8 @@ def _rayservice() -> Manifest:
 
 
 def strict(schema: Any) -> Any:
-    """Kubernetes' dialect as plain JSON schema in which a field that is not declared is an error: the API
-    server, and Ray Serve, would ignore it."""
+    """Returns Kubernetes' dialect as plain JSON schema in which a field that is not declared is an error: the
+    API server, and Ray Serve, would ignore it."""
     if isinstance(schema, list):
         return [strict(each) for each in schema]
     if not isinstance(schema, dict):
@@ -73,7 +73,8 @@ def strict(schema: Any) -> Any:
 
 
 def check(value: Any, schema: Manifest) -> Iterator[Problem]:
-    """What breaks the schema: the `sentence` beside the broken rule, otherwise the validator's words."""
+    """Yields what breaks the schema: the `sentence` beside the broken rule, otherwise the validator's
+    words."""
     for error in jsonschema.Draft202012Validator(schema).iter_errors(value):
         sentence = error.schema.get("sentence")
         exact = error if sentence else jsonschema.exceptions.best_match([error])
@@ -83,12 +84,12 @@ def check(value: Any, schema: Manifest) -> Iterator[Problem]:
 
 
 def as_path(parts: Iterable[str | int]) -> str:
-    """a.b[0].c of the parts of a path, names and indices."""
+    """Returns a.b[0].c from the parts of a path, names and indices."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
 
 
 def _cel(schema: Manifest, value: Any, path: tuple[str | int, ...]) -> Iterator[Problem]:
-    """The rules in CEL that do not hold. Rules on changes (oldSelf) are left out."""
+    """Yields the rules in CEL that do not hold. Rules on changes (oldSelf) are left out."""
     for rule in schema.get("x-kubernetes-validations", []):
         if "oldSelf" not in rule["rule"]:
             environment = celpy.Environment()

@@ -1,4 +1,5 @@
-"""Serve's configuration in a RayService: Ray's schema, our application's arguments, room for its replicas."""
+"""Checks Serve's configuration in a RayService: Ray's schema, our application's arguments, room for its
+replicas."""
 
 from __future__ import annotations
 
@@ -20,14 +21,14 @@ GPU = "nvidia.com/gpu"
 
 
 def check_service(rayservice: Manifest) -> Iterator[Problem]:
-    """What is wrong with the configuration; otherwise, which of its replicas have no room."""
+    """Yields what is wrong with the configuration; otherwise, which of its replicas have no room."""
     problems = list(check_text(rayservice["spec"].get("serveConfigV2") or ""))
     for path, sentence in problems or check_room(rayservice):
         yield f"{FIELD}: {path}" if path else FIELD, sentence
 
 
 def check_text(text: str) -> Iterator[Problem]:
-    """The problems of a configuration as `serve deploy` takes it."""
+    """Yields the problems of a configuration as `serve deploy` takes it."""
     try:
         config = yaml.safe_load(text)
         yield from check(config, strict(ServeDeploySchema.model_json_schema()))
@@ -50,7 +51,7 @@ def check_text(text: str) -> Iterator[Problem]:
 
 
 def _has(module: str, name: str) -> bool:
-    """Whether Serve could import it when it starts: a typing error would show on the cluster only."""
+    """Returns True if Serve could import it when it starts: a typing error would show on the cluster only."""
     try:
         return hasattr(importlib.import_module(module), name)
     except (ImportError, ValueError):
@@ -58,14 +59,15 @@ def _has(module: str, name: str) -> bool:
 
 
 def arguments(rayservice: Manifest) -> AppArgs | None:
-    """Those of our application in a RayService whose configuration is valid; None if there is none."""
+    """Returns the arguments of our application in a RayService whose configuration is valid; None if there is
+    none."""
     config = yaml.safe_load(rayservice["spec"].get("serveConfigV2") or "applications: []")
     found = [entry for entry in config["applications"] if entry["import_path"] == OURS]
     return parse(found[0].get("args") or {}) if found else None
 
 
 def check_room(rayservice: Manifest) -> Iterator[Problem]:
-    """Which replicas fit on no pod of the worker groups, or not as many as Serve may want."""
+    """Yields which replicas fit on no pod of the worker groups, or not as many as Serve may want."""
     args = arguments(rayservice)
     if args is None:
         return
@@ -94,7 +96,7 @@ def _unmet(pool: RouterArgs | PoolArgs, workers: list[Group]) -> str | None:
 
 
 def _room(group: Group, cpus: float, gpus: float) -> int:
-    """Replicas that fit in the group at its largest. Ray runs in the first container."""
+    """Returns how many replicas fit in the group at its largest. Ray runs in the first container."""
     resources: dict[str, Any] = group.containers[0].get("resources") or {}
     amounts = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}  # as the operator does
     wanted = {"cpu": cpus, GPU: gpus}
@@ -103,6 +105,6 @@ def _room(group: Group, cpus: float, gpus: float) -> int:
 
 
 def cores(amount: str | int) -> float:
-    """2 of "2", .25 of "250m"."""
+    """Returns the number of cores: 2 for "2", .25 for "250m"."""
     text = str(amount)
     return float(text[:-1]) / 1000 if text.endswith("m") else float(text)
