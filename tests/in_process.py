@@ -209,7 +209,7 @@ def patient(
     awaited: Iterable[Awaited],
     price: float = 0.0,
 ) -> float:
-    """In place of step_start.start_at: waits for every drafter, so that drafts always take part."""
+    """Takes the place of step_start.start_at: waits for every drafter, so that drafts always take part."""
     until = free_since + 5.0  # only a drafter that has nothing to say lets it come to that
     return until if any(session.tokens == 0 < session.wanted for session in awaited) else now
 

@@ -91,7 +91,7 @@ def _wanted(package: Distribution, extra: str, seen: set[tuple[str, str]]) -> It
 
 
 def licence(package: Distribution) -> str:
-    """As an SPDX expression, where that can be told."""
+    """Returns the licence as an SPDX expression, if that can be told."""
     about = package.metadata
     if about.get("License-Expression"):
         return str(about["License-Expression"])

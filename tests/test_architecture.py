@@ -144,7 +144,8 @@ def test_proto_is_no_package() -> None:
 
 
 def test_every_field_of_the_protocol_is_explained() -> None:
-    """By a comment of its own, by one on a field of the same name, or by one above its message type."""
+    """A field is explained by a comment of its own, by one on a field of the same name, or by one above its
+    message type."""
     lines = [
         line for path in sorted((ROOT / "proto").rglob("*.proto")) for line in path.read_text().splitlines()
     ]

@@ -26,7 +26,7 @@ class Usage(TypedDict):
 
 
 class Speculation(TypedDict):
-    """As vLLM tells it."""
+    """The figures of speculation, as vLLM tells them."""
 
     mean_acceptance_length: float
     draft_acceptance_rate: float

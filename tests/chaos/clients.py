@@ -179,7 +179,8 @@ class GrpcStream(Stream):
 
 
 class HttpStream(Stream):
-    """By server-sent events, as a browser's EventSource would; resumed by GET and by POST in turn."""
+    """A stream of server-sent events, read as a browser's EventSource would; resumed by GET and by POST in
+    turn."""
 
     client = "http"
     http: httpx.AsyncClient

@@ -176,7 +176,7 @@ class Cluster:
                 member.process.wait_for(member.ready, READY_SECONDS)
 
     def health(self) -> Health:
-        """As of now; restarts what has ended without a fault of ours, and notes it."""
+        """Returns the health of now. Restarts what has ended without a fault of ours, and notes it."""
         now = time.monotonic()
         well = {}
         for member in self.members.values():

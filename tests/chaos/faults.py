@@ -91,8 +91,8 @@ def proposals(seed: int, names: Collection[str], without: Collection[Kind] = ())
 
 
 def allowed(fault: Fault, health: Health) -> bool:
-    """Whether the service promises to survive it now: a router and a verifier stay, and no router is lost
-    together with the only copy of its log."""
+    """Returns True if the service promises to survive the fault now: a router and a verifier stay, and no
+    router is lost together with the only copy of its log."""
     if fault.target not in health.well:
         return False
     role = role_of(fault.target)

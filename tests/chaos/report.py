@@ -113,7 +113,8 @@ def pause(record: Record) -> float:
 
 
 def recoveries(records: Sequence[Record], happened: Sequence[Happened]) -> dict[str, Recovery]:
-    """By label. Streams that were held up before a fault already count for the one that held them up."""
+    """Returns figures by label. Streams that were held up before a fault already count for the one that held
+    them up."""
     found: dict[str, list[float]] = {fault.label: [] for fault in happened}
     times = [[at for at, _ in record.arrivals] for record in records]
     for fault in happened:

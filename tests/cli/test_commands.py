@@ -370,7 +370,7 @@ def test_a_worker_reads_its_threads_before_torch_is_loaded() -> None:
 
 
 def test_serve_has_every_option_of_the_engine_and_hands_it_on() -> None:
-    """To verifiers as it is; a draft model is never divided."""
+    """Verifiers get the options as they are; a draft model is never divided."""
     engine = EngineOptions("cuda", "float16", "3GiB", 5, 2)
     assert {option.name for option in options(engine)} <= parameters("serve").keys()
     workers = Workers(verifiers=1, drafters=1, engine=engine)

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 
 class CuttingProxy:
-    """In front of a server. Each connection lives until the server has sent as many bytes as `allowance`
-    says; None = for as long as both sides want."""
+    """Stands in front of a server. Each connection lives until the server has sent as many bytes as
+    `allowance` says; None = for as long as both sides want."""
 
     def __init__(self, upstream: str, allowance: Callable[[], int | None] = lambda: None) -> None:
         self._upstream = urlsplit(upstream)
@@ -24,7 +24,7 @@ class CuttingProxy:
         return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def kill(self) -> None:
-        """As when the machine behind it ends: connections break, new ones are refused."""
+        """Breaks connections and refuses new ones, as if the machine behind it ended."""
         self._server.close()
         for writer in self._open:
             writer.transport.abort()

@@ -60,7 +60,7 @@ def ask_and_check(client: HostClient, asked: Sequence[Case], alone: Alone) -> li
 
 
 def accepted(answers: Sequence[Answer]) -> bool:
-    """Whether drafts took part and were right at least once."""
+    """Returns True if drafts took part and were right at least once."""
     return any(answer.told.acceptance_rate for answer in answers)
 
 

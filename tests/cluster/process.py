@@ -69,7 +69,7 @@ class Process:
         self._popen.wait()
 
     def signal(self, number: signal.Signals) -> None:
-        """To its whole group."""
+        """Sends a signal to the whole process group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._popen.pid, number)
 

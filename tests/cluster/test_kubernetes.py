@@ -60,7 +60,8 @@ class Rehearsal:
         return base64.b64decode(found[0]["data"][key]).decode()
 
     def environment(self, group: Group) -> dict[str, str]:
-        """As Kubernetes makes it, with the operator's part of it, and the files of one host kept apart."""
+        """Returns the environment as Kubernetes makes it, with the operator's part of it, and the files of
+        one host kept apart."""
         made: dict[str, str] = {}
         for entry in group.containers[0]["env"]:
             reference = entry.get("valueFrom", {}).get("secretKeyRef")
@@ -184,13 +185,14 @@ def serving(client: HostClient) -> bool:
 
 
 def selects(selector: Mapping[str, Any], pool: str) -> bool:
-    """By the label `pool`, the only one that the policies use between pods."""
+    """Returns True if a pod is selected, by the label `pool`, the only one that the policies use between
+    pods."""
     named = selector.get("matchLabels", {}).get("pool", pool) == pool
     return named and all(pool in e["values"] for e in selector.get("matchExpressions", []))
 
 
 def allowed(policies: list[Manifest], flow: Flow) -> bool:
-    """By a policy of either end, as Kubernetes wants it."""
+    """Returns True if policies of both ends allow it, as Kubernetes wants it."""
 
     def admits(pool: str, other: str, direction: str, side: str) -> bool:
         return any(

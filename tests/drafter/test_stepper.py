@@ -82,7 +82,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def idle(stepper: DraftStepper, drafting: Drafting) -> Callable[[], bool]:
-    """Whether there is nothing left to do for it."""
+    """Returns a function that is true once there is nothing left to do for the session."""
     session = drafting.session
     return lambda: (
         not stepper._commits

@@ -32,7 +32,7 @@ class Service:
     addresses: list[str] = field(default_factory=list)  # of the routers' gRPC
 
     async def channel(self, index: int) -> grpc.aio.Channel:
-        """To a router, which is started where a test has killed it."""
+        """Returns a channel to a router, which is started where a test has killed it."""
         if self.routers[index].process.poll() is not None:
             self.routers[index].start()
             self.addresses[index] = grpc_address(self.routers[index])

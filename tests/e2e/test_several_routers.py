@@ -169,7 +169,7 @@ def text(answer: dict[str, object]) -> str:
 async def ask_all(
     service: Service, wanted: list[Case], max_tokens: int = MAX_TOKENS
 ) -> list[dict[str, object]]:
-    """In turn at one router and the other, all at once."""
+    """Asks one router and the other in turn, all at once."""
     return await asyncio.gather(
         *(asyncio.to_thread(ask, service.urls[n % 2], case, max_tokens) for n, case in enumerate(wanted))
     )

@@ -324,7 +324,7 @@ def apart(kernel: Kernel, device: str, dtype: torch.dtype) -> float:
 
 
 def test_the_triton_kernel_computes_the_same() -> None:
-    """In Triton's interpreter, which has to be asked for before anything imports Triton."""
+    """The kernel runs in Triton's interpreter, which has to be asked for before anything imports Triton."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("needs Triton, and TRITON_INTERPRET=1")
     from outrider.engine.triton_attention import KERNEL

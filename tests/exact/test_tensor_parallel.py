@@ -276,7 +276,7 @@ async def test_target_and_draft_both_divided(serve: Serve, drafter: None, alone:
 async def test_a_follower_that_stands_still_ends_its_verifier_which_comes_back(
     serve: Serve, alone: Alone
 ) -> None:
-    """In the middle of a step: every session of it is waiting for that follower."""
+    """The follower stops in the middle of a step: every session of it is waiting for that follower."""
     serve.said.clear()
     expected = [alone.tokens(case.prompt, case.sampling, 40) for case in cases(8)]
     assert await ask(serve) == expected  # a first step would be given more time

@@ -41,7 +41,7 @@ class Deaf:
             raise Unavailable("it has failed just now") from None
 
     async def ends(self, running: Coroutine[Any, Any, object]) -> bool:
-        """Whether who calls it ends as cancelled; never returns where it goes on."""
+        """Returns True if the running call ends as cancelled. Never returns if the call goes on."""
         task = asyncio.create_task(running)
         await self.called.wait()
         task.cancel()

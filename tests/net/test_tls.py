@@ -74,7 +74,7 @@ async def shown(address: str) -> int:
 
 
 def put(files: TlsFiles, pair: tuple[bytes, bytes]) -> None:
-    """As a renewal does it: each file replaced as a whole."""
+    """Replaces each file as a whole, as a renewal does."""
     for file, content in zip((files.key, files.cert), reversed(pair), strict=True):
         fresh = file.with_suffix(".new")
         fresh.write_bytes(content)
@@ -197,7 +197,7 @@ def test_what_cannot_be_used_is_one_sentence(
 async def test_one_certificate_fits_all_names_of_a_domain(
     tmp_path: Path, authority: Authority, serving: Any
 ) -> None:
-    """As Kubernetes' pods have them: 10-0-0-1.outrider.pod.cluster.local."""
+    """Kubernetes' pods have such names: 10-0-0-1.outrider.pod.cluster.local."""
     address = await serving(Tls(authority.write(tmp_path, "*.outrider.pod.cluster.local")), mutual=False)
     credentials = grpc.ssl_channel_credentials(authority.pem)
     for name, code in {

@@ -58,7 +58,7 @@ async def idle() -> None:
 
 
 class Engine:
-    """In the place of verifier.stepper.Stepper: sessions, and steps when the test says so."""
+    """Takes the place of verifier.stepper.Stepper: it has sessions, and steps when the test says so."""
 
     def __init__(self) -> None:
         self.running: dict[bytes, Running] = {}

@@ -56,7 +56,7 @@ def cursors(log_writer: SessionLogWriter, count: int) -> list[LogCursor]:
 
 
 async def taken(logs: Any, cursor: LogCursor) -> Transcript:
-    """As another router finds it."""
+    """Returns the session as another router finds it."""
     found: Taken | None = await logs.take(cursor.session_id, "another", TTL)
     assert found is not None
     return Transcript.from_log(cursor.session_id, found.content)

@@ -187,7 +187,7 @@ async def test_a_port_in_use_is_named(router: tuple[Process, int, int], flag: st
 
 
 async def test_no_write_to_a_client_waits_for_it_to_acknowledge_the_one_before() -> None:
-    """As asyncio's server accepts them, on the socket that the router listens on."""
+    """Connections are accepted as asyncio's server does it, on the socket that the router listens on."""
     accepted: asyncio.Queue[Any] = asyncio.Queue()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

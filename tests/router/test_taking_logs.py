@@ -161,7 +161,7 @@ async def test_a_long_absence_is_made_good_in_several_writings(monkeypatch: pyte
 
 
 async def test_a_log_that_is_lost_again_and_again_is_given_up() -> None:
-    """As where the memory that the store may take is too small for what runs."""
+    """The store may take too little memory for what runs."""
     logs = MemorySessionLogs(max_bytes=1000)
     async with writing(logs) as log_writer:
         book = [log_writer.begin(transcript(), lambda: None) for _ in range(5)]

@@ -20,7 +20,7 @@ VOCAB = 199
 
 
 def needed(after: Sequence[int | None], tokens: Sequence[int]) -> list[bool]:
-    """Whether each row is, by the tokens of all of them."""
+    """Returns for each row if it is needed, by the tokens of all of them."""
     found: list[bool] = []
     for row, token in enumerate(after):
         found.append(token is None or row == 0 or (found[-1] and tokens[row - 1] == token))

@@ -48,7 +48,7 @@ class Writer:
 
 @dataclass
 class Log:
-    """As it should be."""
+    """The log as it should be."""
 
     owner: Owner
     records: list[bytes] = field(default_factory=list)

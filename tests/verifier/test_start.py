@@ -47,7 +47,8 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 def test_its_pool_is_taken_at_once(tmp_path: Path) -> None:
-    """In a process of its own: what another has given back, its pool may take without growing."""
+    """The verifier starts in a process of its own: what another has given back, its pool may take without
+    growing."""
     target = str(build("llama", tmp_path / "target"))
     command = [sys.executable, "-c", START, target, str(KV_BYTES), str(tmp_path / "cache")]
     said = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, check=True).stdout

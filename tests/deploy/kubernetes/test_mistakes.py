@@ -275,7 +275,7 @@ OTHERS: dict[str, tuple[str, str, Plant, str, str]] = {
 
 
 def found(manifests: list[Manifest], place: str, words: str) -> bool:
-    """Whether a finding names the place, Kind/name: path, and says the words."""
+    """Returns True if a finding names the place, Kind/name: path, and says the words."""
     return any(line.startswith(f"{place}: ") and words in f"{line}," for line in validate(manifests).findings)
 
 

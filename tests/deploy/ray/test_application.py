@@ -82,7 +82,7 @@ def test_there_is_one_deployment_for_each_pool(application: Cluster) -> None:
 
 
 def in_progress(application: Cluster) -> list[httpx.Response]:
-    """As many streams as the router takes; each has begun."""
+    """Opens as many streams as the router takes; each has begun."""
     body = {"prompt": PROMPT, "max_tokens": 900, "ignore_eos": True, "stream": True}
     opened = []
     for _ in range(MAX_SESSIONS):

@@ -128,7 +128,7 @@ def test_the_policies_say_what_the_pools_should_be() -> None:
 
 
 def test_every_name_that_a_policy_reads_is_measured() -> None:
-    """By the workers' own stats; the rest is added in deploy/workers.py."""
+    """The workers' own stats have every name; the rest is added in deploy/workers.py."""
     from drafter.service import DrafterService
     from verifier.service import VerifierService
 

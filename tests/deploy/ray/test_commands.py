@@ -78,7 +78,7 @@ def start() -> Iterator[Callable[..., Command]]:
 
 
 def ready(command: Command, url: str) -> Callable[[], bool]:
-    """Whether there is a worker of each kind."""
+    """Returns a function that is true once there is a worker of each kind."""
 
     def look() -> bool:
         assert command.process.poll() is None, "".join(command.said)

@@ -36,7 +36,7 @@ async def resumed(channel: grpc.aio.Channel, id: str, after: int) -> list[genera
 
 
 def position_of(deltas: list[generation_pb2.GenerateResponse]) -> int:
-    """As the protocol says that a client counts."""
+    """Returns the position as the protocol says that a client counts it."""
     return sum(len(response.delta.token_ids) or 1 for response in deltas)
 
 
