@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -46,6 +46,14 @@ class SessionEnded:
 SessionEvent = SessionBegun | TokensCommitted | SessionEnded
 
 
+class Events(Protocol):
+    """The events of one session, as an asynchronous iterator that can be closed."""
+
+    def __aiter__(self) -> AsyncIterator[SessionEvent]: ...
+    def __anext__(self) -> Awaitable[SessionEvent]: ...
+    def aclose(self) -> Awaitable[object]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Recalled:
     """A session that was begun, as its log has it."""
@@ -82,11 +90,11 @@ class SessionRunner(Protocol):
         """Whether at least one verifier takes requests."""
         ...
 
-    def run(self, request: GenerationRequest, answer: bytes = b"") -> AsyncGenerator[SessionEvent, None]:
+    def run(self, request: GenerationRequest, answer: bytes = b"") -> Events:
         """Runs the session; the first event is SessionBegun, the last SessionEnded. `answer` is kept in the
         session's log, unread.
 
-        Closing the generator (aclose, or cancelling the task that iterates it) closes the session on every
+        Closing it (aclose, or cancelling the task that iterates it) closes the session on every
         worker at once; its log stays for a while, so that it can be resumed. Raises Unavailable, Overloaded
         or Superseded; what was yielded before stays valid."""
         ...
@@ -104,7 +112,7 @@ class SessionRunner(Protocol):
         store cannot be asked."""
         ...
 
-    def resume(self, session_id: SessionId) -> AsyncGenerator[SessionEvent, None]:
+    def resume(self, session_id: SessionId) -> Events:
         """SessionBegun, and all events of a session from its first output token on: those of its log at once,
         then new ones as by `run`. Whoever else iterates the session hears Superseded. Raises what `recall`
         and `run` raise."""

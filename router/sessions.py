@@ -10,7 +10,6 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from outrider.errors import Cancelled, Overloaded, Unavailable, UnknownModel
-from outrider.net.tasks import cancel
 from outrider.wire.session import FinishReason, SessionId, new_session_id
 from router.admission import Lasting, refused, retry_after
 from router.fleet import Fleet
@@ -25,6 +24,7 @@ from router.requests import (
     SessionEvent,
 )
 from router.session import Session
+from router.session_events import SessionEvents
 from router.session_log_writer import SessionLogWriter, TakenSession
 from router.speculation import PairAcceptance
 from router.transcript import Transcript
@@ -82,13 +82,8 @@ class Sessions:
     def degraded(self) -> str:
         return self._log_writer.degraded
 
-    async def run(
-        self, request: GenerationRequest, answer: bytes = b""
-    ) -> AsyncGenerator[SessionEvent, None]:
-        session = self._admit(request, answer)
-        async with aclosing(self._read(session)) as events:
-            async for event in events:
-                yield event
+    def run(self, request: GenerationRequest, answer: bytes = b"") -> SessionEvents:
+        return self._events(lambda: self._admit(request, answer))
 
     async def recall(self, session_id: SessionId) -> Recalled:
         session = self._open.get(session_id)
@@ -110,7 +105,7 @@ class Sessions:
                 return
             session = self._resumable(session_id) or self._readmit(taken)
         session.expire_at(None)  # that was the former client's
-        async with aclosing(self._read(session)) as events:
+        async with aclosing(self._events(lambda: session)) as events:
             async for event in events:
                 yield event
 
@@ -119,29 +114,18 @@ class Sessions:
         session = self._open.get(session_id)
         return None if session is None or session.broken_off else session
 
-    async def _read(self, session: Session) -> AsyncGenerator[SessionEvent, None]:
-        """All its events. Whoever reads a session last closes it."""
-        reader = session.read()
-        began = asyncio.get_running_loop().time()
-        first = asyncio.create_task(reader.next())  # the workers read the prompt while its log is begun
-        try:
-            await self._log_writer.begun(session.id)
-            yield SessionBegun()
-            event = await first
-            while True:
-                yield event
-                if isinstance(event, SessionEnded):
-                    self._lasting.observe(asyncio.get_running_loop().time() - began)
-                    return
-                event = await reader.next()
-        finally:
-            if not reader.superseded:
-                session.close()
-                if self._open.get(session.id) is session:
-                    del self._open[session.id]
-                if not self._open:
-                    self._idle.set()
-            await cancel([first])
+    def _events(self, open_session: Callable[[], Session]) -> SessionEvents:
+        return SessionEvents(open_session, self._log_writer.begun, self._leave)
+
+    def _leave(self, session: Session, lasted: float | None) -> None:
+        """Nobody reads a session any more: it is closed."""
+        if lasted is not None:
+            self._lasting.observe(lasted)
+        session.close()
+        if self._open.get(session.id) is session:
+            del self._open[session.id]
+        if not self._open:
+            self._idle.set()
 
     def _admit(self, request: GenerationRequest, answer: bytes) -> Session:
         model = self.model(request.model)

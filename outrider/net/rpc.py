@@ -153,10 +153,14 @@ class _ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         roles = CALLERS.get(handler_call_details.method)
         kind = f"{_arity(handler.request_streaming)}_{_arity(handler.response_streaming)}"
         make = getattr(grpc, f"{kind}_rpc_method_handler")
-        behaviour = _decoding(getattr(handler, kind), handler.request_deserializer, handler.request_streaming)
+        behaviour = getattr(handler, kind)
+        generates = inspect.isasyncgenfunction(behaviour)
+        if not generates and not inspect.iscoroutinefunction(behaviour):
+            raise TypeError("handlers are asynchronous here")
+        behaviour = _decoding(behaviour, handler.request_deserializer, handler.request_streaming)
         # Bytes that are no message are for the behaviour to refuse: gRPC itself would log a trace for each.
         wrapped: grpc.RpcMethodHandler[Any, Any] = make(
-            _guarded(behaviour, roles), None, handler.response_serializer
+            _guarded(behaviour, roles, generates), None, handler.response_serializer
         )
         return wrapped
 
@@ -184,25 +188,13 @@ def _decoding(
             yield decoded(raw)
 
     read: Callable[[Any], Any] = messages if streaming else decoded
-    if inspect.isasyncgenfunction(behaviour):
-
-        async def stream(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-            async with aclosing(behaviour(read(request), context)) as responses:
-                async for response in responses:
-                    yield response
-
-        return stream
-    if inspect.iscoroutinefunction(behaviour):
-
-        async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-            return await behaviour(read(request), context)
-
-        return call
-    raise TypeError("handlers are asynchronous here")
+    return lambda request, context: behaviour(read(request), context)
 
 
-def _guarded(behaviour: Callable[..., Any], roles: frozenset[Role] | None) -> Callable[..., Any]:
-    if inspect.isasyncgenfunction(behaviour):
+def _guarded(
+    behaviour: Callable[..., Any], roles: frozenset[Role] | None, generates: bool
+) -> Callable[..., Any]:
+    if generates:
         # Written here, not yielded on: so a call that is cancelled closes the generator at once.
         async def guarded_stream(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
             async with errors_as_status(context):
@@ -212,15 +204,13 @@ def _guarded(behaviour: Callable[..., Any], roles: frozenset[Role] | None) -> Ca
                         await context.write(response)
 
         return guarded_stream
-    if inspect.iscoroutinefunction(behaviour):
 
-        async def guarded_call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-            async with errors_as_status(context):
-                check_certified(context, roles)
-                return await behaviour(request, context)
+    async def guarded_call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        async with errors_as_status(context):
+            check_certified(context, roles)
+            return await behaviour(request, context)
 
-        return guarded_call
-    return behaviour
+    return guarded_call
 
 
 T = TypeVar("T")

@@ -89,22 +89,23 @@ class EventStream(Response):
         self._written_at = asyncio.get_running_loop().time()
         keeping_alive = asyncio.create_task(self._keep_alive(send))
         try:
-            async for event in self._with_errors():
+            events = aiter(self._events)
+            while True:
+                try:
+                    event = await anext(events)
+                except StopAsyncIteration:
+                    break
+                except Exception as error:
+                    if not self._started:
+                        raise
+                    for event in self._told(error):
+                        await self._write(send, event.encoded())
+                    break
                 await self._write(send, event.encoded())
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             keeping_alive.cancel()
             await asyncio.gather(keeping_alive, return_exceptions=True)
-
-    async def _with_errors(self) -> AsyncGenerator[ServerSentEvent, None]:
-        try:
-            async for event in self._events:
-                yield event
-        except Exception as error:
-            if not self._started:
-                raise
-            for event in self._told(error):
-                yield event
 
     async def _write(self, send: Send, body: bytes) -> None:
         async with self._writing:

@@ -13,10 +13,8 @@ from router.api.acceptance import SpeculationStats
 from router.api.validation import Generation
 from router.detokenize import Detokenizer
 from router.metrics import Metrics
-from router.requests import GenerationRequest, SessionBegun, SessionEnded, SessionEvent, TokensCommitted
+from router.requests import Events, GenerationRequest, SessionBegun, SessionEnded, TokensCommitted
 from router.stop import StopMatcher
-
-Events = AsyncGenerator[SessionEvent, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +151,14 @@ async def generate_all(
 
     `start` gives the events of a session; `after` as for `generate`, of each. Nothing comes before all have
     begun: one id is told for all. The first error of any session ends all of them and is raised."""
+    if len(generation.sessions) == 1:
+        (session,) = generation.sessions
+        has = None if after is None else after[0]
+        async with aclosing(generate(start(session), generation, session, metrics, has)) as only:
+            async for told in only:
+                if not isinstance(told, SessionBegun):
+                    yield 0, told
+        return
     begun = asyncio.Barrier(len(generation.sessions))
     items: asyncio.Queue[tuple[int, Chunk | Result | Exception]] = asyncio.Queue(maxsize=1)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import grpc
@@ -21,13 +21,13 @@ from router.api import position, schema
 from router.api.access import Access, guarded, owner
 from router.api.body import MAX_BODY_BYTES, too_large
 from router.api.deadline import TimeLimits, call_limits
-from router.api.generate import Events, Result, generate
+from router.api.generate import Chunk, Result, generate
 from router.api.grpc_health import HealthServicer
 from router.api.record import Record, check_owner, named, recalled
 from router.api.stream import internal_error
 from router.api.validation import Body, DrawBelow, Generation, prepare
 from router.metrics import Metrics
-from router.requests import SessionBegun, SessionRunner
+from router.requests import Events, SessionBegun, SessionRunner
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ _OPTIONAL = (
 )
 
 
-Responses = AsyncGenerator[generation_pb2.GenerateResponse, None]
+Items = AsyncGenerator[SessionBegun | Chunk | Result, None]
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServicer):
@@ -70,16 +70,22 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     async def Generate(
         self, request: generation_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
-        async with aclosing(self._told(self._generated(request, call_limits(context)), context)) as responses:
-            async for response in responses:
-                yield response
+        async with self._refusing(context):
+            generation, events = await self._begun(request, call_limits(context))
+            async with aclosing(self._items(generation, events)) as items:
+                async for item in items:
+                    for response in _responses(item, generation):
+                        yield response
 
     async def Resume(
         self, request: generation_pb2.ResumeRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
-        async with aclosing(self._told(self._resumed(request), context)) as responses:
-            async for response in responses:
-                yield response
+        async with self._refusing(context):
+            generation, events = await self._resumed(request)
+            async with aclosing(self._items(generation, events, request.after)) as items:
+                async for item in items:
+                    for response in _responses(item, generation, request.after):
+                        yield response
 
     async def Cancel(
         self, request: generation_pb2.CancelRequest, context: Any
@@ -90,12 +96,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             self._runner.cancel(session_id)
         return generation_pb2.CancelResponse()
 
-    async def _told(self, responses: Responses, context: grpc.aio.ServicerContext[Any, Any]) -> Responses:
-        """Passes the responses on; an error of theirs ends the call with its status."""
+    @asynccontextmanager
+    async def _refusing(self, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
+        """An error ends the call with its status."""
         try:
-            async with aclosing(responses):
-                async for response in responses:
-                    yield response
+            yield
             return
         except OutriderError as error:
             refusal = error
@@ -106,7 +111,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         later = (("retry-after", str(refusal.retry_after)),) if isinstance(refusal, Overloaded) else ()
         await context.abort(refusal.grpc_code, refusal.message, later)
 
-    async def _generated(self, request: generation_pb2.GenerateRequest, limits: TimeLimits) -> Responses:
+    async def _begun(
+        self, request: generation_pb2.GenerateRequest, limits: TimeLimits
+    ) -> tuple[Generation, Events]:
         if request.ByteSize() > MAX_BODY_BYTES:
             raise too_large(MAX_BODY_BYTES)
         body = _body(request)
@@ -116,12 +123,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         generation = named(generation, new_session_id()).until(limits)
         shape = "chat" if isinstance(body, schema.ChatRequest) else "completion"
         record = Record(shape, int(self._clock()), 1, generation.stop, owner())
-        events = self._runner.run(generation.sessions[0], record.to_bytes())
-        async with aclosing(self._responses(generation, events)) as responses:
-            async for response in responses:
-                yield response
+        return generation, self._runner.run(generation.sessions[0], record.to_bytes())
 
-    async def _resumed(self, request: generation_pb2.ResumeRequest) -> Responses:
+    async def _resumed(self, request: generation_pb2.ResumeRequest) -> tuple[Generation, Events]:
         session_id = position.parse_id(request.id)
         _, generation = await recalled(self._runner, session_id)
         if len(generation.sessions) > 1:
@@ -129,12 +133,17 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
                 f"this answer has {len(generation.sessions)} prompts: resume it over HTTP", field="id"
             )
         position.check((request.after,), generation.sessions)
-        events = self._runner.resume(session_id)
-        async with aclosing(self._responses(generation, events, request.after)) as responses:
-            async for response in responses:
-                yield response
+        return generation, self._runner.resume(session_id)
 
-    async def _responses(self, generation: Generation, events: Events, after: int | None = None) -> Responses:
+    def _items(self, generation: Generation, events: Events, after: int | None = None) -> Items:
+        return generate(events, generation, generation.sessions[0], self._metrics, after)
+
+
+def _responses(
+    item: SessionBegun | Chunk | Result, generation: Generation, after: int = 0
+) -> Iterator[generation_pb2.GenerateResponse]:
+    """What is told of an item to a client that has the first `after` tokens."""
+    if isinstance(item, SessionBegun):
         (session,) = generation.sessions
         assert session.session_id is not None
         started = generation_pb2.Started(
@@ -143,16 +152,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             seed=generation.seed,
             prompt_tokens=len(session.params.prompt),
         )
-        async with aclosing(generate(events, generation, session, self._metrics, after)) as items:
-            async for item in items:
-                if isinstance(item, SessionBegun):
-                    yield generation_pb2.GenerateResponse(started=started)
-                elif isinstance(item, Result):
-                    if item.text and item.position > (after or 0):
-                        yield _delta(item.text, ())
-                    yield generation_pb2.GenerateResponse(completed=_completed(item))
-                else:
-                    yield _delta(item.text, item.token_ids)
+        yield generation_pb2.GenerateResponse(started=started)
+    elif isinstance(item, Result):
+        if item.text and item.position > after:
+            yield _delta(item.text, ())
+        yield generation_pb2.GenerateResponse(completed=_completed(item))
+    else:
+        yield _delta(item.text, item.token_ids)
 
 
 def _body(request: generation_pb2.GenerateRequest) -> Body:

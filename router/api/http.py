@@ -22,7 +22,7 @@ from router.api.access import owner
 from router.api.body import MAX_BODY_BYTES, read_json
 from router.api.connection import KEEP_ALIVE_SECONDS, ClientLeft, EventStream, while_connected
 from router.api.deadline import time_limits
-from router.api.generate import Events, Result, generate_all
+from router.api.generate import Result, generate_all
 from router.api.openapi import (
     MODEL,
     MODELS,
@@ -39,7 +39,7 @@ from router.api.responses import SHAPES, Envelope, Json, error_body
 from router.api.stream import Items, events, internal_error, last_words
 from router.api.validation import DrawBelow, Generation, prepare
 from router.metrics import Metrics
-from router.requests import GenerationRequest, ServedModel, SessionRunner
+from router.requests import Events, GenerationRequest, ServedModel, SessionRunner
 
 RETRY_SECONDS = 1  # after which one who was refused for now may ask again
 CLIENT_CLOSED_REQUEST = 499  # nginx's code; nobody is there to read it

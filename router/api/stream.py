@@ -82,5 +82,8 @@ def internal_error() -> OutriderError:
     return OutriderError("the server failed to answer this request; its log says why")
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # json.dumps makes one at each call
+
+
 def to_json(body: Json) -> str:
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    return _ENCODER.encode(body)
