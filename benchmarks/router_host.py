@@ -1,6 +1,6 @@
 """What a router costs: processor time of its process a token, with many streams and no models.
 
-    python -m benchmarks.router_host --streams 32 --seconds 8
+    python -m benchmarks.router_host --write benchmarks/results/router-host.json
 
 A real router serves a scripted verifier, which commits tokens for every session at a fixed pace, and
 streaming clients in a process of their own. The processor time is what the system counts for the router's
@@ -16,6 +16,7 @@ import re
 import sys
 import time
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any
 
 import typer
@@ -29,6 +30,7 @@ from outrider.wire.codec import tokenizer_to_wire
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo, WorkerLoad, WorkerRecord
 from outrider.wire.hello import Identity, Role
 from outrider.worker.registration import RouterRegistrar, register
+from outrider_cli.bench_command import machine
 
 MODEL = Path(__file__).parents[1] / "demo" / "models" / "target"
 CONTEXT = 1_000_000
@@ -194,12 +196,22 @@ def main(
     streams: Annotated[int, typer.Option(help="clients at once")] = 32,
     tokens: Annotated[int, typer.Option(help="tokens that a step commits for each")] = 1,
     drafts: Annotated[int, typer.Option(help="draft tokens that a step verifies for each")] = 0,
-    step: Annotated[float, typer.Option(help="seconds between steps")] = 0.02,
-    seconds: Annotated[float, typer.Option(help="of measuring")] = 8.0,
-    grpc: Annotated[bool, typer.Option(help="clients speak gRPC in place of HTTP")] = False,
+    step: Annotated[float, typer.Option(help="seconds between steps")] = 0.005,
+    seconds: Annotated[float, typer.Option(help="of measuring")] = 5.0,
+    repetitions: Annotated[int, typer.Option(help="of HTTP and gRPC in turn")] = 5,
+    write: Annotated[Path | None, typer.Option(help="file for the result")] = None,
 ) -> None:
-    found = asyncio.run(measure(streams, tokens, drafts, step, seconds, grpc))
-    print(json.dumps({name: round(value, 3) for name, value in found.items()}))
+    found: dict[str, list[dict[str, float]]] = {"http": [], "grpc": []}
+    for _ in range(repetitions):
+        for api, runs in found.items():
+            runs.append(asyncio.run(measure(streams, tokens, drafts, step, seconds, api == "grpc")))
+            typer.echo(f"{api}: {runs[-1]['microseconds_a_token']:.1f} us a token")
+    medians = {api: median(run["microseconds_a_token"] for run in runs) for api, runs in found.items()}
+    typer.echo(f"median: {medians}")
+    if write is not None:
+        command = "python -m benchmarks.router_host " + " ".join(sys.argv[1:])
+        result = {"command": command, "machine": machine(), "microseconds_a_token": medians, "runs": found}
+        write.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":
