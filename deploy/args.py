@@ -88,7 +88,7 @@ class VerifierArgs(PoolArgs):
 
 
 class AutoscalingArgs(Settings):
-    """How a pool follows its load, where its size is not fixed."""
+    """How a pool follows its load, if its size is not fixed."""
 
     upscale_seconds: Seconds = 10.0  # for which more must have been wanted
     downscale_seconds: Seconds = 300.0  # for which less must have been wanted

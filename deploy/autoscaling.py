@@ -22,7 +22,7 @@ KV_FULL = 0.8  # share of the KV pool in use
 PRICE_FULL = (
     0.8  # committed tokens that one more token in a step costs: at 1 a new session only takes from others
 )
-SLACK = 0.75  # a pool shrinks only where the smaller one would be at most this full
+SLACK = 0.75  # a pool shrinks only if the smaller one would be at most this full
 STARVED = 0.3  # share of sessions without a draft in a step, above which drafts are wanting
 BUSY = 0.5  # mean share of time in draft steps, below which more drafters would bring no more drafts
 IDLING = 0.25  # time of one drafter, as a share, that the others take over without being noticed

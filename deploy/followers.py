@@ -58,7 +58,7 @@ class FollowerActors:
             self._runs[actor.run.remote(seen.to_json())] = rank
 
     def check(self) -> None:
-        """Raises PeerLost, with the reason, where one has ended."""
+        """Raises PeerLost, with the reason, if one has ended."""
         ended, _ = ray.wait(list(self._runs), timeout=0)
         for run in ended:
             raise PeerLost(f"follower {self._runs[run]} of the tensor-parallel group {_how_it_ended(run)}")

@@ -34,7 +34,7 @@ SERVICER_FUNCTIONS = [
 ]
 # Ours decides how much is too much, with an answer that says so: Serve's limit must never come before it.
 NO_LIMIT = 1_000_000
-API_KEYS = "OUTRIDER_API_KEYS"  # of the environment of the routers: the lines, where there is no file
+API_KEYS = "OUTRIDER_API_KEYS"  # of the environment of the routers: the lines, if there is no file
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from drafter.survival import Calibration, recent_after
 from outrider.sampling.ranked import Ranked
 
 ALTERNATIVES = 3  # of each guess: what the target takes instead is one of them in four of five cases
-FIRST_RATES = (0.6, 0.2, 0.1)  # how often the target takes each, where it does not take the guess
+FIRST_RATES = (0.6, 0.2, 0.1)  # how often the target takes each, if it does not take the guess
 
 
 class AcceptanceModel:
@@ -21,7 +21,7 @@ class AcceptanceModel:
 
     def __init__(self) -> None:
         self.taken = Calibration()  # of guesses
-        self.instead = Calibration()  # of alternatives, where the guess was wrong
+        self.instead = Calibration()  # of alternatives, if the guess was wrong
         self.rates = list(FIRST_RATES)
         self.rejections = 0  # guesses on a trunk that the target did not take
         self.covered = 0  # of them, those where a branch had the target's token

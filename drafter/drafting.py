@@ -16,7 +16,7 @@ class Drafting:
     """A session with what the steps need beside its tokens."""
 
     session: DraftSession
-    counts: TokenCounts | None  # of the log; kept only where the request has penalties
+    counts: TokenCounts | None  # of the log; kept only if the request has penalties
     table: BlockTable = field(default_factory=BlockTable)
 
     @property

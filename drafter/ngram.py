@@ -125,7 +125,7 @@ class NgramProposer:
         TextIndex([1, 2, 1, 2], 4).longest_match()
 
     async def run(self) -> None:
-        await asyncio.Event().wait()  # all is done where it is asked for
+        await asyncio.Event().wait()  # all is done when it is asked for
 
     def _propose(self, text: Text) -> None:
         """Adds guesses up to the session's window."""

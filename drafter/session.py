@@ -213,7 +213,7 @@ class DraftSession:
     def tell(self) -> tuple[list[int], list[int], list[float]]:
         """Returns (tokens, parents, survival) of the paths with guesses that the verifier has not been sent,
         each from the log's end on, the trunk first. They count as sent from now on. Parents are indices, -1 =
-        the log's end; none are given where there are no branches. Where there is nothing new, nothing at
+        the log's end; none are given if there are no branches. If there is nothing new, nothing at
         all."""
         grown = [branch for branch in self.branches if branch.untold]
         length = len(self.drafted)

@@ -235,7 +235,7 @@ class DraftStepper:
         return lambda index: self._engine.pool.cached(draftings[index].session.log)
 
     def _make_room(self, idle_too: bool) -> bool:
-        """Takes blocks back if trunks cannot run: those of a session's branches; or, where there are none,
+        """Takes blocks back if trunks cannot run: those of a session's branches; or, if there are none,
         `idle_too`, those of a session that wants no token now."""
         for drafting in self._sessions.values():
             if drafting.session.branches:

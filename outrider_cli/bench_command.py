@@ -164,7 +164,7 @@ def measure(settings: Settings, write: Path | None) -> None:
 
 
 def machine() -> str:
-    """Returns the processor's name, where the system tells, and the number of cores."""
+    """Returns the processor's name, if the system tells, and the number of cores."""
     try:
         told = dict(re.findall(r"(model name|cpu family|model)\s*: (.+)", Path("/proc/cpuinfo").read_text()))
     except OSError:

@@ -20,7 +20,7 @@ STYLES = {"router": "cyan", "verifier": "green", "drafter": "magenta"}
 
 
 class PersistentConsole(Console):
-    """A console that goes quiet when nobody reads it any more, where rich would end the process."""
+    """A console that goes quiet when nobody reads it any more. rich alone would end the process then."""
 
     def on_broken_pipe(self) -> None:
         with contextlib.suppress(SystemExit):

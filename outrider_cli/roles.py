@@ -19,7 +19,7 @@ from verifier.config import VerifierConfig
 
 ROOMS = ("outrider", "router", "verifier", "drafter")  # whose loggers are ours
 API_KEYS = "OUTRIDER_API_KEYS"  # of the environment: the lines of the file that --api-keys would name
-STORE = "OUTRIDER_STORE"  # of the environment: what --store would say, where nobody is to see its password
+STORE = "OUTRIDER_STORE"  # of the environment: what --store would say, if nobody is to see its password
 
 
 def _run(role: str, config: type, *, log_level: str, **given: Any) -> None:

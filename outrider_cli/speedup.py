@@ -68,7 +68,7 @@ class Speedup:
     k: int
     speedup: float  # over plain decoding on the same target
     tokens_per_step: float
-    drafter_share: float  # of a drafter's time that one session takes, where it is the only one
+    drafter_share: float  # of a drafter's time that one session takes, if it is the only one
     drafters: float  # for each verifier
 
 

@@ -1,6 +1,6 @@
 """Decides who is let in: a pure function over what the verifiers said last.
 
-A request is refused early where its first token would come too late, so that those which are in keep their
+A request is refused early if its first token would come too late, so that those which are in keep their
 pace: the queue for KV blocks is short, and who would wait longer than the client does is told so at once.
 What verifiers report may be anything; it is bounded before it counts.
 """

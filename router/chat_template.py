@@ -64,7 +64,7 @@ class ChatTemplate:
     ) -> str:
         """Returns the prompt up to the place at which the assistant's answer begins.
 
-        Raises InvalidRequest if there is no template, or where it refuses these messages."""
+        Raises InvalidRequest if there is no template, or if it refuses these messages."""
         if self._template is None:
             raise InvalidRequest(
                 "the model has no chat template: send a prompt to /v1/completions instead of messages",

@@ -47,7 +47,7 @@ class RouterConfig:
         metavar="FILE",
         shown="$OUTRIDER_API_KEYS, or none: everybody may ask",
     )
-    api_key_lines: str | None = None  # the keys, where there is no file
+    api_key_lines: str | None = None  # the keys, if there is no file
 
     def __post_init__(self) -> None:
         check(self)

@@ -14,7 +14,7 @@ from router.compatibility import suits
 AFFINITY_TOKENS = 256  # cached prompt tokens that make up for one session more in the batch
 MAX_AFFINITY = 4.0  # sessions that a cached prefix makes up for at most: beyond, it is computed elsewhere
 
-SAME_HOST_SECONDS = 0.0002  # round trips that are assumed where none is measured
+SAME_HOST_SECONDS = 0.0002  # round trips that are assumed if none is measured
 OTHER_HOST_SECONDS = 0.002
 LEAST_TOKEN_SECONDS = 1e-5
 MAX_SECONDS = 60.0
@@ -48,11 +48,11 @@ def choose_verifier(
     """Returns the verifier of `model` for a prompt of that length, which with its output may come to
     `most_tokens`.
 
-    First where the KV pool can hold them all: others refuse. Then where nothing has to wait for KV blocks:
-    fewest sessions waiting, the new one included where it does not fit into what is free. Among these the
-    cheapest, counted in sessions: those running, one each for a full KV pool and for a price of 1, less what
-    the prompt's cached beginning is worth. Draining ones are left out; ties go to the smallest worker_id.
-    None if no verifier serves the model.
+    First come those whose KV pool can hold them all: others refuse. Then those where nothing has to wait for
+    KV blocks: fewest sessions waiting, the new one included if it does not fit into what is free. Among these
+    the cheapest, counted in sessions: those running, one each for a full KV pool and for a price of 1, less
+    what the prompt's cached beginning is worth. Draining ones are left out; ties go to the smallest
+    worker_id. None if no verifier serves the model.
     """
     fitting = [one for one in candidates if one.model == model and not one.load.draining]
     if not fitting:

@@ -89,7 +89,7 @@ def choose_k(estimator: Estimator, price: float, cap: int) -> int:
 
 def settled(current: int, wanted: int) -> int:
     """Returns the k to keep, so that not every change of the price becomes a message: raised at once, as the
-    verifier still takes only what is worth its place, and lowered where it falls to half or less."""
+    verifier still takes only what is worth its place, and lowered if it falls to half or less."""
     return current if current / 2 < wanted < current else wanted
 
 
@@ -98,7 +98,7 @@ def window(k: int, step_seconds: float, round_trip_seconds: float, draft_token_s
     t_draft).
 
     That keeps it drafting until the next verdict comes. It is cut to what the steps in flight could verify,
-    (k + 1) tokens each, so that a fast drafter does not draft in vain; two steps' worth where the paces are
+    (k + 1) tokens each, so that a fast drafter does not draft in vain; two steps' worth if the paces are
     not measured yet. 0 if k is 0.
     """
     if k == 0:

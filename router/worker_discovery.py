@@ -103,7 +103,7 @@ class WorkerDiscovery:
     async def _hold(self, record: WorkerRecord) -> str:
         """Connects, takes the worker in, and returns why it is given up when its stream ends, or is silent.
 
-        Raises PeerRefused if it does not fit, Unavailable where it cannot be reached."""
+        Raises PeerRefused if it does not fit, Unavailable if it cannot be reached."""
         async with channel(record.address, self._tls, MAX_TOKENIZER_BYTES) as connection:
             tokenizer = await fetch_tokenizer(connection, record.info.identity)
         async with channel(record.address, self._tls) as connection:

@@ -122,7 +122,7 @@ class Worker(Generic[Listener]):
     def hang_up(self) -> None:
         """Ends the stream."""
         self._call.cancel()
-        self._outbox.close()  # who waits there to write is not ended where the other side ended the stream
+        self._outbox.close()  # who waits there to write is not ended if the other side ended the stream
 
     def take_listeners(self) -> list[Listener]:
         """Returns the sessions that lose this worker, which forgets them."""
@@ -188,7 +188,7 @@ class Verifier(Worker[VerifierListener]):
         self._send(verifier_pb2.VerifierCommand(speculation=change))
 
     def close(self, session_id: SessionId) -> None:
-        """Frees the session there; nothing is sent where the verifier has forgotten it already."""
+        """Frees the session there; nothing is sent if the verifier has forgotten it already."""
         if self._listeners.pop(session_id, None) is not None:
             self._send(verifier_pb2.VerifierCommand(close=verifier_pb2.CloseSession(session_id=session_id)))
 
@@ -277,7 +277,7 @@ class Drafter(Worker[DrafterListener]):
         self._send(drafter_pb2.DrafterCommand(window=change))
 
     def close(self, session_id: SessionId) -> None:
-        """Ends drafting for the session; nothing is sent where the drafter has forgotten it already."""
+        """Ends drafting for the session; nothing is sent if the drafter has forgotten it already."""
         self._openings.pop(session_id, None)
         if self._listeners.pop(session_id, None) is not None:
             self._send(drafter_pb2.DrafterCommand(close=drafter_pb2.CloseDraft(session_id=session_id)))

@@ -1,8 +1,8 @@
 """Decides which of the draft tokens that have arrived enter a step: a pure function over their survival.
 
-A token costs the time by which it lengthens the step, and brings a committed token where it survives. So the
-likeliest ones enter, of all sessions together, as many as make the step commit most a second. Where steps are
-bound by memory all of them do; where the machine is saturated only the near-certain; none is a choice, too.
+A token costs the time by which it lengthens the step, and brings a committed token if it survives. So the
+likeliest ones enter, of all sessions together, as many as make the step commit most a second. If steps are
+bound by memory all of them do; if the machine is saturated only the near-certain; none is a choice, too.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class DraftTree:
         self._arrivals += 1
         added = 0
         depth = len(overtaken)
-        # Each token's place: the node it became, or its depth on the overtaken path, or None where it died.
+        # Each token's place: the node it became, or its depth on the overtaken path, or None if it died.
         places: list[Node | int | None] = []
         for index, token in enumerate(tokens):
             parent = parents[index] if parents else index - 1

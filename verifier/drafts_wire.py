@@ -17,7 +17,7 @@ SPECULATE = "/outrider.v1.Verifier/Speculate"
 
 def draft_batch(raw: bytes) -> verifier_pb2.DraftBatch:
     """Returns a drafter's message. Raises TooLarge before it is parsed, as it may grow hundredfold by that,
-    and DecodeError where it is none."""
+    and DecodeError if it is no message."""
     if len(raw) > MAX_BATCH_BYTES:
         raise TooLarge(f"a DraftBatch may have at most {MAX_BATCH_BYTES} bytes, not {len(raw)}")
     return verifier_pb2.DraftBatch.FromString(raw)

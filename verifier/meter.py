@@ -68,8 +68,9 @@ class Meter:
         """Returns the most prompt tokens to read beside `decoding` tokens, so that those who decode hardly
         notice: the step takes at most LONGEST_STEP times what it would take without.
 
-        None in every so many: where prompts never end, it would not be noticed that the machine became slow,
-        as others run on it too. All of that would be put down to the prompts, and ever less of them read."""
+        Every so many steps it is 0: if prompts never end, it would not be noticed that the machine became
+        slow, as others run on it too. All of that would be put down to the prompts, and ever less of them
+        read."""
         if self._read >= READING_STEPS:
             return 0
         if self.prompt_token_seconds <= 0:

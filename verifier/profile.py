@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 REPEATS = 3  # at least, and for so many seconds; the fastest counts: what disturbs a step makes it slower
 SECONDS = 0.1
-LONG_ENOUGH = 0.5  # seconds: where a step takes that, larger ones lie on the line
+LONG_ENOUGH = 0.5  # seconds: if a step takes that, larger ones lie on the line
 
 Clock = Callable[[], float]
 Progress = Callable[[float], None]

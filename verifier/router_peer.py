@@ -25,7 +25,7 @@ class RouterPeer:
         self._over = False
         self._parting = False
         self._dropped: dict[str, int] = {}  # as it was told last
-        self._why: OutriderError | None = None  # it is over, where the router is to be told
+        self._why: OutriderError | None = None  # it is over, if the router is to be told
 
     def committed(self, running: Running, outcome: Outcome) -> None:
         session = running.session

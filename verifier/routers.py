@@ -39,7 +39,7 @@ class Routers:
         self._owners: dict[bytes, RouterPeer] = {}  # session -> who opened it last
         self._orphans = Orphans(clock, grace_seconds)
         self._cancelled = BoundedMap()  # before they came here
-        self._closed: OutriderError | None = None  # why no router is let in, where that is so
+        self._closed: OutriderError | None = None  # why no router is let in, if none is
         self._leaving = False
 
     # -- the streams --

@@ -75,7 +75,7 @@ class Waits:
     """Tells if waiting has paid: what it cost and what it brought, in committed tokens.
 
     Paces are averages, and a drafter on a busy machine is often later than that. So what waits brought is
-    held against what they cost; where it was less, less is expected of the next ones."""
+    held against what they cost; if it was less, less is expected of the next ones."""
 
     cost: float = 0.0
     gain: float = 0.0
@@ -175,7 +175,7 @@ def _lasting(refill: float, acceptance: float) -> float:
     A draft token that is not verified now is not lost: it still stands in the next step, if this step's own
     token agrees with it. Each one verified now, with the acceptance a, makes it 1 - a less likely that any
     stand then. A session without drafts is behind one with drafts by a + a^2 + ... tokens in its next step,
-    by a / (1 - a^2) until both have drafts; or by what waiting for them costs, `refill`, where that is less.
+    by a / (1 - a^2) until both have drafts; or by what waiting for them costs, `refill`, if that is less.
     """
     behind = refill if acceptance >= 1 else min(acceptance / (1 - acceptance**2), refill)
     return 1 - (1 - acceptance) * behind

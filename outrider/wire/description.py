@@ -13,7 +13,7 @@ class TokenizerFiles:
 
     hash: str  # hex digest of the id -> token table
     json: str  # contents of a tokenizer.json
-    chat_template: str  # Jinja; empty where there is none
+    chat_template: str  # Jinja; empty if there is none
     special_tokens: dict[str, str] = field(default_factory=dict)
 
 

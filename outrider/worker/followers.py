@@ -56,7 +56,7 @@ StartFollowers = Callable[[Sequence[FollowerSpec]], Followers]
 
 def follow(spec: FollowerSpec) -> None:
     """Runs a follower until its leader stops it. Raises PeerLost if the leader goes in another way, and
-    StartupError, which the leader is told of, where it cannot load its part."""
+    StartupError, of which the leader is told, if it cannot load its part."""
     ranks = Ranks.join(spec.group)
     try:
         engine = load_engine(
@@ -112,7 +112,7 @@ class FollowerProcesses:
 
 
 def die_with(parent: int) -> None:
-    """Lets the kernel kill this process when the parent's dies (Linux); ends it where that has happened."""
+    """Lets the kernel kill this process when the parent's dies (Linux); ends it if that has happened."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:

@@ -22,7 +22,7 @@ from outrider.net.tasks import cancel
 
 LEAST_SECONDS = 2.0  # less is no hang, whatever was expected: the machine may be busy with something else
 TIMES_EXPECTED = 8.0
-UNKNOWN_SECONDS = 30.0  # where nothing is known of a step
+UNKNOWN_SECONDS = 30.0  # if nothing is known of a step
 TIMES_OVERDUE = 3.0  # of the time at which a step is overdue, before it is given up
 
 

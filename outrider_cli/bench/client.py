@@ -144,7 +144,7 @@ def count_tokens(pieces: list[tuple[float, str, int | None]], total: int | None)
     """Returns (when, tokens) of each piece of text.
 
     Tokens as the server tells with each piece; otherwise its total, divided by length of text, since a piece
-    may hold several tokens; where it tells nothing, one a piece."""
+    may hold several tokens; if it tells nothing, one a piece."""
     if all(so_far is not None for _, _, so_far in pieces):
         counts = [so_far or 0 for _, _, so_far in pieces]
     elif total is not None:

@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-DEFAULT = "default"  # assisted as transformers does it where nobody chooses
+DEFAULT = "default"  # assisted as transformers does it if nobody chooses
 
 
 class Arrivals:

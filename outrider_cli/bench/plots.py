@@ -94,7 +94,7 @@ def along(
 ) -> Figure:
     """Draws a panel for each workload and temperature: how a rate changes along one of the settings.
 
-    Over plain decoding where that was measured, otherwise in tokens a second. `setting` makes one of
+    It is a ratio to plain decoding if that was measured, otherwise tokens a second. `setting` makes one of
     workload, temperature, value on the axis, and value of the series."""
     panels = list(product(settings.temperatures, settings.workloads))
     figure, axes = _figure(len(settings.workloads), len(settings.temperatures))

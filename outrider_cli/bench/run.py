@@ -111,7 +111,7 @@ async def reach(url: str, model: str | None) -> ServerClient:
     """Returns a client of a server that is there. Where it refuses fields beyond OpenAI's own, it is asked
     without.
 
-    Raises Unavailable if none answers, and what it says where it refuses a plain request too."""
+    Raises Unavailable if none answers, and what it says if it refuses a plain request too."""
     client = ServerClient(url, model, {})
     try:
         name = model or next(iter(await client.models()), None)

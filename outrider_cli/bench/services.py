@@ -81,7 +81,7 @@ async def service(
     """Starts router, verifier and, where `models` has a draft, drafter; ends them at the end.
 
     Each model has as many threads as it has cores, unless `workers` says how many. Raises StartupError with
-    what a process said where it ends too early."""
+    what a process said if it ends too early."""
     display = Quiet()
     supervisor = Supervisor(display)
     router = router_child(

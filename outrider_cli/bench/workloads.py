@@ -78,7 +78,7 @@ def blocks(lines: Iterable[str], characters: int = PROMPT_CHARACTERS) -> Iterato
 
 
 def docstrings(source: str) -> Iterator[str]:
-    """Yields the docstrings of a module, its classes and its functions; none where it does not parse."""
+    """Yields the docstrings of a module, its classes and its functions; none if it does not parse."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
@@ -105,7 +105,7 @@ def paragraphs(doc: str) -> Iterator[str]:
 
 
 def _modules(package: str) -> list[Path]:
-    """Returns the source files of an installed package, without its tests; none where it is not installed."""
+    """Returns the source files of an installed package, without its tests; none if it is not installed."""
     spec = find_spec(package)
     roots = [Path(root) for root in (spec.submodule_search_locations or ())] if spec else []
     return [

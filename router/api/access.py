@@ -33,7 +33,7 @@ _owner: ContextVar[str] = ContextVar("owner", default="")
 
 
 def owner() -> str:
-    """The name of the key with which the request that is being answered came; "" where none is asked for."""
+    """Returns the name of the key of the request that is being answered, or "" if none is asked for."""
     return _owner.get()
 
 

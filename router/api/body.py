@@ -14,7 +14,7 @@ MAX_BODY_BYTES = 8 * 1024 * 1024
 async def read_json(request: Request, max_bytes: int) -> object:
     """Returns the decoded body. Never holds more than `max_bytes` of it, whatever the content-length says.
 
-    Raises TooLarge or InvalidRequest (saying where the JSON is broken)."""
+    Raises TooLarge, or InvalidRequest that says where the JSON is broken."""
     encoding = request.headers.get("content-encoding", "identity")
     if encoding != "identity":
         raise InvalidRequest(f"content-encoding {encoding} is not supported: send the body as it is")
