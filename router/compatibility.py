@@ -25,7 +25,7 @@ class Registration:
         return self.info.identity.worker_id
 
 
-def misfit(
+def incompatibility(
     newcomer: Registration, verifiers: Iterable[Registration], first_difference: FirstDifference
 ) -> str | None:
     """Returns a sentence that says why `newcomer` cannot work with `verifiers`, or None.
@@ -55,7 +55,7 @@ def _drafter_misfit(
     drafter: Registration, verifiers: list[Registration], first_difference: FirstDifference
 ) -> str | None:
     ours = drafter.info.identity.tokenizer_hash
-    if not verifiers or any(suits(ours, one.info.identity.tokenizer_hash) for one in verifiers):
+    if not verifiers or any(tokenizer_fits(ours, one.info.identity.tokenizer_hash) for one in verifiers):
         return None
     target = min(verifiers, key=lambda one: one.info.model.name)
     try:
@@ -66,7 +66,7 @@ def _drafter_misfit(
     return f"the draft model's tokenizer differs from that of the target {name!r}: {difference}"
 
 
-def suits(drafter_hash: str, target_hash: str) -> bool:
+def tokenizer_fits(drafter_hash: str, target_hash: str) -> bool:
     """Returns True if a drafter's tokens mean the same to a target, by the hashes of their tokenizers.
 
     A drafter without a tokenizer guesses from the target's own tokens, and suits every target."""

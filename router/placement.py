@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from outrider.wire.load import DrafterLoad, VerifierLoad
-from router.compatibility import suits
+from router.compatibility import tokenizer_fits
 
 AFFINITY_TOKENS = 256  # cached prompt tokens that make up for one session more in the batch
 MAX_AFFINITY = 4.0  # sessions that a cached prefix makes up for at most: beyond, it is computed elsewhere
@@ -89,7 +89,8 @@ def choose_drafter(
     fitting = [
         one
         for one in candidates
-        if suits(one.tokenizer_hash, tokenizer_hash) and (one.worker_id, one.incarnation) not in excluded
+        if tokenizer_fits(one.tokenizer_hash, tokenizer_hash)
+        and (one.worker_id, one.incarnation) not in excluded
     ]
     if not fitting:
         return None

@@ -16,7 +16,7 @@ from outrider.net.tls import Tls
 from outrider.store.store import Store
 from outrider.wire.description import WorkerRecord
 from outrider.wire.hello import Identity, Role
-from router.compatibility import FirstDifference, Registration, misfit, suits
+from router.compatibility import FirstDifference, Registration, incompatibility, tokenizer_fits
 from router.fleet import Fleet
 from router.workers import Drafter, Verifier, fetch_tokenizer
 
@@ -70,10 +70,10 @@ class WorkerDiscovery:
             if worker_id not in self._records:
                 self._records[worker_id] = record
                 former = self._tasks.get(worker_id)
-                self._tasks[worker_id] = asyncio.create_task(self._recruit(record, former))
+                self._tasks[worker_id] = asyncio.create_task(self._keep_hold(record, former))
         self._tasks = {key: task for key, task in self._tasks.items() if not task.done()}
 
-    async def _recruit(self, record: WorkerRecord, former: asyncio.Task[None] | None) -> None:
+    async def _keep_hold(self, record: WorkerRecord, former: asyncio.Task[None] | None) -> None:
         """Holds the worker, again and again, until it is cancelled; first waits for its predecessor's end."""
         if former is not None:
             await asyncio.wait((former,))
@@ -128,7 +128,7 @@ class WorkerDiscovery:
             self._fleet.add_drafter(worker)
             return
         served = [one.registration for one in self._fleet.verifiers.values()]
-        sentence = misfit(worker.registration, served, self._first_difference)
+        sentence = incompatibility(worker.registration, served, self._first_difference)
         if sentence is not None:
             raise PeerRefused(sentence)
         worker.verdict.set_result(None)
@@ -142,7 +142,7 @@ class WorkerDiscovery:
         served = [one.registration for one in self._fleet.verifiers.values()]
         if drafter.verdict.done() or not served:
             return
-        sentence = misfit(drafter.registration, served, self._first_difference)
+        sentence = incompatibility(drafter.registration, served, self._first_difference)
         if sentence is None or not self._awaited(drafter.identity.tokenizer_hash):
             drafter.verdict.set_result(sentence)
 
@@ -150,7 +150,8 @@ class WorkerDiscovery:
         """Returns True if the store has a verifier with that tokenizer."""
         identities = (record.info.identity for record in self._records.values())
         return any(
-            one.role is Role.VERIFIER and suits(tokenizer_hash, one.tokenizer_hash) for one in identities
+            one.role is Role.VERIFIER and tokenizer_fits(tokenizer_hash, one.tokenizer_hash)
+            for one in identities
         )
 
     async def _until_gone(self, worker: Verifier | Drafter) -> str:

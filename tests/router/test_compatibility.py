@@ -3,7 +3,7 @@
 from outrider.errors import PeerRefused
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
 from outrider.wire.hello import Identity, Role
-from router.compatibility import Registration, misfit
+from router.compatibility import Registration, incompatibility
 
 
 def worker(
@@ -28,43 +28,46 @@ V = worker(Role.VERIFIER, "v")
 
 
 def test_workers_of_the_same_model_and_tokenizer_fit() -> None:
-    assert misfit(worker(Role.VERIFIER, "w"), [V], differ) is None
-    assert misfit(worker(Role.DRAFTER, "d", model="other", fingerprint="g"), [V], differ) is None
+    assert incompatibility(worker(Role.VERIFIER, "w"), [V], differ) is None
+    assert incompatibility(worker(Role.DRAFTER, "d", model="other", fingerprint="g"), [V], differ) is None
 
 
 def test_a_drafter_fits_while_no_target_is_served() -> None:
-    assert misfit(worker(Role.DRAFTER, "d"), [], differ) is None
+    assert incompatibility(worker(Role.DRAFTER, "d"), [], differ) is None
 
 
 def test_a_drafter_fits_where_any_target_has_its_tokenizer() -> None:
     other = worker(Role.VERIFIER, "w", model="n", tokenizer="u")
-    assert misfit(worker(Role.DRAFTER, "d", tokenizer="u"), [V, other], differ) is None
+    assert incompatibility(worker(Role.DRAFTER, "d", tokenizer="u"), [V, other], differ) is None
 
 
 def test_a_drafter_without_a_tokenizer_fits_every_target() -> None:
-    assert misfit(worker(Role.DRAFTER, "d", tokenizer=""), [V], differ) is None
+    assert incompatibility(worker(Role.DRAFTER, "d", tokenizer=""), [V], differ) is None
 
 
 def test_a_drafter_of_another_tokenizer_is_told_the_first_difference() -> None:
     drafter = worker(Role.DRAFTER, "d", tokenizer="u")
     expected = "the draft model's tokenizer differs from that of the target 'm': t is not u"
-    assert misfit(drafter, [V], differ) == expected
-    assert "their hashes differ" in (misfit(drafter, [V], lambda target, draft: None) or "")
-    assert "cannot be read" in (misfit(drafter, [V], unreadable) or "")
+    assert incompatibility(drafter, [V], differ) == expected
+    assert "their hashes differ" in (incompatibility(drafter, [V], lambda target, draft: None) or "")
+    assert "cannot be read" in (incompatibility(drafter, [V], unreadable) or "")
 
 
 def test_another_model_under_the_same_name_is_refused() -> None:
-    weights = misfit(worker(Role.VERIFIER, "w", fingerprint="g"), [V], differ) or ""
+    weights = incompatibility(worker(Role.VERIFIER, "w", fingerprint="g"), [V], differ) or ""
     assert (
         "another verifier serves 'm' with a different checkpoint (its hash is f, this worker's g)" in weights
     )
-    tokenizer = misfit(worker(Role.VERIFIER, "w", tokenizer="u"), [V], differ) or ""
+    tokenizer = incompatibility(worker(Role.VERIFIER, "w", tokenizer="u"), [V], differ) or ""
     assert "a different tokenizer (its hash is t, this worker's u)" in tokenizer
 
 
 def test_another_model_under_another_name_fits() -> None:
-    assert misfit(worker(Role.VERIFIER, "w", model="n", fingerprint="g", tokenizer="u"), [V], differ) is None
+    assert (
+        incompatibility(worker(Role.VERIFIER, "w", model="n", fingerprint="g", tokenizer="u"), [V], differ)
+        is None
+    )
 
 
 def test_a_worker_is_not_compared_with_its_own_former_registration() -> None:
-    assert misfit(worker(Role.VERIFIER, "v", fingerprint="g"), [V], differ) is None
+    assert incompatibility(worker(Role.VERIFIER, "v", fingerprint="g"), [V], differ) is None
