@@ -107,7 +107,7 @@ async def test_a_lost_log_is_made_again_from_the_same_seed(serve: Serve, between
     text, statistics = await asking
     assert text == TEXT
     ((first,), (second,)) = dying.requests, other.requests
-    assert first.sampling.seed == second.sampling.seed == statistics.seed != 4711
+    assert first.params.sampling.seed == second.params.sampling.seed == statistics.seed != 4711
 
 
 async def test_another_text_in_its_place_is_an_error(serve: Serve, between: Between) -> None:
