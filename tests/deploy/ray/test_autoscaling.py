@@ -17,6 +17,7 @@ from deploy.autoscaling import (
     starvation,
     verifier_pressure,
 )
+from outrider.wire.load import DrafterLoad, VerifierLoad
 
 IDLE = {
     "running": 0.0,
@@ -141,12 +142,10 @@ def stats_of(service: type[Any]) -> dict[str, float]:
     """Returns the statistics that a worker gives before it has done anything."""
     info = SimpleNamespace(kv_blocks=1, kv_block_size=1, identity=None, model=SimpleNamespace(vocab_size=1))
     idle = service(info, None)
-    idle.use(SimpleNamespace(load=idle_load(service)))
+    idle.use(SimpleNamespace(load=idle_load(service), busy_seconds=0.0))
     found: dict[str, float] = idle.stats()
     return found
 
 
-def idle_load(service: type[Any]) -> Any:
-    names = ("running", "waiting", "kv_usage", "price", "typical_step_seconds", "draft_starvation")
-    names += ("sessions", "busy_seconds", "token_seconds", "rejections", "covered")
-    return SimpleNamespace(**dict.fromkeys(names, 0.0))
+def idle_load(service: type[Any]) -> VerifierLoad | DrafterLoad:
+    return VerifierLoad() if "Verifier" in service.__name__ else DrafterLoad()
