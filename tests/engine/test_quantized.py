@@ -55,7 +55,7 @@ async def test_the_answers_are_the_targets_own(checkpoint: Callable[..., Path]) 
     async def answers(cluster: Cluster) -> list[Answer]:
         return await asyncio.gather(
             *(
-                cluster.ask(PROMPT[:length], SamplingParams(temperature=temperature, seed=5), 24)
+                cluster.ask(PROMPT[:length], SamplingParams(temperature=temperature, seed=5), 150)
                 for length, temperature in ((1, 0.0), (17, 0.8), (40, 0.0))
             )
         )
