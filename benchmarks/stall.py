@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from outrider.engine.engine import Engine
 from outrider.engine.loading import load_engine
-from outrider.engine.scheduler import Limits
+from outrider.options.engine import StepLimits
 from outrider.sampling.params import SamplingParams
 from outrider.wire.session import SessionParams
 from outrider_cli.bench_command import machine
@@ -76,7 +76,7 @@ async def stall(
     rng = random.Random(seed)
     watch = Watch(streams)
     stepper = Stepper(
-        engine, Limits(512, chunk), watch.on_step, time.monotonic, lambda now, *_: now, step_time
+        engine, StepLimits(512, chunk), watch.on_step, time.monotonic, lambda now, *_: now, step_time
     )
 
     def open_session(tokens: int, output: int) -> bytes:

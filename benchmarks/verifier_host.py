@@ -25,6 +25,7 @@ from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.scheduler import Candidate, Limits, schedule
 from outrider.net.draft_right import right
 from outrider.net.rpc import bind, channel, new_server
+from outrider.options.engine import StepLimits
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Row
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
@@ -117,7 +118,7 @@ async def _measured(
 
     stepper = Stepper(
         engine,
-        Limits(2**20, 2**20),
+        StepLimits(2**20, 2**20),
         on_step,
         time.monotonic,
         lambda now, *_: now,
@@ -224,7 +225,7 @@ def plan_milliseconds(sessions: int, drafts: int, rounds: int = 50) -> float:
     for _ in range(rounds):
         began = time.perf_counter()
         counts = admit(survival, sessions, sessions, step_time, 2048).counts
-        schedule([Candidate(1, count, 500, 32) for count in counts], 10**6, Limits(2048))
+        schedule([Candidate(1, count, 500, 32) for count in counts], 10**6, Limits(2048, 256, BLOCK))
         fastest = min(fastest, time.perf_counter() - began)
     return fastest * 1e3
 

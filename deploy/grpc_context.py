@@ -11,6 +11,7 @@ import grpc
 from ray.serve.grpc_util import RayServegRPCContext
 
 from outrider.errors import OutriderError
+from outrider.net.rpc import status
 from router.api.stream import internal_error
 
 log = logging.getLogger(__name__)
@@ -54,11 +55,11 @@ class ServeContext:
         except (Ended, GeneratorExit):
             raise
         except OutriderError as error:
-            await self.abort(error.grpc_code, error.message)
+            await self.abort(status(error), error.message)
         except Exception:
             log.exception("a gRPC call failed")
             failure = internal_error()
-            await self.abort(failure.grpc_code, failure.message)
+            await self.abort(status(failure), failure.message)
 
 
 async def call(method: Method[Awaitable[T]], request: Any, context: RayServegRPCContext) -> T:

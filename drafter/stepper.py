@@ -13,7 +13,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 
 from drafter.acceptance_model import ALTERNATIVES, AcceptanceModel
@@ -26,6 +25,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.kv_blocks import Cached
 from outrider.engine.scheduler import Limits, schedule
 from outrider.errors import PeerLost
+from outrider.options.engine import StepLimits
 from outrider.sampling.ranked import Ranked
 from outrider.sampling.token_counts import TokenCounts
 from outrider.wire.hello import Role
@@ -52,7 +52,7 @@ class DraftStepper:
     def __init__(
         self,
         engine: Engine,
-        limits: Limits,
+        limits: StepLimits,
         on_change: OnChange,
         on_failed: OnFailed,
         clock: Callable[[], float],
@@ -60,7 +60,7 @@ class DraftStepper:
     ) -> None:
         """If `branches`, it drafts on from likely corrections, too."""
         self._engine = engine
-        self._limits = replace(limits, block_size=engine.pool.block_size)
+        self._limits = Limits(limits.max_batch_tokens, limits.prefill_chunk, engine.pool.block_size)
         self._on_change = on_change
         self._on_failed = on_failed
         self._clock = clock
@@ -386,10 +386,9 @@ async def model_source(config: DrafterConfig, start_followers: StartFollowers | 
         start_followers or FollowerProcesses,
         config.draft_quantization,
     )
-    limits = Limits(config.limits.max_batch_tokens, config.limits.prefill_chunk)
     await engine.run(engine.make_ready, config.limits.max_batch_tokens)
 
     def proposer(on_change: OnChange, on_failed: OnFailed) -> DraftStepper:
-        return DraftStepper(engine, limits, on_change, on_failed, time.monotonic, config.branches)
+        return DraftStepper(engine, config.limits, on_change, on_failed, time.monotonic, config.branches)
 
     return Source(info, tokenizer, proposer)

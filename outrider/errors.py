@@ -1,4 +1,4 @@
-"""Every error that Outrider raises on purpose, and its one mapping to gRPC status and HTTP code.
+"""Every error that Outrider raises on purpose, and its one mapping to gRPC status and HTTP code, as numbers.
 
 A message is one sentence for the person who reads it: it names the field or flag, the limit and what to
 change. It never holds an address of ours or a trace.
@@ -6,15 +6,30 @@ change. It never holds an address of ours or a trace.
 
 from __future__ import annotations
 
-import grpc
+from enum import IntEnum
 
 MAX_MESSAGE = 500  # characters: it may quote what a client sent, and gRPC carries few KiB beside a status
+
+
+class GrpcCode(IntEnum):
+    """gRPC's status codes that our errors have."""
+
+    CANCELLED = 1
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    UNAUTHENTICATED = 16
 
 
 class OutriderError(Exception):
     """Base: an expected failure with a message that may be shown to a client."""
 
-    grpc_code: grpc.StatusCode = grpc.StatusCode.INTERNAL
+    grpc_code: GrpcCode = GrpcCode.INTERNAL
     http_status: int = 500
     kind: str = "internal_error"  # the `type` of an OpenAI error body
 
@@ -37,7 +52,7 @@ def in_one_line(error: Exception) -> str:
 class InvalidRequest(OutriderError):
     """The request cannot be served as it is."""
 
-    grpc_code = grpc.StatusCode.INVALID_ARGUMENT
+    grpc_code = GrpcCode.INVALID_ARGUMENT
     http_status = 400
     kind = "invalid_request_error"
 
@@ -51,7 +66,7 @@ class TooLarge(InvalidRequest):
 class UnknownModel(OutriderError):
     """The request names a model that is not served here."""
 
-    grpc_code = grpc.StatusCode.NOT_FOUND
+    grpc_code = GrpcCode.NOT_FOUND
     http_status = 404
     kind = "not_found_error"
 
@@ -59,7 +74,7 @@ class UnknownModel(OutriderError):
 class UnknownSession(OutriderError):
     """No log of that session: it never was, or has expired."""
 
-    grpc_code = grpc.StatusCode.NOT_FOUND
+    grpc_code = GrpcCode.NOT_FOUND
     http_status = 404
     kind = "not_found_error"
 
@@ -67,7 +82,7 @@ class UnknownSession(OutriderError):
 class Superseded(OutriderError):
     """The session goes on elsewhere: its client has come back by another connection or router."""
 
-    grpc_code = grpc.StatusCode.ABORTED
+    grpc_code = GrpcCode.ABORTED
     http_status = 409
     kind = "superseded_error"
 
@@ -75,7 +90,7 @@ class Superseded(OutriderError):
 class Unavailable(OutriderError):
     """Nothing can serve the request at the moment (no verifier, or it was lost)."""
 
-    grpc_code = grpc.StatusCode.UNAVAILABLE
+    grpc_code = GrpcCode.UNAVAILABLE
     http_status = 503
     kind = "unavailable_error"
 
@@ -83,7 +98,7 @@ class Unavailable(OutriderError):
 class Cancelled(OutriderError):
     """Ended because the client asked for it."""
 
-    grpc_code = grpc.StatusCode.CANCELLED
+    grpc_code = GrpcCode.CANCELLED
     http_status = 499
     kind = "cancelled_error"
 
@@ -91,7 +106,7 @@ class Cancelled(OutriderError):
 class Overloaded(OutriderError):
     """Refused to protect what is running; the client may come back."""
 
-    grpc_code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    grpc_code = GrpcCode.RESOURCE_EXHAUSTED
     http_status = 429
     kind = "rate_limit_error"
 
@@ -104,7 +119,7 @@ class Overloaded(OutriderError):
 class DeadlineExceeded(OutriderError):
     """The request was not finished in the time that its client gives it."""
 
-    grpc_code = grpc.StatusCode.DEADLINE_EXCEEDED
+    grpc_code = GrpcCode.DEADLINE_EXCEEDED
     http_status = 504
     kind = "timeout_error"
 
@@ -112,7 +127,7 @@ class DeadlineExceeded(OutriderError):
 class Unauthenticated(OutriderError):
     """The client shows no key, or one that is not known here."""
 
-    grpc_code = grpc.StatusCode.UNAUTHENTICATED
+    grpc_code = GrpcCode.UNAUTHENTICATED
     http_status = 401
     kind = "authentication_error"
 
@@ -120,7 +135,7 @@ class Unauthenticated(OutriderError):
 class PeerRefused(OutriderError):
     """A worker or router does not fit: protocol version, model, tokenizer."""
 
-    grpc_code = grpc.StatusCode.FAILED_PRECONDITION
+    grpc_code = GrpcCode.FAILED_PRECONDITION
     http_status = 503
     kind = "unavailable_error"
 
@@ -155,7 +170,7 @@ class ModelRefused(StartupError):
 
 
 BY_GRPC_CODE: dict[int, type[OutriderError]] = {
-    cls.grpc_code.value[0]: cls
+    cls.grpc_code: cls
     for cls in (
         InvalidRequest,
         UnknownModel,

@@ -9,6 +9,8 @@ from typing import NoReturn
 
 import typer
 
+from outrider.errors import OutriderError
+
 FAILED = 1
 WRONG_USAGE = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -23,8 +25,6 @@ def fail(command: str, sentence: str, code: int = FAILED) -> NoReturn:
 @contextmanager
 def reported(command: str) -> Iterator[None]:
     """Turns an expected error, and Ctrl-C, into the end of the process."""
-    from outrider.errors import OutriderError
-
     try:
         yield
     except OutriderError as error:

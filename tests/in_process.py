@@ -19,9 +19,9 @@ from drafter.stepper import DraftStepper
 from outrider.engine.engine import Engine
 from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.loading import load_engine, load_tokenizer
-from outrider.engine.scheduler import Limits
 from outrider.net.heartbeat import HEARTBEAT_SECONDS
 from outrider.net.rpc import bind, channel, new_server
+from outrider.options.engine import StepLimits
 from outrider.sampling.params import SamplingParams
 from outrider.store.memory import MemoryStore
 from outrider.v1 import (
@@ -84,12 +84,12 @@ class Cluster:
         target: Path,
         *,
         k: int = 4,
-        limits: Limits | None = None,
+        limits: StepLimits | None = None,
         kv_blocks: int | None = None,
     ) -> None:
         self._target = target
         self._kv_blocks = kv_blocks
-        self._limits = limits or Limits()
+        self._limits = limits or StepLimits()
         self._router = Router(MemoryStore(), num_speculative_tokens=k, max_sessions=256)
         self.fleet, self.sessions = self._router.fleet, self._router.sessions
         self._stack = AsyncExitStack()

@@ -58,7 +58,7 @@ class RouterPeer:
         self._ready.set()
 
     def failed(self, session_id: bytes, error: OutriderError) -> None:
-        self._events.failed.add(session_id=session_id, code=error.grpc_code.value[0], message=error.message)
+        self._events.failed.add(session_id=session_id, code=error.grpc_code, message=error.message)
         self._ready.set()
 
     def cut_off(self, session_id: bytes, turn: int, reason: str) -> None:

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, NoReturn
 
-from outrider.engine.scheduler import Limits
 from outrider.errors import StepHung, Unavailable
 from outrider.net.heartbeat import HEARTBEAT_SECONDS
 from outrider.net.rpc import bind, new_server
@@ -201,7 +200,6 @@ async def start(
         start_followers,
     )
     service = VerifierService(info, tokenizer)
-    limits = Limits(config.limits.max_batch_tokens, config.limits.prefill_chunk)
     measured = {
         "model": info.identity.model_fingerprint,
         "device": config.engine.device,
@@ -217,7 +215,7 @@ async def start(
         lambda: profile(engine, time.perf_counter, _profiled, config.limits.max_batch_tokens),
     )
     start_steps = lock_step if config.lock_step else start_at
-    stepper = Stepper(engine, limits, service.on_step, time.monotonic, start_steps, step_time)
+    stepper = Stepper(engine, config.limits, service.on_step, time.monotonic, start_steps, step_time)
     service.use(stepper)
     verifier_pb2_grpc.add_VerifierServicer_to_server(service, server)
     port = int(address.rpartition(":")[2])

@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from outrider.engine.engine import Engine
 from outrider.engine.kv_blocks import Cached
 from outrider.engine.scheduler import Candidate, Grant, Limits, schedule
 from outrider.errors import InvalidRequest, PeerLost, Unavailable
+from outrider.options.engine import StepLimits
 from outrider.sampling.sampler import TokenCounts
 from outrider.wire.load import VerifierLoad
 from outrider.worker.stepwatch import StepUnderWay, under_way
@@ -45,7 +46,7 @@ class Stepper:
     def __init__(
         self,
         engine: Engine,
-        limits: Limits,
+        limits: StepLimits,
         on_step: Callable[[StepReport], None],
         clock: Callable[[], float],
         start_at: StartAt = start_at,
@@ -54,7 +55,7 @@ class Stepper:
         """`start_at` decides when a step starts: step_start.start_at, or another function of its kind.
         `step_time`: the engine's profile, from which the price of a token follows; None = no price."""
         self._engine = engine
-        self._limits = replace(limits, block_size=engine.pool.block_size)
+        self._limits = Limits(limits.max_batch_tokens, limits.prefill_chunk, engine.pool.block_size)
         self._on_step = on_step
         self._clock = clock
         self._decide = start_at

@@ -38,9 +38,9 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    max_tokens: int = 512  # most tokens in a step
-    prefill_chunk: int = 256  # most tokens of prompts in a step that others decode in
-    block_size: int = 16
+    max_tokens: int  # most tokens in a step
+    prefill_chunk: int  # most tokens of prompts in a step that others decode in
+    block_size: int
 
 
 @dataclass(frozen=True, slots=True)

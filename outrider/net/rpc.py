@@ -125,13 +125,21 @@ def channel(
     return grpc.aio.secure_channel(address, tls.channel_credentials(), options=options)
 
 
+_STATUS: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def status(error: OutriderError) -> grpc.StatusCode:
+    """Returns the status that ends a call with this error."""
+    return _STATUS[error.grpc_code]
+
+
 @asynccontextmanager
 async def errors_as_status(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
     """Ends the call with the status of an OutriderError. Any other error is logged and told as INTERNAL."""
     try:
         yield
     except OutriderError as error:
-        await context.abort(error.grpc_code, error.message)
+        await context.abort(status(error), error.message)
     except grpc.aio.BaseError:
         raise  # the handler's own abort, or a call that is over already
     except Exception:

@@ -8,10 +8,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
-if TYPE_CHECKING:
-    from outrider.errors import WrongOption
+from outrider.errors import WrongOption
 
 T = TypeVar("T")
 
@@ -136,8 +135,6 @@ def _check(name: str, value: Any, about: About) -> None:
 
 def wrong(name: str, sentence: str) -> WrongOption:
     """Returns the error of an option that cannot be as it is told: `sentence` goes on after its name."""
-    from outrider.errors import WrongOption
-
     return WrongOption(name, sentence)
 
 

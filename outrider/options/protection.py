@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.options.option import option, wrong
+from outrider.store.url import parse_store_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,6 @@ class Protection:
 def check_reach(host: str, store: str | None, tls: TlsFiles | None, insecure: bool) -> None:
     """Raises WrongOption unless what others can reach is encrypted, or is said to be in a trusted network."""
     if store is not None:
-        from outrider.store.url import parse_store_url
-
         url = parse_store_url(store)
         if not insecure and not url.tls and not is_loopback(url.host):
             raise wrong(

@@ -19,6 +19,7 @@ from prometheus_client import Counter, Gauge
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from outrider.errors import Overloaded, Unauthenticated
+from outrider.net.rpc import status
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from router.api.keys import ApiKey, Keys, find
 from router.api.responses import error_body
@@ -206,7 +207,7 @@ class GrpcAccess(generation_pb2_grpc.GenerationServicer):
     async def _abort(self, context: Any, error: Unauthenticated | Overloaded) -> NoReturn:
         later = (("retry-after", str(error.retry_after)),) if isinstance(error, Overloaded) else ()
         self._access.metrics.request_refused(error.kind)
-        await context.abort(error.grpc_code, error.message, later)
+        await context.abort(status(error), error.message, later)
         raise AssertionError("abort raises")
 
 

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from outrider.errors import InvalidRequest, OutriderError, Overloaded
-from outrider.net.rpc import errors_as_status
+from outrider.net.rpc import errors_as_status, status
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from outrider.wire.session import new_session_id
 from router.api import position, schema
@@ -109,7 +109,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             refusal = internal_error()
         self._metrics.request_refused(refusal.kind)
         later = (("retry-after", str(refusal.retry_after)),) if isinstance(refusal, Overloaded) else ()
-        await context.abort(refusal.grpc_code, refusal.message, later)
+        await context.abort(status(refusal), refusal.message, later)
 
     async def _begun(
         self, request: generation_pb2.GenerateRequest, limits: TimeLimits

@@ -18,7 +18,7 @@ from drafter.stepper import FOLLOWED_AT_ONCE, LIKELY, SPARE_ROWS, DraftStepper
 from outrider.engine.engine import Engine
 from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.loading import load_engine
-from outrider.engine.scheduler import Limits
+from outrider.options.engine import StepLimits
 from outrider.sampling.params import SamplingParams
 from outrider.wire.session import SessionParams
 from tests.tiny_models import build
@@ -56,7 +56,7 @@ async def running(
     def failed(session: DraftSession, reason: str) -> None:
         raise AssertionError(reason)
 
-    stepper = DraftStepper(engine, Limits(), heard, failed, time.monotonic, branches)
+    stepper = DraftStepper(engine, StepLimits(), heard, failed, time.monotonic, branches)
     task = asyncio.create_task(stepper.run())
     try:
         yield stepper

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.engine.scheduler import Limits
+from outrider.options.engine import StepLimits
 from outrider.sampling.params import SamplingParams
 from outrider.wire.session import FinishReason
 from tests.exact.test_greedy import near_copy
@@ -139,7 +139,9 @@ async def test_another_drafter_takes_over_from_prompt_and_output(pair: tuple[Pat
 
 async def test_while_the_kv_pool_runs_out(pair: tuple[Path, Path], expected: list[list[int]]) -> None:
     """A pool that holds few of the sessions at once: some are preempted and computed again."""
-    async with Cluster(pair[0], limits=Limits(max_tokens=64, prefill_chunk=16), kv_blocks=12) as cluster:
+    async with Cluster(
+        pair[0], limits=StepLimits(max_batch_tokens=64, prefill_chunk=16), kv_blocks=12
+    ) as cluster:
         await cluster.add_drafter(pair[1])
         answers = await asyncio.gather(
             *(cluster.ask(prompt(i), variant, MAX_TOKENS) for i, variant in enumerate(VARIANTS))

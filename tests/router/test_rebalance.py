@@ -82,7 +82,7 @@ NO_ROOM = verifier_pb2.VerifierLoad(running=2, waiting=1, kv_usage=1.0)
 
 
 def give_back(session_id: bytes) -> dict[str, Any]:
-    code = Unavailable.grpc_code.value[0]
+    code = Unavailable.grpc_code
     return {"failed": [verifier_pb2.Failed(session_id=session_id, code=code, message="no room")]}
 
 

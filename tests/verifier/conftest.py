@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from outrider.engine.loading import load_engine, load_tokenizer
-from outrider.engine.scheduler import Limits
 from outrider.net.rpc import bind, channel, new_server
+from outrider.options.engine import StepLimits
 from outrider.v1 import verifier_pb2_grpc
 from outrider.wire.description import WorkerInfo
 from outrider.wire.hello import Identity, Role
@@ -28,7 +28,7 @@ async def verifier(tmp_path: Path) -> AsyncIterator[Running]:
     engine, tokenizer = load_engine(folder, threads=1, kv_memory_bytes=2**24), load_tokenizer(folder)
     identity = Identity(Role.VERIFIER, "v", 1, engine.info.fingerprint, tokenizer.hash)
     service = VerifierService(WorkerInfo(identity, engine.info, engine.pool.num_blocks, 16), tokenizer)
-    stepper = Stepper(engine, Limits(), service.on_step, time.monotonic)
+    stepper = Stepper(engine, StepLimits(), service.on_step, time.monotonic)
     service.use(stepper)
     server = new_server(BoundedDrafts())
     verifier_pb2_grpc.add_VerifierServicer_to_server(service, server)

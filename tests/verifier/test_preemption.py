@@ -11,7 +11,7 @@ import pytest
 from outrider.engine.engine import Engine
 from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.loading import load_engine
-from outrider.engine.scheduler import Limits
+from outrider.options.engine import StepLimits
 from outrider.sampling.params import SamplingParams
 from outrider.wire.session import SessionParams
 from tests.tiny_models import build
@@ -46,7 +46,7 @@ async def run(engine: Engine, together: list[SessionSpec]) -> tuple[list[list[in
     def on_step(report: StepReport) -> None:
         failed.extend(report.failed)
 
-    stepper = Stepper(engine, Limits(), on_step, time.monotonic, lambda now, *_: now)
+    stepper = Stepper(engine, StepLimits(), on_step, time.monotonic, lambda now, *_: now)
     opened = [stepper.open(each, 0) for each in together]
     steps = asyncio.create_task(stepper.run())
     async with asyncio.timeout(120):

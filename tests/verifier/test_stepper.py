@@ -15,7 +15,7 @@ import pytest
 from outrider.engine.engine import Engine, Step, Work
 from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.loading import load_engine
-from outrider.engine.scheduler import Limits
+from outrider.options.engine import StepLimits
 from outrider.sampling.params import SamplingParams
 from outrider.wire.session import SessionParams
 from tests.tiny_models import build
@@ -71,7 +71,7 @@ class Run:
         self.engine.prepare = prepare_and_take_time  # type: ignore[method-assign]
         self.stepper = Stepper(
             self.engine,
-            Limits(),
+            StepLimits(),
             self._on_step,
             lambda: self.now,
             lambda now, *_: now,
@@ -168,7 +168,7 @@ async def test_prompts_that_are_cached_start_together(engine: Engine) -> None:
     warm = Run(engine, KNEE)
     assert await warm.outputs([spec(number, prompt, 12) for number, prompt in enumerate(prompts)]) == outputs
     assert warm.steps[:2] == [8 * 5, 8]  # 96 tokens of each are in the cache
-    stepper = Stepper(engine, Limits(), lambda report: None, lambda: 0.0)
+    stepper = Stepper(engine, StepLimits(), lambda report: None, lambda: 0.0)
     for number, prompt in enumerate([*prompts, tuple(range(101))]):
         stepper.open(spec(number, prompt), 0)
     assert stepper.load.unread_prompt_tokens == 8 * 4 + 100  # what routers expect the next one to wait for
@@ -207,7 +207,9 @@ async def test_who_comes_with_output_has_its_next_token_before_those_who_came_fi
     def on_step(report: StepReport) -> None:
         told.extend(running.id[0] for running, _ in report.outcomes)
 
-    stepper = Stepper(engine, Limits(max_tokens=8), on_step, lambda: 0.0, lambda now, *_: now)
+    stepper = Stepper(
+        engine, StepLimits(max_batch_tokens=8, prefill_chunk=8), on_step, lambda: 0.0, lambda now, *_: now
+    )
     everyone = [spec(number, prompt) for number, prompt in enumerate(prompts[:-1])]
     opened = [stepper.open(each, 0) for each in (*everyone, moved)]
     steps = asyncio.create_task(stepper.run())
