@@ -58,9 +58,9 @@ def application(told: AppArgs, host: str | None = None) -> Application:
     source = shared or serve.deployment(name="Registry", **registry_options(told))(Registry).bind()
     verifiers = serve.deployment(name="Verifier", **verifier_options(told))(VerifierReplica)
     workers = [verifiers.bind(target, name, told.verifier, network, source)]
-    if draft is not None:
+    if told.has_drafters:
         drafters = serve.deployment(name="Drafter", **drafter_options(told))(DrafterReplica)
-        workers.append(drafters.bind(draft, told.drafter, network, source))
+        workers.append(drafters.bind(draft, told.propose, told.drafter, network, source))
     options = RouterOptions(told.sessions, network.protection, told.api_keys)
     routers = serve.deployment(name="Router", **router_options(told))(Ingress)
     return routers.bind(options, source, *workers)
@@ -69,7 +69,8 @@ def application(told: AppArgs, host: str | None = None) -> Application:
 def models(args: AppArgs) -> tuple[str, str | None, str | None]:
     """Returns target, draft and the name to serve under."""
     if args.target is None:
-        return str(pair.TARGET), str(pair.DRAFT), args.name or pair.NAME
+        draft = None if args.propose else str(pair.DRAFT)
+        return str(pair.TARGET), draft, args.name or pair.NAME
     return _absolute(args.target), args.draft and _absolute(args.draft), args.name
 
 

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from deploy.option_args import WRONG, with_options
+from deploy.option_args import WRONG, refused, with_options
+from drafter.config import DrafterConfig
 from outrider.errors import StartupError
 from outrider.options.engine import EngineOptions, StepLimits
 from outrider.options.option import build, default_of
@@ -127,10 +128,11 @@ class NetworkArgs(Settings):
 
 @with_options(SessionOptions, only=("num_speculative_tokens", "seed"))
 class AppArgs(Settings):
-    """Everything, validated. Without target it is the demo pair; without draft it is plain decoding."""
+    """Everything, validated. Without target it is the demo pair; with a target alone it is plain decoding."""
 
     target: Name | None = None  # folder or hub id of the target model
     draft: Name | None = None  # folder or hub id of the draft model
+    propose: str | None = default_of(DrafterConfig, "propose")  # in the place of a draft model: ngram
     name: Name | None = None  # under which clients ask for it; None = the checkpoint's own
     store: str | None = None  # redis://... or rediss://...; None = a small deployment of its own
     tls: TlsArgs | None = None  # between routers, verifiers and drafters; None = in the clear
@@ -165,7 +167,17 @@ class AppArgs(Settings):
     def _a_pair(self) -> Self:
         if self.draft is not None and self.target is None:
             raise ValueError("draft is given without target: name both models of the pair")
+        if self.propose is not None:  # what drafters could not be told is said before anything starts
+            with refused("drafter", PoolArgs.model_fields):
+                build(DrafterConfig, {**dict(self.drafter), "propose": self.propose})
+            if self.draft is not None:
+                raise ValueError("draft and propose both say where guesses come from: leave one out")
         return self
+
+    @property
+    def has_drafters(self) -> bool:
+        """Returns True if there is a pool of drafters."""
+        return self.target is None or self.draft is not None or self.propose is not None
 
 
 def nested(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, create_model, model_validator
@@ -13,8 +14,18 @@ from outrider.options.option import build, options
 
 WRONG = "wrong_option"  # a type of pydantic's errors
 
-
 T = TypeVar("T", bound=BaseModel)
+
+
+@contextmanager
+def refused(pool: str = "", its: Collection[str] = ()) -> Iterator[None]:
+    """Turns a wrong option into an error of pydantic's. `its`: which of the options are a pool's."""
+    try:
+        yield
+    except WrongOption as wrong:
+        place = f"{pool}." if wrong.option in its else ""
+        told = {"option": place + wrong.option, "sentence": wrong.sentence}
+        raise PydanticCustomError(WRONG, "{option} {sentence}", told) from None
 
 
 def with_options(*groups: type, only: tuple[str, ...] = ()) -> Callable[[type[T]], type[T]]:
@@ -23,12 +34,9 @@ def with_options(*groups: type, only: tuple[str, ...] = ()) -> Callable[[type[T]
 
     def checked(self: T) -> T:
         given = {each.name: getattr(self, each.name) for each in taken}
-        for group in groups:
-            try:
+        with refused():
+            for group in groups:
                 build(group, given)
-            except WrongOption as wrong:
-                told = {"option": wrong.option, "sentence": wrong.sentence}
-                raise PydanticCustomError(WRONG, "{option} {sentence}", told) from None
         return self
 
     def decorate(settings: type[T]) -> type[T]:

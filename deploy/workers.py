@@ -87,13 +87,18 @@ class VerifierReplica(Replica):
 
 class DrafterReplica(Replica):
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, draft: str, args: PoolArgs, network: NetworkArgs, source: StoreSource
+        self,
+        draft: str | None,
+        propose: str | None,
+        args: PoolArgs,
+        network: NetworkArgs,
+        source: StoreSource,
     ) -> None:
         claim_threads(args.threads)
         from drafter.service import start
 
         self._store = open_store(source)
-        config = drafter_config(draft, args, network, _node_address())
+        config = drafter_config(draft, propose, args, network, _node_address())
         followers = partial(FollowerActors, args=args)
         await self._start(await start(config, self._store, followers), args.probe_seconds)
 
@@ -117,11 +122,13 @@ def verifier_config(
     return build(VerifierConfig, _told(args, network, host) | {"target": target, "name": name})
 
 
-def drafter_config(draft: str, args: PoolArgs, network: NetworkArgs, host: str) -> DrafterConfig:
+def drafter_config(
+    draft: str | None, propose: str | None, args: PoolArgs, network: NetworkArgs, host: str
+) -> DrafterConfig:
     """Raises StartupError."""
     from drafter.config import DrafterConfig
 
-    return build(DrafterConfig, _told(args, network, host) | {"draft": draft})
+    return build(DrafterConfig, _told(args, network, host) | {"draft": draft, "propose": propose})
 
 
 def _told(args: PoolArgs, network: NetworkArgs, host: str) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def check_room(rayservice: Manifest) -> Iterator[Problem]:
     if args is None:
         return
     pools: dict[str, RouterArgs | PoolArgs] = {"router": args.router, "verifier": args.verifier}
-    if args.draft is not None or args.target is None:
+    if args.has_drafters:
         pools["drafter"] = args.drafter
     for name, pool in pools.items():
         if sentence := _unmet(pool, groups(rayservice)[1:]):

@@ -25,10 +25,19 @@ def test_settings_of_one_pool_may_come_in_both_ways() -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"targt": "T"}, "there is no argument targt; there is target, draft, name"),
+        ({"targt": "T"}, "there is no argument targt; there is target, draft, propose"),
         ({"verifier": {"replicas": 2}}, "there is no argument verifier.replicas; there is min_replicas"),
         ({"router.cpu": 1}, "there is no argument router.cpu; there is replicas, cpus"),
         ({"draft": "D"}, "draft is given without target: name both models of the pair"),
+        (
+            {"target": "T", "draft": "D", "propose": "ngram"},
+            "draft and propose both say where guesses come from: leave one out",
+        ),
+        ({"propose": "luck"}, "propose: must be one of ngram, not 'luck'"),
+        (
+            {"propose": "ngram", "drafter.device": "cuda"},
+            "drafter.device: is for a draft model, which --propose ngram replaces: leave one out",
+        ),
         ({"target": ""}, "target: String should have at least 1 character"),
         (
             {"verifier.max_replicas": 0},

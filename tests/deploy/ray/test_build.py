@@ -38,6 +38,7 @@ def deployments(application: Application) -> set[str]:
         ({}, {"Router", "Verifier", "Drafter", "Registry"}),
         ({"store": "redis://10.0.0.1:6379/0", "insecure": True}, {"Router", "Verifier", "Drafter"}),
         ({"target": "T"}, {"Router", "Verifier", "Registry"}),
+        ({"target": "T", "propose": "ngram"}, {"Router", "Verifier", "Drafter", "Registry"}),
         ({"target": "T", "draft": "D", "store": "rediss://host"}, {"Router", "Verifier", "Drafter"}),
     ],
 )
@@ -67,6 +68,8 @@ def test_a_folder_is_named_as_every_node_finds_it(tmp_path: Path, monkeypatch: p
     assert Path(target, "config.json").is_file()
     assert draft is not None and Path(draft, "config.json").is_file()
     assert name == "mine"
+    target, draft, _ = models(parse({"propose": "ngram"}))
+    assert Path(target, "config.json").is_file() and draft is None
 
 
 def test_the_registry_runs_where_the_routers_do() -> None:

@@ -94,7 +94,7 @@ def test_a_worker_is_told_what_its_pool_was_told() -> None:
     verifier = verifier_config("T", "mine", told.verifier, told.network, "10.0.0.1")
     assert (verifier.served_name, verifier.drain_seconds) == ("mine", 5)
     assert verifier.engine.tensor_parallel_size == 2
-    drafter = drafter_config("org/D", told.drafter, told.network, "10.0.0.1")
+    drafter = drafter_config("org/D", None, told.drafter, told.network, "10.0.0.1")
     assert (drafter.draft, drafter.engine.tensor_parallel_size) == ("org/D", 1)
     for config in (verifier, drafter):
         assert config.listen.advertised_address(9) == "10.0.0.1:9"
@@ -118,7 +118,8 @@ def test_a_worker_listens_to_other_nodes_only_with_certificates_or_where_that_is
     told = parse({})
     with pytest.raises(StartupError, match=r"--host 10\.0\.0\.1 is reached from other machines"):
         verifier_config("T", None, told.verifier, told.network, "10.0.0.1")
-    assert drafter_config("D", told.drafter, told.network, "127.0.0.1").protection.tls is None
+    assert drafter_config(None, "ngram", told.drafter, told.network, "127.0.0.1").propose == "ngram"
+    assert drafter_config("D", None, told.drafter, told.network, "127.0.0.1").protection.tls is None
 
 
 def test_with_certificates_a_worker_is_reached_by_a_name_that_they_can_hold() -> None:
