@@ -4,63 +4,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import Any
 
-import typer
-
+from outrider.options.option import build, check, option
+from outrider_cli.commands import command
 from outrider_cli.reporting import reported
-
-if TYPE_CHECKING:
-    from outrider_cli.speedup import Pair, Speedup
+from outrider_cli.speedup import Pair, Speedup, expect
 
 TABLE = (1, 2, 3, 4, 6, 8, 12, 16)  # values of k
 
 
-def plan(
-    target_step_ms: Annotated[
-        float,
-        typer.Option("--target-step-ms", help="Time of a step of plain decoding, with all sessions in it."),
-    ],
-    draft_token_ms: Annotated[
-        float, typer.Option("--draft-token-ms", help="Time in which the draft model drafts one token.")
-    ],
-    acceptance: Annotated[
-        float,
-        typer.Option(
-            "--acceptance", help="Share of draft tokens that are right, as requests with -k 1 show it."
-        ),
-    ],
-    rtt_ms: Annotated[
-        float, typer.Option("--rtt-ms", help="Round trip between drafter and verifier, as ping shows it.")
-    ],
-    target_token_ms: Annotated[
-        float, typer.Option("--target-token-ms", help="What each draft token adds to a step of the target.")
-    ] = 0.0,
-    num_speculative_tokens: Annotated[
-        int, typer.Option("--num-speculative-tokens", "--k", "-k", help="Most draft tokens in a step.")
-    ] = 8,
-    sessions: Annotated[int, typer.Option("--sessions", help="Sessions at a time on one verifier.")] = 1,
-    draft_batch: Annotated[
-        int,
-        typer.Option("--draft-batch", help="Sessions for which one forward of the draft model drafts."),
-    ] = 1,
-) -> None:
-    """Say how much faster decoding gets with drafts, and how many drafters each verifier takes."""
-    with reported("plan"):
-        from outrider_cli.speedup import Pair, expect
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """What `plan` is told."""
 
-        pair = Pair(
-            target_step_ms=target_step_ms,
-            draft_token_ms=draft_token_ms,
-            acceptance=acceptance,
-            rtt_ms=rtt_ms,
-            target_token_ms=target_token_ms,
-            sessions=sessions,
-            draft_batch=draft_batch,
-        )
-        chosen = expect(pair, num_speculative_tokens)
-        rows = [expect(pair, k) for k in sorted({*TABLE, num_speculative_tokens})]
-        print("\n".join([*table(rows, chosen.k), "", *summary(pair, chosen)]), flush=True)
+    pair: Pair
+    num_speculative_tokens: int = option(8, "Most draft tokens in a step.", least=0, most=256, short="-k")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def _plan(**given: Any) -> None:
+    with reported("plan"):
+        told = build(PlanOptions, given)
+        chosen = expect(told.pair, told.num_speculative_tokens)
+        rows = [expect(told.pair, k) for k in sorted({*TABLE, told.num_speculative_tokens})]
+        print("\n".join([*table(rows, chosen.k), "", *summary(told.pair, chosen)]), flush=True)
+
+
+plan = command(
+    _plan,
+    "plan",
+    "Say how much faster decoding gets with drafts, and how many drafters each verifier takes.",
+    PlanOptions,
+)
 
 
 def table(rows: Iterable[Speedup], chosen: int) -> list[str]:

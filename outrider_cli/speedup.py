@@ -24,41 +24,54 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
-from outrider.errors import StartupError
+from drafter.config import DrafterConfig
+from outrider.options.option import check, option, same, wrong
 
 LONGEST_WAIT = 0.5  # of a step: how long a verifier waits for drafts at most
 NEGLIGIBLE = 1e-12  # probability below which the sum ends
-MOST_ACCEPTED = 0.999  # the sum has some 28 / (1 - acceptance) terms at most
-MOST_TOKENS = 256  # of one session in a step
 SHORTEST_MS, LONGEST_MS = 1e-4, 1e6
+LOOK_UP_MS = 0.04  # of a guess that is looked up, with what is learned from it; measured on one CPU core
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target and a draft model on their machines. Times in milliseconds. Checked when made."""
+    """A target and what guesses for it, on their machines. Checked when made: raises WrongOption."""
 
-    target_step_ms: float  # a step of plain decoding, with all sessions of the verifier in it
-    draft_token_ms: float  # a forward of the draft model: one token for each of `draft_batch` sessions
-    acceptance: float  # probability that a draft token is right where those before it are
-    rtt_ms: float  # between drafter and verifier
-    target_token_ms: float = 0.0  # what each further token in a step adds to it
-    sessions: int = 1  # on one verifier
-    draft_batch: int = 1  # sessions that one drafter drafts for in one forward
+    target_step_ms: float = option(
+        help="Time of a step of plain decoding, with all sessions in it.", least=SHORTEST_MS, most=LONGEST_MS
+    )
+    acceptance: float = option(  # the sum has some 28 / (1 - acceptance) terms at most
+        help="Share of draft tokens that are right, as requests with -k 1 show it.", least=0, most=0.999
+    )
+    rtt_ms: float = option(
+        help="Round trip between drafter and verifier, as ping shows it.", least=0, most=LONGEST_MS
+    )
+    draft_token_ms: float | None = option(
+        None,
+        "Time in which the draft model drafts one token.",
+        least=SHORTEST_MS,
+        most=LONGEST_MS,
+        shown="none: --propose says how",
+    )
+    propose: str | None = same(DrafterConfig, "propose")
+    target_token_ms: float = option(
+        0.0, "What each draft token adds to a step of the target.", least=0, most=LONGEST_MS
+    )
+    sessions: int = option(1, "Sessions at a time on one verifier.", least=1)
+    draft_batch: int = option(1, "Sessions for which one forward of the draft model drafts.", least=1)
 
     def __post_init__(self) -> None:
-        for flag, value, least in (
-            ("target-step-ms", self.target_step_ms, SHORTEST_MS),
-            ("draft-token-ms", self.draft_token_ms, SHORTEST_MS),
-            ("rtt-ms", self.rtt_ms, 0.0),
-            ("target-token-ms", self.target_token_ms, 0.0),
-        ):
-            if not least <= value <= LONGEST_MS:
-                raise StartupError(f"--{flag} must be from {least:g} to {LONGEST_MS:g} ms, not {value:g}")
-        if not 0 <= self.acceptance <= MOST_ACCEPTED:
-            raise StartupError(f"--acceptance must be from 0 to {MOST_ACCEPTED}, not {self.acceptance:g}")
-        for flag, count in (("sessions", self.sessions), ("draft-batch", self.draft_batch)):
-            if count < 1:
-                raise StartupError(f"--{flag} must be at least 1, not {count}")
+        check(self)
+        if (self.draft_token_ms is None) == (self.propose is None):
+            sentence = (
+                "or --propose, but not both, must say what guesses: how long a draft model takes, or ngram"
+            )
+            raise wrong("draft_token_ms", sentence)
+
+    @property
+    def guess_ms(self) -> float:
+        """Returns the time in which a drafter guesses one token for each of `draft_batch` sessions."""
+        return self.draft_token_ms or LOOK_UP_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +95,7 @@ class _Step:
 
 
 def expect(pair: Pair, k: int) -> Speedup:
-    """Returns what to expect of `pair`. Raises StartupError for a k out of range."""
-    if not 0 <= k <= MOST_TOKENS:
-        raise StartupError(f"--num-speculative-tokens must be from 0 to {MOST_TOKENS}, not {k}")
+    """Returns what to expect of `pair`."""
     if k == 0:
         return Speedup(0, 1.0, 1.0, 0.0, 0.0)
     steps = _stretch(pair, k, goodput=0.0, waits=False)
@@ -93,7 +104,7 @@ def expect(pair: Pair, k: int) -> Speedup:
             steps = _stretch(pair, k, goodput=_rate(pair, steps), waits=True)
     rate = _rate(pair, steps)
     taken = sum(pair.acceptance**step.before for step in steps)
-    share = min(1.0, _drafted(pair, k, steps) * pair.draft_token_ms / _mean_time(pair, steps))
+    share = min(1.0, _drafted(pair, k, steps) * pair.guess_ms / _mean_time(pair, steps))
     return Speedup(
         k=k,
         speedup=rate * pair.target_step_ms,
@@ -119,7 +130,7 @@ def _stretch(pair: Pair, k: int, goodput: float, waits: bool) -> list[_Step]:
 
 def _arrived(pair: Pair, now: float) -> int:
     """Returns how many guesses of the stretch are at the verifier."""
-    return max(0, math.floor((now - pair.rtt_ms) / pair.draft_token_ms + 1e-9))
+    return max(0, math.floor((now - pair.rtt_ms) / pair.guess_ms + 1e-9))
 
 
 def _wait(pair: Pair, k: int, committed: int, ready: int, now: float, goodput: float) -> float:
@@ -128,7 +139,7 @@ def _wait(pair: Pair, k: int, committed: int, ready: int, now: float, goodput: f
     step at most."""
     start, best, gain = now, 0.0, 0.0
     for n in range(ready + 1, k + 1):
-        due = pair.rtt_ms + (committed + n) * pair.draft_token_ms
+        due = pair.rtt_ms + (committed + n) * pair.guess_ms
         if due > now + LONGEST_WAIT * pair.target_step_ms:
             break
         gain += pair.acceptance**n - goodput * pair.target_token_ms
@@ -150,11 +161,11 @@ def _mean_time(pair: Pair, steps: list[_Step]) -> float:
 def _drafted(pair: Pair, k: int, steps: list[_Step]) -> float:
     """Returns the tokens drafted from one wrong guess to the next: without a pause, but for the bound of the
     window."""
-    busy = k + math.ceil((pair.target_step_ms + pair.rtt_ms) / pair.draft_token_ms)
+    busy = k + math.ceil((pair.target_step_ms + pair.rtt_ms) / pair.guess_ms)
     in_flight = (k + 1) * (2 + math.ceil(pair.rtt_ms / pair.target_step_ms))  # router/speculation.py: window
     total = 0.0
     for step, after in pairwise([*steps, None]):
         assert step is not None
         last = pair.acceptance**step.before - (pair.acceptance**after.before if after else 0.0)
-        total += last * min(step.end / pair.draft_token_ms, step.before + min(busy, in_flight))
+        total += last * min(step.end / pair.guess_ms, step.before + min(busy, in_flight))
     return total

@@ -22,8 +22,8 @@ class About:
     """What is known of an option beyond its name, type and default."""
 
     help: str
-    least: int | None = None
-    most: int | None = None
+    least: float | None = None
+    most: float | None = None
     choices: tuple[str, ...] = ()
     metavar: str | None = None
     shown: str | None = None  # in the default's place
@@ -49,8 +49,8 @@ def option(
     default: Any = MISSING,
     help: str = "",
     *,
-    least: int | None = None,
-    most: int | None = None,
+    least: float | None = None,
+    most: float | None = None,
     choices: tuple[str, ...] = (),
     metavar: str | None = None,
     shown: str | None = None,

@@ -20,14 +20,14 @@ def plan(**more: str) -> tuple[int, str, str]:
 
 def test_it_says_speedup_and_pools() -> None:
     code, out, _ = plan(sessions="32", draft_batch="16")
-    found = expect(Pair(13, 1.5, 0.8, 1, sessions=32, draft_batch=16), 8)
+    found = expect(Pair(13, 0.8, 1, 1.5, sessions=32, draft_batch=16), 8)
     assert code == 0
     assert f"With k = 8: {found.speedup:.2f} times plain decoding" in out
     assert f"Pools: {ratio(found.drafters)}." in out
 
 
 def test_the_table_marks_the_chosen_k() -> None:
-    _, out, _ = plan(k="5")
+    _, out, _ = plan(num_speculative_tokens="5")
     marked = [line for line in out.splitlines() if line.startswith(">")]
     assert [line.split()[1] for line in marked] == ["5"]
     table, _, _ = out.partition("\n\n")
@@ -40,10 +40,24 @@ def test_it_says_when_drafts_do_not_pay() -> None:
     assert "Drafts cost more" not in plan()[1]
 
 
-def test_a_wrong_value_is_a_sentence() -> None:
+def test_guesses_without_a_draft_model_take_hardly_any_drafters() -> None:
+    looked_up = {**NEEDED, "--propose": "ngram"}
+    del looked_up["--draft-token-ms"]
+    run = CliRunner().invoke(app, ["plan", *(word for option in looked_up.items() for word in option)])
+    found = expect(Pair(13, 0.8, 1, propose="ngram"), 8)
+    assert run.exit_code == 0, run.stderr
+    assert f"With k = 8: {found.speedup:.2f} times plain decoding" in run.stdout
+    assert found.speedup > expect(Pair(13, 0.8, 1, 1.5), 8).speedup
+    assert found.drafters < 0.1
+
+
+def test_a_wrong_value_is_refused_by_its_flag() -> None:
     code, out, err = plan(acceptance="1.5")
+    assert (code, out) == (2, "") and "--acceptance" in err
+    code, out, err = plan(propose="ngram")
     assert (code, out) == (1, "")
-    assert err == "outrider plan: --acceptance must be from 0 to 0.999, not 1.5\n"
+    assert err.startswith("outrider plan: --draft-token-ms or --propose, but not both, must say")
+    assert plan(num_speculative_tokens="257")[0] == 2
 
 
 @pytest.mark.parametrize(
