@@ -149,7 +149,7 @@ class Metrics:
         )
         self.logs_dropped = Counter(
             "outrider_session_logs_dropped",
-            "Session logs given up: the store was away for too long, or has lost them too often.",
+            "Session logs given up: the store was away for too long, lost them too often, or does not take them.",
             registry=self.registry,
         )
         self.window = histogram("outrider_draft_window", "Draft windows set: tokens ahead.", MODEL, _WINDOWS)

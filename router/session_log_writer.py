@@ -3,13 +3,17 @@
 No session waits for it: it only says that it has news. One task writes the news of all sessions together;
 what comes while it writes, or while the store is away, is in the sessions' own transcripts and goes with the
 next writing. Only a client waits, before its first event, until its request is written; and not for long.
+
+If a writing fails and the store takes a probe all the same, it is the writing's fault: its halves are written
+one after the other, so that the others go on. What fails alone is given up after a few tries.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -18,6 +22,7 @@ from typing import NoReturn
 from outrider.errors import Unavailable, UnknownSession
 from outrider.store.logs import SESSION_TTL_SECONDS, Append, Owner, SessionLogs
 from outrider.wire.session import SessionId
+from outrider.wire.session_log import UNLOGGED_RECORD
 from router.metrics import Metrics
 from router.transcript import Transcript
 
@@ -27,6 +32,7 @@ MAX_PENDING_BYTES = 64 * 2**20  # of sessions that are over and not written yet
 MAX_WRITE_BYTES = 2**20  # in one writing, about: what a long absence left goes in several
 MAX_WRITE_RECORDS = 1024  # of one session in one writing
 MAX_LOSSES = 16  # a log that the store loses more often than this is not written again
+MAX_REFUSALS = 5  # in a row, of the same records: a log that the store does not take is not written again
 PROBE_SECONDS = 2.0  # a store that nothing is written to is asked so often whether it is there
 AWAY_SECONDS = 0.25  # between attempts to reach one that is away
 BEGUN_SECONDS = 0.25  # that a slow store may hold back what a client hears first
@@ -42,6 +48,7 @@ class LogCursor:
     written: int = 0  # records that the store has, as far as is known
     begun: asyncio.Event = field(default_factory=asyncio.Event)  # set once it was written to, or cannot be
     losses: int = 0  # how often it turned out to have lost some
+    refusals: int = 0  # how often in a row it did not take what comes next, though it took a probe
     closed: bool = False  # no more comes
     given_up: bool = False
 
@@ -50,6 +57,9 @@ class LogCursor:
         session_id = self.transcript.request.session_id
         assert session_id is not None, "a session is named when it is admitted"
         return session_id
+
+
+Writing = tuple[LogCursor, Append]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +164,7 @@ class SessionLogWriter:
         cursor = self._dirty.get(session_id)
         try:
             while cursor is not None and self._dirty.get(session_id) is cursor:
-                await self._write([cursor])
+                await self._write(self._one_writing(deque((cursor,))))
             taken = await self._logs.take(session_id, self._name, self._ttl_seconds)
         except Unavailable:
             if cursor is None or self._dirty.get(session_id) is not cursor:
@@ -170,9 +180,8 @@ class SessionLogWriter:
             idle = await self._wait()
             try:
                 if idle or self.degraded:
-                    await self._logs.append((), self._ttl_seconds)  # is it there?
-                while self._dirty:
-                    await self._write(list(self._dirty.values()))
+                    await self._probe()
+                await self._write_all()
             except Unavailable as error:
                 self._note_away(error)
                 self._news.set()
@@ -194,16 +203,69 @@ class SessionLogWriter:
         """Waits until all is written, which may be never: call it with a timeout."""
         await self._written.wait()
 
-    async def _write(self, cursors: list[LogCursor]) -> None:
-        """Writes as much of the cursors' news as goes into one writing. Raises Unavailable."""
-        appends: list[tuple[LogCursor, Append]] = []
+    async def _probe(self) -> None:
+        """Raises Unavailable unless the store is there and can be written to."""
+        await self._logs.append((), self._ttl_seconds)
+
+    async def _write_all(self) -> None:
+        """Writes of each session as much as goes into one writing. What is left goes with the next. Raises
+        Unavailable if the store takes nothing."""
+        cursors = deque(sorted(self._dirty.values(), key=lambda cursor: cursor.refusals))
+        refused = 0
+        while appends := self._one_writing(cursors):
+            refused += await self._write_what_it_takes(appends)
+        if len(self._dirty) > refused:
+            self._news.set()
+        elif refused:
+            asyncio.get_running_loop().call_later(AWAY_SECONDS, self._news.set)
+
+    def _one_writing(self, cursors: deque[LogCursor]) -> list[Writing]:
+        """Takes out of `cursors` the first that together have as much to write as goes into one writing."""
+        appends: list[Writing] = []
         room = MAX_WRITE_BYTES
-        for cursor in cursors:
+        while cursors and room > 0:
+            cursor = cursors.popleft()
+            if self._dirty.get(cursor.session_id) is not cursor:
+                continue  # it has been written meanwhile, or is dropped
             records = list(islice(cursor.transcript.records(cursor.written), MAX_WRITE_RECORDS))
             appends.append((cursor, Append(cursor.session_id, cursor.owner, cursor.written, records)))
             room -= sum(map(len, records))
-            if room <= 0:
-                break
+        return appends
+
+    async def _write_what_it_takes(self, appends: Sequence[Writing]) -> int:
+        """Returns how many logs the store does not take now, and may later. Raises Unavailable if it takes
+        nothing."""
+        try:
+            await self._write(appends)
+            return 0
+        except Unavailable:
+            await self._probe()
+        half = len(appends) // 2
+        if half:
+            first = await self._write_what_it_takes(appends[:half])
+            return first + await self._write_what_it_takes(appends[half:])
+        cursor, _ = appends[0]
+        cursor.refusals += 1
+        if cursor.refusals >= MAX_REFUSALS:
+            await self._give_up(cursor)
+        return 0 if cursor.given_up else 1
+
+    async def _give_up(self, cursor: LogCursor) -> None:
+        """The session goes on without a log. If none has begun, whoever asks for it is told so."""
+        cursor.given_up = True
+        cursor.begun.set()
+        self._metrics.session_log_dropped()
+        log.warning(
+            "the store does not take the log of session %s, which goes on without", cursor.session_id.hex()
+        )
+        if self._dirty.get(cursor.session_id) is cursor:
+            self._forget(cursor.session_id)
+        if not cursor.written:
+            kept_out = Append(cursor.session_id, cursor.owner, 0, (UNLOGGED_RECORD,))
+            await self._logs.append((kept_out,), self._ttl_seconds)
+
+    async def _write(self, appends: Sequence[Writing]) -> None:
+        """Raises Unavailable."""
         lengths = await self._logs.append([append for _, append in appends], self._ttl_seconds)
         for (cursor, append), length in zip(appends, lengths, strict=True):
             self._take_note(cursor, append, length)
@@ -211,6 +273,7 @@ class SessionLogWriter:
     def _take_note(self, cursor: LogCursor, append: Append, length: int | None) -> None:
         """Notes what became of an append."""
         cursor.begun.set()
+        cursor.refusals = 0
         if length is None:
             cursor.given_up = True
             if not cursor.closed:
@@ -249,7 +312,7 @@ class SessionLogWriter:
 
     def _note_back(self) -> None:
         if self.degraded:
-            log.warning("the store is back, and what it missed is written")
+            log.warning("the store is back, and gets what it missed")
             self.degraded = ""
             self._metrics.store_degraded(False)
 

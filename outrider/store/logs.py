@@ -49,13 +49,13 @@ class Taken:
 
 
 class SessionLogs(Protocol):
-    """All methods raise Unavailable if the store cannot be reached. An append may then have been made or
-    not."""
+    """All methods raise Unavailable if the store cannot be reached, or refuses. An append may then have been
+    made, or a part of it, or not."""
 
     async def append(self, appends: Sequence[Append], ttl_seconds: float) -> list[int | None]:
         """Returns each log's length after its append, in records; None if the log belongs to another owner.
 
-        The logs live `ttl_seconds` from now on. A length below an append's `base` means that nothing was
+        Without appends it is a probe, which writes next to nothing. The logs live `ttl_seconds` from now on. A length below an append's `base` means that nothing was
         appended: the log has lost what came before (0: all of it) and must be written from there.
         """
         ...

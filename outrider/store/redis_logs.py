@@ -4,6 +4,7 @@
 |---|---|---|
 | `outrider:session:HEX` | stream, expires | the records in order, as field `r`; the n-th has the ID n-0 |
 | `outrider:owner:HEX` | hash, expires | `name` and `generation` of who may append |
+| `outrider:probe` | string, expires | nothing: it is set to see whether the Redis can be written to |
 
 All appends of a writing are one script call, whose answer names only those that went otherwise than wished.
 """
@@ -19,6 +20,7 @@ from outrider.store.logs import Append, Owner, Taken
 from outrider.wire.session import SessionId
 
 STREAM, OWNER = b"outrider:session:", b"outrider:owner:"
+PROBE, PROBE_MS = b"outrider:probe", 10_000
 SUPERSEDED = -1
 
 # KEYS: stream and owner of each log. ARGV: ttl in ms; for each log name, generation, base, number of records,
@@ -88,7 +90,7 @@ class RedisSessionLogs:
 
     async def append(self, appends: Sequence[Append], ttl_seconds: float) -> list[int | None]:
         if not appends:
-            await self._asked(self._redis.ping())
+            await self._asked(self._redis.set(PROBE, b"", px=PROBE_MS))
             return []
         keys: list[bytes] = []
         args: list[Any] = [_milliseconds(ttl_seconds)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from outrider.errors import InvalidRequest
+from outrider.errors import InvalidRequest, UnknownSession
 from outrider.v1 import session_pb2
 from outrider.wire.codec import params_from_wire, params_to_wire
 from outrider.wire.hello import PROTOCOL_VERSION
@@ -24,6 +24,9 @@ class LoggedRequest:
     num_speculative_tokens: int | None
     answer: bytes
 
+
+UNLOGGED_RECORD = session_pb2.SessionLog(end=session_pb2.SessionEnd()).SerializeToString()
+"""A log that is an end alone: the store did not take the session's request."""
 
 LoggedStep = tuple[tuple[int, ...], int, int, int]
 """(tokens, accepted, verified, cached prompt tokens) of one step."""
@@ -64,7 +67,13 @@ def end_record(end: FinishReason) -> bytes:
 def log_from_bytes(raw: bytes) -> SessionLog:
     """Returns the log that the records are, one after the other, from the first on.
 
-    Raises InvalidRequest if they are no log, or one of another protocol version."""
+    Raises InvalidRequest if they are no log, or one of another protocol version, and UnknownSession if they
+    are UNLOGGED_RECORD."""
+    if raw == UNLOGGED_RECORD:
+        raise UnknownSession(
+            "the store did not take this session's log, so that it cannot be resumed: send the request again, "
+            "with the same seed for the same text"
+        )
     try:
         message = session_pb2.SessionLog.FromString(raw)
     except DecodeError:

@@ -110,12 +110,12 @@ async def test_of_one_that_is_over_nobody_hears_that_it_goes_on_elsewhere() -> N
     logs = MemorySessionLogs()
     log_writer = SessionLogWriter(logs, "router", Metrics(), TTL)
     cursor = log_writer.begin(transcript(2), lambda: pytest.fail("there is nobody to tell"))
-    await log_writer._write([cursor])
+    await log_writer._write_all()
     await taken(logs, cursor)
     cursor.transcript.end = FinishReason.LENGTH
     log_writer.note(cursor)
     log_writer.close(cursor)
-    await log_writer._write([cursor])
+    await log_writer._write_all()
     assert cursor.given_up
     await log_writer.flush()
 
