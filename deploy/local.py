@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from outrider.errors import StartupError
-from outrider.options.engine import checkpoint_name
+from outrider.options.model_id import checkpoint_name
 from outrider.options.protection import check_reach
 from router.banner import banner
 from router.config import LOOPBACK, RouterConfig

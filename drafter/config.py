@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from outrider.options.engine import EngineOptions, StepLimits, checkpoint_name
+from outrider.options.engine import EngineOptions, StepLimits
+from outrider.options.model_id import checkpoint_name
 from outrider.options.option import check, option, wrong
 from outrider.options.protection import Protection
 from outrider.options.worker import Listen, Registration, check_worker
@@ -16,7 +17,9 @@ class DrafterConfig:
     the flag to change."""
 
     draft: str | None = option(
-        None, "Folder or Hugging Face id of the draft model.", shown="none: --propose says how"
+        None,
+        "Folder, GGUF file or Hugging Face id (ID@REVISION) of the draft model.",
+        shown="none: --propose says how",
     )
     propose: str | None = option(
         None,

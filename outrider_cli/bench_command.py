@@ -32,8 +32,10 @@ PACKAGES = ("outrider", "torch", "transformers", "grpcio")
 class BenchOptions:
     """What `bench` is told, before it is read."""
 
-    target: str | None = option(None, "Folder or hub id of the target.", shown="the demo pair's")
-    draft: str | None = option(None, "Folder or hub id of the draft model.", shown="the demo pair's")
+    target: str | None = option(None, "Folder, GGUF file or hub id of the target.", shown="the demo pair's")
+    draft: str | None = option(
+        None, "Folder, GGUF file or hub id of the draft model.", shown="the demo pair's"
+    )
     workload: str = option("code,prose,random", "What to ask for, of: code, prose, random.", metavar="LIST")
     temperature: str = option("0,0.8", "Sampling temperatures; 0 = greedy.", metavar="LIST")
     streams: str = option("1,16", "Requests at the same time.", metavar="LIST")

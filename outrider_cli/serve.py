@@ -15,7 +15,8 @@ from typing import Any
 from demo import pair
 from drafter.config import DrafterConfig
 from outrider.net.tasks import first_of
-from outrider.options.engine import EngineOptions, checkpoint_name
+from outrider.options.engine import EngineOptions
+from outrider.options.model_id import checkpoint_name
 from outrider.options.option import build, option, same
 from outrider.options.protection import Protection
 from outrider.options.sessions import SessionOptions
@@ -33,8 +34,12 @@ from router.config import RouterConfig
 class ServeOptions:
     """What `serve` is told. Each of its processes is told what it needs of it."""
 
-    target: str | None = option(None, "Folder or hub id of the target model.", shown="the demo pair's target")
-    draft: str | None = option(None, "Folder or hub id of the draft model.", shown="the demo pair's draft")
+    target: str | None = option(
+        None, "Folder, GGUF file or hub id of the target model.", shown="the demo pair's target"
+    )
+    draft: str | None = option(
+        None, "Folder, GGUF file or hub id of the draft model.", shown="the demo pair's draft"
+    )
     propose: str | None = same(DrafterConfig, "propose")
     drafters: int = option(1, "Number of draft workers; 0 = plain decoding.", least=0)
     verifiers: int = option(1, "Number of target workers.", least=1)

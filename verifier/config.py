@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from outrider.options.engine import EngineOptions, StepLimits, checkpoint_name
+from outrider.options.engine import EngineOptions, StepLimits
+from outrider.options.model_id import checkpoint_name
 from outrider.options.option import check, option, same, wrong
 from outrider.options.protection import Protection
 from outrider.options.sessions import SessionOptions
@@ -17,7 +18,7 @@ class VerifierConfig:
     """The options of a verifier. They are checked once, here: raises StartupError with a sentence that names
     the flag to change."""
 
-    target: str = option(help="Folder or Hugging Face id of the target model.")
+    target: str = option(help="Folder, GGUF file or Hugging Face id (ID@REVISION) of the target model.")
     registration: Registration = field(default=Registration())
     listen: Listen = field(default=Listen())
     protection: Protection = field(default=Protection())

@@ -1,53 +1,80 @@
-"""A checkpoint folder: found, looked over and fingerprinted before anything is loaded from it."""
+"""A checkpoint: found, looked over and fingerprinted before anything is loaded from it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError, safe_open
 
+from outrider.engine.hub import fetch
 from outrider.errors import StartupError
+from outrider.options.model_id import GGUF
 
-PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model")
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+MAGIC = b"GGUF"
+PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+OTHERS = {  # what cannot be read, by a file that it has, and what to do
+    "adapter_config.json": "holds an adapter, not a model: merge it into its base (peft's merge_and_unload)",
+    **dict.fromkeys(
+        ("*.bin", "*.pt", "*.pth", "*.ckpt"),
+        "holds its weights as pickles (.bin); only safetensors and GGUF are read: convert them",
+    ),
+    **dict.fromkeys(
+        ("*.onnx", "*.h5", "*.msgpack", "*.tflite", "*.ggml"),
+        "holds weights of another format; only safetensors and GGUF are read: give one of these",
+    ),
+}
 
 
-def locate(path_or_id: str) -> Path:
-    """The local folder of a checkpoint: the path itself, or a hub id's files (fetched where needed).
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A folder, and the GGUF file in it that holds everything, if it is one."""
 
-    Raises StartupError where there is neither."""
-    path = Path(path_or_id).expanduser()
+    folder: Path
+    gguf: str | None = None
+
+    def __str__(self) -> str:
+        return str(self.folder / self.gguf if self.gguf else self.folder)
+
+    @property
+    def source(self) -> dict[str, Any]:
+        """Returns what transformers' loaders are told beside the folder."""
+        return {"gguf_file": self.gguf} if self.gguf else {}
+
+
+def locate(model: str) -> Checkpoint:
+    """Returns the checkpoint in a folder or file, or the one of a hub id, which is fetched if it is not here.
+
+    Raises StartupError if there is none."""
+    path = Path(model).expanduser()
     if path.is_dir():
-        return path
+        return _in(path)
+    if path.suffix == GGUF and path.is_file():
+        return _gguf(path)
     if path.exists():
         raise StartupError(
-            f"{path_or_id} is a file; give the folder of a checkpoint, or a Hugging Face model id"
+            f"{model} is a file; give a .gguf file, the folder of a checkpoint, or a Hugging Face model id"
         )
-    if path_or_id.startswith((".", "/", "~")) or path_or_id.count("/") > 1:
-        raise StartupError(
-            f"there is no folder {path_or_id}; give the folder of a checkpoint (config.json, *.safetensors)"
-        )
-    try:
-        return Path(snapshot_download(path_or_id, allow_patterns=list(PATTERNS)))
-    except HFValidationError:
-        raise StartupError(
-            f"{path_or_id!r} is neither a folder nor a Hugging Face model id (name or owner/name)"
-        ) from None
-    except Exception as error:  # the hub client's errors and those of its transport have no common base
-        raise StartupError(
-            f"there is no folder {path_or_id}, and the Hugging Face hub did not give a model of that id "
-            f"({type(error).__name__}); check the name, or give a local folder"
-        ) from None
+    folder, pattern = fetch(model)
+    return _in(folder, pattern)
+
+
+def look_over(checkpoint: Checkpoint) -> None:
+    """Raises StartupError if a file that the checkpoint needs is missing, damaged or of another format."""
+    if checkpoint.gguf is None:
+        config_text(checkpoint.folder)
+        weight_files(checkpoint.folder)
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint, each with a readable header. Raises StartupError otherwise."""
+    """Returns the safetensors files of a checkpoint, each with a readable header. Raises StartupError
+    otherwise."""
     index = folder / INDEX
     if (folder / SINGLE).is_file():
         names = [SINGLE]
@@ -56,11 +83,8 @@ def weight_files(folder: Path) -> list[Path]:
     else:
         names = []
     if not names:
-        if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
-            raise StartupError(
-                f"{folder} holds its weights as pickles (.bin); only safetensors are read: convert them"
-            )
-        raise StartupError(f"{folder} holds no weights: {SINGLE} or {INDEX} is missing")
+        nothing = f"{folder} holds no weights: {SINGLE} or {INDEX} is missing"
+        raise StartupError(_other_format(folder) or nothing)
     files = [folder / name for name in names]
     for file in files:
         if not file.is_file():
@@ -74,21 +98,53 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def config_text(folder: Path) -> bytes:
-    """The bytes of config.json. Raises StartupError where it is missing or no JSON object."""
+    """Returns the bytes of config.json. Raises StartupError if it is missing or no JSON object."""
     file = folder / "config.json"
     if not file.is_file():
-        raise StartupError(f"{folder} is not a checkpoint: config.json is missing")
+        raise StartupError(_other_format(folder) or f"{folder} is not a checkpoint: config.json is missing")
     _json(file)
     return file.read_bytes()
 
 
-def fingerprint(folder: Path) -> str:
-    """Hex digest of the configuration and of the weight files, headers (names, shapes) included."""
-    digest = hashlib.sha256(config_text(folder))
-    for file in weight_files(folder):
+def fingerprint(checkpoint: Checkpoint) -> str:
+    """Returns a hex digest of the configuration and of the weights, their names and shapes included."""
+    if checkpoint.gguf is not None:
+        digest, files = hashlib.sha256(MAGIC), [checkpoint.folder / checkpoint.gguf]
+    else:
+        digest, files = hashlib.sha256(config_text(checkpoint.folder)), weight_files(checkpoint.folder)
+    for file in files:
         with file.open("rb") as content:
             digest.update(hashlib.file_digest(content, "sha256").digest())
     return digest.hexdigest()
+
+
+def _in(folder: Path, pattern: str = f"*{GGUF}") -> Checkpoint:
+    """Returns the checkpoint of a folder: its safetensors if it has a config.json, else its only GGUF file of
+    this pattern."""
+    if (folder / "config.json").is_file():
+        return Checkpoint(folder)
+    files = sorted(file for file in folder.glob(pattern) if not file.name.startswith("mmproj"))
+    if len(files) > 1 and not PART.search(files[0].name):
+        names = ", ".join(file.name for file in files)
+        raise StartupError(f"{folder} holds several GGUF files ({names}); name one of them")
+    return _gguf(files[0]) if files else Checkpoint(folder)
+
+
+def _gguf(file: Path) -> Checkpoint:
+    if PART.search(file.name):
+        raise StartupError(
+            f"{file} is one part of a model; join the parts (llama-gguf-split --merge), and give that file"
+        )
+    with file.open("rb") as content:
+        if content.read(len(MAGIC)) != MAGIC:
+            raise StartupError(f"{file} is damaged, or no GGUF file; fetch it again")
+    return Checkpoint(file.parent, file.name)
+
+
+def _other_format(folder: Path) -> str | None:
+    """Returns the sentence that says what the folder holds instead of what can be read; None if that is
+    nothing known."""
+    return next((f"{folder} {said}" for pattern, said in OTHERS.items() if any(folder.glob(pattern))), None)
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, modeling_gguf_pytorch_utils
 from transformers.distributed import DistributedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from outrider.engine.assembly import build_engine
-from outrider.engine.checkpoint import config_text, fingerprint, locate, weight_files
+from outrider.engine.checkpoint import Checkpoint, fingerprint, locate, look_over
 from outrider.engine.engine import Engine
 from outrider.engine.parts import Parts, check_parts, usual
+from outrider.engine.quantized_checkpoint import prepare
 from outrider.engine.ranks import Ranks, of_the_group
 from outrider.engine.sharding import check_divisible
 from outrider.engine.tokenizer import load_tokenizer
 from outrider.errors import PeerLost, StartupError
 from outrider.options.engine import EngineOptions
+from outrider.options.model_id import checkpoint_name
 from outrider.wire.description import ModelInfo
 
 __all__ = ["load_engine", "load_tokenizer"]
@@ -46,7 +46,7 @@ def load_engine(
     quantization: str | None = None,
     parts: Parts | None = None,
 ) -> Engine:
-    """Loads a causal LM from a local folder or by its hub id; checks the engine against the model's own code.
+    """Loads a causal LM by its folder, GGUF file or hub id; checks the engine against the model's own code.
 
     `name` is what clients call it (default: the last part of `path_or_id`); `dtype` is float32, bfloat16 or
     float16 (default: float32 on CPU, the checkpoint's own elsewhere); `threads` are torch's, for the whole
@@ -73,17 +73,22 @@ def load_engine(
     if threads:
         torch.set_num_threads(threads)
     tell("looking over the checkpoint", 0.0)
-    folder = locate(path_or_id)
-    config = _config(folder)
-    weight_files(folder)
-    digest = fingerprint(folder) if ranks is None or ranks.leads else ""
+    checkpoint = locate(path_or_id)
+    look_over(checkpoint)
+    config = _config(checkpoint)
+    quantized = prepare(config, str(checkpoint), target)
+    digest = fingerprint(checkpoint) if ranks is None or ranks.leads else ""
     if ranks is not None:
-        check_divisible(config, Path(path_or_id).name, size)
+        check_divisible(config, checkpoint_name(path_or_id), size)
         _connect(ranks, target)
     tell("loading weights", 0.1)
-    model = _model(folder, config, wanted, target, ranks)
-    info = describe(model, name or Path(path_or_id).name, digest, str(target))
+    model = _model(checkpoint, config, wanted, target, ranks)
+    info = describe(model, name or checkpoint_name(path_or_id), digest, str(target))
     info = replace(info, tensor_parallel_size=size)
+    if quantized is not None and model.is_quantized:  # its layers are those of the package that quantised it
+        if quantization is not None:
+            raise StartupError(f"--quantization is of no use with {checkpoint}, which {quantized} quantised")
+        chosen, info = replace(chosen, linears="ordinary"), replace(info, quantization=quantized)
     return build_engine(model, info, kv_memory_bytes, chosen, progress=tell, ranks=ranks)
 
 
@@ -121,18 +126,18 @@ def max_context(config: Any) -> int:
     return longest
 
 
-def _config(folder: Path) -> Any:
-    model_type = json.loads(config_text(folder)).get("model_type")
+def _config(checkpoint: Checkpoint) -> Any:
+    where = checkpoint.gguf or "config.json"
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False, **checkpoint.source)
     except Exception as error:  # unknown types and damaged values raise all kinds
         reason = str(error).strip().split("\n")[0]
         raise StartupError(
-            f"{folder}/config.json describes no model that transformers knows ({reason})"
+            f"{checkpoint.folder / where} describes no model that transformers knows ({reason})"
         ) from None
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder:
         raise StartupError(
-            f"{folder} holds a model of type {model_type}, which is not a causal language model"
+            f"{checkpoint} holds a model of type {config.model_type}, which is not a causal language model"
         )
     return config
 
@@ -149,12 +154,16 @@ def _connect(ranks: Ranks, device: torch.device) -> None:
 
 
 def _model(
-    folder: Path, config: Any, dtype: torch.dtype | None, device: torch.device, ranks: Ranks | None
+    checkpoint: Checkpoint, config: Any, dtype: torch.dtype | None, device: torch.device, ranks: Ranks | None
 ) -> Any:
-    divided = {} if ranks is None else {"distributed_config": DistributedConfig(tp_size=ranks.group.size)}
+    told: dict[str, Any] = dict(checkpoint.source)
+    if ranks is not None:
+        told["distributed_config"] = DistributedConfig(tp_size=ranks.group.size)
+    elif getattr(config, "quantization_config", None) is not None:
+        told["device_map"] = {"": device}  # such weights are not moved later
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
-            folder,
+            checkpoint.folder,
             config=config,
             dtype=dtype if dtype is not None else "auto",
             use_safetensors=True,
@@ -162,24 +171,24 @@ def _model(
             attn_implementation="eager",
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # so that they are reported, and refused below by name
-            **divided,
+            **told,
         )
     except Exception as error:  # values out of range, out of memory
         if of_the_group(error):
             raise PeerLost("a process of the tensor-parallel group ended") from error
         reason = str(error).strip().split("\n")[0]
-        raise StartupError(f"the weights in {folder} do not load ({reason})") from None
+        raise StartupError(f"the weights in {checkpoint} do not load ({reason})") from None
     missing = sorted(report["missing_keys"])
     if missing:
         raise StartupError(
-            f"the weights in {folder} lack {missing[0]} ({len(missing)} missing in all), which "
+            f"the weights in {checkpoint} lack {missing[0]} ({len(missing)} missing in all), which "
             f"{type(model).__name__} needs"
         )
     for key, found, expected in report["mismatched_keys"]:
         raise StartupError(
-            f"{key} in {folder} has the shape {list(found)} where config.json asks for {list(expected)}"
+            f"{key} in {checkpoint} has the shape {list(found)} where config.json asks for {list(expected)}"
         )
-    if ranks is None:  # otherwise it is there, in DTensors
+    if not {"distributed_config", "device_map"} & told.keys():  # otherwise it is there
         model = model.to(device)
     return model.eval().requires_grad_(False)
 
@@ -217,5 +226,6 @@ def _eos_token_ids(model: Any) -> tuple[int, ...]:
 
 def _quiet() -> None:
     """Keeps transformers' own bars and warnings off the terminal: what matters is said by errors of ours."""
+    modeling_gguf_pytorch_utils.tqdm = lambda tensors, **_: tensors  # which heeds nothing of the following
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity(logging.CRITICAL)

@@ -65,8 +65,3 @@ class StepLimits:
         if self.max_batch_tokens < self.prefill_chunk:
             least = f"{self.prefill_chunk}, the prefill chunk"
             raise wrong("max_batch_tokens", f"must be at least {least}, not {self.max_batch_tokens}")
-
-
-def checkpoint_name(model: str) -> str:
-    """Returns the last part of a checkpoint's path or hub id."""
-    return model.rstrip("/").rpartition("/")[2] or model

@@ -103,6 +103,7 @@ def model_info_to_wire(model: ModelInfo) -> common_pb2.ModelInfo:
         dtype=model.dtype,
         bit_exact=model.bit_exact,
         tensor_parallel_size=model.tensor_parallel_size,
+        quantization=model.quantization,
     )
 
 
@@ -119,6 +120,7 @@ def model_info_from_wire(message: common_pb2.ModelInfo) -> ModelInfo:
         dtype=message.dtype,
         bit_exact=message.bit_exact,
         tensor_parallel_size=message.tensor_parallel_size,
+        quantization=message.quantization,
     )
 
 

@@ -32,6 +32,9 @@ class ModelInfo:
     dtype: str
     bit_exact: bool  # a token's logits do not depend on its batch, chunking or drafts
     tensor_parallel_size: int = 1  # processes that the model is divided among
+    quantization: str = (
+        ""  # how its products are rounded: int8, or as its checkpoint says; empty = they are not
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,13 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from pathlib import PurePath
 
 from outrider.engine.engine import Engine
 from outrider.engine.loading import load_engine, load_tokenizer
 from outrider.engine.ranks import Ranks
 from outrider.errors import PeerLost, StartupError
 from outrider.options.engine import EngineOptions
+from outrider.options.model_id import checkpoint_name
 from outrider.wire.description import TokenizerFiles, WorkerInfo
 from outrider.wire.hello import Identity, Role
 from outrider.worker.followers import FollowerProcesses, FollowerSpec, StartFollowers, device_of
@@ -76,7 +76,7 @@ async def load(
         loading.shutdown(wait=False)
     # A name that tells people where to look; the incarnation makes it unique in time.
     incarnation = secrets.randbits(64)
-    worker_id = f"{role.name.lower()}-{socket.gethostname()}-{PurePath(model).name}-{incarnation:016x}"
+    worker_id = f"{role.name.lower()}-{socket.gethostname()}-{checkpoint_name(model)}-{incarnation:016x}"
     identity = Identity(role, worker_id, incarnation, engine.info.fingerprint, tokenizer.hash)
     return (
         engine,

@@ -46,10 +46,14 @@ class Pair:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
+        from outrider.engine.checkpoint import locate
+
         self._torch = torch
-        self._tokenizer = AutoTokenizer.from_pretrained(target)
+        found = [locate(name) for name in (target, draft)]
+        self._tokenizer = AutoTokenizer.from_pretrained(found[0].folder, **found[0].source)
         self._target, self._draft = (
-            AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32).eval() for name in (target, draft)
+            AutoModelForCausalLM.from_pretrained(each.folder, dtype=torch.float32, **each.source).eval()
+            for each in found
         )
         for model in (self._target, self._draft):  # goes on past the end of a text, as ignore_eos does
             model.generation_config.eos_token_id = None

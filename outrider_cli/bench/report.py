@@ -9,7 +9,7 @@ from itertools import groupby
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from outrider.options.engine import checkpoint_name
+from outrider.options.model_id import checkpoint_name
 from outrider_cli.bench.cells import OURS, PEERS, PLAIN, SERVER, STREAMING, Cell
 from outrider_cli.bench.figures import figures, percentile
 from outrider_cli.bench.goals import Outcome, outcomes, over_plain

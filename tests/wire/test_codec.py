@@ -43,6 +43,8 @@ models = st.builds(
     device=text,
     dtype=text,
     bit_exact=st.booleans(),
+    tensor_parallel_size=uint32,
+    quantization=text,
 )
 workers = st.builds(
     WorkerInfo,

@@ -1,0 +1,69 @@
+"""Checkpoints whose weights are quantised for GPUs: what they need here, and how they are loaded."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from inspect import signature
+from typing import Any
+
+import torch
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+
+from outrider.errors import StartupError
+
+PACKAGES = {  # that transformers leaves the work to, by the quant_method of config.json
+    "aqlm": ("aqlm",),
+    "auto-round": ("auto-round",),
+    "awq": ("gptqmodel",),
+    "bitsandbytes": ("bitsandbytes",),
+    "compressed-tensors": ("compressed-tensors",),
+    "eetq": ("kernels",),
+    "fbgemm_fp8": ("fbgemm-gpu",),
+    "gptq": ("optimum", "gptqmodel"),
+    "hqq": ("hqq",),
+    "quanto": ("optimum-quanto",),
+    "quark": ("amd-quark",),
+    "spqr": ("spqr-quant",),
+    "torchao": ("torchao",),
+    "vptq": ("vptq",),
+}
+
+
+def prepare(config: Any, where: str, device: torch.device) -> str | None:
+    """Returns how the weights are quantised that a configuration describes; None if they are not.
+
+    On a CPU the configuration is changed, so that they are loaded as plain numbers if transformers can do
+    that: there are no kernels to run them as they are. Raises StartupError, naming the package, if one is
+    missing."""
+    told = getattr(config, "quantization_config", None)
+    if told is None:
+        return None
+    values: dict[str, Any] = told if isinstance(told, dict) else told.to_dict()
+    method = str(values.get("quant_method") or ("bitsandbytes" if _bitsandbytes(values) else "unknown"))
+    kind = AUTO_QUANTIZATION_CONFIG_MAPPING.get("bitsandbytes_4bit" if method == "bitsandbytes" else method)
+    if kind is None:
+        raise StartupError(
+            f"{where} is quantised by {method}, which transformers does not know; give it in another format, "
+            "such as GGUF or FP8, or as it was before"
+        )
+    missing = [package for package in PACKAGES.get(method, ()) if not _installed(package)]
+    if missing:
+        raise StartupError(
+            f"{where} is quantised by {method}, which needs {' and '.join(missing)}: "
+            f"pip install {' '.join(missing)}, or give it as a GGUF file, or as it was before"
+        )
+    if device.type == "cpu" and "dequantize" in signature(kind).parameters:
+        config.quantization_config = {**values, "dequantize": True}
+    return method
+
+
+def _bitsandbytes(values: dict[str, Any]) -> bool:
+    return bool(values.get("load_in_4bit") or values.get("load_in_8bit"))
+
+
+def _installed(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,227 @@
+"""Checkpoints in the forms that people have: GGUF, several files, tied, quantised, from the hub."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from huggingface_hub import errors
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+
+from outrider.engine import hub
+from outrider.engine.checkpoint import Checkpoint, locate
+from outrider.engine.engine import Engine
+from outrider.engine.kv_blocks import BlockTable
+from outrider.engine.loading import load_engine, load_tokenizer
+from outrider.engine.step_inputs import Work
+from outrider.errors import StartupError
+from outrider.options.model_id import HubId, checkpoint_name, parse_hub_id
+from tests.gguf_files import write_gguf
+
+PROMPT = [(7 * i) % 198 + 1 for i in range(20)]
+
+
+def logits(engine: Engine) -> torch.Tensor:
+    table = BlockTable()
+    engine.pool.extend(table, len(PROMPT))
+    return engine.step([Work(table.blocks, 0, PROMPT, len(PROMPT))]).clone()
+
+
+def loaded(model: Path) -> Engine:
+    return load_engine(str(model), kv_memory_bytes=2**22)
+
+
+def refusal(model: str | Path) -> str:
+    with pytest.raises(StartupError) as refused:
+        load_engine(str(model))
+    assert "\n" not in refused.value.message
+    return refused.value.message
+
+
+def copied(folder: Path, to: Path, **config: Any) -> Path:
+    shutil.copytree(folder, to)
+    told = json.loads((to / "config.json").read_text())
+    (to / "config.json").write_text(json.dumps({**told, **config}))
+    return to
+
+
+def test_a_gguf_file_is_the_checkpoint_that_it_was_made_of(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = checkpoint("llama", vocab_size=300)
+    file = write_gguf(folder, tmp_path / "Tiny.F32.gguf")
+    engine, other = loaded(file), loaded(tmp_path)  # by its name, and as the only one of its folder
+    assert torch.equal(logits(engine), logits(loaded(folder)))
+    assert engine.info.name == "Tiny.F32" and engine.info.eos_token_ids == (0,) and engine.info.bit_exact
+    assert engine.info.fingerprint == other.info.fingerprint != loaded(folder).info.fingerprint
+    found, expected = load_tokenizer(file), load_tokenizer(folder)
+    assert (found.hash, found.chat_template) == (expected.hash, expected.chat_template)
+    text = "def f(x):\n\treturn the other thing 12 é"
+    assert (
+        Tokenizer.from_str(found.json).encode(text).ids == Tokenizer.from_str(expected.json).encode(text).ids
+    )
+
+
+def test_a_rounded_gguf_file_is_nearly_that(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    folder = checkpoint("llama", vocab_size=300)
+    file = write_gguf(folder, tmp_path / "tiny.gguf", GGMLQuantizationType.Q8_0)
+    engine = loaded(file)
+    expected = logits(loaded(folder))
+    assert 1e-4 < (logits(engine) - expected).norm() / expected.norm() < 0.3
+    assert engine.info.bit_exact
+
+
+def test_gguf_files_that_cannot_be_read(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    whole = write_gguf(checkpoint("llama", vocab_size=300), tmp_path / "a.gguf")
+    shutil.copy(whole, tmp_path / "b.gguf")
+    assert "several GGUF files (a.gguf, b.gguf); name one" in refusal(tmp_path)
+    part = tmp_path / "big-00001-of-00003.gguf"
+    part.write_bytes(whole.read_bytes())
+    assert "one part of a model; join" in refusal(part)
+    (tmp_path / "b.gguf").write_bytes(b"<html>")
+    assert "is damaged, or no GGUF file" in refusal(tmp_path / "b.gguf")
+    (tmp_path / "b.gguf").write_bytes(whole.read_bytes()[:3000])
+    assert "b.gguf" in refusal(tmp_path / "b.gguf")
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("pytorch_model.bin", "only safetensors and GGUF are read: convert them"),
+        ("adapter_config.json", "an adapter, not a model: merge it"),
+        ("model.onnx", "weights of another format"),
+    ],
+)
+def test_other_formats_are_refused_with_what_to_do(name: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"")
+    assert sentence in refusal(tmp_path)
+
+
+def test_weights_in_several_files(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    folder = copied(checkpoint("llama"), tmp_path / "sharded")
+    (folder / "model.safetensors").unlink()
+    weights = load_file(checkpoint("llama") / "model.safetensors")
+    names = sorted(weights)
+    where = {name: f"model-{1 + (i % 2)}-of-2.safetensors" for i, name in enumerate(names)}
+    for file in set(where.values()):
+        part = {name: weights[name] for name in names if where[name] == file}
+        save_file(part, folder / file, metadata={"format": "pt"})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    assert torch.equal(logits(loaded(folder)), logits(loaded(checkpoint("llama"))))
+
+
+def test_tied_embeddings(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    folder = checkpoint("llama", tie_word_embeddings=True, vocab_size=300)
+    assert "lm_head.weight" not in load_file(folder / "model.safetensors")
+    expected = logits(loaded(folder))
+    assert torch.equal(logits(loaded(write_gguf(folder, tmp_path / "tied.gguf"))), expected)
+
+
+def test_fp8_weights_are_plain_numbers_on_a_cpu(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    folder = checkpoint("llama", intermediate_size=128)
+    quantized = copied(
+        folder,
+        tmp_path / "fp8",
+        quantization_config={
+            "quant_method": "fp8",
+            "weight_block_size": [32, 32],
+            "activation_scheme": "dynamic",
+            "modules_to_not_convert": ["lm_head"],
+        },
+    )
+    weights = load_file(folder / "model.safetensors")
+    for name in [name for name in weights if "_proj" in name]:
+        rows, columns = weights[name].shape
+        blocks = weights[name].reshape(rows // 32, 32, columns // 32, 32)
+        scales = blocks.abs().amax((1, 3)) / 448
+        rounded = (blocks / scales[:, None, :, None]).to(torch.float8_e4m3fn)
+        weights[name], weights[f"{name}_scale_inv"] = rounded.reshape(rows, columns), scales
+    save_file(weights, quantized / "model.safetensors", metadata={"format": "pt"})
+    engine, expected = loaded(quantized), logits(loaded(folder))
+    assert 1e-3 < (logits(engine) - expected).norm() / expected.norm() < 0.8
+    assert (engine.info.dtype, engine.info.quantization, engine.info.bit_exact) == ("float32", "", True)
+
+
+@pytest.mark.parametrize(
+    ("told", "sentence"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "by gptq, which needs optimum and gptqmodel: pip install"),
+        ({"quant_method": "awq", "bits": 4}, "by awq, which needs gptqmodel: pip install gptqmodel"),
+        ({"quant_method": "compressed-tensors"}, "which needs compressed-tensors: pip install"),
+        ({"load_in_4bit": True}, "by bitsandbytes, which needs bitsandbytes: pip install"),
+        ({"quant_method": "exl2"}, "by exl2, which transformers does not know; give it in another"),
+    ],
+)
+def test_a_missing_package_is_named(
+    told: dict[str, Any], sentence: str, checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = copied(checkpoint("llama"), tmp_path / "quantized", quantization_config=told)
+    assert sentence in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("model", "hub_id", "name"),
+    [
+        ("owner/name", HubId("owner/name"), "name"),
+        ("name", HubId("name"), "name"),
+        ("owner/name@v1.0", HubId("owner/name", None, "v1.0"), "name"),
+        ("owner/name:Q4_K_M@refs/pr/1", HubId("owner/name", "Q4_K_M", "refs/pr/1"), "name"),
+        ("./a@b", None, "a@b"),
+        ("/models/x/Tiny.Q8_0.gguf", None, "Tiny.Q8_0"),
+        ("a/b/c/", None, "c"),
+    ],
+)
+def test_names(model: str, hub_id: HubId | None, name: str) -> None:
+    assert parse_hub_id(model) == hub_id
+    assert checkpoint_name(model) == name
+
+
+def test_the_hub_is_asked_for_what_the_id_says(
+    checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str | None, bool]] = []
+
+    def download(name: str, *, revision: str | None, allow_patterns: list[str], **_: Any) -> str:
+        asked.append((name, revision, "*.safetensors" in allow_patterns))
+        return str(checkpoint("llama") if name == "owner/plain" else tmp_path)
+
+    monkeypatch.setattr(hub, "snapshot_download", download)
+    for name in ("x.Q4_0.gguf", "x.Q8_0.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    assert locate("owner/plain@v2") == Checkpoint(checkpoint("llama"))
+    assert locate("owner/many:Q8_0") == Checkpoint(tmp_path, "x.Q8_0.gguf")
+    assert asked == [("owner/plain", "v2", True), ("owner/many", None, False)]
+    assert "no GGUF file with Q5 in its name" in refusal("owner/many:Q5")
+    assert "if it is a repository of GGUF files, say which: owner/many:Q8_0" in refusal("owner/many")
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        (errors.RevisionNotFoundError, "owner/name has no revision v9"),
+        (errors.RepositoryNotFoundError, "the Hugging Face hub has no model owner/name for you"),
+        (errors.GatedRepoError, "accepted its terms"),
+    ],
+)
+def test_what_the_hub_refuses(
+    kind: type[errors.HfHubHTTPError], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(*_: Any, **__: Any) -> str:
+        raise kind("no\nnot at all", response=httpx.Response(404, request=httpx.Request("GET", "http://x")))
+
+    monkeypatch.setattr(hub, "snapshot_download", download)
+    assert sentence in refusal("owner/name@v9")
+
+
+def test_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    said = refusal("nobody/has-this-model")
+    assert "HF_HUB_OFFLINE is set" in said and "hf download nobody/has-this-model" in said
