@@ -21,7 +21,7 @@ from outrider.errors import Unavailable
 from outrider.store.memory import MemoryStore
 from outrider.store.memory_logs import MemorySessionLogs
 from outrider.store.store import TTL_SECONDS, Answer, Store, WorkerRecord
-from outrider.wire.hello import Identity
+from outrider.wire.hello import Identity, WorkerKey
 from router.router import store_at
 
 POLL_SECONDS = 10.0  # after which a watcher that heard of no change asks again
@@ -50,18 +50,18 @@ class Registry:
                 self._number += 1
                 self._changed.notify_all()
 
-    async def beat(self, record: WorkerRecord) -> Answer:
-        return await self._store.beat(record)
+    async def beat(self, record: WorkerRecord, caller: str) -> Answer:
+        return await self._store.beat(record, caller)
 
-    async def leave(self, identity: Identity) -> None:
-        await self._store.leave(identity)
+    async def leave(self, identity: Identity, caller: str) -> None:
+        await self._store.leave(identity, caller)
 
     async def answer(
         self, identity: Identity, router_id: str, refusal: str | None, trouble: str | None
     ) -> None:
         await self._store.answer(identity, router_id, refusal, trouble)
 
-    async def workers(self, seen: Seen | None) -> tuple[Seen, Mapping[str, WorkerRecord]]:
+    async def workers(self, seen: Seen | None) -> tuple[Seen, Mapping[WorkerKey, WorkerRecord]]:
         """The live records, once they differ from those `seen`, or after POLL_SECONDS."""
         if seen is not None and seen[0] != self._life:
             # The asker knows workers of the registry that was here before: each has time to beat here first.
@@ -71,7 +71,7 @@ class Registry:
                 await self._changed.wait_for(lambda: self._number > 0 and seen != (self._life, self._number))
         return (self._life, self._number), await self.present()
 
-    async def present(self) -> Mapping[str, WorkerRecord]:
+    async def present(self) -> Mapping[WorkerKey, WorkerRecord]:
         """The live records, with their loads as of the last beat."""
         return await present(self._store)
 
@@ -83,18 +83,18 @@ class RegistryStore:
         self._registry = registry
         self.logs = MemorySessionLogs()  # of this process: tokens do not pass through the registry
 
-    async def beat(self, record: WorkerRecord) -> Answer:
+    async def beat(self, record: WorkerRecord, caller: str = "") -> Answer:
         async with _answering():
-            return await self._registry.beat.remote(record)  # type: ignore[no-any-return]
+            return await self._registry.beat.remote(record, caller)  # type: ignore[no-any-return]
 
-    async def leave(self, identity: Identity) -> None:
+    async def leave(self, identity: Identity, caller: str = "") -> None:
         async with _answering():
-            await self._registry.leave.remote(identity)
+            await self._registry.leave.remote(identity, caller)
 
     async def close(self) -> None:
         """Does nothing: the handle is Ray's."""
 
-    async def workers(self) -> AsyncIterator[Mapping[str, WorkerRecord]]:
+    async def workers(self) -> AsyncIterator[Mapping[WorkerKey, WorkerRecord]]:
         seen: Seen | None = None
         while True:
             try:
@@ -124,9 +124,11 @@ async def _answering(seconds: float = ANSWER_SECONDS) -> AsyncIterator[None]:
         raise Unavailable("the registry does not answer") from None
 
 
-async def present(store: Store) -> Mapping[str, WorkerRecord]:
+async def present(store: Store) -> Mapping[WorkerKey, WorkerRecord]:
     """The live records, with their loads as of the last beat."""
-    async with aclosing(cast(AsyncGenerator[Mapping[str, WorkerRecord], None], store.workers())) as said:
+    async with aclosing(
+        cast(AsyncGenerator[Mapping[WorkerKey, WorkerRecord], None], store.workers())
+    ) as said:
         return await anext(said)
 
 

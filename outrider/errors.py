@@ -18,6 +18,7 @@ class GrpcCode(IntEnum):
     INVALID_ARGUMENT = 3
     DEADLINE_EXCEEDED = 4
     NOT_FOUND = 5
+    ALREADY_EXISTS = 6
     RESOURCE_EXHAUSTED = 8
     FAILED_PRECONDITION = 9
     ABORTED = 10
@@ -138,6 +139,14 @@ class PeerRefused(OutriderError):
     grpc_code = GrpcCode.FAILED_PRECONDITION
     http_status = 503
     kind = "unavailable_error"
+
+
+class IdInUse(OutriderError):
+    """A worker's id belongs to another process at the moment."""
+
+    grpc_code = GrpcCode.ALREADY_EXISTS
+    http_status = 409
+    kind = "conflict_error"
 
 
 class Unhealthy(OutriderError):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from outrider.errors import PeerRefused
 from outrider.wire.description import TokenizerFiles, WorkerInfo
-from outrider.wire.hello import Role
+from outrider.wire.hello import Role, WorkerKey
 
 FirstDifference = Callable[[TokenizerFiles, TokenizerFiles], str | None]
 
@@ -21,8 +21,8 @@ class Registration:
     tokenizer: TokenizerFiles
 
     @property
-    def worker_id(self) -> str:
-        return self.info.identity.worker_id
+    def key(self) -> WorkerKey:
+        return self.info.identity.key
 
 
 def incompatibility(
@@ -34,7 +34,7 @@ def incompatibility(
     served model, or no tokenizer, and fits while no model is served. `first_difference(target, draft)` words
     what differs.
     """
-    others = [one for one in verifiers if one.worker_id != newcomer.worker_id]
+    others = [one for one in verifiers if one.key != newcomer.key]
     if newcomer.info.identity.role is Role.DRAFTER:
         return _drafter_misfit(newcomer, others, first_difference)
     name = newcomer.info.model.name

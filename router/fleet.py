@@ -23,7 +23,7 @@ Acceptance = Callable[[str, str], float]
 
 
 class Fleet:
-    """Live workers by worker_id. `clock` gives unix seconds."""
+    """Live workers by role and worker_id. `clock` gives unix seconds."""
 
     def __init__(self, metrics: Metrics, clock: Callable[[], float]) -> None:
         self.metrics = metrics
@@ -37,12 +37,9 @@ class Fleet:
         self._distrusted_until: dict[str, float] = {}  # drafters, by worker_id
         self._cancelled: dict[SessionId, float] = {}  # until when verifiers that join are told of it
 
-    def get(self, worker_id: str) -> Verifier | Drafter | None:
-        return self.verifiers.get(worker_id) or self.drafters.get(worker_id)
-
     def add_verifier(self, verifier: Verifier) -> None:
         self.verifiers[verifier.identity.worker_id] = verifier
-        self.metrics.worker_joined(verifier.identity.worker_id, verifier.registration.info.model.name)
+        self.metrics.worker_joined(verifier.identity.key, verifier.registration.info.model.name)
         for session_id, until in self._cancelled.items():
             if until > self._clock():
                 verifier.cancel(session_id)
@@ -65,7 +62,7 @@ class Fleet:
 
     def add_drafter(self, drafter: Drafter) -> None:
         self.drafters[drafter.identity.worker_id] = drafter
-        self.metrics.worker_joined(drafter.identity.worker_id, drafter.registration.info.model.name)
+        self.metrics.worker_joined(drafter.identity.key, drafter.registration.info.model.name)
         drafter.on_load = self._observe_drafter
         self._count()
         for joined in self.on_drafter_joined:
@@ -74,10 +71,11 @@ class Fleet:
     def remove(self, worker: Verifier | Drafter) -> bool:
         """Takes a worker out and tells its sessions. Returns False if it was not in."""
         worker_id = worker.identity.worker_id
-        if self.get(worker_id) is not worker:
+        alike = self.drafters if isinstance(worker, Drafter) else self.verifiers
+        if alike.get(worker_id) is not worker:
             return False
         name = worker.registration.info.model.name
-        self.metrics.worker_left(worker_id, name)
+        self.metrics.worker_left(worker.identity.key, name)
         if isinstance(worker, Drafter):
             del self.drafters[worker_id]
             self._count()

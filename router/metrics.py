@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from outrider.wire.hello import Role, WorkerKey
 from router.requests import TokensCommitted
 
 _FAST = (
@@ -70,8 +71,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.clock = clock
         # by worker, as below, and what it counts: its own running count
-        self._seen: defaultdict[tuple[str, str], dict[str, int]] = defaultdict(dict)
-        self._left: dict[tuple[str, str], None] = {}  # workers by id and model, the last at the end
+        self._seen: defaultdict[tuple[WorkerKey, str], dict[str, int]] = defaultdict(dict)
+        self._left: dict[tuple[WorkerKey, str], None] = {}  # workers by key and model, the last at the end
 
         def counter(name: str, help: str, labels: list[str]) -> Counter:
             return Counter(name, help, labels, registry=self.registry)
@@ -141,6 +142,11 @@ class Metrics:
             "Drafters that a verifier cut off, as they sent what no drafter may.",
             registry=self.registry,
         )
+        self.registrations_refused = counter(
+            "outrider_registrations_refused",
+            "Workers' words refused, by reason.",
+            ["reason"],
+        )
         self.connected = gauge("outrider_workers", "Workers connected.", ["role"])
         self.degraded = Gauge(
             "outrider_store_degraded",
@@ -149,7 +155,7 @@ class Metrics:
         )
         self.logs_dropped = Counter(
             "outrider_session_logs_dropped",
-            "Session logs given up: the store was away for too long, lost them too often, or does not take them.",
+            "Session logs given up: the store was away too long, lost them too often or does not take them.",
             registry=self.registry,
         )
         self.window = histogram("outrider_draft_window", "Draft windows set: tokens ahead.", MODEL, _WINDOWS)
@@ -183,25 +189,26 @@ class Metrics:
         if step_seconds > 0:
             self.step_seconds.labels(*labels).observe(step_seconds)
             self.step_tokens.labels(*labels).observe(step_tokens)
-        self.preemptions.labels(*labels).inc(self._new(worker_id, model, "preemptions", preemptions))
+        self.preemptions.labels(*labels).inc(
+            self._new((Role.VERIFIER, worker_id), model, "preemptions", preemptions)
+        )
 
     def observe_dropped(self, worker_id: str, model: str, counts: Mapping[str, int]) -> None:
         """Takes in a verifier's counts since its start, by reason."""
         for reason, count in counts.items():
-            new = self._new(worker_id, model, _DROPPED + reason, count)
+            new = self._new((Role.VERIFIER, worker_id), model, _DROPPED + reason, count)
             self.dropped.labels(model, worker_id, reason).inc(new)
 
     def observe_rejections(self, worker_id: str, model: str, rejections: int, covered: int) -> None:
         """Takes in a drafter's counts since its start."""
         labels = (model, worker_id)
-        self.rejections.labels(*labels).inc(self._new(worker_id, model, "rejections", rejections))
-        self.rejections_covered.labels(*labels).inc(
-            self._new(worker_id, model, "rejections covered", covered)
-        )
+        key = Role.DRAFTER, worker_id
+        self.rejections.labels(*labels).inc(self._new(key, model, "rejections", rejections))
+        self.rejections_covered.labels(*labels).inc(self._new(key, model, "rejections covered", covered))
 
-    def _new(self, worker_id: str, model: str, what: str, count: int) -> int:
+    def _new(self, key: WorkerKey, model: str, what: str, count: int) -> int:
         """Returns by how much a worker's count has grown since it was told last."""
-        seen = self._seen[worker_id, model]
+        seen = self._seen[key, model]
         before = seen.get(what, 0)
         seen[what] = count
         return count - before if count >= before else count  # below: the worker was restarted
@@ -209,36 +216,37 @@ class Metrics:
     def drafter_cut_off(self) -> None:
         self.cut_off.inc()
 
-    def worker_left(self, worker_id: str, model: str) -> None:
+    def worker_left(self, key: WorkerKey, model: str) -> None:
         """Takes a worker's gauges out; what it has done stays counted until many have left after it."""
-        for gauge in (self.running, self.waiting, self.kv_usage):
+        role, worker_id = key
+        for gauge in (self.running, self.waiting, self.kv_usage) if role is Role.VERIFIER else ():
             with suppress(KeyError):  # it may never have reported
                 gauge.remove(model, worker_id)
-        self._left.pop((worker_id, model), None)
-        self._left[worker_id, model] = None
+        self._left.pop((key, model), None)
+        self._left[key, model] = None
         if len(self._left) > MOST_LEFT:
             first = next(iter(self._left))
             del self._left[first]
             self._forget(*first)
 
-    def worker_joined(self, worker_id: str, model: str) -> None:
-        self._left.pop((worker_id, model), None)
+    def worker_joined(self, key: WorkerKey, model: str) -> None:
+        self._left.pop((key, model), None)
 
-    def _forget(self, worker_id: str, model: str) -> None:
+    def _forget(self, key: WorkerKey, model: str) -> None:
         """Takes out all that a worker has counted. Where it comes back, its counts begin anew, as after a
         restart."""
-        for metric in (
-            self.step_seconds,
-            self.step_tokens,
-            self.preemptions,
-            self.rejections,
-            self.rejections_covered,
-        ):
-            with suppress(KeyError):  # a verifier has some of them, a drafter others
+        role, worker_id = key
+        of_verifiers = (self.step_seconds, self.step_tokens, self.preemptions)
+        of_drafters = (self.rejections, self.rejections_covered)
+        for metric in of_verifiers if role is Role.VERIFIER else of_drafters:
+            with suppress(KeyError):  # it may never have reported
                 metric.remove(model, worker_id)
-        for what in self._seen.pop((worker_id, model), {}):
+        for what in self._seen.pop((key, model), {}):
             if what.startswith(_DROPPED):
                 self.dropped.remove(model, worker_id, what.removeprefix(_DROPPED))
+
+    def registration_refused(self, reason: str) -> None:
+        self.registrations_refused.labels(reason).inc()
 
     def workers(self, role: str, count: int) -> None:
         self.connected.labels(role).set(count)

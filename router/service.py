@@ -46,7 +46,7 @@ async def serve(config: RouterConfig) -> None:
         clients, router.sessions, router.metrics, draw_below=router.draw_below, access=router.access
     )
     workers = new_server() if config.workers_apart else clients
-    registry_pb2_grpc.add_RegistryServicer_to_server(Registry(router.store), workers)
+    registry_pb2_grpc.add_RegistryServicer_to_server(Registry(router.store, router.metrics), workers)
 
     listener = listen(config.host, config.port)
     with listener, loop_watched("router"):

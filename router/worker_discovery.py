@@ -15,7 +15,7 @@ from outrider.net.tasks import propagate_cancel
 from outrider.net.tls import Tls
 from outrider.store.store import Store
 from outrider.wire.description import WorkerRecord
-from outrider.wire.hello import Identity, Role
+from outrider.wire.hello import Identity, Role, WorkerKey
 from router.compatibility import FirstDifference, Registration, incompatibility, tokenizer_fits
 from router.fleet import Fleet
 from router.workers import Drafter, Verifier, fetch_tokenizer
@@ -45,8 +45,8 @@ class WorkerDiscovery:
         self._first_difference = first_difference
         self._jitter = jitter
         self._tls = tls
-        self._records: dict[str, WorkerRecord] = {}  # by worker id; each has its task
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._records: dict[WorkerKey, WorkerRecord] = {}  # each has its task
+        self._tasks: dict[WorkerKey, asyncio.Task[None]] = {}
 
     async def run(self) -> NoReturn:
         """Runs until it is cancelled."""
@@ -60,17 +60,17 @@ class WorkerDiscovery:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _follow(self, records: Mapping[str, WorkerRecord]) -> None:
-        for worker_id, known in list(self._records.items()):
-            now = records.get(worker_id)
+    def _follow(self, records: Mapping[WorkerKey, WorkerRecord]) -> None:
+        for key, known in list(self._records.items()):
+            now = records.get(key)
             if now is None or (now.info, now.address) != (known.info, known.address):
-                del self._records[worker_id]
-                self._tasks[worker_id].cancel()
-        for worker_id, record in records.items():
-            if worker_id not in self._records:
-                self._records[worker_id] = record
-                former = self._tasks.get(worker_id)
-                self._tasks[worker_id] = asyncio.create_task(self._keep_hold(record, former))
+                del self._records[key]
+                self._tasks[key].cancel()
+        for key, record in records.items():
+            if key not in self._records:
+                self._records[key] = record
+                former = self._tasks.get(key)
+                self._tasks[key] = asyncio.create_task(self._keep_hold(record, former))
         self._tasks = {key: task for key, task in self._tasks.items() if not task.done()}
 
     async def _keep_hold(self, record: WorkerRecord, former: asyncio.Task[None] | None) -> None:

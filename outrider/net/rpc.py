@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -57,6 +58,7 @@ CALLERS: dict[str, frozenset[Role]] = {  # who may call a method, where their ce
     "/outrider.v1.Registry/Beat": frozenset({Role.VERIFIER, Role.DRAFTER}),
     "/outrider.v1.Registry/Leave": frozenset({Role.VERIFIER, Role.DRAFTER}),
 }
+COMMON_NAME, SUBJECT_NAMES = "x509_common_name", "x509_subject_alternative_name"
 ROLE_URI = "outrider:"  # and a role: an alternative name of a certificate that is good for that role only
 
 
@@ -65,11 +67,23 @@ def check_certified(context: grpc.aio.ServicerContext[Any, Any], roles: frozense
 
     If `roles` is None, any role will do.
     """
-    shown = (name.decode() for name in context.auth_context().get("x509_subject_alternative_name", ()))
-    named = {name.removeprefix(ROLE_URI) for name in shown if name.startswith(ROLE_URI)}
+    named = {
+        name.removeprefix(ROLE_URI) for name in _names(context, SUBJECT_NAMES) if name.startswith(ROLE_URI)
+    }
     if roles is not None and named and not named & {role.name.lower() for role in roles}:
         wanted = " or ".join(sorted(role.name.lower() for role in roles))
         raise PeerRefused(f"this is for a {wanted}; the caller's certificate is a {' or '.join(named)}'s")
+
+
+def caller(context: grpc.aio.ServicerContext[Any, Any]) -> str:
+    """Returns a name for the certificate that the caller showed: the same for all that have the same names in
+    them, so that a renewed one stands for the former. Empty if none was shown."""
+    names = [name for kind in (COMMON_NAME, SUBJECT_NAMES) for name in sorted(_names(context, kind))]
+    return hashlib.sha256("\n".join(names).encode()).hexdigest() if names else ""
+
+
+def _names(context: grpc.aio.ServicerContext[Any, Any], kind: str) -> list[str]:
+    return [name.decode(errors="replace") for name in context.auth_context().get(kind, ())]
 
 
 def new_server(*interceptors: grpc.aio.ServerInterceptor) -> grpc.aio.Server:  # type: ignore[type-arg]

@@ -55,8 +55,9 @@ class SessionLogs(Protocol):
     async def append(self, appends: Sequence[Append], ttl_seconds: float) -> list[int | None]:
         """Returns each log's length after its append, in records; None if the log belongs to another owner.
 
-        Without appends it is a probe, which writes next to nothing. The logs live `ttl_seconds` from now on. A length below an append's `base` means that nothing was
-        appended: the log has lost what came before (0: all of it) and must be written from there.
+        Without appends it is a probe, which writes next to nothing. The logs live `ttl_seconds` from now on.
+        A length below an append's `base` means that nothing was appended: the log has lost what came before
+        (0: all of it) and must be written from there.
         """
         ...
 

@@ -16,13 +16,15 @@ from outrider.store.store import (
     WorkerRecord,
     answer_of,
     changed,
+    id_in_use,
 )
-from outrider.wire.hello import Identity
+from outrider.wire.hello import Identity, WorkerKey
 
 
 @dataclass(slots=True)
 class _Entry:
     record: WorkerRecord
+    caller: str
     expires: float
     words: dict[str, tuple[float, Word]] = field(default_factory=dict)  # by router id: (good until, word)
 
@@ -41,28 +43,30 @@ class MemoryStore:
         self._ttl_seconds = ttl_seconds
         self._clock = clock
         self._word_seconds = word_seconds
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[WorkerKey, _Entry] = {}
         self._news = asyncio.Event()  # set once something changed, and then replaced
 
-    async def beat(self, record: WorkerRecord) -> Answer:
+    async def beat(self, record: WorkerRecord, caller: str = "") -> Answer:
         identity = record.info.identity
+        self._check_owned(identity, caller)
         former, now = self._live(identity), self._clock()
         said = {} if former is None else former.words
         words = {router_id: word for router_id, word in said.items() if word[0] > now}
-        self._entries[identity.worker_id] = _Entry(record, now + self._ttl_seconds, words)
+        self._entries[identity.key] = _Entry(record, caller, now + self._ttl_seconds, words)
         self._tell()
         return answer_of({router_id: word for router_id, (_, word) in words.items()})
 
-    async def leave(self, identity: Identity) -> None:
+    async def leave(self, identity: Identity, caller: str = "") -> None:
+        self._check_owned(identity, caller)
         if self._live(identity) is not None:
-            del self._entries[identity.worker_id]
+            del self._entries[identity.key]
             self._tell()
 
     async def close(self) -> None:
         """Does nothing: there is nothing to close."""
 
-    async def workers(self) -> AsyncIterator[Mapping[str, WorkerRecord]]:
-        said: Mapping[str, WorkerRecord] | None = None
+    async def workers(self) -> AsyncIterator[Mapping[WorkerKey, WorkerRecord]]:
+        said: Mapping[WorkerKey, WorkerRecord] | None = None
         while True:
             self._expire()
             news, records = self._news, self._records()
@@ -84,21 +88,28 @@ class MemoryStore:
         if entry is not None:
             entry.words[router_id] = self._clock() + self._word_seconds, (refusal, trouble)
 
-    def _records(self) -> dict[str, WorkerRecord]:
-        return {worker_id: entry.record for worker_id, entry in self._entries.items()}
+    def _records(self) -> dict[WorkerKey, WorkerRecord]:
+        return {key: entry.record for key, entry in self._entries.items()}
+
+    def _check_owned(self, identity: Identity, caller: str) -> None:
+        """Raises IdInUse if another caller has registered that worker."""
+        self._expire()
+        entry = self._entries.get(identity.key)
+        if entry is not None and entry.caller != caller:
+            raise id_in_use(identity)
 
     def _live(self, identity: Identity) -> _Entry | None:
         """Returns the record if it is that incarnation's and has not expired."""
         self._expire()
-        entry = self._entries.get(identity.worker_id)
+        entry = self._entries.get(identity.key)
         if entry is None or entry.record.info.identity.incarnation != identity.incarnation:
             return None
         return entry
 
     def _expire(self) -> None:
         now = self._clock()
-        for worker_id in [key for key, entry in self._entries.items() if entry.expires <= now]:
-            del self._entries[worker_id]
+        for key in [key for key, entry in self._entries.items() if entry.expires <= now]:
+            del self._entries[key]
 
     def _tell(self) -> None:
         """Makes the watchers look again. They notice expiries by themselves."""

@@ -2,11 +2,11 @@
 
 | key | type | content |
 |---|---|---|
-| `outrider:worker:ID` | hash, expires | `record` (outrider.v1.Registration), `description` (the same without its load), `incarnation`, and a `word:ROUTER` for each router: when it was said (unix seconds), a blank, JSON [refusal, trouble] |
-| `outrider:workers` | set | the IDs of the above; those that have expired are taken out when somebody reads it |
+| `outrider:worker:ROLE:ID` | hash, expires | `record` (outrider.v1.Registration), `description` (the same without its load), `incarnation`, `caller` (whose record it is), and a `word:ROUTER` for each router: when it was said (unix seconds), a blank, JSON [refusal, trouble] |
+| `outrider:workers` | set | the ROLE:IDs of the above; those that have expired are taken out when somebody reads it |
 | `outrider:epoch` | string | random; another one than before means that the Redis has lost its memory |
 | `outrider:session:HEX`, `outrider:owner:HEX` | stream, hash | a session's log: redis_logs.py |
-| `outrider:changes` | channel | the ID of a worker that came, changed or left |
+| `outrider:changes` | channel | the ROLE:ID of a worker that came, changed or left |
 
 Who watches asks again every POLL_SECONDS too: an expiry is announced to nobody, and a message may be lost.
 """  # noqa: E501 (a table)
@@ -41,11 +41,12 @@ from outrider.store.store import (
     WorkerRecord,
     answer_of,
     changed,
+    id_in_use,
 )
 from outrider.store.url import StoreUrl
 from outrider.wire.codec import record_from_bytes, record_to_bytes
 from outrider.wire.description import WorkerLoad
-from outrider.wire.hello import Identity
+from outrider.wire.hello import Identity, WorkerKey
 
 log = logging.getLogger(__name__)
 
@@ -56,9 +57,11 @@ WORKER, INDEX, EPOCH, CHANGES = (f"outrider:{name}" for name in ("worker:", "wor
 WORD = b"word:"
 
 BEAT = """
-local known = redis.call('HMGET', KEYS[1], 'incarnation', 'description')
+local known = redis.call('HMGET', KEYS[1], 'incarnation', 'description', 'caller')
+if known[1] and known[3] ~= ARGV[7] then return false end
 if known[1] ~= ARGV[2] then redis.call('DEL', KEYS[1]) end
 redis.call('HSET', KEYS[1], 'incarnation', ARGV[2], 'description', ARGV[3], 'record', ARGV[4])
+redis.call('HSET', KEYS[1], 'caller', ARGV[7])
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
 redis.call('SADD', KEYS[2], ARGV[1])
 if known[1] ~= ARGV[2] or known[2] ~= ARGV[3] then redis.call('PUBLISH', KEYS[3], ARGV[1]) end
@@ -77,11 +80,14 @@ end
 return words
 """
 LEAVE = """
-if redis.call('HGET', KEYS[1], 'incarnation') == ARGV[2] then
+local known = redis.call('HMGET', KEYS[1], 'incarnation', 'caller')
+if known[1] and known[2] ~= ARGV[3] then return false end
+if known[1] == ARGV[2] then
   redis.call('DEL', KEYS[1])
   redis.call('SREM', KEYS[2], ARGV[1])
   redis.call('PUBLISH', KEYS[3], ARGV[1])
 end
+return 1
 """
 ANSWER = """
 if redis.call('HGET', KEYS[1], 'incarnation') == ARGV[1] then
@@ -99,7 +105,7 @@ end
 return found
 """
 T = TypeVar("T")
-Records = Mapping[str, WorkerRecord]
+Records = Mapping[WorkerKey, WorkerRecord]
 
 
 class RedisStore:
@@ -127,27 +133,30 @@ class RedisStore:
             self._redis.register_script(script) for script in (BEAT, LEAVE, ANSWER, LIST)
         )
 
-    async def beat(self, record: WorkerRecord) -> Answer:
+    async def beat(self, record: WorkerRecord, caller: str = "") -> Answer:
         identity = record.info.identity
+        name = _name(identity)
         description = record_to_bytes(replace(record, load=WorkerLoad()))
         words = await self._asked(
             self._beat(
-                keys=[WORKER + identity.worker_id, INDEX, CHANGES],
+                keys=[WORKER + name, INDEX, CHANGES],
                 args=[
-                    *(identity.worker_id, str(identity.incarnation), description, record_to_bytes(record)),
-                    *(round(self._ttl_seconds * 1000), self._word_seconds),
+                    *(name, str(identity.incarnation), description, record_to_bytes(record)),
+                    *(round(self._ttl_seconds * 1000), self._word_seconds, caller),
                 ],
             )
         )
+        if words is None:
+            raise id_in_use(identity)
         return answer_of(_words(words))
 
-    async def leave(self, identity: Identity) -> None:
-        await self._asked(
-            self._leave(
-                keys=[WORKER + identity.worker_id, INDEX, CHANGES],
-                args=[identity.worker_id, str(identity.incarnation)],
-            )
+    async def leave(self, identity: Identity, caller: str = "") -> None:
+        name = _name(identity)
+        left = await self._asked(
+            self._leave(keys=[WORKER + name, INDEX, CHANGES], args=[name, str(identity.incarnation), caller])
         )
+        if left is None:
+            raise id_in_use(identity)
 
     async def close(self) -> None:
         await self._redis.aclose(close_connection_pool=True)
@@ -197,7 +206,7 @@ class RedisStore:
             except InvalidRequest as error:
                 log.debug("a record in the store is not understood: %s", error.message)
                 continue
-            records[record.info.identity.worker_id] = record
+            records[record.info.identity.key] = record
         return epoch, records
 
     async def answer(
@@ -206,7 +215,7 @@ class RedisStore:
         word = json.dumps([refusal, trouble])
         await self._asked(
             self._answer(
-                keys=[WORKER + identity.worker_id],
+                keys=[WORKER + _name(identity)],
                 args=[str(identity.incarnation), WORD + router_id.encode(), word],
             )
         )
@@ -238,6 +247,10 @@ def _pool(url: StoreUrl) -> ConnectionPool:
     if url.tls:
         options |= {"connection_class": SSLConnection, "ssl_ca_certs": url.ca_certs}
     return ConnectionPool(**options)
+
+
+def _name(identity: Identity) -> str:
+    return f"{identity.role.name.lower()}:{identity.worker_id}"
 
 
 def _words(fields: list[bytes]) -> dict[str, Word]:

@@ -14,10 +14,11 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from outrider.errors import IdInUse
 from outrider.store.logs import SessionLogs
 from outrider.wire.description import WorkerLoad as WorkerLoad
 from outrider.wire.description import WorkerRecord as WorkerRecord
-from outrider.wire.hello import Identity
+from outrider.wire.hello import Identity, WorkerKey
 
 TTL_SECONDS = 4.0  # a record outlives the last beat by this much; with the time to notice it stays under 5 s
 WORD_SECONDS = 30.0  # a router's word to a worker is forgotten when it has not been said again for so long
@@ -33,16 +34,21 @@ class Answer:
 
 
 class Registrar(Protocol):
-    """All that a worker needs."""
+    """All that a worker needs.
 
-    async def beat(self, record: WorkerRecord) -> Answer:
+    A live record belongs to the caller that made it: another one is refused with IdInUse. `caller` names the
+    certificate that was shown; it is empty if none was. So a worker that is started anew is let in at once,
+    and one that holds a certificate of its own cannot be pushed out.
+    """
+
+    async def beat(self, record: WorkerRecord, caller: str = "") -> Answer:
         """Renews the worker's record for TTL_SECONDS.
 
         A record with another incarnation replaces the former one and forgets the answers to it.
         """
         ...
 
-    async def leave(self, identity: Identity) -> None:
+    async def leave(self, identity: Identity, caller: str = "") -> None:
         """Removes the record at once, unless it belongs to another incarnation."""
         ...
 
@@ -59,8 +65,8 @@ class Store(Registrar, Protocol):
         """The logs of sessions."""
         ...
 
-    def workers(self) -> AsyncIterator[Mapping[str, WorkerRecord]]:
-        """Yields all live records by worker id: now, and whenever a worker came, went or changed.
+    def workers(self) -> AsyncIterator[Mapping[WorkerKey, WorkerRecord]]:
+        """Yields all live records by role and id: now, and whenever a worker came, went or changed.
 
         A load alone is no change. Changes that come faster than the reader takes them are joined. While the
         store cannot be reached nothing is yielded, and the last records stay good; after the store's return
@@ -95,9 +101,16 @@ def answer_of(words: Mapping[str, Word]) -> Answer:
     )
 
 
-def changed(before: Mapping[str, WorkerRecord], after: Mapping[str, WorkerRecord]) -> bool:
+def id_in_use(identity: Identity) -> IdInUse:
+    """Returns the refusal of a caller that speaks for a worker that another one has registered."""
+    return IdInUse(
+        f"the {identity.role.name.lower()} {identity.worker_id} is registered with another certificate: take "
+        f"another id, or wait {TTL_SECONDS:g} seconds after its end"
+    )
+
+
+def changed(before: Mapping[WorkerKey, WorkerRecord], after: Mapping[WorkerKey, WorkerRecord]) -> bool:
     """True if there is anything to tell beyond loads."""
     return before.keys() != after.keys() or any(
-        (one.info, one.address) != (after[worker_id].info, after[worker_id].address)
-        for worker_id, one in before.items()
+        (one.info, one.address) != (after[key].info, after[key].address) for key, one in before.items()
     )

@@ -21,15 +21,23 @@ class Role(IntEnum):
     DRAFTER = common_pb2.ROLE_DRAFTER
 
 
+WorkerKey = tuple[Role, str]
+"""(role, worker_id): a worker of one role never stands for one of another, whatever it calls itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """Who a process is: the content of a hello."""
 
     role: Role
-    worker_id: str  # stable name, unique in the service
+    worker_id: str  # stable name, unique among the workers of its role
     incarnation: int  # 64 bits, random, drawn at process start
     model_fingerprint: str = ""  # empty for a router
     tokenizer_hash: str = ""  # empty for a router, and for a drafter that suits every tokenizer
+
+    @property
+    def key(self) -> WorkerKey:
+        return self.role, self.worker_id
 
     def hello(self) -> common_pb2.Hello:
         return common_pb2.Hello(

@@ -71,8 +71,8 @@ def log_from_bytes(raw: bytes) -> SessionLog:
     are UNLOGGED_RECORD."""
     if raw == UNLOGGED_RECORD:
         raise UnknownSession(
-            "the store did not take this session's log, so that it cannot be resumed: send the request again, "
-            "with the same seed for the same text"
+            "the store did not take this session's log, so that it cannot be resumed: send the request "
+            "again, with the same seed for the same text"
         )
     try:
         message = session_pb2.SessionLog.FromString(raw)

@@ -99,17 +99,20 @@ class RouterRegistrar:
         self._channel = channel(address, tls)
         self._stub = registry_pb2_grpc.RegistryStub(self._channel)
 
-    async def beat(self, record: WorkerRecord) -> Answer:
+    async def beat(self, record: WorkerRecord, caller: str = "") -> Answer:
+        """`caller` is what our certificate says."""
         try:
             reply = await self._stub.Beat(record_to_wire(record), timeout=ANSWER_SECONDS)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                 return Answer(refusal=error.details() or "the router refused this worker")
+            if error.code() is grpc.StatusCode.ALREADY_EXISTS:
+                return Answer(trouble=error.details())
             await self._reopen()
             raise _away(error) from None
         return Answer(tuple(reply.taken_in_by), reply.refusal or None, reply.trouble or None)
 
-    async def leave(self, identity: Identity) -> None:
+    async def leave(self, identity: Identity, caller: str = "") -> None:
         try:
             await self._stub.Leave(registry_pb2.LeaveRequest(hello=identity.hello()), timeout=LEAVE_SECONDS)
         except grpc.aio.AioRpcError as error:

@@ -208,7 +208,7 @@ async def rig() -> AsyncIterator[Rig]:
     log_writer = SessionLogWriter(store.logs, ROUTER.worker_id, metrics)
     sessions = Sessions(fleet, log_writer, max_sessions=4, num_speculative_tokens=8)
     server = new_server()
-    registry_pb2_grpc.add_RegistryServicer_to_server(Registry(store), server)
+    registry_pb2_grpc.add_RegistryServicer_to_server(Registry(store, metrics), server)
     address = bind(server, "127.0.0.1", 0)
     await server.start()
     recruiting = asyncio.create_task(WorkerDiscovery(store, fleet, ROUTER, first_difference).run())

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from outrider.wire.hello import Role
 from router.metrics import MOST_LEFT, Metrics
 from router.requests import TokensCommitted
 
@@ -60,8 +61,8 @@ def test_a_verifiers_load_shows_until_it_leaves() -> None:
     assert value("outrider_preemptions_total") == 6
     report(preemptions=1)  # its own count began again: it was restarted
     assert value("outrider_preemptions_total") == 7
-    metrics.worker_left("v1", "demo")
-    metrics.worker_left("never reported", "demo")
+    metrics.worker_left((Role.VERIFIER, "v1"), "demo")
+    metrics.worker_left((Role.VERIFIER, "never reported"), "demo")
     assert value("vllm:num_requests_running") is None
     assert value("outrider_preemptions_total") == 7
 
@@ -70,11 +71,10 @@ def test_of_workers_that_left_the_last_ones_are_remembered() -> None:
     metrics = Metrics()
 
     def comes(worker_id: str) -> None:
-        metrics.worker_joined(worker_id, "demo")
+        metrics.worker_joined((Role.VERIFIER, worker_id), "demo")
         load = {"running": 1, "waiting": 0, "kv_usage": 0.0, "step_seconds": 0.1, "step_tokens": 1}
         metrics.observe_load(worker_id, "demo", **load, preemptions=2)  # type: ignore[arg-type]
         metrics.observe_dropped(worker_id, "demo", {"stale": 3})
-        metrics.observe_rejections(worker_id, "demo", 5, 4)
 
     def told(worker_id: str) -> int:
         return metrics.exposition().decode().count(f'engine="{worker_id}"')
@@ -82,27 +82,42 @@ def test_of_workers_that_left_the_last_ones_are_remembered() -> None:
     for worker_id in ("stays", "first", "comes back"):
         comes(worker_id)
     whole = told("stays")
-    metrics.worker_left("stays", "what it served before")
-    metrics.worker_left("first", "demo")
-    metrics.worker_left("comes back", "demo")
+    metrics.worker_left((Role.VERIFIER, "stays"), "what it served before")
+    metrics.worker_left((Role.VERIFIER, "first"), "demo")
+    metrics.worker_left((Role.VERIFIER, "comes back"), "demo")
     comes("comes back")
     for number in range(MOST_LEFT - 1):
         comes(f"w{number}")
         metrics.worker_left(
-            f"w{number}", "demo"
+            (Role.VERIFIER, f"w{number}"), "demo"
         )  # with the last of them, "stays" as it was before is forgotten
     gauges = 3
     assert told("first") == whole - gauges
     comes("last")
-    metrics.worker_left("last", "demo")
+    metrics.worker_left((Role.VERIFIER, "last"), "demo")
     assert (told("first"), told("w0"), told("last")) == (0, whole - gauges, whole - gauges)
     assert told("comes back") == told("stays") == whole > gauges
-    metrics.observe_rejections("stays", "demo", 6, 4)
-    labels = {"model_name": "demo", "engine": "stays"}
-    assert metrics.registry.get_sample_value("outrider_draft_rejections_total", labels) == 6
-    assert ("first", "demo") not in metrics._seen
+    metrics.observe_dropped("stays", "demo", {"stale": 4})
+    labels = {"model_name": "demo", "engine": "stays", "reason": "stale"}
+    assert metrics.registry.get_sample_value("outrider_drafts_dropped_total", labels) == 4
+    assert ((Role.VERIFIER, "first"), "demo") not in metrics._seen
     comes("first")
     assert told("first") == whole
+
+
+def test_a_drafter_with_the_name_of_a_verifier_takes_none_of_its_figures_along() -> None:
+    metrics = Metrics()
+    labels = {"model_name": "demo", "engine": "v"}
+    load = {"running": 3, "waiting": 0, "kv_usage": 0.0, "step_seconds": 0.1, "step_tokens": 1}
+    metrics.worker_joined((Role.VERIFIER, "v"), "demo")
+    metrics.observe_load("v", "demo", **load, preemptions=2)  # type: ignore[arg-type]
+    for worker_id in ("v", *(f"d{number}" for number in range(MOST_LEFT))):
+        metrics.worker_joined((Role.DRAFTER, worker_id), "demo")
+        metrics.observe_rejections(worker_id, "demo", 5, 4)
+        metrics.worker_left((Role.DRAFTER, worker_id), "demo")
+    assert metrics.registry.get_sample_value("outrider_draft_rejections_total", labels) is None
+    assert metrics.registry.get_sample_value("vllm:num_requests_running", labels) == 3
+    assert metrics.registry.get_sample_value("outrider_preemptions_total", labels) == 2
 
 
 def test_what_the_session_layer_reports_is_exposed() -> None:

@@ -46,7 +46,7 @@ def test_a_drafter_without_a_tokenizer_fits_every_target() -> None:
 
 
 def test_a_drafter_of_another_tokenizer_is_told_the_first_difference() -> None:
-    drafter = worker(Role.DRAFTER, "d", tokenizer="u")
+    drafter = worker(Role.DRAFTER, "v", tokenizer="u")  # whatever it calls itself
     expected = "the draft model's tokenizer differs from that of the target 'm': t is not u"
     assert incompatibility(drafter, [V], differ) == expected
     assert "their hashes differ" in (incompatibility(drafter, [V], lambda target, draft: None) or "")

@@ -116,5 +116,3 @@ async def test_the_halves_of_a_refused_writing_are_written_in_few_tries() -> Non
         logs.bad = book[40]
         await until(lambda: all(cursor.written for cursor in book if cursor is not book[40]))
         assert len([ids for ids in logs.wrote if ids]) <= 6
-
-

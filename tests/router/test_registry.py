@@ -1,13 +1,17 @@
 """The registry service: a router's store for workers that reach no other, over real loopback gRPC."""
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 
+from outrider.errors import Unavailable
 from outrider.net.rpc import bind, channel, new_server
+from outrider.net.tls import Tls
 from outrider.store.memory import MemoryStore
 from outrider.v1 import registry_pb2, registry_pb2_grpc
 from outrider.wire.codec import record_to_wire
@@ -17,6 +21,7 @@ from router.fleet import Fleet
 from router.metrics import Metrics
 from router.registry import Registry
 from router.worker_discovery import WorkerDiscovery
+from tests.certificates import Authority
 
 
 async def refusal(call: Any) -> tuple[grpc.StatusCode, str]:
@@ -49,7 +54,7 @@ async def test_a_worker_that_leaves_is_forgotten_at_once_but_not_for_another_inc
     await rig.until(lambda: rig.sessions.ready())
     stranger = await rig.worker(Role.VERIFIER, "v", incarnation=6)
     await registrar.leave(stranger.info.identity)
-    assert "v" in await anext(rig.store.workers())
+    assert (Role.VERIFIER, "v") in await anext(rig.store.workers())
     await registrar.leave(worker.info.identity)
     assert await anext(rig.store.workers()) == {}
     await rig.until(lambda: not rig.sessions.ready())
@@ -94,6 +99,66 @@ async def test_a_registration_that_describes_nothing_or_no_address_is_refused(ri
         assert (code, "hello must say" in sentence) == (grpc.StatusCode.INVALID_ARGUMENT, True)
 
 
+@pytest.fixture
+async def by_tls(rig: Any, tmp_path: Path) -> AsyncIterator[Callable[..., RouterRegistrar]]:
+    """The rig's registry where certificates are asked for; makes registrars that show one with such names."""
+    authority, server, made = Authority(), new_server(), list[RouterRegistrar]()
+    registry_pb2_grpc.add_RegistryServicer_to_server(Registry(rig.store, rig.metrics), server)
+    address = bind(server, "127.0.0.1", 0, tls=Tls(authority.write(tmp_path / "router")))
+    await server.start()
+
+    def registrar(*names: str) -> RouterRegistrar:
+        made.append(RouterRegistrar(address, Tls(authority.write(tmp_path / f"{len(made)}", *names))))
+        return made[-1]
+
+    yield registrar
+    for one in made:
+        await one.close()
+    await server.stop(None)
+
+
+async def test_a_drafter_that_calls_itself_as_a_verifier_disturbs_none(
+    rig: Any, by_tls: Callable[..., RouterRegistrar]
+) -> None:
+    verifier = await rig.worker(Role.VERIFIER, "v")
+    impostor = await rig.worker(Role.DRAFTER, "v")
+    owner, hostile = by_tls("outrider:verifier"), by_tls("outrider:drafter")
+    await owner.beat(verifier.record())
+    await rig.until(lambda: rig.sessions.ready())
+    held = rig.fleet.verifiers["v"]
+    await hostile.leave(impostor.info.identity)
+    await hostile.beat(impostor.record())
+    await rig.until(lambda: rig.fleet.drafters.get("v") is not None)
+    await hostile.leave(impostor.info.identity)
+    await rig.until(lambda: not rig.fleet.drafters)
+    with pytest.raises(Unavailable):  # its certificate is a drafter's
+        await hostile.leave(verifier.info.identity)
+    assert rig.fleet.verifiers == {"v": held} and not verifier.stream_over.is_set()
+
+
+async def test_a_live_worker_belongs_to_the_certificate_that_registered_it(
+    rig: Any, by_tls: Callable[..., RouterRegistrar]
+) -> None:
+    worker = await rig.worker(Role.VERIFIER, "v", incarnation=7)
+    owner, other = by_tls("10-0-0-1.example", "outrider:verifier"), by_tls("10-0-0-2.example")
+    await owner.beat(worker.record())
+    await rig.until(lambda: rig.sessions.ready())
+    for incarnation in (7, 8):
+        another = await rig.worker(Role.VERIFIER, "v", incarnation=incarnation)
+        answer = await other.beat(another.record())  # no refusal: it may be let in later, and need not end
+        assert answer.trouble is not None and "is registered with another certificate" in answer.trouble
+        with pytest.raises(Unavailable):
+            await other.leave(another.info.identity)
+    refused = "outrider_registrations_refused_total", {"reason": "id_in_use"}
+    assert rig.metrics.registry.get_sample_value(*refused) == 4
+    assert not worker.stream_over.is_set()
+    anew = await rig.worker(Role.VERIFIER, "v", incarnation=9)
+    renewed = by_tls("outrider:verifier", "10-0-0-1.example")
+    await renewed.beat(anew.record())
+    assert (await anext(rig.store.workers()))[Role.VERIFIER, "v"] == anew.record()
+    await rig.until(lambda: rig.sessions.ready() and rig.fleet.verifiers["v"].identity.incarnation == 9)
+
+
 async def test_a_worker_outlives_its_router(rig: Any) -> None:
     """The second router at the same address knows nothing of the first one's workers."""
     worker = await rig.worker(Role.VERIFIER, "v")
@@ -101,7 +166,7 @@ async def test_a_worker_outlives_its_router(rig: Any) -> None:
 
     async def router_at(port: int, name: str) -> tuple[grpc.aio.Server, str, asyncio.Task[Any]]:
         server, store = new_server(), MemoryStore()
-        registry_pb2_grpc.add_RegistryServicer_to_server(Registry(store), server)
+        registry_pb2_grpc.add_RegistryServicer_to_server(Registry(store, fleet.metrics), server)
         address = bind(server, "127.0.0.1", port)
         await server.start()
         identity = rig.identity(name)

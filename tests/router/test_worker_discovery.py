@@ -166,7 +166,7 @@ async def test_a_new_incarnation_takes_the_place_of_the_former(rig: Any) -> None
     await rig.until(lambda: rig.fleet.verifiers.get("v") not in (None, held))
     await first.stream_over.wait()
     await asyncio.gather(first.registration, return_exceptions=True)  # it has said now that it leaves
-    assert "v" in await anext(rig.store.workers())
+    assert (Role.VERIFIER, "v") in await anext(rig.store.workers())
     assert rig.fleet.verifiers["v"].identity.incarnation == 2
 
 

@@ -22,9 +22,13 @@ def record() -> Callable[..., WorkerRecord]:
     """A worker's, by its id."""
 
     def make(
-        worker_id: str = "v", incarnation: int = 2**64 - 1, address: str = "h:1", **load: float
+        worker_id: str = "v",
+        incarnation: int = 2**64 - 1,
+        address: str = "h:1",
+        role: Role = Role.VERIFIER,
+        **load: float,
     ) -> WorkerRecord:
-        identity = Identity(Role.VERIFIER, worker_id, incarnation, "weights", "tokens")
+        identity = Identity(role, worker_id, incarnation, "weights", "tokens")
         model = ModelInfo("m", "weights", "Arch", 1, 2, 3, (4, 5), "cpu", "float32", True, 2)
         return WorkerRecord(WorkerInfo(identity, model, 6, 7), address, WorkerLoad(**load))
 

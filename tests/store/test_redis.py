@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +17,7 @@ from outrider.store.redis import RedisStore
 from outrider.store.store import Answer
 from outrider.store.url import parse_store_url
 from outrider.wire.description import WorkerRecord
+from outrider.wire.hello import Role, WorkerKey
 from outrider.worker.registration import register
 from tests.redis_server import PASSWORD, QUOTED_PASSWORD, RedisServer, TlsTerminator
 
@@ -36,6 +37,10 @@ async def store(redis: RedisServer) -> AsyncIterator[RedisStore]:
     made = RedisStore(parse_store_url(redis.url), TTL_SECONDS)
     yield made
     await made.close()
+
+
+def ids(records: Mapping[WorkerKey, WorkerRecord]) -> set[str]:
+    return {worker_id for _, worker_id in records}
 
 
 async def until_away(store: RedisStore) -> None:
@@ -82,19 +87,19 @@ async def test_nobody_is_dropped_because_the_redis_was_away(
     said = watcher.workers()
     await store.beat(record("stays"))
     await store.beat(record("goes"))
-    while (await anext(said)).keys() != {"stays", "goes"}:
+    while ids(await anext(said)) != {"stays", "goes"}:
         pass
     heard = asyncio.ensure_future(anext(said))
     await go_away(redis, store)
     await until_back(store)
     await store.beat(record("new"))
-    assert (await heard).keys() == {"stays", "goes", "new"}
+    assert ids(await heard) == {"stays", "goes", "new"}
     gone = asyncio.ensure_future(anext(said))
     while not gone.done():
         await store.beat(record("stays"))
         await store.beat(record("new"))
         await asyncio.wait((gone,), timeout=TTL_SECONDS / 10)
-    assert gone.result().keys() == {"stays", "new"}  # the other has not come back with the Redis
+    assert ids(gone.result()) == {"stays", "new"}  # the other has not come back with the Redis
     await said.aclose()
     await watcher.close()
 
@@ -133,7 +138,7 @@ async def test_a_worker_registers_when_the_redis_comes_and_says_once_why_not(
         assert await states.get() == (None, "the store cannot be reached at the moment (ConnectionError)")
         redis.start()
         await until_back(router)
-        while "v" not in await anext(router.workers()):
+        while (Role.VERIFIER, "v") not in await anext(router.workers()):
             pass
         await router.answer(record().info.identity, name, None)
         assert await states.get() == (name, "registered")
@@ -151,7 +156,7 @@ async def test_a_worker_that_stops_leaves(redis: RedisServer, record: Record) ->
     store = RedisStore(parse_store_url(redis.url), ttl_seconds=1000)
     registering = asyncio.create_task(register(store, record))
     said = store.workers()
-    while "v" not in await anext(said):
+    while (Role.VERIFIER, "v") not in await anext(said):
         pass
     registering.cancel()
     assert await anext(said) == {}
@@ -161,10 +166,10 @@ async def test_a_worker_that_stops_leaves(redis: RedisServer, record: Record) ->
 
 async def test_what_is_not_understood_is_passed_over(store: RedisStore, record: Record) -> None:
     await store.beat(record())
-    await store._redis.sadd("outrider:workers", "nonsense", "router")
-    await store._redis.hset("outrider:worker:nonsense", "record", b"\xff\xff")
-    await store._redis.hset("outrider:worker:router", "record", b"")
-    assert (await anext(store.workers())).keys() == {"v"}
+    await store._redis.sadd("outrider:workers", "verifier:nonsense", "verifier:router")
+    await store._redis.hset("outrider:worker:verifier:nonsense", "record", b"\xff\xff")
+    await store._redis.hset("outrider:worker:verifier:router", "record", b"")
+    assert ids(await anext(store.workers())) == {"v"}
 
 
 async def test_expired_ids_do_not_pile_up(store: RedisStore, record: Record) -> None:
@@ -218,7 +223,7 @@ async def test_by_tls_with_a_certificate_of_ones_own(
         url = f"rediss://:{QUOTED_PASSWORD}@127.0.0.1:{tls.port}/1"
         trusting = RedisStore(parse_store_url(f"{url}?ssl_ca_certs={tls.ca_certs}"))
         assert await trusting.beat(record()) == Answer()
-        assert (await anext(trusting.workers())).keys() == {"v"}
+        assert ids(await anext(trusting.workers())) == {"v"}
         await trusting.close()
         wary = RedisStore(parse_store_url(url))
         with pytest.raises(StartupError, match=r"^--store: the Redis's certificate is not trusted"):

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from outrider.errors import IdInUse
 from outrider.store.memory import MemoryStore
 from outrider.store.redis import RedisStore
 from outrider.store.store import Answer, Store
 from outrider.store.url import parse_store_url
 from outrider.wire.description import WorkerRecord
+from outrider.wire.hello import Role
 from tests.redis_server import RedisServer
 
 TTL_SECONDS = 1.0
@@ -44,7 +46,7 @@ class Watch:
         self._said = store.workers()
 
     async def next(self) -> dict[str, Any]:
-        return dict(await anext(self._said))
+        return {worker_id: record for (_, worker_id), record in (await anext(self._said)).items()}
 
     async def __aenter__(self) -> Watch:
         return self
@@ -121,6 +123,37 @@ async def test_a_new_incarnation_takes_the_place_of_the_former_and_of_what_it_wa
             assert await late.next() == {"v": second}
         await store.leave(second.info.identity)
         assert await watch.next() == {}
+
+
+async def test_workers_of_two_roles_may_have_one_name(stores: tuple[Store, Store], record: Record) -> None:
+    store, other = stores
+    verifier, drafter = record("v"), record("v", role=Role.DRAFTER)
+    await store.beat(verifier)
+    await other.answer(verifier.info.identity, "router", None)
+    assert await store.beat(drafter) == Answer()
+    both = await anext(other.workers())
+    assert both == {(Role.VERIFIER, "v"): verifier, (Role.DRAFTER, "v"): drafter}
+    await store.leave(drafter.info.identity)
+    assert await anext(other.workers()) == {(Role.VERIFIER, "v"): verifier}
+    assert await store.beat(verifier) == Answer(("router",))
+
+
+async def test_a_live_record_belongs_to_who_made_it(stores: tuple[Store, Store], record: Record) -> None:
+    store, other = stores
+    mine, renewed, theirs = (record("v", incarnation=n, address=f"h:{n}") for n in (1, 2, 3))
+    await store.beat(mine, "me")
+    for caller in ("them", ""):
+        for same in (mine, theirs):
+            with pytest.raises(IdInUse, match="the verifier v is registered with another certificate"):
+                await other.beat(same, caller)
+            with pytest.raises(IdInUse):
+                await other.leave(same.info.identity, caller)
+    assert await anext(other.workers()) == {(Role.VERIFIER, "v"): mine}
+    await other.beat(renewed, "me")  # started anew, through whichever router
+    assert await anext(store.workers()) == {(Role.VERIFIER, "v"): renewed}
+    await other.leave(renewed.info.identity, "me")
+    await other.beat(theirs, "them")
+    assert await anext(store.workers()) == {(Role.VERIFIER, "v"): theirs}
 
 
 async def test_a_worker_hears_what_each_router_said_last(stores: tuple[Store, Store], record: Record) -> None:

@@ -57,7 +57,7 @@ async def handle() -> Handle:
 
 async def next_of(watch: Any) -> set[str]:
     async with asyncio.timeout(20):
-        return set(await anext(watch))
+        return {worker_id for _, worker_id in await anext(watch)}
 
 
 async def test_what_is_registered_is_heard_by_those_who_watch(handle: Handle) -> None:
