@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from outrider.engine.engine import Work
 from outrider.engine.kv_blocks import BlockTable
-from outrider.sampling.sampler import Row, TokenCounts
+from outrider.sampling.sampler import TokenCounts
 from verifier.drafter_seat import DrafterSeat
+from verifier.part import Part
 from verifier.session import Outcome, Session, SessionSpec
 from verifier.step_start import Awaited
 
@@ -124,32 +124,3 @@ class Running:
         if self.counts is not None:
             self.counts.extend(outcome.tokens)
         return outcome
-
-
-@dataclass(slots=True, eq=False)
-class Part:
-    """A session's share of a step."""
-
-    running: Running
-    start: int  # tokens in the cache before
-    tokens: int  # committed tokens that run
-    path: list[int]  # draft tokens that follow them
-    chances: list[float]  # of each of those: P(accepted | all before it are), as promised
-    final: bool  # whether the log's last token is among them, so that a token is drawn
-
-    def work(self) -> Work:
-        log = self.running.session.log
-        tokens = [*log[self.start : self.start + self.tokens], *self.path]
-        return Work(self.running.table.blocks, self.start, tokens, len(self.path) + 1 if self.final else 0)
-
-    def rows(self) -> list[Row]:
-        if not self.final:
-            return []
-        running = self.running
-        params, position = running.session.spec.params.sampling, len(running.session.log)
-        after = [None, *self.path]
-        if not params.penalized:  # then what stands before a row is of no account
-            return [Row(params, position + j, None, (), token) for j, token in enumerate(after)]
-        return [
-            Row(params, position + j, running.counts, self.path[:j], token) for j, token in enumerate(after)
-        ]

@@ -12,7 +12,8 @@ from tests.verifier.talk import Running as Verifier
 from tests.verifier.test_drafters import LENGTH, Honest, until
 from verifier.drafter_peer import DrafterPeer
 from verifier.drafter_seat import DrafterSeat
-from verifier.running import Part, Running
+from verifier.part import Part
+from verifier.running import Running
 from verifier.session import DraftFate, Session, SessionSpec
 
 FIRST = b"f" * 16  # a session

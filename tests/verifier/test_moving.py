@@ -253,7 +253,8 @@ async def test_a_session_is_given_back_to_its_router_alone_and_only_before_it_ha
     owner, other = await router(verifier), await router(verifier)
     owner.say(open_session(b"s" * 16, max_tokens=1000))
     assert (await owner.hear()).committed
-    monkeypatch.setattr(verifier.stepper, "_limits", replace(verifier.stepper._limits, max_tokens=1))
+    planner = verifier.stepper._planner
+    monkeypatch.setattr(planner, "limits", replace(planner.limits, max_tokens=1))
     owner.say(open_session(b"t" * 16, max_tokens=3))  # no step has room for it beside the other
     other.say(ask_back(b"t" * 16))
     other.say(open_session(b"u" * 16, max_tokens=3))

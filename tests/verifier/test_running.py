@@ -7,7 +7,8 @@ import pytest
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import TokenCounts
 from outrider.wire.session import SessionParams
-from verifier.running import Part, Running
+from verifier.part import Part
+from verifier.running import Running
 from verifier.session import Session, SessionSpec
 
 

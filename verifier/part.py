@@ -1,0 +1,41 @@
+"""A session's share of a step: what of it runs, and which rows are drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from outrider.engine.engine import Work
+from outrider.sampling.sampler import Row
+
+if TYPE_CHECKING:
+    from verifier.running import Running
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """What runs of a session in one step: committed tokens that are not in the cache yet, then drafts."""
+
+    running: Running
+    start: int  # tokens in the cache before
+    tokens: int  # committed tokens that run
+    path: list[int]  # draft tokens that follow them
+    chances: list[float]  # of each of those: P(accepted | all before it are), as promised
+    final: bool  # whether the log's last token is among them, so that a token is drawn
+
+    def work(self) -> Work:
+        log = self.running.session.log
+        tokens = [*log[self.start : self.start + self.tokens], *self.path]
+        return Work(self.running.table.blocks, self.start, tokens, len(self.path) + 1 if self.final else 0)
+
+    def rows(self) -> list[Row]:
+        if not self.final:
+            return []
+        running = self.running
+        params, position = running.session.spec.params.sampling, len(running.session.log)
+        after = [None, *self.path]
+        if not params.penalized:  # then what stands before a row is of no account
+            return [Row(params, position + j, None, (), token) for j, token in enumerate(after)]
+        return [
+            Row(params, position + j, running.counts, self.path[:j], token) for j, token in enumerate(after)
+        ]

@@ -1,0 +1,40 @@
+"""What a session may ask for, so that it can run here at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.errors import InvalidRequest
+from verifier.session import SessionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    vocab_size: int
+    max_context: int  # tokens of the model's context
+    slots: int  # tokens that the KV pool holds
+
+    def check(self, spec: SessionSpec) -> None:
+        """Raises InvalidRequest, naming the field and the limit, if the session could never run."""
+        params, total = spec.params, spec.params.most_tokens
+        if not params.prompt:
+            raise InvalidRequest("prompt must hold at least one token", field="prompt")
+        if any(token >= self.vocab_size for token in (*params.prompt, *spec.output)):
+            raise InvalidRequest(f"prompt: token ids go from 0 to {self.vocab_size - 1}", field="prompt")
+        if not len(spec.output) < params.max_tokens:
+            raise InvalidRequest(
+                f"max_tokens must be more than the {len(spec.output)} tokens of output so far",
+                field="max_tokens",
+            )
+        if total > self.max_context:
+            raise InvalidRequest(
+                f"prompt and max_tokens come to {total} tokens; the context has {self.max_context}",
+                field="max_tokens",
+            )
+        if total > self.slots:
+            raise InvalidRequest(
+                f"prompt and max_tokens come to {total} tokens; the KV pool holds {self.slots}"
+                " (see --kv-memory)",
+                field="max_tokens",
+            )
+        params.sampling.validate(self.vocab_size)

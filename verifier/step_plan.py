@@ -1,0 +1,94 @@
+"""Plans a step: which sessions run, with how many tokens and drafts each, and the KV blocks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from outrider.engine.kv_blocks import BlockPool, Cached
+from outrider.engine.scheduler import Candidate, Grant, Limits, schedule
+from outrider.options.engine import StepLimits
+from verifier.admission import admit
+from verifier.meter import Meter
+from verifier.orphans import dispensable
+from verifier.part import Part
+from verifier.running import Path, Running
+
+
+class StepPlanner:
+    """Chooses who runs by what the meter has measured, and changes the sessions' block tables for it."""
+
+    def __init__(
+        self, pool: BlockPool, limits: StepLimits, meter: Meter, close: Callable[[bytes], object]
+    ) -> None:
+        """`close` ends a session that is in the way of others: an orphan."""
+        self.limits = Limits(limits.max_batch_tokens, limits.prefill_chunk, pool.block_size)
+        self.preemptions = 0  # since the start
+        self._pool = pool
+        self._meter = meter
+        self._close = close
+
+    def plan(self, sessions: Mapping[bytes, Running]) -> list[Part]:
+        """Returns the parts of the next step, with their blocks taken. It is empty if nobody can run.
+
+        `sessions` stand in order of arrival. If blocks run out, an orphan is closed or a session preempted,
+        and the step is planned anew."""
+        pool = self._pool
+        while True:
+            everyone = list(sessions.values())
+            paths = [running.path() for running in everyone]
+            decoding = sum(running.decoding for running in everyone)
+            drafts = self._admit(everyone, paths, decoding)
+            candidates = [
+                Candidate(
+                    running.pending,
+                    count,
+                    running.table.length,
+                    len(running.table.blocks),
+                    running.preemptions,
+                )
+                for running, count in zip(everyone, drafts, strict=True)
+            ]
+
+            def lost(index: int, everyone: Sequence[Running] = everyone) -> int:
+                return pool.own_tokens(everyone[index].table)
+
+            def cached(index: int, everyone: Sequence[Running] = everyone) -> Cached:
+                return pool.cached(everyone[index].session.log)
+
+            reading = self._meter.reading(decoding + sum(drafts))
+            chosen = schedule(candidates, pool.available, self.limits, reading, lost, cached)
+            in_the_way = dispensable(everyone, chosen, pool)
+            if in_the_way is not None:
+                self._close(in_the_way.id)
+            elif chosen.preempt is not None:
+                self._preempt(everyone[chosen.preempt])
+            else:
+                return [
+                    self._start(everyone[grant.index], grant, paths[grant.index]) for grant in chosen.grants
+                ]
+
+    def _admit(self, everyone: Sequence[Running], paths: Sequence[Path], decoding: int) -> list[int]:
+        """Returns how many draft tokens of each session take part, by what they bring and what they cost. A
+        prompt that is read beside them is left out of the sum: it is paid for by what it brings itself."""
+        if not any(tokens for tokens, _ in paths):
+            return [0] * len(paths)
+        survival = [running.survival(chances) for running, (_, chances) in zip(everyone, paths, strict=True)]
+        budget = self.limits.max_tokens - decoding
+        return admit(survival, decoding, decoding, self._meter.step_time, budget).counts
+
+    def _preempt(self, victim: Running) -> None:
+        self._pool.close(victim.table)
+        victim.preemptions += 1
+        self.preemptions += 1
+
+    def _start(self, running: Running, grant: Grant, path: Path) -> Part:
+        pool = self._pool
+        if not running.table.blocks:
+            running.table = pool.open(running.session.log)
+            if running.cached_prompt_tokens is None:
+                running.cached_prompt_tokens = running.table.length
+        start = running.table.length
+        tokens = min(grant.tokens, len(running.session.log) - start)
+        pool.extend(running.table, tokens + grant.drafts)
+        final = start + tokens == len(running.session.log)
+        return Part(running, start, tokens, path[0][: grant.drafts], path[1][: grant.drafts], final)

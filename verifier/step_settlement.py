@@ -1,0 +1,57 @@
+"""Settles a step: commits what it chose, and gives back the slots of rejected drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from outrider.engine.kv_blocks import BlockPool
+from verifier.meter import Meter
+from verifier.part import Part
+from verifier.running import Running
+from verifier.session import Outcome
+
+
+def settle(
+    parts: Sequence[Part],
+    chosen: list[int],
+    sessions: Mapping[bytes, Running],
+    pool: BlockPool,
+    now: float,
+) -> list[tuple[Running, Outcome]]:
+    """Returns what the step fixed for each session that a token was drawn for.
+
+    `chosen`: the tokens of the parts' rows, one part after the other. A session that is no longer among
+    `sessions` was closed while the step ran, and is left out."""
+    outcomes = []
+    offset = 0
+    for part in parts:
+        rows = len(part.path) + 1 if part.final else 0
+        picked, offset = chosen[offset : offset + rows], offset + rows
+        running = part.running
+        if sessions.get(running.id) is not running:
+            continue
+        if part.final:
+            outcome = running.settle(part, picked, now)
+            outcomes.append((running, outcome))
+            pool.truncate(running.table, outcome.base + min(outcome.accepted, len(outcome.tokens) - 1))
+        pool.seal(running.table, running.session.log)
+    return outcomes
+
+
+def measure(meter: Meter, parts: Sequence[Part], committed: int, seconds: float, waited: float) -> int:
+    """Lets the meter learn from a step of these parts that committed so many tokens. Returns the step's
+    tokens. `waited` seconds passed before it, in which the engine was free."""
+    tokens = decoding = wanting = starved = 0
+    for part in parts:
+        drafts = len(part.path)
+        tokens += part.tokens + drafts
+        decoding += 1 + drafts if part.tokens == 1 else 0
+        if part.running.session.num_speculative_tokens > 0:
+            wanting += 1
+            starved += not drafts
+    if decoding == tokens:
+        starvation = starved / wanting if wanting else None
+        meter.observe(seconds, tokens, committed, starvation, waited)
+    else:
+        meter.observe_reading(seconds, decoding, tokens - decoding)
+    return tokens
