@@ -4,21 +4,28 @@ The root is the end of the committed log. A Commit walks down the tree: the subt
 stays, the rest goes. Late, repeated and partly overtaken drafts need no special case: they are paths that
 match the log, or do not.
 
+Several sources may fill it. A node keeps the chance that each of them gives it, and counts as likely as the
+one that is believed most makes it. A source that says a token also says all before it, so that it has said a
+beginning of the path, or none of it.
+
 Most drafts repeat what is known and add a token or two at its end. So there are no nodes while there is a
 single path, and the likeliest one is kept at hand once there are several.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-MAX_NODES = 256  # of one session's tree: bounds what a drafter can make us keep
+MAX_NODES = 256  # of one source in a session's tree: bounds what a drafter can make us keep
+
+Source = Hashable
+"""Who sends drafts: a drafter's seat."""
 
 
 @dataclass(slots=True)
 class Node:
-    chance: float = 1.0  # P(accepted | all before it are), as its drafter says
+    said: dict[Source, float] = field(default_factory=dict)  # P(accepted | all before it are), by who says so
     arrival: int = 0  # of two equal guesses the later wins
     children: dict[int, Node] = field(default_factory=dict)  # by token id
 
@@ -26,20 +33,58 @@ class Node:
 class DraftTree:
     def __init__(self) -> None:
         self.path: list[int] = []  # the likeliest one, from the root to a leaf
-        self.chances: list[float] = []  # of each of its tokens: P(accepted | all before it are)
+        self.said: dict[
+            Source, list[float]
+        ] = {}  # by source: the chances that it gives the path's first tokens
         self._root: Node | None = None  # None = that path is the only one
         self._arrivals = 0
-        self._held = 0  # nodes below the root, at most: commits do not count them anew
+        self._held: dict[Source, int] = {}  # nodes that each says, at most: commits do not count them anew
+        self._factors: Mapping[Source, float] = {}
 
     @property
     def size(self) -> int:
         """Returns the number of nodes below the root."""
         return len(self.path) if self._root is None else _count(self._root)
 
+    @property
+    def chances(self) -> list[float]:
+        """Returns for each token of the path P(accepted | all before it are), as far as that is believed."""
+        believed: list[float] = []
+        for source, chances in sorted(self.said.items(), key=lambda item: len(item[1]), reverse=True):
+            factor = self._factors.get(source, 1.0)
+            if not believed:
+                believed = [factor * chance for chance in chances]
+                continue
+            for index, chance in enumerate(chances):
+                believed[index] = max(believed[index], factor * chance)
+        return believed
+
+    def believe(self, factors: Mapping[Source, float]) -> None:
+        """From now on the chances that a source gives count for so much of what it says; 1 if it has no
+        factor. The path is chosen anew if that may change it."""
+        self._factors = factors
+        if self._root is not None and len(factors) > 1:
+            self._find_path(self._root)
+
+    def path_of(self, source: Source) -> list[int]:
+        """Returns the likeliest path of what that source alone says."""
+        if self._root is None or len(self._held) < 2:
+            return self.path[: len(self.said.get(source, ()))]
+        path, node = [], self._root
+        while following := [item for item in node.children.items() if source in item[1].said]:
+            token, node = max(following, key=lambda item: (item[1].said[source], item[1].arrival))
+            path.append(token)
+        return path
+
     def add(
-        self, overtaken: Sequence[int], tokens: Sequence[int], parents: Sequence[int], survival: bytes
+        self,
+        overtaken: Sequence[int],
+        tokens: Sequence[int],
+        parents: Sequence[int],
+        survival: bytes,
+        source: Source = None,
     ) -> int:
-        """Adds a draft; returns how many of its tokens are new here.
+        """Adds a draft; returns how many of its tokens its source had not said before.
 
         `overtaken`: what was committed since the position that the draft starts from. Branches that differ
         from it are dropped, and what lies beyond it is kept. `parents` are indices into `tokens` (-1 = the
@@ -49,31 +94,38 @@ class DraftTree:
         if self._root is None and not parents:
             depth, known = len(overtaken), self.path
             if tokens[:depth] == overtaken and tokens[depth : depth + len(known)] == known:
-                return self._append(tokens, depth, survival)
-        return self._merge(overtaken, tokens, parents, survival)
+                return self._append(tokens, depth, survival, source)
+        return self._merge(overtaken, tokens, parents, survival, source)
 
-    def _append(self, tokens: Sequence[int], depth: int, survival: bytes) -> int:
+    def _append(self, tokens: Sequence[int], depth: int, survival: bytes, source: Source) -> int:
         """Adds a chain that repeats the only path that there is, and perhaps goes on."""
-        known = len(self.path)
+        known, had = len(self.path), len(self.said.get(source, ()))
         self.path += tokens[depth + known : depth + MAX_NODES]
         if survival:
             before, chances = survival[depth - 1] if depth else 255, []
             for here in survival[depth : depth + len(self.path)]:
                 chances.append((here + 0.5) / (before + 0.5) if here < before else 1.0)
                 before = here
-            self.chances = chances
+            self.said[source] = chances
         else:
-            self.chances = [1.0] * len(self.path)
-        return len(self.path) - known
+            self.said[source] = [1.0] * len(self.path)
+        return len(self.path) - had
 
     def _merge(
-        self, overtaken: Sequence[int], tokens: Sequence[int], parents: Sequence[int], survival: bytes
+        self,
+        overtaken: Sequence[int],
+        tokens: Sequence[int],
+        parents: Sequence[int],
+        survival: bytes,
+        source: Source,
     ) -> int:
         root = self._root
         if root is None:
-            root, self._held = _chain(self.path, self.chances), len(self.path)
-        elif self._held + len(tokens) > MAX_NODES:
-            self._held = _count(root)
+            root = _chain(self.path, self.said)
+            self._held = {each: len(chances) for each, chances in self.said.items()}
+        held = self._held.get(source, 0)
+        if held + len(tokens) > MAX_NODES:
+            held = _count(root, source)
         self._arrivals += 1
         added = 0
         depth = len(overtaken)
@@ -88,17 +140,18 @@ class DraftTree:
                     place = root
             elif place is not None:
                 child = place.children.get(token)
-                if child is None:
-                    if self._held >= MAX_NODES:
+                if child is None or source not in child.said:
+                    if held + added >= MAX_NODES:
                         places.append(None)
                         continue
-                    child = place.children[token] = Node()
                     added += 1
-                    self._held += 1
-                child.chance = _chance(survival, index, parent) if survival else 1.0
+                    if child is None:
+                        child = place.children[token] = Node()
+                child.said[source] = _chance(survival, index, parent) if survival else 1.0
                 child.arrival = self._arrivals
                 place = child
             places.append(place)
+        self._held[source] = held + added
         self._find_path(root)
         return added
 
@@ -110,35 +163,42 @@ class DraftTree:
             for token in committed:
                 child = root.children.get(token)
                 if child is None:
-                    self._root, self.path, self.chances = None, [], []
+                    self._root, self.path, self.said = None, [], {}
                     return
                 root = child
             self._root = root
         if self.path[:steps] == committed:
-            del self.path[:steps], self.chances[:steps]
+            del self.path[:steps]
+            self.said = {source: rest for source, chances in self.said.items() if (rest := chances[steps:])}
         elif root is not None:
             self._find_path(root)
         else:
-            self.path, self.chances = [], []
+            self.path, self.said = [], {}
 
     def _find_path(self, root: Node) -> None:
-        self.path, self.chances, self._root = [], [], None
+        self.path, self.said, self._root = [], {}, None
         node = root
         while node.children:
             if len(node.children) == 1:
                 ((token, node),) = node.children.items()
             else:
                 self._root = root
-                token, node = max(node.children.items(), key=lambda item: (item[1].chance, item[1].arrival))
+                token, node = max(node.children.items(), key=self._likelihood)
             self.path.append(token)
-            self.chances.append(node.chance)
+            for source, chance in node.said.items():
+                self.said.setdefault(source, []).append(chance)
+
+    def _likelihood(self, item: tuple[int, Node]) -> tuple[float, int]:
+        node, factors = item[1], self._factors
+        return max(factors.get(source, 1.0) * chance for source, chance in node.said.items()), node.arrival
 
 
-def _chain(path: Sequence[int], chances: Sequence[float]) -> Node:
+def _chain(path: Sequence[int], said: Mapping[Source, Sequence[float]]) -> Node:
     """Returns the root of a tree with that path alone."""
     root = node = Node()
-    for token, chance in zip(path, chances, strict=True):
-        child = node.children[token] = Node(chance)
+    for index, token in enumerate(path):
+        chances = {source: each[index] for source, each in said.items() if index < len(each)}
+        child = node.children[token] = Node(chances)
         node = child
     return root
 
@@ -150,9 +210,11 @@ def _chance(survival: bytes, index: int, parent: int) -> float:
     return min(1.0, (survival[index] + 0.5) / (before + 0.5))
 
 
-def _count(root: Node) -> int:
+def _count(root: Node, source: Source | None = None) -> int:
+    """Returns the number of nodes below the root that a source says; of all of them if it is not given."""
     total, stack = 0, list(root.children.values())
     while stack:
-        total += 1
-        stack.extend(stack.pop().children.values())
+        node = stack.pop()
+        total += source is None or source in node.said
+        stack.extend(node.children.values())
     return total

@@ -1,6 +1,7 @@
 """A drafter's place at a session: whose it is, how far its drafter knows the log, and what its drafts showed.
 
-A session has a list of them. What they send stands in one tree.
+A session has a list of them. What they send stands in one tree, and each is judged by what itself has said:
+how far it is believed, how often it is right, and whether it has gone quiet.
 """
 
 from __future__ import annotations
@@ -54,30 +55,36 @@ class DrafterSeat:
         """Another drafter has taken over, which has missed nothing yet; None = nobody drafts."""
         self.pace, self.arrivals = pace, Arrivals()
 
+    @property
+    def path(self) -> list[int]:
+        """Returns the likeliest path of what its drafter has said."""
+        return self.session.tree.path_of(self)
+
     def offer(
         self, base: int, tokens: list[int], parents: Sequence[int], survival: bytes, now: float
     ) -> tuple[DraftFate, bool]:
         """Folds a draft of its drafter into the session's tree.
 
-        Returns what became of it, and whether the path that a step may verify has grown."""
-        path = self.session.tree.path
-        before = len(path)
-        fate = self.session.offer(base, tokens, parents, survival)
+        Returns what became of it, and whether the path of what this seat has said has grown."""
+        before = len(self.path)
+        fate = self.session.offer(base, tokens, parents, survival, self)
         if fate not in (DraftFate.AHEAD, DraftFate.BEFORE_OUTPUT):
             self.acknowledged = base
-        grown = len(self.session.tree.path) - before
+        grown = len(self.path) - before
         if fate is not DraftFate.TAKEN or self.pace is None or grown <= 0:
             return fate, False
         self.arrivals.arrived(now, grown, self.pace)
         return fate, True
 
-    def settle(self, chances: Sequence[float], verified: int, accepted: int, now: float) -> None:
-        """A step verified drafts with these promised chances, and accepted the first `accepted`."""
-        self.calibration.observe(chances, accepted)
-        self.arrivals = self.arrivals.committed(now, verified, len(self.session.tree.path))
+    def settle(self, chances: Sequence[float], accepted: int, now: float) -> None:
+        """Learns from a step. `chances`: what it had promised of the first draft tokens of the path that was
+        verified; it had not said those behind them. The step accepted the first `accepted` of the path."""
+        self.calibration.observe(chances, min(accepted, len(chances)))
+        self.arrivals = self.arrivals.committed(now, len(chances), len(self.path))
         if self.arrivals.missed and self.pace is not None and self.session.wanted > 0:
             self.pace.missed()
 
     def judge(self, right: int, judged: int) -> None:
-        """Of the drafts that stood, the target's tokens showed `judged`: the first `right` were right."""
+        """Learns that of the drafts that stood, the target's tokens showed `judged`: the first `right` were
+        right."""
         self.acceptance = acceptance_after(self.acceptance, right, judged)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outrider.engine.engine import Work
 from outrider.sampling.sampler import Row
+from verifier.draft_tree import Source
 
 if TYPE_CHECKING:
     from verifier.running import Running
@@ -20,7 +22,7 @@ class Part:
     start: int  # tokens in the cache before
     tokens: int  # committed tokens that run
     path: list[int]  # draft tokens that follow them
-    chances: list[float]  # of each of those: P(accepted | all before it are), as promised
+    said: Mapping[Source, Sequence[float]]  # by seat: what it promised of the first of those
     final: bool  # whether the log's last token is among them, so that a token is drawn
 
     def work(self) -> Work:

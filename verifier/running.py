@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
+from math import prod
 
 from outrider.engine.kv_blocks import BlockTable
 from outrider.sampling.sampler import TokenCounts
@@ -13,7 +13,7 @@ from verifier.session import Outcome, Session, SessionSpec
 from verifier.step_start import Awaited
 
 Path = tuple[list[int], list[float]]
-"""Draft tokens that may be verified, and of each P(accepted | all before it are), as it was promised."""
+"""Draft tokens that may be verified, and for each P(accepted | all before it are), as far as believed."""
 
 NO_PATH: Path = ([], [])
 
@@ -70,31 +70,27 @@ class Running:
     def path(self) -> Path:
         return self.session.path() if self.decoding and self.drafted else NO_PATH
 
-    @property
-    def believed(self) -> float:
-        """By which each promised chance is multiplied: as far as the least reliable of its seats is believed,
-        since their drafts stand in one tree."""
-        return min(seat.calibration.factor for seat in self.seats)
-
-    def survival(self, chances: list[float]) -> list[float]:
-        """[j] = P(draft tokens 0..j are accepted), as far as the promise is believed."""
-        factor, survives, survival = self.believed, 1.0, []
-        for chance in chances:
-            survives *= factor * chance
-            survival.append(survives)
-        return survival
-
     def awaited(self, gain: float = 1.0) -> list[Awaited]:
-        """What it waits for, if it may verify more than it has: one for each seat whose drafter answers.
+        """Returns what it waits for, if it may verify more than it has: one for each seat whose drafter
+        answers and has said all of the path that stands. What the others say next stands already, or beside
+        it.
+
         `gain`: by which all that may come is multiplied."""
         if not self.decoding:
             return []
-        seats = [(seat, pace) for seat in self.seats if (pace := seat.pace) and not seat.arrivals.silent]
-        tokens, chances = self.session.path() if seats else NO_PATH
-        wanted = self.session.wanted
-        if not seats or len(tokens) >= wanted:
+        tree, wanted = self.session.tree, self.session.wanted
+        if len(tree.path) >= wanted:
             return []
-        stands = gain * self.believed ** len(tokens) * math.prod(chances)
+        seats = [
+            (seat, pace)
+            for seat in self.seats
+            if (pace := seat.pace)
+            and not seat.arrivals.silent
+            and len(tree.said.get(seat, ())) == len(tree.path)
+        ]
+        if not seats:
+            return []
+        tokens, stands = tree.path, gain * prod(tree.chances)
         return [
             Awaited(
                 seat.arrivals.committed_at,
@@ -110,17 +106,18 @@ class Running:
         ]
 
     def settle(self, part: Part, chosen: list[int], now: float) -> Outcome:
-        """Commits what a step chose for it, and learns from what became of its drafts."""
+        """Commits what a step chose for it, and lets each seat learn from what became of its drafts."""
         session = self.session
-        stood = session.tree.path[: len(part.path) + 1]
+        stood = [seat.path[: len(part.path) + 1] for seat in self.seats]
         outcome = session.verify(part.path, chosen)
-        # Of what stood, not of what was verified: those were chosen as the likelier ones.
-        judged, right = min(len(stood), len(outcome.tokens)), 0
-        while right < judged and stood[right] == outcome.tokens[right]:
-            right += 1
-        for seat in self.seats:
-            seat.settle(part.chances, outcome.verified, outcome.accepted, now)
+        for seat, path in zip(self.seats, stood, strict=True):
+            seat.settle(part.said.get(seat, ()), outcome.accepted, now)
+            # Of what stood, not of what was verified: those were chosen as the likelier ones.
+            judged, right = min(len(path), len(outcome.tokens)), 0
+            while right < judged and path[right] == outcome.tokens[right]:
+                right += 1
             seat.judge(right, judged)
+        session.tree.believe({seat: seat.calibration.factor for seat in self.seats})
         if self.counts is not None:
             self.counts.extend(outcome.tokens)
         return outcome

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from outrider.wire.session import FinishReason, SessionParams
-from verifier.draft_tree import MAX_NODES, DraftTree
+from verifier.draft_tree import MAX_NODES, DraftTree, Source
 
 MAX_BEHIND = 1024  # committed tokens that a draft is compared with: who is further behind has been away
 
@@ -73,8 +73,15 @@ class Session:
         known = tuple(self.log[len(spec.params.prompt) :][: len(spec.output)])
         return self.spec.params == spec.params and known == spec.output
 
-    def offer(self, base: int, tokens: list[int], parents: Sequence[int], survival: bytes) -> DraftFate:
-        """Takes a Draft message in, from a peer that is not trusted."""
+    def offer(
+        self,
+        base: int,
+        tokens: list[int],
+        parents: Sequence[int],
+        survival: bytes,
+        source: Source = None,
+    ) -> DraftFate:
+        """Takes a Draft message in, from a peer that is not trusted. `source`: the seat that it came by."""
         behind = len(self.log) - base
         if behind < 0:
             return DraftFate.AHEAD
@@ -93,7 +100,7 @@ class Session:
             return DraftFate.BAD_TOKEN
         if behind >= count:
             return DraftFate.STALE
-        added = self.tree.add(self.log[base:], tokens, parents, survival)
+        added = self.tree.add(self.log[base:], tokens, parents, survival, source)
         return DraftFate.TAKEN if added else DraftFate.STALE
 
     @property
@@ -102,7 +109,8 @@ class Session:
         return min(self.num_speculative_tokens, self.room - 1)
 
     def path(self) -> tuple[list[int], list[float]]:
-        """The draft tokens that may be verified now, and of each P(accepted | all before it are)."""
+        """Returns the draft tokens that may be verified now, and for each P(accepted | all before it are), as
+        far as its seat is believed."""
         limit = self.wanted
         return self.tree.path[:limit], self.tree.chances[:limit]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from operator import mul
 
 from outrider.engine.kv_blocks import BlockPool, Cached
 from outrider.engine.scheduler import Candidate, Grant, Limits, schedule
@@ -64,7 +66,8 @@ class StepPlanner:
                 self._preempt(everyone[chosen.preempt])
             else:
                 return [
-                    self._start(everyone[grant.index], grant, paths[grant.index]) for grant in chosen.grants
+                    self._start(everyone[grant.index], grant, paths[grant.index][0])
+                    for grant in chosen.grants
                 ]
 
     def _admit(self, everyone: Sequence[Running], paths: Sequence[Path], decoding: int) -> list[int]:
@@ -72,7 +75,7 @@ class StepPlanner:
         prompt that is read beside them is left out of the sum: it is paid for by what it brings itself."""
         if not any(tokens for tokens, _ in paths):
             return [0] * len(paths)
-        survival = [running.survival(chances) for running, (_, chances) in zip(everyone, paths, strict=True)]
+        survival = [list(accumulate(chances, mul)) for _, chances in paths]
         budget = self.limits.max_tokens - decoding
         return admit(survival, decoding, decoding, self._meter.step_time, budget).counts
 
@@ -81,7 +84,7 @@ class StepPlanner:
         victim.preemptions += 1
         self.preemptions += 1
 
-    def _start(self, running: Running, grant: Grant, path: Path) -> Part:
+    def _start(self, running: Running, grant: Grant, path: list[int]) -> Part:
         pool = self._pool
         if not running.table.blocks:
             running.table = pool.open(running.session.log)
@@ -91,4 +94,6 @@ class StepPlanner:
         tokens = min(grant.tokens, len(running.session.log) - start)
         pool.extend(running.table, tokens + grant.drafts)
         final = start + tokens == len(running.session.log)
-        return Part(running, start, tokens, path[0][: grant.drafts], path[1][: grant.drafts], final)
+        said = running.session.tree.said
+        promised = {seat: chances[: grant.drafts] for seat, chances in said.items()} if grant.drafts else {}
+        return Part(running, start, tokens, path[: grant.drafts], promised, final)

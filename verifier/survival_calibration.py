@@ -1,4 +1,4 @@
-"""Measures if a session's drafts hold what their survival promises: one that does not is believed less.
+"""Measures if a seat's drafts hold what their survival promises: one that does not is believed less.
 
 Pure. Survival is the word of a drafter, which may be mistaken or hostile: it decides who enters a step, so a
 drafter that says 1 of everything would crowd out the others. What was promised is therefore held against what

@@ -148,14 +148,47 @@ def test_exactly_the_paths_that_match_what_was_overtaken_survive(
     assert not paths or tuple(best(tree)) in paths
 
 
+def test_equal_tokens_of_two_sources_join_and_count_as_the_one_says_that_is_believed_most() -> None:
+    tree = DraftTree()
+    assert tree.add([], [1, 2], [], bytes([204, 102]), "a") == 2
+    assert tree.add([], [1, 2, 3], [], bytes([255, 51, 51]), "b") == 3, "each says them for the first time"
+    assert tree.add([], [1], [], bytes([204]), "a") == 0 and tree.size == 3
+    assert tree.path == tree.path_of("b") == [1, 2, 3] and tree.path_of("a") == [1, 2]
+    assert chances(tree) == pytest.approx([1.0, 0.5, 1.0], abs=0.01)
+    tree.believe({"a": 1.0, "b": 0.1})
+    assert chances(tree) == pytest.approx([0.8, 0.5, 0.1], abs=0.01)
+
+
+def test_of_two_paths_the_one_is_verified_whose_source_is_believed_more() -> None:
+    tree = DraftTree()
+    tree.add([], [1], [], bytes([150]), "modest")
+    tree.add([], [2, 3], [], bytes([255, 255]), "boastful")
+    assert (best(tree), tree.path_of("modest"), tree.path_of("boastful")) == ([2, 3], [1], [2, 3])
+    tree.believe({"modest": 1.0, "boastful": 0.4})
+    assert (best(tree), tree.path_of("modest"), tree.path_of("boastful")) == ([1], [1], [2, 3])
+
+
+def test_a_source_that_fills_the_tree_leaves_the_others_their_room() -> None:
+    tree = DraftTree()
+    tree.add([], list(range(MAX_NODES)), [-1] * MAX_NODES, b"", "greedy")
+    assert tree.add([], [500], [], b"", "greedy") == 0
+    assert tree.add([], [500, 501], [], b"", "other") == 2
+    assert tree.add([], list(range(2 * MAX_NODES)), [-1] * 2 * MAX_NODES, b"", "other") == MAX_NODES - 2
+
+
+Paths = dict[tuple[int, ...], tuple[float, int]]  # to each node: its chance and arrival
+
+
 class PlainTree:
     """The same written down a second time: every path on its own, without a bound."""
 
     def __init__(self) -> None:
-        self.paths: dict[tuple[int, ...], tuple[float, int]] = {}  # to each node: its chance and arrival
+        self.said: dict[tuple[int, ...], dict[str, tuple[float, int]]] = {}  # of each path: by source
         self._arrivals = 0
 
-    def add(self, overtaken: list[int], tokens: list[int], parents: list[int], survival: bytes) -> None:
+    def add(
+        self, overtaken: list[int], tokens: list[int], parents: list[int], survival: bytes, source: str
+    ) -> None:
         self._arrivals += 1
         paths: list[tuple[int, ...]] = []
         for index, token in enumerate(tokens):
@@ -165,41 +198,62 @@ class PlainTree:
             depth = len(overtaken)
             if len(paths[-1]) > depth and paths[-1][:depth] == tuple(overtaken):
                 chance = min(1.0, (here + 0.5) / (before + 0.5))
-                self.paths[paths[-1][depth:]] = (chance, self._arrivals)
+                self.said.setdefault(paths[-1][depth:], {})[source] = (chance, self._arrivals)
 
     def advance(self, committed: list[int]) -> None:
         steps = len(committed)
-        kept = [path for path in self.paths if path[:steps] == tuple(committed) and len(path) > steps]
-        self.paths = {path[steps:]: self.paths[path] for path in kept}
+        kept = [path for path in self.said if path[:steps] == tuple(committed) and len(path) > steps]
+        self.said = {path[steps:]: self.said[path] for path in kept}
 
-    def best(self) -> tuple[list[int], list[float]]:
-        path: tuple[int, ...] = ()
-        chances = []
-        while following := [each for each in self.paths if each[:-1] == path]:
-            path = max(following, key=lambda each: self.paths[each])
-            chances.append(self.paths[path][0])
-        return list(path), chances
+    def best(self, source: str = "") -> tuple[list[int], list[float]]:
+        """Of all, or of one source: each node as likely as who gives it most, as late as who said it last."""
+        paths: Paths = {}
+        for path, said in self.said.items():
+            chances = [chance for each, (chance, _) in said.items() if source in ("", each)]
+            if chances:
+                paths[path] = max(chances), max(arrival for _, arrival in said.values())
+        best: tuple[int, ...] = ()
+        along = []
+        while following := [each for each in paths if each[:-1] == best]:
+            best = max(following, key=lambda each: paths[each])
+            along.append(paths[best][0])
+        return list(best), along
+
+    def agrees(self, tree: DraftTree) -> bool:
+        own = all(tree.path_of(source) == self.best(source)[0] for source in "ab")
+        return own and (tree.path, tree.chances) == self.best() and tree.size == len(self.said)
 
 
-@given(st.lists(st.tuples(drafts(), st.lists(tokens, max_size=2), st.booleans(), st.booleans()), max_size=12))
+@given(
+    st.lists(
+        st.tuples(
+            drafts(),
+            st.lists(tokens, max_size=2),
+            st.booleans(),
+            st.booleans(),
+            st.sampled_from("aab"),
+        ),
+        max_size=12,
+    )
+)
 def test_the_path_at_hand_is_the_one_that_the_tree_gives(
-    told: list[tuple[tuple[list[int], list[int], list[int]], list[int], bool, bool]],
+    told: list[tuple[tuple[list[int], list[int], list[int]], list[int], bool, bool, str]],
 ) -> None:
-    """However drafts and commits follow one another."""
+    """However drafts of two sources and commits follow one another."""
     tree, plain, log = DraftTree(), PlainTree(), list[int]()
-    for (_, chosen, parents), committed, chain, along in told:
+    for (_, chosen, parents), committed, chain, along, source in told:
         if chain:  # often one that goes on where the tree ends
             draft = [*best(tree), *chosen]
             survival = bytes(255 - depth for depth in range(len(draft)))
             told_now: tuple[list[int], list[int], list[int], bytes] = ([], draft, [], survival)
         else:
             told_now = (log[-1:], [*log[-1:], *chosen], [], b"") if log else ([], chosen, parents, b"")
-        tree.add(*told_now)
-        plain.add(*told_now)
-        assert (tree.path, tree.chances) == plain.best() and tree.size == len(plain.paths)
+        tree.add(*told_now, source)
+        plain.add(*told_now, source)
+        assert plain.agrees(tree)
         if along:
             committed = [*best(tree)[:2], *committed]
         tree.advance(committed)
         plain.advance(committed)
         log += committed
-        assert (tree.path, tree.chances) == plain.best() and tree.size == len(plain.paths) <= MAX_NODES
+        assert plain.agrees(tree) and tree.size <= MAX_NODES

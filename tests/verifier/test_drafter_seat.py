@@ -33,8 +33,9 @@ def seated() -> tuple[Running, DrafterSeat, DrafterSeat]:
 
 def settle(running: Running, chosen: list[int], now: float) -> int:
     """Verifies all that stands. Returns how many draft tokens were accepted."""
-    path, chances = running.path()
-    return running.settle(Part(running, 2, 1, path, chances, True), chosen, now).accepted
+    path, _ = running.path()
+    said = {seat: chances[: len(path)] for seat, chances in running.session.tree.said.items()}
+    return running.settle(Part(running, 2, 1, path, said, True), chosen, now).accepted
 
 
 def test_a_right_is_to_one_seat_only() -> None:
@@ -94,7 +95,54 @@ def test_what_a_seat_has_learnt_outlives_its_drafter_and_its_key() -> None:
     first.renew(b"3" * 16)
     assert (first.peer, first.turn, first.pace) == (None, 0, None)
     assert (first.calibration.factor, first.acceptance) == (factor, acceptance)
-    assert running.believed == factor, "the least reliable seat decides how far the tree is believed"
+
+
+def test_a_drafter_that_has_gone_quiet_is_not_waited_for_though_the_other_s_drafts_are_verified() -> None:
+    running, quiet, active = seated()
+    quiet.offer(3, [9], (), b"", 0.1)
+    for step in range(3):
+        base = len(running.session.log)
+        running.table.length = base - 1
+        for drafts in ([9], [9, 8]):
+            active.offer(base, drafts, (), b"", step + 0.1 * len(drafts))
+        assert settle(running, [9, 8, 7], step + 0.5) == 2
+        assert quiet.arrivals.silent == (step > 0) and not active.arrivals.silent
+    assert quiet.pace is not None and active.pace is not None and quiet.pace.punctual < active.pace.punctual
+    running.table.length = len(running.session.log) - 1
+    (awaited,) = running.awaited()
+    assert awaited.committed_at == active.arrivals.committed_at and awaited.lead == active.pace.lead
+    active.offer(len(running.session.log), [9], (), b"", 3.1)
+    fate = quiet.offer(len(running.session.log), [9], (), b"", 3.2)
+    assert fate == (DraftFate.TAKEN, True), "what another has said, it had not"
+    assert not quiet.arrivals.silent and len(running.awaited()) == 2
+
+
+def test_who_has_not_said_all_of_the_path_is_not_waited_for() -> None:
+    running, behind, ahead = seated()
+    for seat in (behind, ahead):
+        seat.offer(3, [9], (), b"", 0.1)
+    settle(running, [9, 8], 0.2)
+    running.table.length = len(running.session.log) - 1
+    assert len(running.awaited()) == 2
+    ahead.offer(5, [7, 6], (), b"", 0.3)
+    behind.offer(5, [7], (), b"", 0.3)
+    (awaited,) = running.awaited()
+    assert awaited.last_at == ahead.arrivals.last_at and awaited.tokens == 2
+
+
+def test_each_path_is_believed_as_its_own_seat_s_calibration_says() -> None:
+    """One drafter says .6 and is always right, the other says 1 and never is."""
+    running, honest, boastful = seated()
+    accepted = []
+    for step in range(16):
+        base, now = len(running.session.log), float(step)
+        running.table.length = base - 1
+        honest.offer(base, [9], (), bytes([153]), now)
+        boastful.offer(base, [5], (), bytes([255]), now)
+        accepted.append(settle(running, [9, 8] if running.path()[0] == [9] else [9], now))
+    assert accepted[0] == 0 and all(accepted[4:]), "who promises most is tried first, and soon no more"
+    assert honest.calibration.factor == 1 and boastful.calibration.factor < 0.6
+    assert honest.acceptance > 0.8 and boastful.acceptance < 0.2, "both are judged by what they said"
 
 
 async def test_two_drafters_at_two_seats_hear_the_same_commits_and_the_text_is_the_targets(
