@@ -15,20 +15,30 @@ import os
 import re
 import sys
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
+import grpc.aio
 import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from outrider.engine.tokenizer import load_tokenizer
-from outrider.net.rpc import Outbox, bind, channel, new_server
-from outrider.v1 import generation_pb2, generation_pb2_grpc, verifier_pb2, verifier_pb2_grpc
-from outrider.wire.codec import tokenizer_to_wire
-from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo, WorkerLoad, WorkerRecord
+from outrider.net.rpc import Outbox, add_methods, bind, channel, new_server
+from outrider.v1 import generation_pb2, generation_pb2_grpc
+from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo, WorkerRecord
 from outrider.wire.hello import Identity, Role
+from outrider.wire.load import VerifierLoad
+from outrider.wire.methods import GET_TOKENIZER, VERIFIER_SESSIONS
+from outrider.wire.verifier_sessions import (
+    CloseSession,
+    Committed,
+    OpenSession,
+    VerifierCommand,
+    VerifierEvents,
+)
 from outrider.worker.registration import RouterRegistrar, register
 from outrider_cli.bench_command import machine
 
@@ -38,52 +48,57 @@ PROGRAM = ("-c", "from outrider_cli import main; main()")
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
-class ScriptedVerifier(verifier_pb2_grpc.VerifierServicer):
+class ScriptedVerifier:
     """Commits `tokens` for every open session at each step; of them all but the last were drafted."""
 
     def __init__(self, info: WorkerInfo, tokenizer: TokenizerFiles, tokens: int, drafts: int) -> None:
         self._info, self._tokenizer, self._tokens, self._drafts = info, tokenizer, tokens, drafts
         self._lengths: dict[bytes, int] = {}
-        self._outbox: Outbox[Any] = Outbox(10_000)
+        self._outbox: Outbox[VerifierEvents] = Outbox(10_000)
         self._next = 100
         self.committed = 0
 
-    async def GetTokenizer(self, request: Any, context: Any) -> Any:
-        return tokenizer_to_wire(self._tokenizer)
+    def add_to(self, server: grpc.aio.Server) -> None:
+        add_methods(
+            server, {GET_TOKENIZER[Role.VERIFIER]: self.get_tokenizer, VERIFIER_SESSIONS: self.sessions}
+        )
 
-    async def Sessions(self, request_iterator: Any, context: Any) -> None:
+    async def get_tokenizer(self, asked: None, context: Any) -> TokenizerFiles:
+        return self._tokenizer
+
+    async def sessions(
+        self, messages: AsyncIterator[VerifierCommand], context: Any
+    ) -> AsyncIterator[VerifierEvents]:
         async def read() -> None:
-            async for command in request_iterator:
-                match command.WhichOneof("command"):
-                    case "open":
-                        self._lengths[command.open.session_id] = len(command.open.params.prompt)
-                    case "close":
-                        self._lengths.pop(command.close.session_id, None)
+            async for message in messages:
+                match message.command:
+                    case OpenSession() as asked:
+                        self._lengths[asked.session_id] = len(asked.params.prompt)
+                    case CloseSession(session_id):
+                        self._lengths.pop(session_id, None)
 
         reading = asyncio.create_task(read())
-        await context.write(verifier_pb2.VerifierEvents(hello=self._info.identity.hello()))
+        yield VerifierEvents(hello=self._info.identity.hello())
         try:
             async for events in self._outbox:
-                await context.write(events)
+                yield events
         finally:
             reading.cancel()
 
     def step(self, seconds: float) -> None:
-        events = verifier_pb2.VerifierEvents()
+        load = VerifierLoad(
+            running=len(self._lengths),
+            step_seconds=seconds,
+            typical_step_seconds=seconds,
+            step_tokens=len(self._lengths) * (1 + self._drafts),
+            price=0.05,
+        )
+        events = VerifierEvents(load=load)
         for session_id, base in self._lengths.items():
             tokens = [100 + (base + each) % 1000 for each in range(self._tokens)]
-            events.committed.add(
-                session_id=session_id,
-                base=base,
-                tokens=tokens,
-                accepted=self._tokens - 1,
-                verified=self._drafts,
-            )
+            events.committed.append(Committed(session_id, base, tokens, self._tokens - 1, self._drafts))
             self._lengths[session_id] = base + self._tokens
             self.committed += self._tokens
-        load = events.load
-        load.running, load.step_seconds, load.typical_step_seconds = len(self._lengths), seconds, seconds
-        load.step_tokens, load.price = len(self._lengths) * (1 + self._drafts), 0.05
         self._outbox.put(events)
 
 
@@ -141,7 +156,7 @@ async def measure(
     info = WorkerInfo(identity, model, 10**6, 16)
     verifier = ScriptedVerifier(info, tokenizer, tokens, drafts)
     server = new_server()
-    verifier_pb2_grpc.add_VerifierServicer_to_server(verifier, server)
+    verifier.add_to(server)
     address = bind(server, "127.0.0.1", 0)
     await server.start()
     router = await asyncio.create_subprocess_exec(
@@ -156,9 +171,7 @@ async def measure(
         registrar = RouterRegistrar(grpc_address)
         known = asyncio.Event()
         registering = asyncio.create_task(
-            register(
-                registrar, lambda: WorkerRecord(info, address, WorkerLoad()), on_state=lambda *_: known.set()
-            )
+            register(registrar, lambda: WorkerRecord(info, address), on_state=lambda *_: known.set())
         )
         await known.wait()
         clients = await asyncio.create_subprocess_exec(

@@ -17,6 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import grpc.aio
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from outrider.engine.engine import Engine, Work
@@ -24,15 +26,16 @@ from outrider.engine.group import Alone
 from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.scheduler import Candidate, Limits, schedule
 from outrider.net.draft_right import right
-from outrider.net.rpc import bind, channel, new_server
+from outrider.net.rpc import bind, channel, converse, heard, new_server
 from outrider.options.engine import StepLimits
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Row
-from outrider.v1 import verifier_pb2, verifier_pb2_grpc
-from outrider.wire.codec import params_to_wire
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
 from outrider.wire.hello import Identity, Role
+from outrider.wire.methods import SPECULATE, VERIFIER_SESSIONS
 from outrider.wire.session import SessionParams
+from outrider.wire.speculation import Attach, Draft, DraftBatch
+from outrider.wire.verifier_sessions import OpenSession, VerifierCommand
 from verifier.admission import admit
 from verifier.price import StepTime
 from verifier.service import VerifierService
@@ -126,7 +129,7 @@ async def _measured(
     )
     service.use(stepper)
     server = new_server()
-    verifier_pb2_grpc.add_VerifierServicer_to_server(service, server)
+    service.add_to(server)
     address = bind(server, "127.0.0.1", 0)
     await server.start()
     running = asyncio.create_task(stepper.run())
@@ -154,7 +157,7 @@ async def _measured(
 async def _talk(address: str, tokenizer_hash: str, numbers: Sequence[int]) -> None:
     sessions, length, longest, drafts, messages, vocab_size = numbers
     async with channel(address) as connection:
-        peers = _Peers(verifier_pb2_grpc.VerifierStub(connection), vocab_size, tokenizer_hash)
+        peers = _Peers(connection, vocab_size, tokenizer_hash)
         await peers.open(sessions, length, longest, drafts)
         while True:
             await peers.draft(drafts, messages)
@@ -163,34 +166,27 @@ async def _talk(address: str, tokenizer_hash: str, numbers: Sequence[int]) -> No
 class _Peers:
     """A router and a drafter."""
 
-    def __init__(self, stub: Any, vocab_size: int, tokenizer_hash: str) -> None:
-        self._stub, self._vocab_size, self._hash = stub, vocab_size, tokenizer_hash
-        self._commands: asyncio.Queue[Any] = asyncio.Queue()
-        self._batches: asyncio.Queue[Any] = asyncio.Queue()
+    def __init__(self, connection: grpc.aio.Channel, vocab_size: int, tokenizer_hash: str) -> None:
+        self._connection, self._vocab_size, self._hash = connection, vocab_size, tokenizer_hash
+        self._commands: asyncio.Queue[VerifierCommand] = asyncio.Queue()
+        self._batches: asyncio.Queue[DraftBatch] = asyncio.Queue()
 
     async def open(self, sessions: int, length: int, longest: int, k: int) -> None:
-        self._router = self._stub.Sessions(_all(self._commands))
-        self._drafter = self._stub.Speculate(_all(self._batches))
-        hello = Identity(Role.ROUTER, "router", 1, "", "").hello()
-        self._commands.put_nowait(verifier_pb2.VerifierCommand(hello=hello))
+        self._router = converse(self._connection, VERIFIER_SESSIONS, _all(self._commands))
+        self._drafter = heard(converse(self._connection, SPECULATE, _all(self._batches)), SPECULATE)
+        hello = Identity(Role.ROUTER, "router", 1).hello()
+        self._commands.put_nowait(VerifierCommand(hello=hello))
         hello = Identity(Role.DRAFTER, "drafter", 1, "", self._hash).hello()
-        self._batches.put_nowait(verifier_pb2.DraftBatch(hello=hello))
+        self._batches.put_nowait(DraftBatch(hello=hello))
         await self._router.read()
-        await self._drafter.read()
+        await anext(self._drafter)
         self._reading = asyncio.create_task(self._read_events())
         ids = [number.to_bytes(16, "big") for number in range(sessions)]
-        attach = [verifier_pb2.Attach(session_id=each, draft_key=right(KEY, 0)) for each in ids]
-        self._batches.put_nowait(verifier_pb2.DraftBatch(attach=attach))
+        self._batches.put_nowait(DraftBatch(attach=[Attach(each, right(KEY, 0)) for each in ids]))
         prompt = [text(position, self._vocab_size) for position in range(length)]
         params = SessionParams(tuple(prompt), SamplingParams(temperature=0.0), longest - length)
         for each in ids:
-            opened = verifier_pb2.OpenSession(
-                session_id=each,
-                params=params_to_wire(params),
-                num_speculative_tokens=k,
-                draft_key=KEY,
-            )
-            self._commands.put_nowait(verifier_pb2.VerifierCommand(open=opened))
+            self._commands.put_nowait(VerifierCommand(command=OpenSession(each, params, (), k, KEY)))
 
     async def _read_events(self) -> None:
         while await self._router.read():
@@ -198,17 +194,17 @@ class _Peers:
 
     async def draft(self, count: int, messages: int) -> None:
         """Drafts for what the next commits say, a longer part of it in each message."""
-        batch = await self._drafter.read()
+        batch = await anext(self._drafter)
         ahead = 2 * count + 1  # of which the step under way commits the first half
         for number in range(1, messages + 1):
             told = ahead * number // messages
-            drafts = verifier_pb2.DraftBatch(stamp_us=1)
+            survival = bytes(250 - 5 * index for index in range(told))
+            drafts = []
             for commit in batch.commits:
                 base = commit.base + len(commit.tokens)
                 tokens = [text(position, self._vocab_size) for position in range(base, base + told)]
-                survival = bytes(250 - 5 * index for index in range(told))
-                drafts.drafts.add(session_id=commit.session_id, base=base, tokens=tokens, survival=survival)
-            self._batches.put_nowait(drafts)
+                drafts.append(Draft(commit.session_id, base, tokens, (), survival))
+            self._batches.put_nowait(DraftBatch(drafts=drafts, stamp_us=1))
 
 
 async def _all(queue: asyncio.Queue[Any]) -> AsyncIterator[Any]:

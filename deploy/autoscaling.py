@@ -15,6 +15,7 @@ from typing import Any
 from ray.serve.config import AutoscalingContext
 
 from outrider.store.store import WorkerRecord
+from outrider.wire.load import VerifierLoad
 
 Stats = Mapping[str, float]  # what a worker measures, by name
 
@@ -64,7 +65,7 @@ def drafters_wanted(workers: int, stats: Sequence[Stats]) -> int:
 
 def starvation(records: Iterable[WorkerRecord]) -> float:
     """Returns the share of steps that had no draft, of all of these verifiers' sessions."""
-    loads = [record.load for record in records]
+    loads = [record.load for record in records if isinstance(record.load, VerifierLoad)]
     sessions = sum(load.sessions for load in loads)
     return sum(load.sessions * load.draft_starvation for load in loads) / sessions if sessions else 0.0
 

@@ -20,10 +20,10 @@ from outrider.errors import Unhealthy
 from outrider.net.tls import opened
 from outrider.options.protection import Protection
 from outrider.options.sessions import SessionOptions
-from outrider.v1 import generation_pb2
 from outrider.worker.garbage import spare_what_is_there
 from router.api.access import guarded
-from router.api.grpc_generation import SERVICE, GenerationServicer
+from router.api.generation_wire import SERVICE
+from router.api.grpc_generation import GenerationServicer
 from router.api.grpc_health import HealthServicer
 from router.api.keys import keys_of
 from router.router import Router
@@ -75,21 +75,15 @@ class Ingress:
     def __serve_build_asgi_app__(self) -> FastAPI:
         return self._router.app
 
-    async def Generate(
-        self, request: generation_pb2.GenerateRequest, grpc_context: RayServegRPCContext
-    ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
+    async def Generate(self, request: Any, grpc_context: RayServegRPCContext) -> AsyncGenerator[Any, None]:
         async for response in stream(self._generation.Generate, request, grpc_context):
             yield response
 
-    async def Resume(
-        self, request: generation_pb2.ResumeRequest, grpc_context: RayServegRPCContext
-    ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
+    async def Resume(self, request: Any, grpc_context: RayServegRPCContext) -> AsyncGenerator[Any, None]:
         async for response in stream(self._generation.Resume, request, grpc_context):
             yield response
 
-    async def Cancel(
-        self, request: generation_pb2.CancelRequest, grpc_context: RayServegRPCContext
-    ) -> generation_pb2.CancelResponse:
+    async def Cancel(self, request: Any, grpc_context: RayServegRPCContext) -> Any:
         return await call(self._generation.Cancel, request, grpc_context)
 
     async def Check(self, request: Any, grpc_context: RayServegRPCContext) -> Any:

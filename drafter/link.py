@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -16,11 +16,12 @@ from drafter.session import DraftSession
 from drafter.survival import on_the_wire
 from outrider.errors import OutriderError
 from outrider.net.heartbeat import SILENCE_SECONDS, Stillness, fell_silent
-from outrider.net.rpc import channel
+from outrider.net.rpc import channel, converse, heard
 from outrider.net.tasks import propagate_cancel
 from outrider.net.tls import Tls
-from outrider.v1 import verifier_pb2, verifier_pb2_grpc
 from outrider.wire.hello import Identity, Role, check_hello
+from outrider.wire.methods import SPECULATE
+from outrider.wire.speculation import Attach, CommitBatch, Draft, DraftBatch
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class VerifierLink:
         self,
         address: str,
         identity: Identity,
-        on_commit: Callable[[DraftSession, int, list[int]], None],
+        on_commit: Callable[[DraftSession, int, Sequence[int]], None],
         on_ended: Callable[[bytes, str], None],
         on_over: Callable[[], object],
         clock: Callable[[], float],
@@ -115,74 +116,73 @@ class VerifierLink:
 
     async def _speculate(self) -> None:
         async with channel(self._address, self._tls) as connection:
-            stub = verifier_pb2_grpc.VerifierStub(connection)
             self._attach = dict.fromkeys(self._sessions)
             self._changed = dict.fromkeys(self._sessions)
             for session in self._sessions.values():
                 session.tell_anew()
             self._ready.set()
-            stream = stub.Speculate()
+            stream = converse(connection, SPECULATE)
             greeted = asyncio.Event()
             writer = asyncio.create_task(self._write(stream, greeted))
             try:
                 silence = Stillness()
-                if await fell_silent(self._read(stream, silence, greeted), silence):
+                if await fell_silent(self._read(heard(stream, SPECULATE), silence, greeted), silence):
                     log.info("the verifier at %s has been silent for %g s", self._address, SILENCE_SECONDS)
             finally:  # a writer left over would take what is meant for the next stream
                 writer.cancel()
                 await asyncio.gather(writer, return_exceptions=True)
 
     async def _read(
-        self, stream: AsyncIterable[verifier_pb2.CommitBatch], silence: Stillness, greeted: asyncio.Event
+        self, stream: AsyncIterable[CommitBatch], silence: Stillness, greeted: asyncio.Event
     ) -> None:
         async for batch in stream:
             if not greeted.is_set():
-                check_hello(batch, Role.VERIFIER, tokenizer_hash=self._identity.tokenizer_hash)
+                check_hello(batch.hello, Role.VERIFIER, tokenizer_hash=self._identity.tokenizer_hash)
                 self._failures = 0
                 greeted.set()
             silence.moved()
             self._heard(batch)
 
     async def _write(self, stream: grpc.aio.StreamStreamCall[Any, Any], greeted: asyncio.Event) -> None:
-        await stream.write(verifier_pb2.DraftBatch(hello=self._identity.hello()))
+        await stream.write(DraftBatch(hello=self._identity.hello()))
         await greeted.wait()  # a write while the verifier refuses would take the place of its reason
         async with aclosing(self._batches()) as batches:
             async for batch in batches:
                 await stream.write(batch)
 
-    def _heard(self, batch: verifier_pb2.CommitBatch) -> None:
+    def _heard(self, batch: CommitBatch) -> None:
         if batch.echo_us:
             self._round_trips.append(max(0.0, self._clock() - (batch.echo_us + batch.held_us) / 1e6))
         for commit in batch.commits:
             session = self._sessions.get(commit.session_id)
             if session is not None:
-                self._on_commit(session, commit.base, list(commit.tokens))
+                self._on_commit(session, commit.base, commit.tokens)
         for claim in batch.revoked:
             session = self._sessions.get(claim.session_id)
             # Another router may have opened the session here anew since, with another right.
             if session is not None and session.spec.draft_key == claim.draft_key:
                 self._on_ended(claim.session_id, "the verifier has no such session")
 
-    async def _batches(self) -> AsyncGenerator[verifier_pb2.DraftBatch, None]:
+    async def _batches(self) -> AsyncGenerator[DraftBatch, None]:
         """Yields one message whenever there is something new; drafts of a session merge while they wait."""
         while True:
             await self._ready.wait()
             self._ready.clear()
             attach, self._attach = self._attach, {}
             changed, self._changed = self._changed, {}
-            batch = verifier_pb2.DraftBatch(stamp_us=int(self._clock() * 1e6))
-            for session_id in attach:
-                if (session := self._sessions.get(session_id)) is not None:
-                    batch.attach.add(session_id=session_id, draft_key=session.spec.draft_key)
-            for session_id in changed:
-                if (session := self._sessions.get(session_id)) is not None:
-                    tokens, parents, survival = session.tell()
-                    batch.drafts.add(
-                        session_id=session_id,
-                        base=len(session.log),
-                        tokens=tokens,
-                        parents=parents,
-                        survival=on_the_wire(survival),
-                    )
-            if batch.attach or batch.drafts:
-                yield batch
+            claims = [
+                Attach(session_id, session.spec.draft_key)
+                for session_id in attach
+                if (session := self._sessions.get(session_id)) is not None
+            ]
+            drafts = [
+                self._draft(session)
+                for session_id in changed
+                if (session := self._sessions.get(session_id)) is not None
+            ]
+            if claims or drafts:
+                yield DraftBatch(attach=claims, drafts=drafts, stamp_us=int(self._clock() * 1e6))
+
+    def _draft(self, session: DraftSession) -> Draft:
+        tokens, parents, survival = session.tell()
+        return Draft(session.id, len(session.log), tokens, parents, on_the_wire(survival))

@@ -1,4 +1,4 @@
-"""The drafter's gRPC service: converts, delegates to the proposer, and keeps a link to each verifier."""
+"""The drafter's gRPC service: delegates to the proposer, and keeps a link to each verifier."""
 
 from __future__ import annotations
 
@@ -9,25 +9,30 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import grpc.aio
+
 from drafter.config import DrafterConfig
 from drafter.link import VerifierLink
 from drafter.proposer import Proposer, Source
 from drafter.session import DraftSession, DraftSpec
 from outrider.errors import OutriderError, StepHung
 from outrider.net.heartbeat import HEARTBEAT_SECONDS
-from outrider.net.rpc import bind, new_server
+from outrider.net.rpc import add_methods, bind, new_server
 from outrider.net.tls import Tls, opened
-from outrider.store.store import Registrar, WorkerLoad
-from outrider.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
-from outrider.wire.codec import (
-    drafter_load_to_wire,
-    params_from_wire,
-    session_id_from_wire,
-    tokenizer_to_wire,
-    worker_info_to_wire,
-)
+from outrider.store.store import Registrar
+from outrider.wire.codec import session_id_from_wire
 from outrider.wire.description import TokenizerFiles, WorkerInfo
+from outrider.wire.drafter_sessions import (
+    CloseDraft,
+    DraftEnded,
+    DrafterCommand,
+    DrafterEvents,
+    OpenDraft,
+    SetWindow,
+)
 from outrider.wire.hello import Role, read_hello
+from outrider.wire.load import DrafterLoad
+from outrider.wire.methods import DRAFTER_SESSIONS, GET_INFO, GET_TOKENIZER, Method
 from outrider.worker.registration import check_admitted, registrar_at
 from outrider.worker.stepwatch import Pulse, StepWatch, watched
 from outrider.worker.worker import Worker, serve_until_stopped
@@ -40,13 +45,13 @@ class RouterPeer:
     """The events for one router."""
 
     def __init__(self) -> None:
-        self.ended: list[drafter_pb2.DraftEnded] = []
+        self.ended: list[DraftEnded] = []
         self.over = False
         self.wake = asyncio.Event()
 
     def end(self, session_id: bytes, opening: int, reason: str) -> None:
         """Tells the router that the drafter stopped drafting for a session, as that was opened then."""
-        self.ended.append(drafter_pb2.DraftEnded(session_id=session_id, opening=opening, reason=reason))
+        self.ended.append(DraftEnded(session_id, reason, opening))
         self.wake.set()
 
 
@@ -63,7 +68,7 @@ class BusyShare:
         return min(busy / passed, 1.0) if passed > 0 else 0.0
 
 
-class DrafterService(drafter_pb2_grpc.DrafterServicer):
+class DrafterService:
     """The service: one object for all streams; the sessions themselves live in the proposer."""
 
     def __init__(self, info: WorkerInfo, tokenizer: TokenizerFiles, tls: Tls | None = None) -> None:
@@ -98,9 +103,8 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
             if watch.tick(self.proposer.under_way) is not Pulse.WELL:
                 raise StepHung("a step of the draft model does not end; this process can only be replaced")
 
-    def load(self) -> WorkerLoad:
-        load = self.proposer.load
-        return WorkerLoad(load.sessions, kv_usage=load.kv_usage, step_seconds=load.token_seconds)
+    def load(self) -> DrafterLoad:
+        return self.proposer.load
 
     def stats(self) -> dict[str, float]:
         load = self.proposer.load
@@ -130,22 +134,28 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
 
     # -- routers and their streams --
 
-    async def GetInfo(self, request: common_pb2.GetInfoRequest, context: Any) -> common_pb2.WorkerInfo:
-        return worker_info_to_wire(self._info)
+    def add_to(self, server: grpc.aio.Server) -> None:
+        methods: dict[Method[Any, Any], Any] = {
+            GET_INFO[Role.DRAFTER]: self.get_info,
+            GET_TOKENIZER[Role.DRAFTER]: self.get_tokenizer,
+            DRAFTER_SESSIONS: self.sessions,
+        }
+        add_methods(server, methods)
 
-    async def GetTokenizer(
-        self, request: common_pb2.GetTokenizerRequest, context: Any
-    ) -> common_pb2.Tokenizer:
-        return tokenizer_to_wire(self._tokenizer)
+    async def get_info(self, asked: None, context: Any) -> WorkerInfo:
+        return self._info
 
-    async def Sessions(
-        self, request_iterator: AsyncIterator[drafter_pb2.DrafterCommand], context: Any
-    ) -> AsyncIterator[drafter_pb2.DrafterEvents]:
-        _, commands = await read_hello(request_iterator, Role.ROUTER)
+    async def get_tokenizer(self, asked: None, context: Any) -> TokenizerFiles:
+        return self._tokenizer
+
+    async def sessions(
+        self, messages: AsyncIterator[DrafterCommand], context: Any
+    ) -> AsyncIterator[DrafterEvents]:
+        _, commands = await read_hello(messages, Role.ROUTER)
         peer = RouterPeer()
         reader = asyncio.create_task(self._obey(peer, commands))
         try:
-            yield drafter_pb2.DrafterEvents(hello=self._info.identity.hello())
+            yield DrafterEvents(hello=self._info.identity.hello())
             busy = BusyShare(self.proposer.busy_seconds)
             while not peer.over:
                 try:
@@ -166,23 +176,23 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
                     round_trip_seconds=min(round_trips.values(), default=0.0),
                     round_trips=round_trips,
                 )
-                yield drafter_pb2.DrafterEvents(load=drafter_load_to_wire(load), ended=ended)
+                yield DrafterEvents(load=load, ended=ended)
             await reader  # raises what ended it
         finally:
             reader.cancel()
             for session_id in [key for key, (owner, _) in self._owners.items() if owner is peer]:
                 self._close(session_id)
 
-    async def _obey(self, peer: RouterPeer, commands: AsyncIterator[drafter_pb2.DrafterCommand]) -> None:
+    async def _obey(self, peer: RouterPeer, commands: AsyncIterator[DrafterCommand]) -> None:
         try:
             async for command in commands:
-                match command.WhichOneof("command"):
-                    case "open":
-                        self._open(peer, command.open)
-                    case "window" if self._owns(peer, command.window.session_id):
-                        self.proposer.set_window(command.window.session_id, command.window.window)
-                    case "close" if self._owns(peer, command.close.session_id):
-                        self._close(command.close.session_id)
+                match command.command:
+                    case OpenDraft() as asked:
+                        self._open(peer, asked)
+                    case SetWindow(session_id, window) if self._owns(peer, session_id):
+                        self.proposer.set_window(session_id, window)
+                    case CloseDraft(session_id) if self._owns(peer, session_id):
+                        self._close(session_id)
         finally:
             peer.over = True
             peer.wake.set()
@@ -192,30 +202,30 @@ class DrafterService(drafter_pb2_grpc.DrafterServicer):
         owner, _ = self._owners.get(session_id, (None, 0))
         return owner is peer
 
-    def _open(self, peer: RouterPeer, message: drafter_pb2.OpenDraft) -> None:
+    def _open(self, peer: RouterPeer, asked: OpenDraft) -> None:
         spec = DraftSpec(
-            session_id=session_id_from_wire(message.session_id),
-            params=params_from_wire(message.params),
-            output=tuple(message.output),
-            draft_key=message.draft_key,
-            target_vocab_size=message.target_vocab_size,
+            session_id=session_id_from_wire(asked.session_id),
+            params=asked.params,
+            output=asked.output,
+            draft_key=asked.draft_key,
+            target_vocab_size=asked.target_vocab_size,
         )
         reason = self._unfit(spec)
         if reason is not None:
-            peer.end(spec.session_id, message.opening, reason)
+            peer.end(spec.session_id, asked.opening, reason)
             return
         self._close(spec.session_id)
-        session = DraftSession(spec, message.window)
+        session = DraftSession(spec, asked.window)
         self.proposer.open(session)
-        self._owners[spec.session_id] = peer, message.opening
-        link = self._links.get(message.verifier_address)
+        self._owners[spec.session_id] = peer, asked.opening
+        link = self._links.get(asked.verifier_address)
         if link is None:
-            link = self._links[message.verifier_address] = VerifierLink(
-                message.verifier_address,
+            link = self._links[asked.verifier_address] = VerifierLink(
+                asked.verifier_address,
                 self._info.identity,
                 self.proposer.commit,
                 self._give_up,
-                partial(self._links.pop, message.verifier_address, None),
+                partial(self._links.pop, asked.verifier_address, None),
                 time.monotonic,
                 self._tls,
             )
@@ -296,7 +306,7 @@ async def start(
     found = await source(config, start_followers)
     service = DrafterService(found.info, found.tokenizer, tls)
     service.use(found.proposer(service.on_change, service.on_failed))
-    drafter_pb2_grpc.add_DrafterServicer_to_server(service, server)
+    service.add_to(server)
     port = int(address.rpartition(":")[2])
     return Worker(found.info, config.listen.advertised_address(port), service, server, registrar)
 

@@ -15,7 +15,6 @@ from fastapi import FastAPI
 from outrider.errors import StartupError
 from outrider.net.rpc import STOP_GRACE_SECONDS, bind, new_server
 from outrider.net.tls import Tls, opened
-from outrider.v1 import registry_pb2_grpc
 from outrider.worker.garbage import spare_what_is_there
 from outrider.worker.stepwatch import loop_watched
 from router.api.grpc_generation import add_generation_service
@@ -46,7 +45,7 @@ async def serve(config: RouterConfig) -> None:
         clients, router.sessions, router.metrics, draw_below=router.draw_below, access=router.access
     )
     workers = new_server() if config.workers_apart else clients
-    registry_pb2_grpc.add_RegistryServicer_to_server(Registry(router.store, router.metrics), workers)
+    Registry(router.store, router.metrics).add_to(workers)
 
     listener = listen(config.host, config.port)
     with listener, loop_watched("router"):

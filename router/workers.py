@@ -1,31 +1,32 @@
-"""The router's hold on one worker: its Sessions stream, the sessions that run there, and its last load.
-
-Wire messages of the Sessions streams stop here: sessions see plain data, through the listeners below.
-"""
+"""The router's hold on one worker: its Sessions stream, the sessions that run there, and its last load."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 import grpc.aio
 
-from outrider.errors import OutriderError, PeerRefused, Unavailable, from_grpc_code
+from outrider.errors import InvalidRequest, OutriderError, PeerRefused, Unavailable
 from outrider.net.heartbeat import SILENCE_SECONDS, Stillness, fell_silent
-from outrider.net.rpc import Outbox
-from outrider.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
-from outrider.wire.codec import (
-    drafter_load_from_wire,
-    params_to_wire,
-    tokenizer_from_wire,
-    verifier_load_from_wire,
-)
-from outrider.wire.description import TokenizerFiles, WorkerLoad
-from outrider.wire.hello import Identity, Role, check_hello
-from outrider.wire.load import DrafterLoad, VerifierLoad
+from outrider.net.rpc import Outbox, ask, converse, heard
+from outrider.wire.description import TokenizerFiles
+from outrider.wire.drafter_sessions import CloseDraft, DrafterCommand, DrafterEvents, OpenDraft, SetWindow
+from outrider.wire.hello import Identity, check_hello
+from outrider.wire.load import DrafterLoad, Load, VerifierLoad
+from outrider.wire.methods import DRAFTER_SESSIONS, GET_TOKENIZER, VERIFIER_SESSIONS, Method
 from outrider.wire.session import FinishReason, SessionId, SessionParams
+from outrider.wire.verifier_sessions import (
+    CancelSession,
+    CloseSession,
+    GiveBack,
+    OpenSession,
+    SetSpeculation,
+    VerifierCommand,
+    VerifierEvents,
+)
 from router.compatibility import Registration
 from router.prefixes import PlacedPrefixes
 
@@ -59,14 +60,14 @@ class Worker(Generic[Listener]):
     """What verifiers and drafters have in common: a stream, and listeners by session id."""
 
     def __init__(
-        self, registration: Registration, call: grpc.aio.StreamStreamCall[Any, Any], outbox: Outbox[Any]
-    ):
+        self, registration: Registration, connection: grpc.aio.Channel, method: Method[Any, Any]
+    ) -> None:
         self.registration = registration
         # Why it does not fit, or None once it is known to fit.
         self.verdict: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        self._call = call
-        self._events: AsyncIterator[Any] = aiter(call)
-        self._outbox = outbox
+        self._outbox: Outbox[Any] = Outbox(MAX_UNSENT_COMMANDS)
+        self._call = converse(connection, method, aiter(self._outbox))
+        self._events = heard(self._call, method)
         self._unread = False  # more piled up than the outbox takes
         self._listeners: dict[SessionId, Listener] = {}
 
@@ -94,7 +95,9 @@ class Worker(Generic[Listener]):
             ) from None
         except grpc.aio.AioRpcError as error:
             raise _worker_error(error) from None
-        answered = check_hello(first, self.identity.role)
+        except InvalidRequest as error:
+            raise Unavailable(f"the worker's hello is not understood: {error.message}") from None
+        answered = check_hello(first.hello, self.identity.role)
         if answered != self.identity:
             raise Unavailable("another process answered at the worker's registered address")
         return first
@@ -108,6 +111,8 @@ class Worker(Generic[Listener]):
                 return f"it has been silent for {SILENCE_SECONDS:g} seconds"
         except grpc.aio.AioRpcError as error:
             return f"its stream broke off ({error.code().name})"
+        except InvalidRequest as error:
+            return f"what it says is not understood: {error.message}"
         except asyncio.CancelledError:  # so ends a call that was cancelled here, too
             if not self._unread:
                 raise
@@ -142,23 +147,16 @@ class Worker(Generic[Listener]):
 class Verifier(Worker[VerifierListener]):
     """A verifier and the sessions that this router has open there."""
 
-    def __init__(self, registration: Registration, channel: grpc.aio.Channel, load: WorkerLoad) -> None:
+    def __init__(self, registration: Registration, connection: grpc.aio.Channel, load: Load | None) -> None:
         """`load`: what the worker said before the router knew it; good until it answers the hello."""
-        outbox: Outbox[verifier_pb2.VerifierCommand] = Outbox(MAX_UNSENT_COMMANDS)
-        super().__init__(registration, verifier_pb2_grpc.VerifierStub(channel).Sessions(outbox), outbox)
-        self.load = VerifierLoad(
-            running=max(load.sessions - load.waiting, 0),
-            waiting=load.waiting,
-            kv_usage=load.kv_usage,
-            typical_step_seconds=load.step_seconds,
-            draining=load.draining,
-        )
+        super().__init__(registration, connection, VERIFIER_SESSIONS)
+        self.load = load if isinstance(load, VerifierLoad) else VerifierLoad()
         self.prefixes = PlacedPrefixes(registration.info.kv_blocks, registration.info.kv_block_size)
         self.on_load: Callable[[Verifier, VerifierLoad], None] | None = None
         self.on_dropped: Callable[[Verifier, Mapping[str, int]], None] | None = None
 
     async def connect(self, router: Identity) -> None:
-        self._dispatch(await self.greet(verifier_pb2.VerifierCommand(hello=router.hello())))
+        self._dispatch(await self.greet(VerifierCommand(hello=router.hello())))
 
     def open(
         self,
@@ -172,38 +170,30 @@ class Verifier(Worker[VerifierListener]):
     ) -> None:
         self._listeners[session_id] = listener
         self.prefixes.place([*params.prompt, *output])
-        session = verifier_pb2.OpenSession(
-            session_id=session_id,
-            params=params_to_wire(params),
-            output=output,
-            num_speculative_tokens=num_speculative_tokens,
-            draft_key=draft_key,
-        )
-        self._send(verifier_pb2.VerifierCommand(open=session))
+        self._tell(OpenSession(session_id, params, tuple(output), num_speculative_tokens, draft_key))
 
     def set_speculation(self, session_id: SessionId, num_speculative_tokens: int) -> None:
-        change = verifier_pb2.SetSpeculation(
-            session_id=session_id, num_speculative_tokens=num_speculative_tokens
-        )
-        self._send(verifier_pb2.VerifierCommand(speculation=change))
+        self._tell(SetSpeculation(session_id, num_speculative_tokens))
 
     def close(self, session_id: SessionId) -> None:
         """Frees the session there; nothing is sent if the verifier has forgotten it already."""
         if self._listeners.pop(session_id, None) is not None:
-            self._send(verifier_pb2.VerifierCommand(close=verifier_pb2.CloseSession(session_id=session_id)))
+            self._tell(CloseSession(session_id))
 
     def ask_back(self, session_id: SessionId) -> None:
         """Lets the session fail there as Unavailable, unless it has begun."""
-        given = verifier_pb2.CloseSession(session_id=session_id)
-        self._send(verifier_pb2.VerifierCommand(give_back=given))
+        self._tell(GiveBack(session_id))
 
     def cancel(self, session_id: SessionId) -> None:
         """Ends a session that another router may have opened there, and hears of it."""
-        self._send(verifier_pb2.VerifierCommand(cancel=verifier_pb2.CloseSession(session_id=session_id)))
+        self._tell(CancelSession(session_id))
 
-    def _dispatch(self, events: verifier_pb2.VerifierEvents) -> None:
-        if events.HasField("load"):  # first: the sessions below decide by it
-            self.load = verifier_load_from_wire(events.load)
+    def _tell(self, command: OpenSession | SetSpeculation | CloseSession | CancelSession | GiveBack) -> None:
+        self._send(VerifierCommand(command=command))
+
+    def _dispatch(self, events: VerifierEvents) -> None:
+        if events.load is not None:  # first: the sessions below decide by it
+            self.load = events.load
             if self.on_load is not None:
                 self.on_load(self, self.load)
         if events.dropped and self.on_dropped is not None:
@@ -215,35 +205,32 @@ class Verifier(Worker[VerifierListener]):
         for step in events.committed:
             listener = self._listeners.get(SessionId(step.session_id))
             if listener is not None:
-                tokens = list(step.tokens)
-                listener.committed(step.base, tokens, step.accepted, step.verified, step.cached_prompt_tokens)
+                listener.committed(
+                    step.base, step.tokens, step.accepted, step.verified, step.cached_prompt_tokens
+                )
         for end in events.finished:
             listener = self._listeners.pop(SessionId(end.session_id), None)
             if listener is not None:
-                stopped = end.reason == verifier_pb2.FINISH_REASON_STOP
-                listener.finished(FinishReason.STOP if stopped else FinishReason.LENGTH)
+                listener.finished(end.reason)
         for failure in events.failed:
             listener = self._listeners.pop(SessionId(failure.session_id), None)
             if listener is not None:
-                listener.failed(from_grpc_code(failure.code, failure.message))
+                listener.failed(failure.error)
 
 
 class Drafter(Worker[DrafterListener]):
     """A drafter and the sessions that this router has open there."""
 
-    def __init__(self, registration: Registration, channel: grpc.aio.Channel, load: WorkerLoad) -> None:
+    def __init__(self, registration: Registration, connection: grpc.aio.Channel, load: Load | None) -> None:
         """`load`: what the worker said before the router knew it."""
-        outbox: Outbox[drafter_pb2.DrafterCommand] = Outbox(MAX_UNSENT_COMMANDS)
-        super().__init__(registration, drafter_pb2_grpc.DrafterStub(channel).Sessions(outbox), outbox)
-        self.load = DrafterLoad(
-            sessions=load.sessions, token_seconds=load.step_seconds, kv_usage=load.kv_usage
-        )
+        super().__init__(registration, connection, DRAFTER_SESSIONS)
+        self.load = load if isinstance(load, DrafterLoad) else DrafterLoad()
         self.on_load: Callable[[Drafter, DrafterLoad], None] | None = None
         self._opening = 0  # number of the last one
         self._openings: dict[SessionId, int] = {}  # of the sessions that are open there
 
     async def connect(self, router: Identity) -> None:
-        await self.greet(drafter_pb2.DrafterCommand(hello=router.hello()))
+        await self.greet(DrafterCommand(hello=router.hello()))
 
     def open(
         self,
@@ -260,31 +247,30 @@ class Drafter(Worker[DrafterListener]):
         self._opening += 1
         self._listeners[session_id] = listener
         self._openings[session_id] = self._opening
-        session = drafter_pb2.OpenDraft(
-            session_id=session_id,
-            opening=self._opening,
-            params=params_to_wire(params),
-            output=output,
-            verifier_address=verifier_address,
-            draft_key=draft_key,
-            window=window,
-            target_vocab_size=target_vocab_size,
+        opened = OpenDraft(
+            session_id,
+            params,
+            tuple(output),
+            verifier_address,
+            draft_key,
+            window,
+            target_vocab_size,
+            self._opening,
         )
-        self._send(drafter_pb2.DrafterCommand(open=session))
+        self._send(DrafterCommand(command=opened))
 
     def set_window(self, session_id: SessionId, window: int) -> None:
-        change = drafter_pb2.SetWindow(session_id=session_id, window=window)
-        self._send(drafter_pb2.DrafterCommand(window=change))
+        self._send(DrafterCommand(command=SetWindow(session_id, window)))
 
     def close(self, session_id: SessionId) -> None:
         """Ends drafting for the session; nothing is sent if the drafter has forgotten it already."""
         self._openings.pop(session_id, None)
         if self._listeners.pop(session_id, None) is not None:
-            self._send(drafter_pb2.DrafterCommand(close=drafter_pb2.CloseDraft(session_id=session_id)))
+            self._send(DrafterCommand(command=CloseDraft(session_id)))
 
-    def _dispatch(self, events: drafter_pb2.DrafterEvents) -> None:
-        if events.HasField("load"):
-            self.load = drafter_load_from_wire(events.load)
+    def _dispatch(self, events: DrafterEvents) -> None:
+        if events.load is not None:
+            self.load = events.load
             if self.on_load is not None:
                 self.on_load(self, self.load)
         for end in events.ended:
@@ -297,20 +283,14 @@ class Drafter(Worker[DrafterListener]):
                 listener.draft_ended(end.reason)
 
 
-async def fetch_tokenizer(channel: grpc.aio.Channel, worker: Identity) -> TokenizerFiles:
+async def fetch_tokenizer(connection: grpc.aio.Channel, worker: Identity) -> TokenizerFiles:
     """Returns the tokenizer of a worker that registers. Raises Unavailable if it does not answer."""
-    stub: Any = (
-        verifier_pb2_grpc.VerifierStub(channel)
-        if worker.role is Role.VERIFIER
-        else drafter_pb2_grpc.DrafterStub(channel)
-    )
     try:
-        message = await stub.GetTokenizer(common_pb2.GetTokenizerRequest(), timeout=ANSWER_SECONDS)
+        return await ask(connection, GET_TOKENIZER[worker.role], None, ANSWER_SECONDS)
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
             raise PeerRefused(f"the worker's tokenizer is too large ({error.details()})") from None
         raise _worker_error(error) from None
-    return tokenizer_from_wire(message)
 
 
 def _worker_error(error: grpc.aio.AioRpcError) -> OutriderError:

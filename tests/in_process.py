@@ -27,12 +27,12 @@ from outrider.store.memory import MemoryStore
 from outrider.v1 import (
     drafter_pb2,
     drafter_pb2_grpc,
-    registry_pb2_grpc,
     verifier_pb2,
     verifier_pb2_grpc,
 )
+from outrider.wire.codec import tokenizer_to_wire, worker_info_to_wire
 from outrider.wire.description import TokenizerFiles, WorkerInfo, WorkerRecord
-from outrider.wire.hello import Identity, Role
+from outrider.wire.hello import Identity, Role, hello_to_wire
 from outrider.wire.session import FinishReason, SessionParams
 from outrider.worker.registration import RouterRegistrar, register
 from router.registry import Registry
@@ -96,7 +96,7 @@ class Cluster:
 
     async def __aenter__(self) -> Self:
         server = new_server()
-        registry_pb2_grpc.add_RegistryServicer_to_server(Registry(self._router.store), server)
+        Registry(self._router.store, self._router.metrics).add_to(server)
         self.router_address = bind(server, "127.0.0.1", 0)
         await server.start()
         self._stack.push_async_callback(server.stop, 0)
@@ -117,7 +117,7 @@ class Cluster:
         stepper = Stepper(engine, self._limits, service.on_step, time.monotonic, patient)
         service.use(stepper)
         server = new_server()
-        verifier_pb2_grpc.add_VerifierServicer_to_server(service, server)
+        service.add_to(server)
         return await self._join(Worker(server, stepper=stepper, service=service), info, service.run())
 
     async def add_drafter(self, draft: Path, quantization: str | None = None) -> Worker:
@@ -126,7 +126,7 @@ class Cluster:
         stepper = DraftStepper(engine, self._limits, service.on_change, service.on_failed, time.monotonic)
         service.use(stepper)
         server = new_server()
-        drafter_pb2_grpc.add_DrafterServicer_to_server(service, server)
+        service.add_to(server)
         return await self._join(Worker(server, stepper=stepper, service=service), info, service.run())
 
     async def add_garbage_drafter(self, draft: Path, seed: int = 0) -> Worker:
@@ -221,15 +221,15 @@ class GarbageDrafter(drafter_pb2_grpc.DrafterServicer):
     """Registers as any drafter does and then sends nonsense for every session that it is given."""
 
     def __init__(self, info: WorkerInfo, tokenizer: TokenizerFiles, rng: random.Random) -> None:
-        self._inner = DrafterService(info, tokenizer)
+        self._tokenizer = tokenizer
         self._info = info
         self._rng = rng
 
     async def GetInfo(self, request: Any, context: Any) -> Any:
-        return await self._inner.GetInfo(request, context)
+        return worker_info_to_wire(self._info)
 
     async def GetTokenizer(self, request: Any, context: Any) -> Any:
-        return await self._inner.GetTokenizer(request, context)
+        return tokenizer_to_wire(self._tokenizer)
 
     async def Sessions(self, request_iterator: Any, context: Any) -> Any:
         tasks = []
@@ -245,7 +245,7 @@ class GarbageDrafter(drafter_pb2_grpc.DrafterServicer):
                     return
                 coming = asyncio.ensure_future(anext(commands, None))
                 if command.HasField("hello"):
-                    yield drafter_pb2.DrafterEvents(hello=self._info.identity.hello())
+                    yield drafter_pb2.DrafterEvents(hello=hello_to_wire(self._info.identity.hello()))
                 elif command.HasField("open"):
                     tasks.append(asyncio.create_task(self._babble(command.open)))
         finally:
@@ -262,7 +262,7 @@ class GarbageDrafter(drafter_pb2_grpc.DrafterServicer):
     async def _nonsense(self, session: drafter_pb2.OpenDraft, ends: list[int]) -> Any:
         rng, start = self._rng, len(session.params.prompt)
         attach = verifier_pb2.Attach(session_id=session.session_id, draft_key=session.draft_key)
-        yield verifier_pb2.DraftBatch(hello=self._info.identity.hello())
+        yield verifier_pb2.DraftBatch(hello=hello_to_wire(self._info.identity.hello()))
         yield verifier_pb2.DraftBatch(attach=[attach])
         while True:
             count = rng.randrange(12)

@@ -91,6 +91,41 @@ def test_the_check_of_imports_can_fail(path: str, source: str, allowed: bool) ->
     assert (breaches(path, source) == []) == allowed
 
 
+# Who knows wire types: the codecs, and a client of the public API.
+CODECS = re.compile(r"outrider/wire/\w+\.py|router/api/generation_wire\.py|benchmarks/router_host\.py")
+
+
+def knows_wire_types(source: str) -> bool:
+    """True if it imports generated messages or stubs, inside functions as well."""
+    nodes = list(ast.walk(ast.parse(source)))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return any(f"{name}.".startswith("outrider.v1.") for name in names)
+
+
+def test_wire_types_stop_at_the_codecs() -> None:
+    files = {path.relative_to(ROOT).as_posix(): path.read_text() for path in sources(*MAY_IMPORT)}
+    found = {path for path, source in files.items() if knows_wire_types(source)}
+    assert found, "the codecs were not found"
+    assert [path for path in sorted(found) if not CODECS.fullmatch(path)] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "knows"),
+    [
+        ("from outrider.v1 import verifier_pb2", True),
+        ("def f():\n    from outrider.v1.verifier_pb2 import Draft", True),
+        ("import outrider.v1.common_pb2", True),
+        ("from outrider import v1", True),
+        ("from outrider.wire.speculation import Draft", False),
+    ],
+)
+def test_the_check_of_wire_types_can_fail(source: str, knows: bool) -> None:
+    assert knows_wire_types(source) == knows
+
+
 def engine_imports() -> dict[str, set[str]]:
     """The engine's modules that each of them imports, for type checkers alone as well."""
     found = {}

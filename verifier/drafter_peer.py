@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 
-from outrider.v1 import verifier_pb2
+from outrider.wire.speculation import Attach, Commit, CommitBatch
 from verifier.bounded_map import REMEMBERED, BoundedMap
 from verifier.drafter_seat import DrafterSeat
 from verifier.step_start import Pace
@@ -95,7 +95,7 @@ class DrafterPeer:
         """Sessions of which there is something to tell."""
         return len(self._dirty) + len(self._revoked)
 
-    async def batches(self) -> AsyncIterator[verifier_pb2.CommitBatch]:
+    async def batches(self) -> AsyncIterator[CommitBatch]:
         """One message whenever there is something to tell; commits of a session merge while they wait."""
         while True:
             await self._ready.wait()
@@ -104,16 +104,16 @@ class DrafterPeer:
             self._ready.clear()
             dirty, self._dirty = self._dirty, {}
             revoked, self._revoked = self._revoked, OrderedDict()
-            batch = verifier_pb2.CommitBatch()
-            for session_id, shown in revoked.items():
-                batch.revoked.add(session_id=session_id, draft_key=shown)
-            for session_id, seat in dirty.items():
-                base, log = self._base(session_id, seat), seat.session.log
-                batch.commits.add(session_id=session_id, base=base, tokens=log[base:])
-            if self._stamp_us:
-                batch.echo_us = self._stamp_us
-                batch.held_us = int((self._clock() - self._heard_at) * 1e6)
-            yield batch
+            yield CommitBatch(
+                commits=[self._commit(session_id, seat) for session_id, seat in dirty.items()],
+                revoked=[Attach(session_id, shown) for session_id, shown in revoked.items()],
+                echo_us=self._stamp_us,
+                held_us=int((self._clock() - self._heard_at) * 1e6) if self._stamp_us else 0,
+            )
+
+    def _commit(self, session_id: bytes, seat: DrafterSeat) -> Commit:
+        base = self._base(session_id, seat)
+        return Commit(session_id, base, seat.session.log[base:])
 
     def _base(self, session_id: bytes, seat: DrafterSeat) -> int:
         """Where a commit starts: at what was acknowledged. A stream loses nothing, so that one that does not

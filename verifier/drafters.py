@@ -14,9 +14,9 @@ from typing import NoReturn
 
 from outrider.errors import InvalidRequest, Overloaded, PeerRefused, TooLarge
 from outrider.net.draft_right import turn_of
-from outrider.v1 import verifier_pb2
 from outrider.wire.hello import Identity, Role, read_hello
 from outrider.wire.session import SESSION_ID_BYTES
+from outrider.wire.speculation import Attach, CommitBatch, Draft, DraftBatch
 from verifier import misbehavior
 from verifier.bounded_map import BoundedMap
 from verifier.draft_tree import MAX_NODES
@@ -112,8 +112,8 @@ class Drafters:
     # -- the streams --
 
     async def speculate(
-        self, messages: AsyncIterator[verifier_pb2.DraftBatch], host: str = ""
-    ) -> AsyncGenerator[verifier_pb2.CommitBatch, None]:
+        self, messages: AsyncIterator[DraftBatch], host: str = ""
+    ) -> AsyncGenerator[CommitBatch, None]:
         """Serves a stream from `host`. Raises what ends it, with a sentence for the drafter."""
         if self._open >= MAX_STREAMS:
             raise Overloaded("this verifier has as many drafters as it takes; try again later")
@@ -124,7 +124,7 @@ class Drafters:
             peer = DrafterPeer(name, self._clock)
             self._streams.add(peer)
             reader = asyncio.create_task(self._listen(peer, batches))
-            yield verifier_pb2.CommitBatch(hello=self._identity.hello())
+            yield CommitBatch(hello=self._identity.hello())
             async for batch in peer.batches():
                 yield batch
             if reader.done():
@@ -137,8 +137,8 @@ class Drafters:
                 self._leave(peer)
 
     async def _greeted(
-        self, messages: AsyncIterator[verifier_pb2.DraftBatch], host: str
-    ) -> tuple[str, AsyncIterator[verifier_pb2.DraftBatch]]:
+        self, messages: AsyncIterator[DraftBatch], host: str
+    ) -> tuple[str, AsyncIterator[DraftBatch]]:
         """Returns the name to keep its misbehavior by, and the batches that follow. Raises PeerRefused."""
         try:
             async with asyncio.timeout(HELLO_SECONDS):
@@ -155,7 +155,7 @@ class Drafters:
             raise PeerRefused(f"this drafter was cut off and is refused for another {banned_for:.0f} seconds")
         return name, batches
 
-    async def _listen(self, peer: DrafterPeer, batches: AsyncIterator[verifier_pb2.DraftBatch]) -> None:
+    async def _listen(self, peer: DrafterPeer, batches: AsyncIterator[DraftBatch]) -> None:
         try:
             async for batch in batches:
                 await self._take(peer, batch)
@@ -168,7 +168,7 @@ class Drafters:
         finally:
             peer.end()
 
-    async def _take(self, peer: DrafterPeer, batch: verifier_pb2.DraftBatch) -> None:
+    async def _take(self, peer: DrafterPeer, batch: DraftBatch) -> None:
         """Raises PeerRefused where it cuts the drafter off."""
         peer.heard(batch.stamp_us)
         seen: set[str] = set()
@@ -213,7 +213,7 @@ class Drafters:
             self._on_cut_off(session_id, seat.turn - 1, reason)
         raise PeerRefused(f"this drafter is {what}")
 
-    def _claim(self, peer: DrafterPeer, attach: verifier_pb2.Attach) -> str | None:
+    def _claim(self, peer: DrafterPeer, attach: Attach) -> str | None:
         """Why it was dropped, if it was."""
         if len(attach.session_id) != SESSION_ID_BYTES or len(attach.draft_key) > MAX_KEY_BYTES:
             return misbehavior.BAD_ATTACH
@@ -245,7 +245,7 @@ class Drafters:
         peer.attached(seat)
         return None
 
-    def _offer(self, peer: DrafterPeer, draft: verifier_pb2.Draft) -> str | None:
+    def _offer(self, peer: DrafterPeer, draft: Draft) -> str | None:
         """Why it was dropped, if it was."""
         session_id = draft.session_id
         running = self._stepper.get(session_id)
@@ -256,7 +256,7 @@ class Drafters:
         tokens = draft.tokens
         if len(tokens) > MAX_NODES + MAX_BEHIND:
             return DraftFate.TOO_LONG.value
-        fate = self._stepper.offer(seat, draft.base, list(tokens), draft.parents, draft.survival)
+        fate = self._stepper.offer(seat, draft.base, tokens, draft.parents, draft.survival)
         return fate.value if fate is not DraftFate.TAKEN and tokens else None
 
     def _leave(self, peer: DrafterPeer) -> list[tuple[bytes, DrafterSeat]]:
@@ -268,3 +268,8 @@ class Drafters:
             seat.leave()
         peer.end()
         return left
+
+
+def host_of(peer: str) -> str:
+    """Returns the host in a gRPC peer's name, such as "ipv4:192.0.2.1:50051"."""
+    return peer.rpartition(":")[0]

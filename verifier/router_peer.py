@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 
 from outrider.errors import OutriderError
-from outrider.v1 import verifier_pb2
-from outrider.wire.codec import verifier_load_to_wire
 from outrider.wire.load import VerifierLoad
 from outrider.wire.session import FinishReason
+from outrider.wire.verifier_sessions import Committed, DrafterCutOff, Failed, Finished, VerifierEvents
 from verifier.session import Outcome
 from verifier.stepper import Running
 
@@ -20,26 +20,22 @@ class RouterPeer:
     def __init__(self, load: VerifierLoad) -> None:
         """`load` is that of now."""
         self._load = load
-        self._events = verifier_pb2.VerifierEvents()
+        self._events = VerifierEvents()
         self._ready = asyncio.Event()
         self._over = False
         self._parting = False
-        self._dropped: dict[str, int] = {}  # as it was told last
+        self._dropped: dict[str, int] = {}  # as it was told last, or is about to be
+        self._untold_dropped: dict[str, int] = {}
         self._why: OutriderError | None = None  # it is over, if the router is to be told
 
     def committed(self, running: Running, outcome: Outcome) -> None:
         session = running.session
         first = outcome.base == len(session.spec.params.prompt) + len(session.spec.output)
-        self._events.committed.add(
-            session_id=running.id,
-            base=outcome.base,
-            tokens=outcome.tokens,
-            accepted=outcome.accepted,
-            verified=outcome.verified,
-            cached_prompt_tokens=(running.cached_prompt_tokens or 0) if first else 0,
-        )
+        cached = (running.cached_prompt_tokens or 0) if first else 0
+        step = Committed(running.id, outcome.base, outcome.tokens, outcome.accepted, outcome.verified, cached)
+        self._events.committed.append(step)
         if outcome.finish is not None:
-            self._events.finished.add(session_id=running.id, reason=int(outcome.finish))
+            self._events.finished.append(Finished(running.id, outcome.finish))
 
     def adopted(self, running: Running, finish: FinishReason | None) -> None:
         """Tells a router that has a session again what the session has beyond what the router knows, and its
@@ -47,30 +43,26 @@ class RouterPeer:
         spec, log = running.session.spec, running.session.log
         known = len(spec.params.prompt) + len(spec.output)
         if known < len(log):
-            self._events.committed.add(
-                session_id=running.id,
-                base=known,
-                tokens=log[known:],
-                cached_prompt_tokens=(running.cached_prompt_tokens or 0) if not spec.output else 0,
-            )
+            cached = (running.cached_prompt_tokens or 0) if not spec.output else 0
+            missed = Committed(running.id, known, log[known:], cached_prompt_tokens=cached)
+            self._events.committed.append(missed)
         if finish is not None:
-            self._events.finished.add(session_id=running.id, reason=int(finish))
+            self._events.finished.append(Finished(running.id, finish))
         self._ready.set()
 
     def failed(self, session_id: bytes, error: OutriderError) -> None:
-        self._events.failed.add(session_id=session_id, code=error.grpc_code, message=error.message)
+        self._events.failed.append(Failed(session_id, error))
         self._ready.set()
 
     def cut_off(self, session_id: bytes, turn: int, reason: str) -> None:
         """Tells that the session's drafter of that turn misbehaves, and may not draft here any more."""
-        self._events.cut_off.add(session_id=session_id, turn=turn, reason=reason)
+        self._events.cut_off.append(DrafterCutOff(session_id, turn, reason))
         self._ready.set()
 
     def dropped(self, counts: Mapping[str, int]) -> None:
         """Tells what was dropped of what drafters sent, since the start, by reason."""
         if counts != self._dropped:
-            self._dropped = dict(counts)
-            self._events.dropped.update(self._dropped)
+            self._dropped = self._untold_dropped = dict(counts)
 
     def report(self, load: VerifierLoad) -> None:
         """Sends what has gathered, with the load."""
@@ -92,7 +84,7 @@ class RouterPeer:
         self._over, self._why = True, why
         self._ready.set()
 
-    async def events(self) -> AsyncIterator[verifier_pb2.VerifierEvents]:
+    async def events(self) -> AsyncIterator[VerifierEvents]:
         """Yields one message whenever there is something to tell; a slow reader gets fewer, larger ones.
         Raises why the stream was ended."""
         parting = False
@@ -104,6 +96,6 @@ class RouterPeer:
                 return
             self._ready.clear()
             parting = self._parting
-            events, self._events = self._events, verifier_pb2.VerifierEvents()
-            events.load.CopyFrom(verifier_load_to_wire(self._load))
-            yield events
+            events, self._events = self._events, VerifierEvents()
+            dropped, self._untold_dropped = self._untold_dropped, {}
+            yield replace(events, load=self._load, dropped=dropped)

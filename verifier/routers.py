@@ -6,10 +6,18 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from outrider.errors import Cancelled, OutriderError, Superseded, Unavailable
-from outrider.v1 import verifier_pb2
-from outrider.wire.codec import params_from_wire, session_id_from_wire, verifier_load_to_wire
+from outrider.wire.codec import session_id_from_wire
 from outrider.wire.hello import Identity, Role, read_hello
 from outrider.wire.session import SESSION_ID_BYTES
+from outrider.wire.verifier_sessions import (
+    CancelSession,
+    CloseSession,
+    GiveBack,
+    OpenSession,
+    SetSpeculation,
+    VerifierCommand,
+    VerifierEvents,
+)
 from verifier.bounded_map import BoundedMap
 from verifier.drafters import Drafters
 from verifier.orphans import GRACE_SECONDS, Orphans
@@ -45,8 +53,8 @@ class Routers:
     # -- the streams --
 
     async def sessions(
-        self, messages: AsyncIterator[verifier_pb2.VerifierCommand]
-    ) -> AsyncGenerator[verifier_pb2.VerifierEvents, None]:
+        self, messages: AsyncIterator[VerifierCommand]
+    ) -> AsyncGenerator[VerifierEvents, None]:
         _, commands = await read_hello(messages, Role.ROUTER)
         if self._closed is not None:
             raise self._closed
@@ -56,7 +64,7 @@ class Routers:
         self._alone.clear()
         reader = asyncio.create_task(self._obey(peer, commands))
         try:
-            yield verifier_pb2.VerifierEvents(hello=self._identity.hello(), load=verifier_load_to_wire(load))
+            yield VerifierEvents(hello=self._identity.hello(), load=load)
             async for events in peer.events():
                 yield events
             if reader.done():
@@ -77,44 +85,43 @@ class Routers:
             del self._owners[session_id]
             self._orphans.add(running)
 
-    async def _obey(self, peer: RouterPeer, commands: AsyncIterator[verifier_pb2.VerifierCommand]) -> None:
+    async def _obey(self, peer: RouterPeer, commands: AsyncIterator[VerifierCommand]) -> None:
         try:
             async for command in commands:
-                match command.WhichOneof("command"):
-                    case "open":
-                        self._open(peer, command.open)
-                    case "speculation":
-                        change = command.speculation
-                        running = self._stepper.get(change.session_id)
-                        if running is not None and self._owners.get(change.session_id) is peer:
-                            running.session.num_speculative_tokens = change.num_speculative_tokens
-                    case "close":
-                        if self._owners.get(command.close.session_id, peer) is peer:
-                            self._close(command.close.session_id)
+                match command.command:
+                    case OpenSession() as asked:
+                        self._open(peer, asked)
+                    case SetSpeculation(session_id, num_speculative_tokens):
+                        running = self._stepper.get(session_id)
+                        if running is not None and self._owners.get(session_id) is peer:
+                            running.session.num_speculative_tokens = num_speculative_tokens
+                    case CloseSession(session_id):
+                        if self._owners.get(session_id, peer) is peer:
+                            self._close(session_id)
                         peer.report(self._stepper.load)
-                    case "give_back":
-                        self._give_back_unbegun(peer, command.give_back.session_id)
-                    case "cancel":
-                        self._cancel(command.cancel.session_id)
+                    case GiveBack(session_id):
+                        self._give_back_unbegun(peer, session_id)
+                    case CancelSession(session_id):
+                        self._cancel(session_id)
         finally:
             peer.end()
 
-    def _open(self, peer: RouterPeer, message: verifier_pb2.OpenSession) -> None:
+    def _open(self, peer: RouterPeer, asked: OpenSession) -> None:
         try:
             spec = SessionSpec(
-                session_id=session_id_from_wire(message.session_id),
-                params=params_from_wire(message.params),
-                output=tuple(message.output),
+                session_id=session_id_from_wire(asked.session_id),
+                params=asked.params,
+                output=asked.output,
                 vocab_size=self._vocab_size,
-                draft_key=message.draft_key,
+                draft_key=asked.draft_key,
             )
             if spec.session_id in self._cancelled:
                 raise _cancelled()
-            if self._adopt(peer, spec, message.num_speculative_tokens):
+            if self._adopt(peer, spec, asked.num_speculative_tokens):
                 return
-            running = self._stepper.open(spec, message.num_speculative_tokens)
+            running = self._stepper.open(spec, asked.num_speculative_tokens)
         except OutriderError as error:
-            peer.failed(message.session_id, error)
+            peer.failed(asked.session_id, error)
             return
         self._owners[spec.session_id] = peer
         self._drafters.opened(running)

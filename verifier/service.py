@@ -1,4 +1,4 @@
-"""The verifier's gRPC service: converts, delegates to the stepper, and carries its results to the peers."""
+"""The verifier's gRPC service: delegates to the stepper, and carries its results to the peers."""
 
 from __future__ import annotations
 
@@ -9,23 +9,26 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, NoReturn
 
+import grpc.aio
+
 from outrider.errors import StepHung, Unavailable
 from outrider.net.heartbeat import HEARTBEAT_SECONDS
-from outrider.net.rpc import bind, new_server
+from outrider.net.rpc import add_methods, bind, new_server
 from outrider.net.tls import opened
-from outrider.store.store import Registrar, WorkerLoad
-from outrider.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
-from outrider.wire.codec import tokenizer_to_wire, worker_info_to_wire
+from outrider.store.store import Registrar
 from outrider.wire.description import TokenizerFiles, WorkerInfo
 from outrider.wire.hello import Role
+from outrider.wire.load import VerifierLoad
+from outrider.wire.methods import GET_INFO, GET_TOKENIZER, SPECULATE, VERIFIER_SESSIONS, Method
+from outrider.wire.speculation import CommitBatch, DraftBatch
+from outrider.wire.verifier_sessions import VerifierCommand, VerifierEvents
 from outrider.worker.followers import FollowerProcesses, StartFollowers
 from outrider.worker.model import load
 from outrider.worker.registration import check_admitted, registrar_at
 from outrider.worker.stepwatch import Pulse, StepWatch, watched
 from outrider.worker.worker import Worker, serve_until_stopped
 from verifier.config import VerifierConfig
-from verifier.drafters import Drafters
-from verifier.drafts_wire import BoundedDrafts, host_of
+from verifier.drafters import Drafters, host_of
 from verifier.orphans import GRACE_SECONDS
 from verifier.profile import profile, remembered
 from verifier.routers import Routers
@@ -35,7 +38,7 @@ from verifier.stepper import Stepper, StepReport
 log = logging.getLogger(__name__)
 
 
-class VerifierService(verifier_pb2_grpc.VerifierServicer):
+class VerifierService:
     """The service: one object for all streams; the sessions themselves live in the stepper."""
 
     def __init__(
@@ -81,15 +84,34 @@ class VerifierService(verifier_pb2_grpc.VerifierServicer):
         assert self._routers is not None, "the service serves only after use()"
         return self._routers
 
-    # -- unary calls --
+    # -- what it answers --
 
-    async def GetInfo(self, request: common_pb2.GetInfoRequest, context: Any) -> common_pb2.WorkerInfo:
-        return worker_info_to_wire(self._info)
+    def add_to(self, server: grpc.aio.Server) -> None:
+        methods: dict[Method[Any, Any], Any] = {
+            GET_INFO[Role.VERIFIER]: self.get_info,
+            GET_TOKENIZER[Role.VERIFIER]: self.get_tokenizer,
+            VERIFIER_SESSIONS: self.sessions,
+            SPECULATE: self.speculate,
+        }
+        add_methods(server, methods)
 
-    async def GetTokenizer(
-        self, request: common_pb2.GetTokenizerRequest, context: Any
-    ) -> common_pb2.Tokenizer:
-        return tokenizer_to_wire(self._tokenizer)
+    async def get_info(self, asked: None, context: Any) -> WorkerInfo:
+        return self._info
+
+    async def get_tokenizer(self, asked: None, context: Any) -> TokenizerFiles:
+        return self._tokenizer
+
+    async def sessions(
+        self, commands: AsyncIterator[VerifierCommand], context: Any
+    ) -> AsyncIterator[VerifierEvents]:
+        async with aclosing(self.routers.sessions(commands)) as events:
+            async for batch in events:
+                yield batch
+
+    async def speculate(self, drafts: AsyncIterator[DraftBatch], context: Any) -> AsyncIterator[CommitBatch]:
+        async with aclosing(self.drafters.speculate(drafts, host_of(context.peer()))) as batches:
+            async for batch in batches:
+                yield batch
 
     # -- what outrider.worker.worker asks --
 
@@ -114,16 +136,8 @@ class VerifierService(verifier_pb2_grpc.VerifierServicer):
             self.routers.beat()
             self.drafters.beat()
 
-    def load(self) -> WorkerLoad:
-        load = self.stepper.load
-        return WorkerLoad(
-            sessions=load.running + load.waiting,
-            waiting=load.waiting,
-            kv_usage=load.kv_usage,
-            step_seconds=load.typical_step_seconds,
-            draining=load.draining,
-            draft_starvation=load.draft_starvation,
-        )
+    def load(self) -> VerifierLoad:
+        return self.stepper.load
 
     def stats(self) -> dict[str, float]:
         load = self.stepper.load
@@ -159,22 +173,6 @@ class VerifierService(verifier_pb2_grpc.VerifierServicer):
     async def close(self) -> None:
         return
 
-    # -- streams --
-
-    async def Sessions(
-        self, request_iterator: AsyncIterator[verifier_pb2.VerifierCommand], context: Any
-    ) -> AsyncIterator[verifier_pb2.VerifierEvents]:
-        async with aclosing(self.routers.sessions(request_iterator)) as events:
-            async for batch in events:
-                yield batch
-
-    async def Speculate(
-        self, request_iterator: AsyncIterator[verifier_pb2.DraftBatch], context: Any
-    ) -> AsyncIterator[verifier_pb2.CommitBatch]:
-        async with aclosing(self.drafters.speculate(request_iterator, host_of(context.peer()))) as batches:
-            async for batch in batches:
-                yield batch
-
     def on_step(self, report: StepReport) -> None:
         """Hands a step's results to the streams."""
         self.routers.on_step(report)
@@ -189,7 +187,7 @@ async def start(
 ) -> Worker:
     """Returns a verifier that has its model loaded and listens, but is not registered; `start_followers`
     starts the processes that its model is divided among. Raises StartupError."""
-    server = new_server(BoundedDrafts())
+    server = new_server()
     address = bind(server, config.listen.host, config.listen.port, tls=opened(config.protection.tls))
     await check_admitted(registrar)
     engine, tokenizer, info = await load(
@@ -217,7 +215,7 @@ async def start(
     start_steps = lock_step if config.lock_step else start_at
     stepper = Stepper(engine, config.limits, service.on_step, time.monotonic, start_steps, step_time)
     service.use(stepper)
-    verifier_pb2_grpc.add_VerifierServicer_to_server(service, server)
+    service.add_to(server)
     port = int(address.rpartition(":")[2])
     return Worker(info, config.listen.advertised_address(port), service, server, registrar)
 

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Generic, TypeVar
 
@@ -16,7 +16,9 @@ from google.protobuf.message import DecodeError
 
 from outrider.errors import InvalidRequest, OutriderError, PeerRefused, StartupError
 from outrider.net.tls import Tls
+from outrider.wire import methods
 from outrider.wire.hello import Role
+from outrider.wire.methods import Method
 
 log = logging.getLogger(__name__)
 
@@ -52,11 +54,11 @@ _CHANNEL_OPTIONS = [
 
 _ROUTERS, _DRAFTERS = frozenset({Role.ROUTER}), frozenset({Role.DRAFTER})
 CALLERS: dict[str, frozenset[Role]] = {  # who may call a method, where their certificates say what they are
-    "/outrider.v1.Verifier/Sessions": _ROUTERS,
-    "/outrider.v1.Verifier/Speculate": _DRAFTERS,
-    "/outrider.v1.Drafter/Sessions": _ROUTERS,
-    "/outrider.v1.Registry/Beat": frozenset({Role.VERIFIER, Role.DRAFTER}),
-    "/outrider.v1.Registry/Leave": frozenset({Role.VERIFIER, Role.DRAFTER}),
+    methods.VERIFIER_SESSIONS.path: _ROUTERS,
+    methods.SPECULATE.path: _DRAFTERS,
+    methods.DRAFTER_SESSIONS.path: _ROUTERS,
+    methods.BEAT.path: frozenset({Role.VERIFIER, Role.DRAFTER}),
+    methods.LEAVE.path: frozenset({Role.VERIFIER, Role.DRAFTER}),
 }
 COMMON_NAME, SUBJECT_NAMES = "x509_common_name", "x509_subject_alternative_name"
 ROLE_URI = "outrider:"  # and a role: an alternative name of a certificate that is good for that role only
@@ -86,13 +88,28 @@ def _names(context: grpc.aio.ServicerContext[Any, Any], kind: str) -> list[str]:
     return [name.decode(errors="replace") for name in context.auth_context().get(kind, ())]
 
 
-def new_server(*interceptors: grpc.aio.ServerInterceptor) -> grpc.aio.Server:  # type: ignore[type-arg]
+def new_server() -> grpc.aio.Server:
     """Returns a server with the options that all roles share. Errors that its handlers raise become status
     codes.
 
     A message of more than MAX_MESSAGE_BYTES ends its call with RESOURCE_EXHAUSTED before it is read.
     """
-    return grpc.aio.server(interceptors=[_ErrorInterceptor(), *interceptors], options=_SERVER_OPTIONS)
+    return grpc.aio.server(interceptors=[_ErrorInterceptor()], options=_SERVER_OPTIONS)
+
+
+def add_methods(server: grpc.aio.Server, behaviours: Mapping[Method[Any, Any], Callable[..., Any]]) -> None:
+    """Lets a server answer methods. A behaviour is called with what was asked, as plain data, and gRPC's
+    context; a stream's, with an iterator, and it yields what it answers. Bytes that are no message raise
+    InvalidRequest there."""
+    services: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = {}
+    for method, behaviour in behaviours.items():
+        make = (
+            grpc.stream_stream_rpc_method_handler if method.streams else grpc.unary_unary_rpc_method_handler
+        )
+        handler = make(behaviour, method.asked.from_bytes, method.answered.to_bytes)
+        services.setdefault(method.service, {})[method.name] = handler
+    for service, handlers in services.items():
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
 
 
 def bind(
@@ -137,6 +154,38 @@ def channel(
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
     return grpc.aio.secure_channel(address, tls.channel_credentials(), options=options)
+
+
+Asked = TypeVar("Asked")
+Answered = TypeVar("Answered")
+
+
+async def ask(
+    connection: grpc.aio.Channel, method: Method[Asked, Answered], question: Asked, seconds: float
+) -> Answered:
+    """Returns the answer to one question. Raises AioRpcError as gRPC does, after so many seconds as well,
+    and InvalidRequest if the answer's bytes are no message."""
+    call = connection.unary_unary(method.path, method.asked.to_bytes, None)
+    return method.answered.from_bytes(await call(question, timeout=seconds))
+
+
+def converse(
+    connection: grpc.aio.Channel,
+    method: Method[Asked, Answered],
+    messages: AsyncIterator[Asked] | None = None,
+) -> grpc.aio.StreamStreamCall[Asked, bytes]:
+    """Begins a call with a stream of messages both ways; without `messages` they are written to the call.
+    What comes back is read by `heard`."""
+    call = connection.stream_stream(method.path, method.asked.to_bytes, None)
+    return call(messages)
+
+
+async def heard(
+    call: AsyncIterable[bytes], method: Method[Asked, Answered]
+) -> AsyncGenerator[Answered, None]:
+    """Yields what the other side says. Raises InvalidRequest if the bytes are no message."""
+    async for raw in call:
+        yield method.answered.from_bytes(raw)
 
 
 _STATUS: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}

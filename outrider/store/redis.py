@@ -44,9 +44,8 @@ from outrider.store.store import (
     id_in_use,
 )
 from outrider.store.url import StoreUrl
-from outrider.wire.codec import record_from_bytes, record_to_bytes
-from outrider.wire.description import WorkerLoad
 from outrider.wire.hello import Identity, WorkerKey
+from outrider.wire.registry import RECORD
 
 log = logging.getLogger(__name__)
 
@@ -136,12 +135,12 @@ class RedisStore:
     async def beat(self, record: WorkerRecord, caller: str = "") -> Answer:
         identity = record.info.identity
         name = _name(identity)
-        description = record_to_bytes(replace(record, load=WorkerLoad()))
+        description = RECORD.to_bytes(replace(record, load=None))
         words = await self._asked(
             self._beat(
                 keys=[WORKER + name, INDEX, CHANGES],
                 args=[
-                    *(name, str(identity.incarnation), description, record_to_bytes(record)),
+                    *(name, str(identity.incarnation), description, RECORD.to_bytes(record)),
                     *(round(self._ttl_seconds * 1000), self._word_seconds, caller),
                 ],
             )
@@ -202,7 +201,7 @@ class RedisStore:
         records = {}
         for one in raw:
             try:
-                record = record_from_bytes(one)
+                record = RECORD.from_bytes(one)
             except InvalidRequest as error:
                 log.debug("a record in the store is not understood: %s", error.message)
                 continue

@@ -11,26 +11,16 @@ knows and tries again.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.errors import IdInUse
 from outrider.store.logs import SessionLogs
-from outrider.wire.description import WorkerLoad as WorkerLoad
 from outrider.wire.description import WorkerRecord as WorkerRecord
 from outrider.wire.hello import Identity, WorkerKey
+from outrider.wire.registry import Answer as Answer
 
 TTL_SECONDS = 4.0  # a record outlives the last beat by this much; with the time to notice it stays under 5 s
 WORD_SECONDS = 30.0  # a router's word to a worker is forgotten when it has not been said again for so long
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What routers have said to a worker since it registered."""
-
-    taken_in_by: tuple[str, ...] = ()  # ids of routers, sorted
-    refusal: str | None = None  # a router's sentence: the worker does not fit and should end
-    trouble: str | None = None  # a router's sentence: it tries again to take the worker in
 
 
 class Registrar(Protocol):

@@ -23,25 +23,25 @@ _sym_db = _symbol_database.Default()
 
 
 from outrider.v1 import common_pb2 as outrider_dot_v1_dot_common__pb2
+from outrider.v1 import drafter_pb2 as outrider_dot_v1_dot_drafter__pb2
+from outrider.v1 import verifier_pb2 as outrider_dot_v1_dot_verifier__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoutrider/v1/registry.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"m\n\x0cRegistration\x12%\n\x04info\x18\x01 \x01(\x0b\x32\x17.outrider.v1.WorkerInfo\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12%\n\x04load\x18\x03 \x01(\x0b\x32\x17.outrider.v1.WorkerLoad\"\x83\x01\n\nWorkerLoad\x12\x10\n\x08sessions\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x10\n\x08kv_usage\x18\x03 \x01(\x01\x12\x14\n\x0cstep_seconds\x18\x04 \x01(\x01\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12\x18\n\x10\x64raft_starvation\x18\x06 \x01(\x01\"B\n\tBeatReply\x12\x13\n\x0btaken_in_by\x18\x01 \x03(\t\x12\x0f\n\x07refusal\x18\x02 \x01(\t\x12\x0f\n\x07trouble\x18\x03 \x01(\t\"1\n\x0cLeaveRequest\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.outrider.v1.Hello\"\x0c\n\nLeaveReply2\x82\x01\n\x08Registry\x12\x39\n\x04\x42\x65\x61t\x12\x19.outrider.v1.Registration\x1a\x16.outrider.v1.BeatReply\x12;\n\x05Leave\x12\x19.outrider.v1.LeaveRequest\x1a\x17.outrider.v1.LeaveReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoutrider/v1/registry.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\x1a\x19outrider/v1/drafter.proto\x1a\x1aoutrider/v1/verifier.proto\"\xa8\x01\n\x0cRegistration\x12%\n\x04info\x18\x01 \x01(\x0b\x32\x17.outrider.v1.WorkerInfo\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x30\n\rverifier_load\x18\x03 \x01(\x0b\x32\x19.outrider.v1.VerifierLoad\x12.\n\x0c\x64rafter_load\x18\x04 \x01(\x0b\x32\x18.outrider.v1.DrafterLoad\"B\n\tBeatReply\x12\x13\n\x0btaken_in_by\x18\x01 \x03(\t\x12\x0f\n\x07refusal\x18\x02 \x01(\t\x12\x0f\n\x07trouble\x18\x03 \x01(\t\"1\n\x0cLeaveRequest\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.outrider.v1.Hello\"\x0c\n\nLeaveReply2\x82\x01\n\x08Registry\x12\x39\n\x04\x42\x65\x61t\x12\x19.outrider.v1.Registration\x1a\x16.outrider.v1.BeatReply\x12;\n\x05Leave\x12\x19.outrider.v1.LeaveRequest\x1a\x17.outrider.v1.LeaveReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.registry_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REGISTRATION']._serialized_start=69
-  _globals['_REGISTRATION']._serialized_end=178
-  _globals['_WORKERLOAD']._serialized_start=181
-  _globals['_WORKERLOAD']._serialized_end=312
-  _globals['_BEATREPLY']._serialized_start=314
-  _globals['_BEATREPLY']._serialized_end=380
-  _globals['_LEAVEREQUEST']._serialized_start=382
-  _globals['_LEAVEREQUEST']._serialized_end=431
-  _globals['_LEAVEREPLY']._serialized_start=433
-  _globals['_LEAVEREPLY']._serialized_end=445
-  _globals['_REGISTRY']._serialized_start=448
-  _globals['_REGISTRY']._serialized_end=578
+  _globals['_REGISTRATION']._serialized_start=125
+  _globals['_REGISTRATION']._serialized_end=293
+  _globals['_BEATREPLY']._serialized_start=295
+  _globals['_BEATREPLY']._serialized_end=361
+  _globals['_LEAVEREQUEST']._serialized_start=363
+  _globals['_LEAVEREQUEST']._serialized_end=412
+  _globals['_LEAVEREPLY']._serialized_start=414
+  _globals['_LEAVEREPLY']._serialized_end=426
+  _globals['_REGISTRY']._serialized_start=429
+  _globals['_REGISTRY']._serialized_end=559
 # @@protoc_insertion_point(module_scope)

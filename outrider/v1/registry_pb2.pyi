@@ -1,4 +1,6 @@
 from outrider.v1 import common_pb2 as _common_pb2
+from outrider.v1 import drafter_pb2 as _drafter_pb2
+from outrider.v1 import verifier_pb2 as _verifier_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -8,30 +10,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Registration(_message.Message):
-    __slots__ = ("info", "address", "load")
+    __slots__ = ("info", "address", "verifier_load", "drafter_load")
     INFO_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    LOAD_FIELD_NUMBER: _ClassVar[int]
+    VERIFIER_LOAD_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_LOAD_FIELD_NUMBER: _ClassVar[int]
     info: _common_pb2.WorkerInfo
     address: str
-    load: WorkerLoad
-    def __init__(self, info: _Optional[_Union[_common_pb2.WorkerInfo, _Mapping]] = ..., address: _Optional[str] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ...) -> None: ...
-
-class WorkerLoad(_message.Message):
-    __slots__ = ("sessions", "waiting", "kv_usage", "step_seconds", "draining", "draft_starvation")
-    SESSIONS_FIELD_NUMBER: _ClassVar[int]
-    WAITING_FIELD_NUMBER: _ClassVar[int]
-    KV_USAGE_FIELD_NUMBER: _ClassVar[int]
-    STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    DRAINING_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_STARVATION_FIELD_NUMBER: _ClassVar[int]
-    sessions: int
-    waiting: int
-    kv_usage: float
-    step_seconds: float
-    draining: bool
-    draft_starvation: float
-    def __init__(self, sessions: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., step_seconds: _Optional[float] = ..., draining: _Optional[bool] = ..., draft_starvation: _Optional[float] = ...) -> None: ...
+    verifier_load: _verifier_pb2.VerifierLoad
+    drafter_load: _drafter_pb2.DrafterLoad
+    def __init__(self, info: _Optional[_Union[_common_pb2.WorkerInfo, _Mapping]] = ..., address: _Optional[str] = ..., verifier_load: _Optional[_Union[_verifier_pb2.VerifierLoad, _Mapping]] = ..., drafter_load: _Optional[_Union[_drafter_pb2.DrafterLoad, _Mapping]] = ...) -> None: ...
 
 class BeatReply(_message.Message):
     __slots__ = ("taken_in_by", "refusal", "trouble")

@@ -1,21 +1,59 @@
-"""Protocol messages to plain data and back. Wire types stop here."""
+"""Protocol messages to plain data and back: what several streams share, and what a codec is."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, replace
+from typing import Generic, TypeVar
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
-from outrider.errors import InvalidRequest
+from outrider.errors import InvalidRequest, TooLarge
 from outrider.sampling.params import SamplingParams
-from outrider.v1 import common_pb2, drafter_pb2, registry_pb2, verifier_pb2
-from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo, WorkerLoad, WorkerRecord
-from outrider.wire.hello import Identity, Role
+from outrider.v1 import common_pb2, drafter_pb2, verifier_pb2
+from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
+from outrider.wire.hello import Identity, Role, hello_to_wire
 from outrider.wire.load import DrafterLoad, VerifierLoad
-from outrider.wire.session import SESSION_ID_BYTES, SessionId, SessionParams
+from outrider.wire.session import SESSION_ID_BYTES, FinishReason, SessionId, SessionParams
 
 _VERIFIER_LOAD = [field.name for field in fields(VerifierLoad)]  # the message's fields have the same names
 _DRAFTER_LOAD = [field.name for field in fields(DrafterLoad)]
+
+Plain = TypeVar("Plain")
+Wire = TypeVar("Wire", bound=Message)
+
+
+class Codec(Generic[Plain, Wire]):
+    """One type of message as plain data: to bytes and back."""
+
+    def __init__(
+        self,
+        message: type[Wire],
+        to_wire: Callable[[Plain], Wire],
+        from_wire: Callable[[Wire], Plain],
+        max_bytes: int | None = None,
+    ) -> None:
+        """`max_bytes`: of a message that is read; more are refused before it is parsed, as it may grow
+        hundredfold by that."""
+        self._message = message
+        self._to_wire = to_wire
+        self._from_wire = from_wire
+        self._max_bytes = max_bytes
+
+    def to_bytes(self, plain: Plain) -> bytes:
+        """Returns the same bytes for the same data."""
+        return self._to_wire(plain).SerializeToString(deterministic=True)
+
+    def from_bytes(self, raw: bytes) -> Plain:
+        """Raises InvalidRequest if the bytes are no such message, and TooLarge if they are too many."""
+        name = self._message.DESCRIPTOR.name
+        if self._max_bytes is not None and len(raw) > self._max_bytes:
+            raise TooLarge(f"a {name} may have at most {self._max_bytes} bytes, not {len(raw)}")
+        try:
+            message = self._message.FromString(raw)
+        except DecodeError:
+            raise InvalidRequest(f"the bytes are no {name}") from None
+        return self._from_wire(message)
 
 
 def session_id_from_wire(raw: bytes) -> SessionId:
@@ -25,6 +63,14 @@ def session_id_from_wire(raw: bytes) -> SessionId:
             f"session_id must be {SESSION_ID_BYTES} bytes, not {len(raw)}", field="session_id"
         )
     return SessionId(raw)
+
+
+def finish_reason_from_wire(value: int) -> FinishReason:
+    """Returns the reason. Raises InvalidRequest if it is none that is known here."""
+    try:
+        return FinishReason(value)
+    except ValueError:
+        raise InvalidRequest(f"there is no finish reason {value}", field="reason") from None
 
 
 def sampling_to_wire(params: SamplingParams) -> common_pb2.SamplingParams:
@@ -126,7 +172,7 @@ def model_info_from_wire(message: common_pb2.ModelInfo) -> ModelInfo:
 
 def worker_info_to_wire(info: WorkerInfo) -> common_pb2.WorkerInfo:
     return common_pb2.WorkerInfo(
-        hello=info.identity.hello(),
+        hello=hello_to_wire(info.identity.hello()),
         model=model_info_to_wire(info.model),
         kv_blocks=info.kv_blocks,
         kv_block_size=info.kv_block_size,
@@ -160,50 +206,3 @@ def drafter_load_to_wire(load: DrafterLoad) -> drafter_pb2.DrafterLoad:
 def drafter_load_from_wire(message: drafter_pb2.DrafterLoad) -> DrafterLoad:
     load = DrafterLoad(*[getattr(message, name) for name in _DRAFTER_LOAD])
     return replace(load, round_trips=dict(message.round_trips))  # a copy: the message is not kept
-
-
-def record_to_wire(record: WorkerRecord) -> registry_pb2.Registration:
-    load = record.load
-    return registry_pb2.Registration(
-        info=worker_info_to_wire(record.info),
-        address=record.address,
-        load=registry_pb2.WorkerLoad(
-            sessions=load.sessions,
-            waiting=load.waiting,
-            kv_usage=load.kv_usage,
-            step_seconds=load.step_seconds,
-            draining=load.draining,
-            draft_starvation=load.draft_starvation,
-        ),
-    )
-
-
-def record_from_wire(message: registry_pb2.Registration) -> WorkerRecord:
-    """Returns the record. Raises InvalidRequest as worker_info_from_wire does."""
-    load = message.load
-    return WorkerRecord(
-        worker_info_from_wire(message.info),
-        message.address,
-        WorkerLoad(
-            load.sessions,
-            load.waiting,
-            load.kv_usage,
-            load.step_seconds,
-            load.draining,
-            load.draft_starvation,
-        ),
-    )
-
-
-def record_to_bytes(record: WorkerRecord) -> bytes:
-    """Returns the same bytes for the same record."""
-    return record_to_wire(record).SerializeToString(deterministic=True)
-
-
-def record_from_bytes(raw: bytes) -> WorkerRecord:
-    """Returns the record. Raises InvalidRequest if the bytes are no worker's record."""
-    try:
-        message = registry_pb2.Registration.FromString(raw)
-    except DecodeError:
-        raise InvalidRequest("the bytes are no worker's record") from None
-    return record_from_wire(message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from outrider.wire.hello import Identity
+from outrider.wire.load import Load
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +49,9 @@ class WorkerInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerLoad:
-    """How busy a worker says it is with every beat. The zeros stand for "not known yet"."""
-
-    sessions: int = 0  # open there
-    waiting: int = 0  # of these, sessions that wait for KV blocks
-    kv_usage: float = 0.0  # share of KV blocks held, 0..1
-    step_seconds: float = 0.0  # moving average of one step
-    draining: bool = False  # about to leave: nothing new is placed there
-    draft_starvation: float = 0.0  # of a verifier: share of sessions with k > 0 that had no draft in a step
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerRecord:
     """A worker as the store has it."""
 
     info: WorkerInfo
     address: str  # host:port on which it serves its own RPCs
-    load: WorkerLoad = field(default_factory=WorkerLoad)
+    load: Load | None = None  # as its role has it; None = not known yet

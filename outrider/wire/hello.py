@@ -26,6 +26,18 @@ WorkerKey = tuple[Role, str]
 
 
 @dataclass(frozen=True, slots=True)
+class Hello:
+    """What a process says of itself, before it is checked."""
+
+    protocol_version: int
+    role: int
+    worker_id: str
+    incarnation: int
+    model_fingerprint: str
+    tokenizer_hash: str
+
+
+@dataclass(frozen=True, slots=True)
 class Identity:
     """Who a process is: the content of a hello."""
 
@@ -39,40 +51,38 @@ class Identity:
     def key(self) -> WorkerKey:
         return self.role, self.worker_id
 
-    def hello(self) -> common_pb2.Hello:
-        return common_pb2.Hello(
-            protocol_version=PROTOCOL_VERSION,
-            role=common_pb2.Role.Name(self.role),
-            worker_id=self.worker_id,
-            incarnation=self.incarnation,
-            model_fingerprint=self.model_fingerprint,
-            tokenizer_hash=self.tokenizer_hash,
+    def hello(self) -> Hello:
+        return Hello(
+            PROTOCOL_VERSION,
+            self.role,
+            self.worker_id,
+            self.incarnation,
+            self.model_fingerprint,
+            self.tokenizer_hash,
         )
 
 
 class Greeting(Protocol):
-    """A message type that carries a hello: the first one on every stream."""
+    """A message that carries a hello, if it is the first one on its stream."""
 
     @property
-    def hello(self) -> common_pb2.Hello: ...
-    def HasField(self, field_name: Any) -> bool: ...
+    def hello(self) -> Hello | None: ...
 
 
-def check_hello(message: Greeting, role: Role, *, tokenizer_hash: str | None = None) -> Identity:
-    """Returns the sender's identity, from the first message of its stream.
+def check_hello(hello: Hello | None, role: Role, *, tokenizer_hash: str | None = None) -> Identity:
+    """Returns the sender's identity, from the hello in the first message of its stream.
 
     `tokenizer_hash` is compared if both sides have one: an empty one suits every tokenizer. Raises
     PeerRefused with one sentence that names the first difference.
     """
-    if not message.HasField("hello"):
+    if hello is None:
         raise PeerRefused("the first message on a stream must be a hello")
-    hello = message.hello
     if hello.protocol_version != PROTOCOL_VERSION:
         raise PeerRefused(
             f"the peer speaks protocol version {hello.protocol_version}, this side {PROTOCOL_VERSION}: "
             "run the same release of Outrider on both"
         )
-    if int(hello.role) != role:
+    if hello.role != role:
         spoken = common_pb2.Role.Name(hello.role) if hello.role in common_pb2.Role.values() else "unknown"
         raise PeerRefused(f"expected a {role.name.lower()} here; the peer's role is {spoken}")
     if not hello.worker_id:
@@ -97,4 +107,32 @@ async def read_hello(
     first = await anext(rest, None)
     if first is None:
         raise PeerRefused("the stream ended before its hello")
-    return check_hello(first, role, tokenizer_hash=tokenizer_hash), rest
+    return check_hello(first.hello, role, tokenizer_hash=tokenizer_hash), rest
+
+
+def hello_to_wire(hello: Hello | None) -> common_pb2.Hello | None:
+    if hello is None:
+        return None
+    return common_pb2.Hello(
+        protocol_version=hello.protocol_version,
+        role=hello.role,  # type: ignore[arg-type]
+        worker_id=hello.worker_id,
+        incarnation=hello.incarnation,
+        model_fingerprint=hello.model_fingerprint,
+        tokenizer_hash=hello.tokenizer_hash,
+    )
+
+
+def hello_from_wire(message: Any) -> Hello | None:
+    """Returns the hello in a message that may have one."""
+    if not message.HasField("hello"):
+        return None
+    hello = message.hello
+    return Hello(
+        hello.protocol_version,
+        int(hello.role),
+        hello.worker_id,
+        hello.incarnation,
+        hello.model_fingerprint,
+        hello.tokenizer_hash,
+    )

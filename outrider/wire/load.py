@@ -23,6 +23,11 @@ class VerifierLoad:
     unread_prompt_tokens: int = 0  # of its sessions, those that wait included
     prompt_token_seconds: float = 0.0  # that reading one more prompt token takes, moving average
 
+    @property
+    def sessions(self) -> int:
+        """Returns how many are open there."""
+        return self.running + self.waiting
+
 
 @dataclass(frozen=True, slots=True)
 class DrafterLoad:
@@ -36,3 +41,6 @@ class DrafterLoad:
     round_trips: Mapping[str, float] = field(default_factory=dict)  # seconds, by verifier address
     rejections: int = 0  # drafted tokens in whose place the target took another, since the drafter's start
     rejections_covered: int = 0  # of them, those where a branch had the token that it took
+
+
+Load = VerifierLoad | DrafterLoad

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 
 from outrider.errors import InvalidRequest, UnknownSession
 from outrider.v1 import session_pb2
-from outrider.wire.codec import params_from_wire, params_to_wire
+from outrider.wire.codec import finish_reason_from_wire, params_from_wire, params_to_wire
 from outrider.wire.hello import PROTOCOL_VERSION
 from outrider.wire.session import FinishReason, SessionParams
 
@@ -94,7 +94,7 @@ def log_from_bytes(raw: bytes) -> SessionLog:
             (tuple(step.tokens), step.accepted, step.verified, step.cached_prompt_tokens)
             for step in message.steps
         ],
-        FinishReason(message.end.reason) if message.HasField("end") else None,
+        finish_reason_from_wire(message.end.reason) if message.HasField("end") else None,
     )
 
 

@@ -14,17 +14,16 @@ import grpc
 import grpc.aio
 
 from outrider.errors import OutriderError, PeerRefused, StartupError, Unavailable
-from outrider.net.rpc import channel
+from outrider.net.rpc import ask, channel
 from outrider.net.tasks import propagate_cancel
 from outrider.net.tls import Tls
 from outrider.store.logs import SESSION_TTL_SECONDS
 from outrider.store.redis import RedisStore
 from outrider.store.store import Answer, Registrar
 from outrider.store.url import parse_store_url
-from outrider.v1 import registry_pb2, registry_pb2_grpc
-from outrider.wire.codec import record_to_wire
 from outrider.wire.description import WorkerRecord
 from outrider.wire.hello import Identity
+from outrider.wire.methods import BEAT, LEAVE
 
 log = logging.getLogger(__name__)
 
@@ -97,12 +96,11 @@ class RouterRegistrar:
         self._address = address
         self._tls = tls
         self._channel = channel(address, tls)
-        self._stub = registry_pb2_grpc.RegistryStub(self._channel)
 
     async def beat(self, record: WorkerRecord, caller: str = "") -> Answer:
         """`caller` is what our certificate says."""
         try:
-            reply = await self._stub.Beat(record_to_wire(record), timeout=ANSWER_SECONDS)
+            return await ask(self._channel, BEAT, record, ANSWER_SECONDS)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                 return Answer(refusal=error.details() or "the router refused this worker")
@@ -110,11 +108,10 @@ class RouterRegistrar:
                 return Answer(trouble=error.details())
             await self._reopen()
             raise _away(error) from None
-        return Answer(tuple(reply.taken_in_by), reply.refusal or None, reply.trouble or None)
 
     async def leave(self, identity: Identity, caller: str = "") -> None:
         try:
-            await self._stub.Leave(registry_pb2.LeaveRequest(hello=identity.hello()), timeout=LEAVE_SECONDS)
+            await ask(self._channel, LEAVE, identity, LEAVE_SECONDS)
         except grpc.aio.AioRpcError as error:
             raise _away(error) from None
 
@@ -124,7 +121,6 @@ class RouterRegistrar:
         if self._tls is not None:
             await self._channel.close(None)
             self._channel = channel(self._address, self._tls)
-            self._stub = registry_pb2_grpc.RegistryStub(self._channel)
 
     async def close(self) -> None:
         await self._channel.close(None)

@@ -13,8 +13,9 @@ import grpc.aio
 from outrider.errors import OutriderError, StepHung, Unhealthy
 from outrider.net.rpc import STOP_GRACE_SECONDS
 from outrider.net.tasks import cancel, first_of
-from outrider.store.store import Registrar, WorkerLoad, WorkerRecord
+from outrider.store.store import Registrar, WorkerRecord
 from outrider.wire.description import WorkerInfo
+from outrider.wire.load import Load
 from outrider.worker.garbage import spare_what_is_there
 from outrider.worker.registration import OnState, register
 from outrider.worker.stepwatch import end_process, loop_watched
@@ -29,7 +30,7 @@ class Service(Protocol):
         """Steps until it fails; raises why."""
         ...
 
-    def load(self) -> WorkerLoad: ...
+    def load(self) -> Load: ...
     def stats(self) -> dict[str, float]:
         """Returns the figures that autoscaling goes by."""
         ...

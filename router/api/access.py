@@ -20,7 +20,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from outrider.errors import Overloaded, Unauthenticated
 from outrider.net.rpc import status
-from outrider.v1 import generation_pb2, generation_pb2_grpc
 from router.api.keys import ApiKey, Keys, find
 from router.api.responses import error_body
 from router.metrics import Metrics
@@ -154,40 +153,33 @@ def _refusal(error: Unauthenticated | Overloaded) -> JSONResponse:
     return JSONResponse(body, status_code=error.http_status, headers=headers)
 
 
-class GrpcAccess(generation_pb2_grpc.GenerationServicer):
+class GrpcAccess:
     """Generation behind keys. The context is gRPC's, or one like it that has its metadata and `abort`."""
 
-    def __init__(self, generation: generation_pb2_grpc.GenerationServicer, access: Access) -> None:
-        self._generation: Any = generation
+    def __init__(self, generation: Any, access: Access) -> None:
+        self._generation = generation
         self._access = access
 
-    async def Generate(
-        self, request: generation_pb2.GenerateRequest, context: Any
-    ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
+    async def Generate(self, request: Any, context: Any) -> AsyncGenerator[Any, None]:
         async with aclosing(self._stream(self._generation.Generate, request, context)) as responses:
             async for response in responses:
                 yield response
 
-    async def Resume(
-        self, request: generation_pb2.ResumeRequest, context: Any
-    ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
+    async def Resume(self, request: Any, context: Any) -> AsyncGenerator[Any, None]:
         async with aclosing(self._stream(self._generation.Resume, request, context)) as responses:
             async for response in responses:
                 yield response
 
-    async def Cancel(
-        self, request: generation_pb2.CancelRequest, context: Any
-    ) -> generation_pb2.CancelResponse:
+    async def Cancel(self, request: Any, context: Any) -> Any:
         await self._identify(context)
-        response: generation_pb2.CancelResponse = await self._generation.Cancel(request, context)
-        return response
+        return await self._generation.Cancel(request, context)
 
     async def _stream(
         self,
-        method: Callable[..., AsyncGenerator[generation_pb2.GenerateResponse, None]],
+        method: Callable[..., AsyncGenerator[Any, None]],
         request: Any,
         context: Any,
-    ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
+    ) -> AsyncGenerator[Any, None]:
         key = await self._identify(context)
         with ExitStack() as stack:
             try:
@@ -211,8 +203,6 @@ class GrpcAccess(generation_pb2_grpc.GenerationServicer):
         raise AssertionError("abort raises")
 
 
-def guarded(
-    generation: generation_pb2_grpc.GenerationServicer, access: Access | None
-) -> generation_pb2_grpc.GenerationServicer:
+def guarded(generation: Any, access: Access | None) -> Any:
     """Returns the service, behind keys if there are any."""
     return generation if access is None else GrpcAccess(generation, access)

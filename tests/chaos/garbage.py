@@ -22,6 +22,7 @@ from outrider.net.rpc import bind, channel, new_server
 from outrider.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc, verifier_pb2
 from outrider.wire.codec import worker_info_from_wire
 from outrider.wire.description import WorkerInfo, WorkerRecord
+from outrider.wire.hello import hello_to_wire
 from outrider.worker.registration import register, registrar_at
 
 PAUSE_SECONDS = 0.02  # between messages
@@ -37,7 +38,9 @@ class Rogue(drafter_pb2_grpc.DrafterServicer):
         self._rng = random.Random(seed)
 
     async def GetInfo(self, request: Any, context: Any) -> common_pb2.WorkerInfo:
-        return common_pb2.WorkerInfo(hello=self._own.identity.hello(), model=self._stolen.model)
+        return common_pb2.WorkerInfo(
+            hello=hello_to_wire(self._own.identity.hello()), model=self._stolen.model
+        )
 
     async def GetTokenizer(self, request: Any, context: Any) -> Any:
         return self._tokenizer
@@ -48,7 +51,7 @@ class Rogue(drafter_pb2_grpc.DrafterServicer):
             async for command in request_iterator:
                 match command.WhichOneof("command"):
                     case "hello":
-                        yield drafter_pb2.DrafterEvents(hello=self._own.identity.hello())
+                        yield drafter_pb2.DrafterEvents(hello=hello_to_wire(self._own.identity.hello()))
                     case "open":
                         tasks.append(asyncio.create_task(self._babble(command.open)))
                         ended = drafter_pb2.DraftEnded(session_id=self._rng.randbytes(16), reason="\0" * 99)

@@ -17,7 +17,7 @@ from outrider.net.heartbeat import HEARTBEAT_SECONDS, SILENCE_SECONDS
 from outrider.net.rpc import bind, new_server
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
-from outrider.wire.hello import Identity, Role
+from outrider.wire.hello import Identity, Role, hello_to_wire
 from outrider.wire.session import SessionParams
 
 TOKENS = "tokenizer hash"
@@ -43,7 +43,7 @@ class Listener(verifier_pb2_grpc.VerifierServicer):
 
         listening = asyncio.create_task(listen())
         yield verifier_pb2.CommitBatch(
-            hello=Identity(Role.VERIFIER, "v", 1, "", self._tokenizer_hash).hello()
+            hello=hello_to_wire(Identity(Role.VERIFIER, "v", 1, "", self._tokenizer_hash).hello())
         )
         while not self.hang_up.is_set():
             try:

@@ -25,7 +25,7 @@ from outrider.net.tls import Tls, TlsFiles
 from outrider.sampling.params import SamplingParams
 from outrider.store.store import WorkerRecord
 from outrider.v1 import generation_pb2, generation_pb2_grpc
-from outrider.wire.description import ModelInfo, WorkerInfo, WorkerLoad
+from outrider.wire.description import ModelInfo, WorkerInfo
 from outrider.wire.hello import Identity, Role
 from outrider.worker.registration import RouterRegistrar
 from router.api.keys import ApiKey, digest, new_key
@@ -148,7 +148,7 @@ def test_grpc_clients_show_a_key_and_no_certificate(
 def record(role: Role) -> WorkerRecord:
     identity = Identity(role, "intruder", 1, "weights", "tokens")
     model = ModelInfo("m", "weights", "Arch", 1, 2, 3, (4, 5), "cpu", "float32", True, 2)
-    return WorkerRecord(WorkerInfo(identity, model, 6, 7), "127.0.0.1:1", WorkerLoad())
+    return WorkerRecord(WorkerInfo(identity, model, 6, 7), "127.0.0.1:1")
 
 
 def test_workers_register_with_a_certificate_only(protected: Protected, tmp_path: Path) -> None:

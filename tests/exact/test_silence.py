@@ -15,7 +15,7 @@ from drafter.service import DrafterService
 from outrider.net.rpc import new_server
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import drafter_pb2, drafter_pb2_grpc
-from outrider.wire.hello import Role
+from outrider.wire.hello import Role, hello_to_wire
 from outrider.wire.session import SessionParams
 from router.requests import GenerationRequest, TokensCommitted
 from tests.in_process import Cluster, Worker, load
@@ -36,7 +36,7 @@ class SilentDrafter(DrafterService):
     async def Sessions(self, request_iterator: Any, context: Any) -> Any:
         async for command in request_iterator:
             if command.HasField("hello"):
-                yield drafter_pb2.DrafterEvents(hello=self._info.identity.hello())
+                yield drafter_pb2.DrafterEvents(hello=hello_to_wire(self._info.identity.hello()))
             elif command.HasField("open"):
                 self.given.set()
 

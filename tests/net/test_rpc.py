@@ -12,7 +12,7 @@ import pytest
 from outrider.errors import Overloaded, PeerRefused, StartupError
 from outrider.net.rpc import MAX_MESSAGE_BYTES, Outbox, bind, channel, new_server
 from outrider.v1 import common_pb2, registry_pb2, verifier_pb2, verifier_pb2_grpc
-from outrider.wire.hello import Identity, Role, check_hello
+from outrider.wire.hello import Identity, Role, check_hello, hello_from_wire, hello_to_wire
 
 VERIFIER = Identity(Role.VERIFIER, "v", 7, "model", "tokenizer")
 DRAFTER = Identity(Role.DRAFTER, "d", 8, "ngram", "")
@@ -31,33 +31,36 @@ DRAFTER = Identity(Role.DRAFTER, "d", 8, "ngram", "")
 def test_a_hello_that_does_not_fit_is_refused_by_its_first_difference(
     changes: dict[str, Any], sentence: str
 ) -> None:
-    hello = VERIFIER.hello()
+    hello = hello_to_wire(VERIFIER.hello())
     for field, value in changes.items():
         setattr(hello, field, common_pb2.Role.Value(value) if value == "ROLE_DRAFTER" else value)
     message = verifier_pb2.VerifierEvents(hello=hello)
     with pytest.raises(PeerRefused, match=sentence):
-        check_hello(message, Role.VERIFIER, tokenizer_hash="tokenizer")
+        check_hello(hello_from_wire(message), Role.VERIFIER, tokenizer_hash="tokenizer")
 
 
 def test_without_a_tokenizer_a_peer_suits_every_one() -> None:
-    hello = DRAFTER.hello()
+    hello = hello_to_wire(DRAFTER.hello())
     batch = verifier_pb2.DraftBatch(hello=hello)
-    assert check_hello(batch, Role.DRAFTER, tokenizer_hash="tokenizer") == DRAFTER
-    command = verifier_pb2.VerifierCommand(hello=VERIFIER.hello())
-    assert check_hello(command, Role.VERIFIER, tokenizer_hash=DRAFTER.tokenizer_hash) == VERIFIER
+    assert check_hello(hello_from_wire(batch), Role.DRAFTER, tokenizer_hash="tokenizer") == DRAFTER
+    command = verifier_pb2.VerifierCommand(hello=hello_to_wire(VERIFIER.hello()))
+    assert (
+        check_hello(hello_from_wire(command), Role.VERIFIER, tokenizer_hash=DRAFTER.tokenizer_hash)
+        == VERIFIER
+    )
 
 
 def test_a_hello_that_fits_gives_the_identity() -> None:
-    command = verifier_pb2.VerifierCommand(hello=VERIFIER.hello())
-    assert check_hello(command, Role.VERIFIER) == VERIFIER
+    command = verifier_pb2.VerifierCommand(hello=hello_to_wire(VERIFIER.hello()))
+    assert check_hello(hello_from_wire(command), Role.VERIFIER) == VERIFIER
 
 
 def test_a_stream_that_does_not_begin_with_a_hello_is_refused() -> None:
     command = verifier_pb2.VerifierCommand(close=verifier_pb2.CloseSession())
     with pytest.raises(PeerRefused, match="first message on a stream must be a hello"):
-        check_hello(command, Role.ROUTER)
+        check_hello(hello_from_wire(command), Role.ROUTER)
     with pytest.raises(PeerRefused, match="first message on a stream must be a hello"):
-        check_hello(registry_pb2.LeaveRequest(), Role.ROUTER)
+        check_hello(hello_from_wire(registry_pb2.LeaveRequest()), Role.ROUTER)
 
 
 async def test_a_port_in_use_is_a_sentence_that_names_the_flag() -> None:

@@ -17,11 +17,11 @@ from outrider.errors import OutriderError, Unavailable
 from outrider.net.rpc import Outbox
 from outrider.store.logs import Append, Taken
 from outrider.store.memory_logs import MemorySessionLogs
-from outrider.v1 import verifier_pb2
-from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo, WorkerLoad
+from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
 from outrider.wire.hello import Identity, Role
 from outrider.wire.load import VerifierLoad
 from outrider.wire.session import SessionId
+from outrider.wire.verifier_sessions import VerifierCommand, VerifierEvents
 from router.compatibility import Registration
 from router.fleet import Fleet
 from router.metrics import Metrics
@@ -134,8 +134,8 @@ class Wire:
         self.last: Any = None  # of the events that arrived
         self._arrived: asyncio.Queue[Any] = asyncio.Queue()  # at the verifier
         registration = Registration(node.info, node.name, TokenizerFiles("tokens", "", "", {}))
-        self.handle = Verifier(registration, self, WorkerLoad())  # type: ignore[arg-type]
-        self._arrived.put_nowait(verifier_pb2.VerifierCommand(hello=router.identity.hello()))
+        self.handle = Verifier(registration, self, None)  # type: ignore[arg-type]
+        self._arrived.put_nowait(VerifierCommand(hello=router.identity.hello()))
         self._stream: AsyncGenerator[Any, None] = node.routers.sessions(self._at_verifier())
         self._tasks = [asyncio.create_task(self._send()), asyncio.create_task(self._answer())]
 
@@ -168,7 +168,7 @@ class Wire:
 
     async def _answer(self) -> None:
         async for events in self._stream:
-            if not events.HasField("hello"):
+            if events.hello is None:
                 self.events.append(events)
 
     async def _at_verifier(self) -> AsyncIterator[Any]:
@@ -184,7 +184,7 @@ class Wire:
 
     def repeat_events(self) -> None:
         """The last ones once more, without their ends."""
-        again = verifier_pb2.VerifierEvents(committed=self.last.committed)
+        again = VerifierEvents(committed=self.last.committed)
         self.handle._dispatch(again)
 
     async def cut(self) -> None:
@@ -255,10 +255,10 @@ class RouterNode:
 
     async def write(self) -> None:
         """One writing of what sessions have to be logged; a store that is away is noticed."""
-        pages = list(self.log_writer._dirty.values())
-        if pages:
+        cursors = deque(self.log_writer._dirty.values())
+        if cursors:
             try:
-                await self.log_writer._write(pages)
+                await self.log_writer._write(self.log_writer._one_writing(cursors))
             except Unavailable:
                 return
 

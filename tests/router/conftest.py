@@ -17,13 +17,13 @@ from outrider.store.memory import MemoryStore
 from outrider.v1 import (
     drafter_pb2,
     drafter_pb2_grpc,
-    registry_pb2_grpc,
     verifier_pb2,
     verifier_pb2_grpc,
 )
 from outrider.wire.codec import tokenizer_to_wire
-from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo, WorkerLoad, WorkerRecord
-from outrider.wire.hello import Identity, Role
+from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo, WorkerRecord
+from outrider.wire.hello import Identity, Role, hello_to_wire
+from outrider.wire.load import Load
 from outrider.worker.registration import RouterRegistrar, register
 from router.fleet import Fleet
 from router.metrics import Metrics
@@ -50,7 +50,7 @@ class Worker:
     events: Outbox[Any] = field(default_factory=Outbox)
     stream_over: asyncio.Event = field(default_factory=asyncio.Event)
     states: asyncio.Queue[tuple[str | None, str]] = field(default_factory=asyncio.Queue)
-    load: WorkerLoad = field(default_factory=WorkerLoad)
+    load: Load | None = None
     greeting_load: verifier_pb2.VerifierLoad | None = None
     beats: bool = True  # False: it is silent, but for what `say` is given
     registration: asyncio.Task[Any] | None = None
@@ -125,7 +125,7 @@ class Worker:
         verifies = self.info.identity.role is Role.VERIFIER
         message = verifier_pb2.VerifierEvents if verifies else drafter_pb2.DrafterEvents
         greeting = {} if self.greeting_load is None else {"load": self.greeting_load}
-        await context.write(message(hello=self.answers_as.hello(), **greeting))
+        await context.write(message(hello=hello_to_wire(self.answers_as.hello()), **greeting))
         try:
             async for event in self.events:
                 await context.write(event)
@@ -208,7 +208,7 @@ async def rig() -> AsyncIterator[Rig]:
     log_writer = SessionLogWriter(store.logs, ROUTER.worker_id, metrics)
     sessions = Sessions(fleet, log_writer, max_sessions=4, num_speculative_tokens=8)
     server = new_server()
-    registry_pb2_grpc.add_RegistryServicer_to_server(Registry(store, metrics), server)
+    Registry(store, metrics).add_to(server)
     address = bind(server, "127.0.0.1", 0)
     await server.start()
     recruiting = asyncio.create_task(WorkerDiscovery(store, fleet, ROUTER, first_difference).run())

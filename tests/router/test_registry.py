@@ -14,8 +14,8 @@ from outrider.net.rpc import bind, channel, new_server
 from outrider.net.tls import Tls
 from outrider.store.memory import MemoryStore
 from outrider.v1 import registry_pb2, registry_pb2_grpc
-from outrider.wire.codec import record_to_wire
 from outrider.wire.hello import Role
+from outrider.wire.registry import record_to_wire
 from outrider.worker.registration import RouterRegistrar
 from router.fleet import Fleet
 from router.metrics import Metrics
@@ -103,7 +103,7 @@ async def test_a_registration_that_describes_nothing_or_no_address_is_refused(ri
 async def by_tls(rig: Any, tmp_path: Path) -> AsyncIterator[Callable[..., RouterRegistrar]]:
     """The rig's registry where certificates are asked for; makes registrars that show one with such names."""
     authority, server, made = Authority(), new_server(), list[RouterRegistrar]()
-    registry_pb2_grpc.add_RegistryServicer_to_server(Registry(rig.store, rig.metrics), server)
+    Registry(rig.store, rig.metrics).add_to(server)
     address = bind(server, "127.0.0.1", 0, tls=Tls(authority.write(tmp_path / "router")))
     await server.start()
 
@@ -166,7 +166,7 @@ async def test_a_worker_outlives_its_router(rig: Any) -> None:
 
     async def router_at(port: int, name: str) -> tuple[grpc.aio.Server, str, asyncio.Task[Any]]:
         server, store = new_server(), MemoryStore()
-        registry_pb2_grpc.add_RegistryServicer_to_server(Registry(store, fleet.metrics), server)
+        Registry(store, fleet.metrics).add_to(server)
         address = bind(server, "127.0.0.1", port)
         await server.start()
         identity = rig.identity(name)

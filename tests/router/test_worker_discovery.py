@@ -10,8 +10,9 @@ from outrider.errors import PeerRefused
 from outrider.net.rpc import MAX_MESSAGE_BYTES, Outbox
 from outrider.store.memory import MemoryStore
 from outrider.v1 import verifier_pb2
-from outrider.wire.description import TokenizerFiles, WorkerLoad
+from outrider.wire.description import TokenizerFiles
 from outrider.wire.hello import Identity, Role
+from outrider.wire.load import VerifierLoad
 from router import worker_discovery as discovery_module
 from router.fleet import Fleet
 from router.metrics import Metrics
@@ -117,7 +118,7 @@ async def test_a_worker_that_beats_outlives_its_ttl(rig: Any) -> None:
 
 async def test_what_a_worker_said_of_its_load_counts_until_it_says_more(rig: Any) -> None:
     worker = await rig.worker(Role.VERIFIER, "v")
-    worker.load = WorkerLoad(sessions=5, waiting=2, kv_usage=0.5, step_seconds=0.1, draining=True)
+    worker.load = VerifierLoad(3, 2, 0.5, typical_step_seconds=0.1, draining=True)
     await rig.store.beat(worker.record())
     await rig.until(lambda: bool(rig.fleet.verifiers))
     load = rig.fleet.verifiers["v"].load
@@ -258,3 +259,15 @@ async def test_a_mistake_of_the_routers_own_is_logged_and_the_worker_tried_again
     assert "the router failed on drafter d; trying again" in caplog.text
     recruiting.cancel()
     await asyncio.gather(recruiting, return_exceptions=True)
+
+
+async def test_a_verifier_that_says_what_cannot_be_is_given_up_and_tried_again(
+    rig: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = await rig.verifier()
+    worker.say(finished=[verifier_pb2.Finished(session_id=b"s" * 16, reason=77)])  # type: ignore[arg-type]
+    await worker.stream_over.wait()
+    await rig.until(lambda: "v" in rig.fleet.verifiers)
+    assert (
+        "verifier v is given up: what it says is not understood: there is no finish reason 77" in caplog.text
+    )

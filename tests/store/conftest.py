@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from outrider.wire.description import ModelInfo, WorkerInfo, WorkerLoad, WorkerRecord
+from outrider.wire.description import ModelInfo, WorkerInfo, WorkerRecord
 from outrider.wire.hello import Identity, Role
+from outrider.wire.load import VerifierLoad
 from tests.redis_server import RedisServer
 
 
@@ -30,6 +31,7 @@ def record() -> Callable[..., WorkerRecord]:
     ) -> WorkerRecord:
         identity = Identity(role, worker_id, incarnation, "weights", "tokens")
         model = ModelInfo("m", "weights", "Arch", 1, 2, 3, (4, 5), "cpu", "float32", True, 2)
-        return WorkerRecord(WorkerInfo(identity, model, 6, 7), address, WorkerLoad(**load))
+        measured = VerifierLoad(**load) if role is Role.VERIFIER else None
+        return WorkerRecord(WorkerInfo(identity, model, 6, 7), address, measured)
 
     return make

@@ -57,7 +57,7 @@ class Watch:
 
 async def test_a_record_comes_as_it_was_given(stores: tuple[Store, Store], record: Record) -> None:
     store, other = stores
-    given = record("v", sessions=3, waiting=1, kv_usage=0.25, step_seconds=0.125, draining=True)
+    given = record("v", running=3, waiting=1, kv_usage=0.25, step_seconds=0.125, draining=True)
     async with Watch(other) as watch:
         assert await watch.next() == {}
         await store.beat(given)
@@ -74,9 +74,9 @@ async def test_what_changes_is_said_but_not_a_beat_or_a_load(
         await store.beat(record("a"))
         assert await watch.next() == {"a": record("a")}
         await store.beat(record("a"))
-        await store.beat(record("a", sessions=9))
+        await store.beat(record("a", running=9))
         await store.beat(record("b"))
-        assert await watch.next() == {"a": record("a", sessions=9), "b": record("b")}
+        assert await watch.next() == {"a": record("a", running=9), "b": record("b")}
         await store.beat(record("a", address="h:2"))
         assert await watch.next() == {"a": record("a", address="h:2"), "b": record("b")}
         await store.leave(record("b").info.identity)

@@ -17,7 +17,6 @@ from outrider.wire.description import WorkerInfo
 from outrider.wire.hello import Identity, Role
 from tests.tiny_models import build
 from tests.verifier.talk import Running
-from verifier.drafts_wire import BoundedDrafts
 from verifier.service import VerifierService
 from verifier.stepper import Stepper
 
@@ -30,8 +29,8 @@ async def verifier(tmp_path: Path) -> AsyncIterator[Running]:
     service = VerifierService(WorkerInfo(identity, engine.info, engine.pool.num_blocks, 16), tokenizer)
     stepper = Stepper(engine, StepLimits(), service.on_step, time.monotonic)
     service.use(stepper)
-    server = new_server(BoundedDrafts())
-    verifier_pb2_grpc.add_VerifierServicer_to_server(service, server)
+    server = new_server()
+    service.add_to(server)
     address = bind(server, "127.0.0.1", 0)
     await server.start()
     steps = asyncio.create_task(stepper.run())

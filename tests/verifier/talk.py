@@ -13,7 +13,7 @@ from outrider.net.draft_right import right
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider.wire.codec import sampling_to_wire
-from outrider.wire.hello import PROTOCOL_VERSION, Identity, Role
+from outrider.wire.hello import PROTOCOL_VERSION, Identity, Role, hello_to_wire
 from verifier.service import VerifierService
 from verifier.stepper import Stepper
 
@@ -60,7 +60,7 @@ class Talk:
 def hello(
     role: Role, tokenizer_hash: str = "", version: int = PROTOCOL_VERSION, worker_id: str = "peer"
 ) -> common_pb2.Hello:
-    message = Identity(role, worker_id, 2, "", tokenizer_hash).hello()
+    message = hello_to_wire(Identity(role, worker_id, 2, "", tokenizer_hash).hello())
     message.protocol_version = version
     return message
 

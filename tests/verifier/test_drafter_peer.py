@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from outrider.sampling.params import SamplingParams
-from outrider.v1 import verifier_pb2
 from outrider.wire.session import SessionParams
+from outrider.wire.speculation import CommitBatch
 from verifier.bounded_map import REMEMBERED
 from verifier.drafter_peer import CLAIM_SECONDS, MAX_CLAIMS, MOST_REPEATED, DrafterPeer
 from verifier.drafter_seat import DrafterSeat
@@ -18,7 +18,7 @@ def session(output: int = 0) -> Session:
     return Session(spec, 4)
 
 
-async def next_batch(peer: DrafterPeer) -> verifier_pb2.CommitBatch:
+async def next_batch(peer: DrafterPeer) -> CommitBatch:
     return await anext(peer.batches())
 
 

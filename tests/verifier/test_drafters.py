@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from outrider.net.draft_right import right
 from outrider.v1 import verifier_pb2
+from outrider.wire.methods import SPECULATE
+from outrider.wire.speculation import MAX_BATCH_BYTES
 from tests.verifier.talk import KEY, Running, Talk, attach, drafter, greeting, open_session, output, router
 from verifier.drafters import BATCH_UNITS, MAX_NAME, MAX_STREAMS
-from verifier.drafts_wire import MAX_BATCH_BYTES, SPECULATE
 from verifier.misbehavior import BAD_ATTACH, HELD_BACK, LIMIT, NOT_GIVEN, TOO_MANY_CLAIMS, WEIGHTS
 
 PROMPT = 3  # tokens of talk.open_session's prompt
@@ -142,13 +143,8 @@ async def test_nothing_that_a_drafter_says_changes_a_text_or_disturbs_an_honest_
 
 def raw(verifier: Running) -> Talk:
     """A stream on which the drafter says bytes."""
-    return Talk.start(
-        verifier.connection.stream_stream(
-            SPECULATE,
-            request_serializer=bytes,
-            response_deserializer=verifier_pb2.CommitBatch.FromString,
-        )
-    )
+    heard = verifier_pb2.CommitBatch.FromString
+    return Talk.start(verifier.connection.stream_stream(SPECULATE.path, bytes, heard))
 
 
 @pytest.mark.parametrize(
@@ -194,7 +190,7 @@ async def test_what_cannot_be_used_is_counted_by_reason(
 @pytest.mark.parametrize(
     ("reason", "said", "told"),
     [
-        ("garbage", b"\xff" * 9, "the bytes are no message of this method"),
+        ("garbage", b"\xff" * 9, "the bytes are no DraftBatch"),
         ("too_large", bytes(MAX_BATCH_BYTES + 1), "a DraftBatch may have at most 1048576 bytes, not 1048577"),
     ],
 )

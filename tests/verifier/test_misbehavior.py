@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verifier.drafts_wire import host_of
+from verifier.drafters import host_of
 from verifier.misbehavior import BAN_SECONDS, LEAK, LIMIT, REMEMBERED, WEIGHTS, Misbehaviors
 from verifier.session import DraftFate
 from verifier.token_bucket import TokenBucket

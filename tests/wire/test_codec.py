@@ -10,8 +10,10 @@ from outrider.errors import InvalidRequest
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import common_pb2
 from outrider.wire import codec
-from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo, WorkerLoad, WorkerRecord
-from outrider.wire.hello import Identity, Role
+from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo, WorkerRecord
+from outrider.wire.hello import Identity, Role, hello_to_wire
+from outrider.wire.load import DrafterLoad, VerifierLoad
+from outrider.wire.registry import RECORD
 from outrider.wire.session import SessionParams, new_session_id
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -60,15 +62,19 @@ workers = st.builds(
     kv_blocks=uint32,
     kv_block_size=uint32,
 )
-loads = st.builds(
-    WorkerLoad,
-    sessions=st.integers(0, 2**32 - 1),
-    waiting=st.integers(0, 2**32 - 1),
-    kv_usage=st.floats(allow_nan=False),
-    step_seconds=st.floats(allow_nan=False),
-    draining=st.booleans(),
+number = st.floats(allow_nan=False)
+verifier_loads = st.builds(VerifierLoad, running=uint32, waiting=uint32, price=number, draining=st.booleans())
+drafter_loads = st.builds(
+    DrafterLoad, sessions=uint32, busy=number, round_trips=st.dictionaries(text, number, max_size=4)
 )
-records = st.builds(WorkerRecord, info=workers, address=text, load=loads)
+
+
+def with_load(info: WorkerInfo) -> st.SearchStrategy[WorkerRecord]:
+    loads = verifier_loads if info.identity.role is Role.VERIFIER else drafter_loads
+    return st.builds(WorkerRecord, info=st.just(info), address=text, load=st.none() | loads)
+
+
+records = workers.flatmap(with_load)
 tokenizers = st.builds(
     TokenizerFiles,
     hash=text,
@@ -98,15 +104,15 @@ def test_a_workers_description_survives_the_wire(info: WorkerInfo) -> None:
 
 @given(records)
 def test_a_workers_record_survives_the_wire_and_is_always_written_alike(record: WorkerRecord) -> None:
-    raw = codec.record_to_bytes(record)
-    assert codec.record_from_bytes(raw) == record
-    assert codec.record_to_bytes(codec.record_from_bytes(raw)) == raw
+    raw = RECORD.to_bytes(record)
+    assert RECORD.from_bytes(raw) == record
+    assert RECORD.to_bytes(RECORD.from_bytes(raw)) == raw
 
 
 @pytest.mark.parametrize("raw", [b"\xff\xff", b""])
 def test_bytes_that_are_no_record_are_refused(raw: bytes) -> None:
     with pytest.raises(InvalidRequest):
-        codec.record_from_bytes(raw)
+        RECORD.from_bytes(raw)
 
 
 @given(tokenizers)
@@ -135,6 +141,6 @@ def test_a_session_id_of_another_length_is_refused(length: int) -> None:
 
 
 def test_a_router_is_no_worker() -> None:
-    message = common_pb2.WorkerInfo(hello=Identity(Role.ROUTER, "router", 1).hello())
+    message = common_pb2.WorkerInfo(hello=hello_to_wire(Identity(Role.ROUTER, "router", 1).hello()))
     with pytest.raises(InvalidRequest, match="role must be ROLE_VERIFIER or ROLE_DRAFTER"):
         codec.worker_info_from_wire(message)

@@ -11,9 +11,10 @@ import pytest
 from outrider.errors import PeerLost, Unavailable, Unhealthy
 from outrider.net.rpc import bind, new_server
 from outrider.store.memory import MemoryStore
-from outrider.store.store import Answer, WorkerLoad
+from outrider.store.store import Answer
 from outrider.wire.description import ModelInfo, WorkerInfo, WorkerRecord
 from outrider.wire.hello import Identity, Role
+from outrider.wire.load import VerifierLoad
 from outrider.worker.worker import Worker, serve_until_stopped
 
 LONG = 1000.0  # seconds; no test waits so long
@@ -33,8 +34,8 @@ class Busy:
     async def run(self) -> None:
         await self.failure
 
-    def load(self) -> WorkerLoad:
-        return WorkerLoad(sessions=1)
+    def load(self) -> VerifierLoad:
+        return VerifierLoad(running=1)
 
     def stats(self) -> dict[str, float]:
         return {}

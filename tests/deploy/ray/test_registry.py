@@ -12,9 +12,10 @@ from ray.exceptions import RayActorError
 
 from deploy.registry import Registry, RegistryStore, present
 from outrider.errors import Unavailable
-from outrider.store.store import Answer, WorkerLoad, WorkerRecord
+from outrider.store.store import Answer, WorkerRecord
 from outrider.wire.description import ModelInfo, WorkerInfo
 from outrider.wire.hello import Identity, Role
+from outrider.wire.load import VerifierLoad
 
 
 class Handle:
@@ -47,7 +48,7 @@ class Handle:
 def record(worker_id: str = "v", **load: float) -> WorkerRecord:
     identity = Identity(Role.VERIFIER, worker_id, 7, "weights", "tokens")
     model = ModelInfo("m", "weights", "Arch", 1, 2, 3, (4, 5), "cpu", "float32", True, 2)
-    return WorkerRecord(WorkerInfo(identity, model, 6, 7), "h:1", WorkerLoad(**load))
+    return WorkerRecord(WorkerInfo(identity, model, 6, 7), "h:1", VerifierLoad(**load))
 
 
 @pytest.fixture

@@ -1,0 +1,137 @@
+"""What passes between a router and a drafter: whom to draft for, and when that is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from outrider.v1 import drafter_pb2
+from outrider.wire.codec import (
+    Codec,
+    drafter_load_from_wire,
+    drafter_load_to_wire,
+    params_from_wire,
+    params_to_wire,
+)
+from outrider.wire.hello import Hello, hello_from_wire, hello_to_wire
+from outrider.wire.load import DrafterLoad
+from outrider.wire.session import SessionParams
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDraft:
+    """Starts drafting for a session."""
+
+    session_id: bytes
+    params: SessionParams
+    output: tuple[int, ...]  # committed so far
+    verifier_address: str  # host:port whose Speculate stream takes the drafts
+    draft_key: bytes  # presented to the verifier
+    window: int  # most unverified tokens ahead of the log
+    target_vocab_size: int  # ids at or above it are never drafted
+    opening: int  # number of this command on its stream
+
+
+@dataclass(frozen=True, slots=True)
+class SetWindow:
+    session_id: bytes
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseDraft:
+    session_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterCommand:
+    """From a router: its hello, or a command; without either it is of a kind that is not known here."""
+
+    hello: Hello | None = None
+    command: OpenDraft | SetWindow | CloseDraft | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftEnded:
+    """The drafter stopped drafting for a session by itself."""
+
+    session_id: bytes
+    reason: str
+    opening: int  # of the OpenDraft that is over
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterEvents:
+    """To a router: the drafter's hello, or how it is. What has come of `ended` can be read once, piece by
+    piece."""
+
+    hello: Hello | None = None
+    ended: Iterable[DraftEnded] = ()
+    load: DrafterLoad | None = None
+
+
+def _command_to_wire(said: DrafterCommand) -> drafter_pb2.DrafterCommand:
+    match said.command:
+        case OpenDraft() as asked:
+            opened = drafter_pb2.OpenDraft(
+                session_id=asked.session_id,
+                params=params_to_wire(asked.params),
+                output=asked.output,
+                verifier_address=asked.verifier_address,
+                draft_key=asked.draft_key,
+                window=asked.window,
+                target_vocab_size=asked.target_vocab_size,
+                opening=asked.opening,
+            )
+            return drafter_pb2.DrafterCommand(open=opened)
+        case SetWindow(session_id, window):
+            change = drafter_pb2.SetWindow(session_id=session_id, window=window)
+            return drafter_pb2.DrafterCommand(window=change)
+        case CloseDraft(session_id):
+            return drafter_pb2.DrafterCommand(close=drafter_pb2.CloseDraft(session_id=session_id))
+    return drafter_pb2.DrafterCommand(hello=hello_to_wire(said.hello))
+
+
+def _command_from_wire(message: drafter_pb2.DrafterCommand) -> DrafterCommand:
+    match message.WhichOneof("command"):
+        case "open":
+            asked = message.open
+            opened = OpenDraft(
+                asked.session_id,
+                params_from_wire(asked.params),
+                tuple(asked.output),
+                asked.verifier_address,
+                asked.draft_key,
+                asked.window,
+                asked.target_vocab_size,
+                asked.opening,
+            )
+            return DrafterCommand(command=opened)
+        case "window":
+            return DrafterCommand(command=SetWindow(message.window.session_id, message.window.window))
+        case "close":
+            return DrafterCommand(command=CloseDraft(message.close.session_id))
+    return DrafterCommand(hello=hello_from_wire(message))
+
+
+def _events_to_wire(events: DrafterEvents) -> drafter_pb2.DrafterEvents:
+    return drafter_pb2.DrafterEvents(
+        hello=hello_to_wire(events.hello),
+        ended=[
+            drafter_pb2.DraftEnded(session_id=end.session_id, reason=end.reason, opening=end.opening)
+            for end in events.ended
+        ],
+        load=None if events.load is None else drafter_load_to_wire(events.load),
+    )
+
+
+def _events_from_wire(message: drafter_pb2.DrafterEvents) -> DrafterEvents:
+    return DrafterEvents(
+        hello_from_wire(message),
+        (DraftEnded(end.session_id, end.reason, end.opening) for end in message.ended),
+        drafter_load_from_wire(message.load) if message.HasField("load") else None,
+    )
+
+
+COMMANDS = Codec(drafter_pb2.DrafterCommand, _command_to_wire, _command_from_wire)
+EVENTS = Codec(drafter_pb2.DrafterEvents, _events_to_wire, _events_from_wire)

@@ -1,0 +1,91 @@
+"""What passes between a worker and the registry, and a worker's record as a store keeps it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.errors import InvalidRequest
+from outrider.v1 import registry_pb2
+from outrider.wire.codec import (
+    Codec,
+    drafter_load_from_wire,
+    drafter_load_to_wire,
+    verifier_load_from_wire,
+    verifier_load_to_wire,
+    worker_info_from_wire,
+    worker_info_to_wire,
+)
+from outrider.wire.description import WorkerRecord
+from outrider.wire.hello import Hello, Identity, Role, check_hello, hello_from_wire, hello_to_wire
+from outrider.wire.load import DrafterLoad, Load, VerifierLoad
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What routers have said to a worker since it registered."""
+
+    taken_in_by: tuple[str, ...] = ()  # ids of routers, sorted
+    refusal: str | None = None  # a router's sentence: the worker does not fit and should end
+    trouble: str | None = None  # a router's sentence: it tries again to take the worker in
+
+
+def record_to_wire(record: WorkerRecord) -> registry_pb2.Registration:
+    load = record.load
+    return registry_pb2.Registration(
+        info=worker_info_to_wire(record.info),
+        address=record.address,
+        verifier_load=verifier_load_to_wire(load) if isinstance(load, VerifierLoad) else None,
+        drafter_load=drafter_load_to_wire(load) if isinstance(load, DrafterLoad) else None,
+    )
+
+
+def record_from_wire(message: registry_pb2.Registration) -> WorkerRecord:
+    """Returns the record. Raises InvalidRequest as worker_info_from_wire does."""
+    info = worker_info_from_wire(message.info)
+    load: Load | None = None
+    if info.identity.role is Role.VERIFIER and message.HasField("verifier_load"):
+        load = verifier_load_from_wire(message.verifier_load)
+    elif info.identity.role is Role.DRAFTER and message.HasField("drafter_load"):
+        load = drafter_load_from_wire(message.drafter_load)
+    return WorkerRecord(info, message.address, load)
+
+
+def _beat_from_wire(message: registry_pb2.Registration) -> WorkerRecord:
+    _worker(hello_from_wire(message.info))
+    return record_from_wire(message)
+
+
+def _leave_from_wire(message: registry_pb2.LeaveRequest) -> Identity:
+    hello = hello_from_wire(message)
+    if hello is None:
+        raise InvalidRequest("hello must say who leaves", field="hello")
+    return _worker(hello)
+
+
+def _worker(hello: Hello | None) -> Identity:
+    """Returns the sender, which must be a worker. Raises PeerRefused."""
+    drafts = hello is not None and hello.role == Role.DRAFTER
+    return check_hello(hello, Role.DRAFTER if drafts else Role.VERIFIER)
+
+
+def _answer_to_wire(answer: Answer) -> registry_pb2.BeatReply:
+    return registry_pb2.BeatReply(
+        taken_in_by=answer.taken_in_by, refusal=answer.refusal or "", trouble=answer.trouble or ""
+    )
+
+
+def _answer_from_wire(message: registry_pb2.BeatReply) -> Answer:
+    return Answer(tuple(message.taken_in_by), message.refusal or None, message.trouble or None)
+
+
+def _leave_to_wire(identity: Identity) -> registry_pb2.LeaveRequest:
+    return registry_pb2.LeaveRequest(hello=hello_to_wire(identity.hello()))
+
+
+RECORD = Codec(registry_pb2.Registration, record_to_wire, record_from_wire)  # as a store keeps it
+BEATS = Codec(registry_pb2.Registration, record_to_wire, _beat_from_wire)
+ANSWERS = Codec(registry_pb2.BeatReply, _answer_to_wire, _answer_from_wire)
+LEAVES = Codec(registry_pb2.LeaveRequest, _leave_to_wire, _leave_from_wire)
+LEFT: Codec[None, registry_pb2.LeaveReply] = Codec(
+    registry_pb2.LeaveReply, lambda _: registry_pb2.LeaveReply(), lambda _: None
+)

@@ -1,0 +1,120 @@
+"""What passes between a drafter and a verifier: drafts, and what the target made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from outrider.v1 import verifier_pb2
+from outrider.wire.codec import Codec
+from outrider.wire.hello import Hello, hello_from_wire, hello_to_wire
+
+MAX_BATCH_BYTES = 2**20  # some thousand sessions' drafts
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """Claims the right to draft for a session; from a verifier, one that stands no more."""
+
+    session_id: bytes
+    draft_key: bytes  # the right, as the router gave it
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Guesses that these tokens stand at positions base and following."""
+
+    session_id: bytes
+    base: int  # of the first guessed token: the log's length as the drafter knows it
+    tokens: list[int]  # a path, or a tree in topological order
+    parents: Sequence[int] = ()  # index into tokens of each one's parent, -1 = the log's end; empty = a chain
+    survival: bytes = b""  # P(this and all before it are accepted) * 255 of each token; empty = 255 each
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBatch:
+    """From a drafter: its hello, or what one draft step produced. What has come can be read once, piece by
+    piece: so whoever reads it decides how much of an untrusted batch is unpacked at a time."""
+
+    hello: Hello | None = None
+    attach: Iterable[Attach] = ()
+    drafts: Iterable[Draft] = ()
+    stamp_us: int = 0  # the drafter's clock at sending; echoed to measure the round trip
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Tells that these tokens stand at positions base and following."""
+
+    session_id: bytes
+    base: int
+    tokens: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitBatch:
+    """To a drafter: the verifier's hello, or what one target step committed."""
+
+    hello: Hello | None = None
+    commits: Sequence[Commit] = ()
+    revoked: Sequence[Attach] = ()  # claims that stand no more
+    echo_us: int = 0  # stamp_us of the last DraftBatch received; 0 = none yet
+    held_us: int = 0  # time between that receipt and this sending
+
+
+def _batch_to_wire(batch: DraftBatch) -> verifier_pb2.DraftBatch:
+    message = verifier_pb2.DraftBatch(hello=hello_to_wire(batch.hello), stamp_us=batch.stamp_us)
+    for claim in batch.attach:
+        message.attach.add(session_id=claim.session_id, draft_key=claim.draft_key)
+    for draft in batch.drafts:
+        message.drafts.add(
+            session_id=draft.session_id,
+            base=draft.base,
+            tokens=draft.tokens,
+            parents=draft.parents,
+            survival=draft.survival,
+        )
+    return message
+
+
+def _batch_from_wire(message: verifier_pb2.DraftBatch) -> DraftBatch:
+    return DraftBatch(
+        hello_from_wire(message),
+        map(_attach_from_wire, message.attach),
+        map(_draft_from_wire, message.drafts),
+        message.stamp_us,
+    )
+
+
+def _attach_from_wire(message: verifier_pb2.Attach) -> Attach:
+    return Attach(message.session_id, message.draft_key)
+
+
+def _draft_from_wire(message: verifier_pb2.Draft) -> Draft:
+    tokens, parents = list(message.tokens), list(message.parents)
+    return Draft(message.session_id, message.base, tokens, parents, message.survival)
+
+
+def _commits_to_wire(batch: CommitBatch) -> verifier_pb2.CommitBatch:
+    message = verifier_pb2.CommitBatch(
+        hello=hello_to_wire(batch.hello), echo_us=batch.echo_us, held_us=batch.held_us
+    )
+    for commit in batch.commits:
+        message.commits.add(session_id=commit.session_id, base=commit.base, tokens=commit.tokens)
+    for claim in batch.revoked:
+        message.revoked.add(session_id=claim.session_id, draft_key=claim.draft_key)
+    return message
+
+
+def _commits_from_wire(message: verifier_pb2.CommitBatch) -> CommitBatch:
+    return CommitBatch(
+        hello_from_wire(message),
+        [Commit(one.session_id, one.base, list(one.tokens)) for one in message.commits],
+        [_attach_from_wire(one) for one in message.revoked],
+        message.echo_us,
+        message.held_us,
+    )
+
+
+DRAFTS = Codec(verifier_pb2.DraftBatch, _batch_to_wire, _batch_from_wire, MAX_BATCH_BYTES)
+COMMITS = Codec(verifier_pb2.CommitBatch, _commits_to_wire, _commits_from_wire)

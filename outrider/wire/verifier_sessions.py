@@ -1,0 +1,214 @@
+"""What passes between a router and a verifier: commands, and what steps made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from outrider.errors import OutriderError, from_grpc_code
+from outrider.v1 import verifier_pb2
+from outrider.wire.codec import (
+    Codec,
+    finish_reason_from_wire,
+    params_from_wire,
+    params_to_wire,
+    verifier_load_from_wire,
+    verifier_load_to_wire,
+)
+from outrider.wire.hello import Hello, hello_from_wire, hello_to_wire
+from outrider.wire.load import VerifierLoad
+from outrider.wire.session import FinishReason, SessionParams
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSession:
+    """Starts a session, or goes on with one that runs there still."""
+
+    session_id: bytes
+    params: SessionParams
+    output: tuple[int, ...]  # committed before
+    num_speculative_tokens: int  # most draft tokens to verify in one step
+    draft_key: bytes  # from which its drafters' rights follow; empty = nobody
+
+
+@dataclass(frozen=True, slots=True)
+class SetSpeculation:
+    session_id: bytes
+    num_speculative_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSession:
+    session_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CancelSession:
+    """Ends a session that another router opened, or is about to."""
+
+    session_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """Ends a session of this router that no step there has run yet."""
+
+    session_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierCommand:
+    """From a router: its hello, or a command; without either it is of a kind that is not known here."""
+
+    hello: Hello | None = None
+    command: OpenSession | SetSpeculation | CloseSession | CancelSession | GiveBack | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Output tokens that a step fixed for a session."""
+
+    session_id: bytes
+    base: int  # position of tokens[0]
+    tokens: Sequence[int]
+    accepted: int = 0  # draft tokens accepted in this step
+    verified: int = 0  # draft tokens verified in this step
+    cached_prompt_tokens: int = 0  # with a session's first output
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The session's last token is committed; the verifier has forgotten the session."""
+
+    session_id: bytes
+    reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The session cannot go on there; as Unavailable it may go on elsewhere."""
+
+    session_id: bytes
+    error: OutriderError
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterCutOff:
+    """A drafter of the session misbehaves, and may not draft there any more."""
+
+    session_id: bytes
+    turn: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierEvents:
+    """To a router: its hello, or what one step produced for its sessions."""
+
+    hello: Hello | None = None
+    committed: list[Committed] = field(default_factory=list)
+    finished: list[Finished] = field(default_factory=list)
+    failed: list[Failed] = field(default_factory=list)
+    load: VerifierLoad | None = None
+    cut_off: list[DrafterCutOff] = field(default_factory=list)
+    dropped: Mapping[str, int] = field(default_factory=dict)  # of what drafters sent, since start, by reason
+
+
+def _command_to_wire(said: VerifierCommand) -> verifier_pb2.VerifierCommand:
+    match said.command:
+        case OpenSession() as asked:
+            opened = verifier_pb2.OpenSession(
+                session_id=asked.session_id,
+                params=params_to_wire(asked.params),
+                output=asked.output,
+                num_speculative_tokens=asked.num_speculative_tokens,
+                draft_key=asked.draft_key,
+            )
+            return verifier_pb2.VerifierCommand(open=opened)
+        case SetSpeculation() as asked:
+            change = verifier_pb2.SetSpeculation(
+                session_id=asked.session_id, num_speculative_tokens=asked.num_speculative_tokens
+            )
+            return verifier_pb2.VerifierCommand(speculation=change)
+        case CloseSession(session_id):
+            return verifier_pb2.VerifierCommand(close=verifier_pb2.CloseSession(session_id=session_id))
+        case CancelSession(session_id):
+            return verifier_pb2.VerifierCommand(cancel=verifier_pb2.CloseSession(session_id=session_id))
+        case GiveBack(session_id):
+            return verifier_pb2.VerifierCommand(give_back=verifier_pb2.CloseSession(session_id=session_id))
+    return verifier_pb2.VerifierCommand(hello=hello_to_wire(said.hello))
+
+
+def _command_from_wire(message: verifier_pb2.VerifierCommand) -> VerifierCommand:
+    match message.WhichOneof("command"):
+        case "open":
+            asked = message.open
+            opened = OpenSession(
+                asked.session_id,
+                params_from_wire(asked.params),
+                tuple(asked.output),
+                asked.num_speculative_tokens,
+                asked.draft_key,
+            )
+            return VerifierCommand(command=opened)
+        case "speculation":
+            change = message.speculation
+            return VerifierCommand(command=SetSpeculation(change.session_id, change.num_speculative_tokens))
+        case "close":
+            return VerifierCommand(command=CloseSession(message.close.session_id))
+        case "cancel":
+            return VerifierCommand(command=CancelSession(message.cancel.session_id))
+        case "give_back":
+            return VerifierCommand(command=GiveBack(message.give_back.session_id))
+    return VerifierCommand(hello=hello_from_wire(message))
+
+
+def _events_to_wire(events: VerifierEvents) -> verifier_pb2.VerifierEvents:
+    message = verifier_pb2.VerifierEvents(
+        hello=hello_to_wire(events.hello),
+        load=None if events.load is None else verifier_load_to_wire(events.load),
+        dropped=events.dropped,
+    )
+    for step in events.committed:
+        message.committed.add(
+            session_id=step.session_id,
+            base=step.base,
+            tokens=step.tokens,
+            accepted=step.accepted,
+            verified=step.verified,
+            cached_prompt_tokens=step.cached_prompt_tokens,
+        )
+    for end in events.finished:
+        message.finished.add(session_id=end.session_id, reason=int(end.reason))
+    for failure in events.failed:
+        error = failure.error
+        message.failed.add(session_id=failure.session_id, code=error.grpc_code, message=error.message)
+    for blamed in events.cut_off:
+        message.cut_off.add(session_id=blamed.session_id, turn=blamed.turn, reason=blamed.reason)
+    return message
+
+
+def _events_from_wire(message: verifier_pb2.VerifierEvents) -> VerifierEvents:
+    return VerifierEvents(
+        hello_from_wire(message),
+        [
+            Committed(
+                step.session_id,
+                step.base,
+                list(step.tokens),
+                step.accepted,
+                step.verified,
+                step.cached_prompt_tokens,
+            )
+            for step in message.committed
+        ],
+        [Finished(end.session_id, finish_reason_from_wire(end.reason)) for end in message.finished],
+        [Failed(one.session_id, from_grpc_code(one.code, one.message)) for one in message.failed],
+        verifier_load_from_wire(message.load) if message.HasField("load") else None,
+        [DrafterCutOff(one.session_id, one.turn, one.reason) for one in message.cut_off],
+        dict(message.dropped),
+    )
+
+
+COMMANDS = Codec(verifier_pb2.VerifierCommand, _command_to_wire, _command_from_wire)
+EVENTS = Codec(verifier_pb2.VerifierEvents, _events_to_wire, _events_from_wire)

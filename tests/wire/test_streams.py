@@ -1,0 +1,136 @@
+"""What passes on the streams comes as it was said, and what nobody could have said is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from outrider.errors import InvalidRequest, PeerRefused, TooLarge, Unavailable
+from outrider.sampling.params import SamplingParams
+from outrider.v1 import verifier_pb2
+from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo, WorkerRecord
+from outrider.wire.drafter_sessions import (
+    CloseDraft,
+    DraftEnded,
+    DrafterCommand,
+    DrafterEvents,
+    OpenDraft,
+    SetWindow,
+)
+from outrider.wire.hello import Identity, Role
+from outrider.wire.load import DrafterLoad, VerifierLoad
+from outrider.wire.methods import (
+    BEAT,
+    DRAFTER_SESSIONS,
+    GET_INFO,
+    GET_TOKENIZER,
+    LEAVE,
+    SPECULATE,
+    VERIFIER_SESSIONS,
+)
+from outrider.wire.registry import Answer
+from outrider.wire.session import FinishReason, SessionParams
+from outrider.wire.speculation import MAX_BATCH_BYTES, Attach, Commit, CommitBatch, Draft, DraftBatch
+from outrider.wire.verifier_sessions import (
+    CancelSession,
+    CloseSession,
+    Committed,
+    DrafterCutOff,
+    Failed,
+    Finished,
+    GiveBack,
+    OpenSession,
+    SetSpeculation,
+    VerifierCommand,
+    VerifierEvents,
+)
+
+ID = b"s" * 16
+IDENTITY = Identity(Role.DRAFTER, "d", 2**64 - 1, "model", "tokenizer")
+HELLO = IDENTITY.hello()
+PARAMS = SessionParams((1, 2), SamplingParams(seed=3), 4, (5,))
+MODEL = ModelInfo("m", "f", "A", 1, 2, 3, (4,), "cpu", "float32", True)
+INFO = WorkerInfo(IDENTITY, MODEL, 5, 6)
+SAID = [
+    (VERIFIER_SESSIONS.asked, VerifierCommand(HELLO)),
+    (VERIFIER_SESSIONS.asked, VerifierCommand(command=OpenSession(ID, PARAMS, (6,), 7, b"key"))),
+    (VERIFIER_SESSIONS.asked, VerifierCommand(command=SetSpeculation(ID, 3))),
+    (VERIFIER_SESSIONS.asked, VerifierCommand(command=CloseSession(ID))),
+    (VERIFIER_SESSIONS.asked, VerifierCommand(command=CancelSession(ID))),
+    (VERIFIER_SESSIONS.asked, VerifierCommand(command=GiveBack(ID))),
+    (VERIFIER_SESSIONS.answered, VerifierEvents(HELLO, load=VerifierLoad(1, 2, 0.5))),
+    (
+        VERIFIER_SESSIONS.answered,
+        VerifierEvents(
+            committed=[Committed(ID, 1, [2, 3], 4, 5, 6)],
+            finished=[Finished(ID, FinishReason.STOP)],
+            cut_off=[DrafterCutOff(ID, 7, "why")],
+            dropped={"why": 8},
+        ),
+    ),
+    (SPECULATE.answered, CommitBatch(HELLO, [], [])),
+    (SPECULATE.answered, CommitBatch(None, [Commit(ID, 1, [2])], [Attach(ID, b"k")], 3, 4)),
+    (DRAFTER_SESSIONS.asked, DrafterCommand(HELLO)),
+    (DRAFTER_SESSIONS.asked, DrafterCommand(command=OpenDraft(ID, PARAMS, (6,), "h:1", b"k", 7, 8, 9))),
+    (DRAFTER_SESSIONS.asked, DrafterCommand(command=SetWindow(ID, 3))),
+    (DRAFTER_SESSIONS.asked, DrafterCommand(command=CloseDraft(ID))),
+    (GET_INFO[Role.DRAFTER].answered, INFO),
+    (GET_TOKENIZER[Role.DRAFTER].answered, TokenizerFiles("h", "{}", "", {"a": "b"})),
+    (BEAT.asked, WorkerRecord(INFO, "h:1", DrafterLoad(1, round_trips={"v": 0.5}))),
+    (BEAT.answered, Answer(("r",), "no", "later")),
+    (LEAVE.asked, IDENTITY),
+]
+
+
+@pytest.mark.parametrize(("codec", "said"), SAID)
+def test_what_is_said_comes_as_it_was_said(codec: Any, said: Any) -> None:
+    assert codec.from_bytes(codec.to_bytes(said)) == said
+
+
+def test_a_failure_keeps_its_kind_and_its_sentence() -> None:
+    raw = VERIFIER_SESSIONS.answered.to_bytes(VerifierEvents(failed=[Failed(ID, Unavailable("away"))]))
+    (failed,) = VERIFIER_SESSIONS.answered.from_bytes(raw).failed
+    assert (failed.session_id, type(failed.error), failed.error.message) == (ID, Unavailable, "away")
+
+
+def test_what_drafters_send_is_unpacked_piece_by_piece() -> None:
+    said = DraftBatch(HELLO, [Attach(ID, b"k")], [Draft(ID, 1, [2, 3], [-1, 0], b"\xff\x00")] * 2, 4)
+    heard = SPECULATE.asked.from_bytes(SPECULATE.asked.to_bytes(said))
+    assert isinstance(heard.attach, Iterator) and isinstance(heard.drafts, Iterator)
+    assert replace(heard, attach=list(heard.attach), drafts=list(heard.drafts)) == said
+
+
+def test_what_a_drafter_ends_is_unpacked_piece_by_piece() -> None:
+    said = DrafterEvents(None, [DraftEnded(ID, "why", 3)], DrafterLoad(4))
+    heard = DRAFTER_SESSIONS.answered.from_bytes(DRAFTER_SESSIONS.answered.to_bytes(said))
+    assert isinstance(heard.ended, Iterator)
+    assert replace(heard, ended=list(heard.ended)) == said
+
+
+def test_what_is_no_message_or_too_large_a_one_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="the bytes are no VerifierEvents"):
+        VERIFIER_SESSIONS.answered.from_bytes(b"\xff" * 9)
+    with pytest.raises(TooLarge, match="a DraftBatch may have at most 1048576 bytes, not 1048577"):
+        SPECULATE.asked.from_bytes(b"\xff" * (MAX_BATCH_BYTES + 1))
+
+
+def test_a_finish_reason_that_does_not_exist_is_refused() -> None:
+    message = verifier_pb2.VerifierEvents()
+    message.finished.add(session_id=ID, reason=77)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="there is no finish reason 77"):
+        VERIFIER_SESSIONS.answered.from_bytes(message.SerializeToString())
+
+
+def test_a_command_of_a_kind_that_is_not_known_is_none() -> None:
+    assert VERIFIER_SESSIONS.asked.from_bytes(b"") == VerifierCommand()
+
+
+def test_who_is_no_worker_neither_beats_nor_leaves() -> None:
+    router = Identity(Role.ROUTER, "r", 1)
+    with pytest.raises(PeerRefused, match="expected a verifier here; the peer's role is ROLE_ROUTER"):
+        BEAT.asked.from_bytes(BEAT.asked.to_bytes(WorkerRecord(replace(INFO, identity=router), "h:1")))
+    with pytest.raises(PeerRefused, match="expected a verifier here; the peer's role is ROLE_ROUTER"):
+        LEAVE.asked.from_bytes(LEAVE.asked.to_bytes(router))
