@@ -64,6 +64,12 @@ class TooLarge(InvalidRequest):
     http_status = 413
 
 
+class TooSlow(InvalidRequest):
+    """The request's body did not come in time."""
+
+    http_status = 408
+
+
 class UnknownModel(OutriderError):
     """The request names a model that is not served here."""
 

@@ -24,6 +24,7 @@ from outrider.wire.hello import Identity, Role
 from router.api.access import Access, HttpAccess
 from router.api.http import create_app
 from router.api.keys import Keys
+from router.api.threads import Threads
 from router.api.validation import DrawBelow
 from router.fleet import Fleet
 from router.metrics import Metrics
@@ -66,7 +67,10 @@ class Router:
             lock_step=lock_step,
         )
         self.draw_below = _draw_below(seed)
-        self.app: FastAPI = create_app(self.sessions, self.metrics, draw_below=self.draw_below)
+        self.threads = Threads()
+        self.app: FastAPI = create_app(
+            self.sessions, self.metrics, draw_below=self.draw_below, threads=self.threads
+        )
         self.access = None if keys is None else Access(keys, self.metrics)
         if self.access is not None:
             self.app.add_middleware(HttpAccess, access=self.access)

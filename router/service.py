@@ -42,7 +42,12 @@ async def serve(config: RouterConfig) -> None:
     )
     clients = new_server()
     add_generation_service(
-        clients, router.sessions, router.metrics, draw_below=router.draw_below, access=router.access
+        clients,
+        router.sessions,
+        router.metrics,
+        draw_below=router.draw_below,
+        access=router.access,
+        threads=router.threads,
     )
     workers = new_server() if config.workers_apart else clients
     Registry(router.store, router.metrics).add_to(workers)

@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class StopStrings:
+    """The stop strings of a request, and the tables by which they are found: made once, for all its prompts.
+
+    Making them takes time that grows with the strings."""
+
+    strings: tuple[str, ...] = ()  # none of them empty
+    _tables: tuple[_Table, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_tables", tuple(_Table(string) for string in self.strings))
+
+    def matcher(self) -> StopMatcher:
+        """Returns a new matcher, for one output."""
+        return StopMatcher(self._tables)
 
 
 class StopMatcher:
@@ -12,9 +30,8 @@ class StopMatcher:
     text is cut into pieces does not matter.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        """`stops`: none of them empty."""
-        self._patterns = [_Pattern(stop) for stop in stops]
+    def __init__(self, tables: Iterable[_Table]) -> None:
+        self._patterns = [_Pattern(table) for table in tables]
         self._held = ""
         self.stopped = False
 
@@ -42,23 +59,32 @@ class StopMatcher:
         return held
 
 
-class _Pattern:
-    """Knuth, Morris, Pratt (1977): after each character, the longest end of the text that begins it."""
+class _Table:
+    """Knuth, Morris, Pratt (1977): for each beginning of a stop string the next shorter one that ends it."""
 
-    def __init__(self, pattern: str) -> None:
-        self._pattern = pattern
-        self._length = 0  # characters of the pattern that the text now ends with
-        self._shorter = [0]  # [n - 1]: the next shorter beginning that also ends pattern[:n]
-        for character in pattern[1:]:
-            self._shorter.append(self._extend(self._shorter[-1], character))
+    def __init__(self, string: str) -> None:
+        self.string = string
+        self._shorter = [0]  # [n - 1]: the next shorter beginning that also ends string[:n]
+        for character in string[1:]:
+            self._shorter.append(self.extended(self._shorter[-1], character))
+
+    def extended(self, length: int, character: str) -> int:
+        """Returns how many characters of the string a text ends with, from that number before its last
+        character."""
+        while length and self.string[length] != character:
+            length = self._shorter[length - 1]
+        return length + 1 if self.string[length] == character else 0
+
+
+class _Pattern:
+    """A stop string's place in one text."""
+
+    def __init__(self, table: _Table) -> None:
+        self._table = table
+        self._length = 0  # characters of the string that the text now ends with
 
     def advance(self, character: str) -> tuple[int, bool]:
-        """Returns (characters matched, True if that is the whole pattern). Must not be called after a whole
+        """Returns (characters matched, True if that is the whole string). Must not be called after a whole
         match."""
-        self._length = self._extend(self._length, character)
-        return self._length, self._length == len(self._pattern)
-
-    def _extend(self, length: int, character: str) -> int:
-        while length and self._pattern[length] != character:
-            length = self._shorter[length - 1]
-        return length + 1 if self._pattern[length] == character else 0
+        self._length = self._table.extended(self._length, character)
+        return self._length, self._length == len(self._table.string)

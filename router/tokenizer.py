@@ -22,6 +22,8 @@ class Tokenizer:
         # A prompt is never cut or padded behind the client's back, whatever the file says.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self.longest_token = max((len(token.encode()) for token in self._tokenizer.get_vocab()), default=1)
+        """bytes of text, at most"""
         try:
             self._template = ChatTemplate(files.chat_template, files.special_tokens)
         except Exception as error:
@@ -31,16 +33,21 @@ class Tokenizer:
         """Returns token ids, with the special tokens that the tokenizer's post-processor adds."""
         return self._encode(text, add_special_tokens=True)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        """Returns token ids of the rendered conversation; the template has written its own special tokens.
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Returns the conversation as the model was trained on it, its special tokens included.
 
         Raises InvalidRequest if the template is missing or refuses the messages."""
-        return self._encode(self._template.render(messages), add_special_tokens=False)
+        return self._template.render(messages)
+
+    def encode_rendered(self, text: str) -> tuple[int, ...]:
+        """Returns token ids of a rendered conversation."""
+        return self._encode(text, add_special_tokens=False)
 
     def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         # As a batch: other threads run meanwhile. `encode` keeps the interpreter to itself, and an event loop
-        # would stand still for seconds over a megabyte of text.
-        (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+        # would stand still for seconds over a megabyte of text. And fast: without the places of the tokens in
+        # the text, which nobody asks for, it takes a third of the time and a fraction of the memory.
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return tuple(encoding.ids)
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -97,7 +97,7 @@ async def generate(
     follows it; None = a new session. Raises what `events` raises; chunks given before stay valid."""
     output = _Output(
         detokenizer=generation.tokenizer.detokenizer(),
-        matcher=StopMatcher(generation.stop),
+        matcher=generation.stop.matcher(),
         end_ids=frozenset(session.params.stop_token_ids),
         usage=Usage(prompt_tokens=len(session.params.prompt)),
     )

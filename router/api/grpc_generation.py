@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -24,6 +23,7 @@ from router.api.generate import Chunk, Result, generate
 from router.api.grpc_health import HealthServicer
 from router.api.record import Record, check_owner, named, recalled
 from router.api.stream import internal_error
+from router.api.threads import TINY_BYTES, Threads
 from router.api.validation import DrawBelow, Generation, prepare
 from router.metrics import Metrics
 from router.requests import Events, SessionBegun, SessionRunner
@@ -44,12 +44,14 @@ class GenerationServicer:
         metrics: Metrics,
         draw_below: DrawBelow,
         clock: Callable[[], float] = time.time,
+        threads: Threads | None = None,
     ) -> None:
-        """`clock` gives unix seconds."""
+        """`clock` gives unix seconds. `threads`: those that read requests, if others use them too."""
         self._runner = runner
         self._metrics = metrics
         self._draw_below = draw_below
         self._clock = clock
+        self._threads = threads or Threads()
 
     async def Generate(
         self, request: Any, context: grpc.aio.ServicerContext[Any, Any]
@@ -94,15 +96,23 @@ class GenerationServicer:
         await context.abort(status(refusal), refusal.message, later)
 
     async def _begun(self, request: Any, limits: TimeLimits) -> tuple[Generation, Events]:
-        if request.ByteSize() > MAX_BODY_BYTES:
+        size = request.ByteSize()
+        if size > MAX_BODY_BYTES:
             raise too_large(MAX_BODY_BYTES)
-        body = generation_wire.body(request)
+        if size <= TINY_BYTES:
+            body = generation_wire.body(request)
+        else:
+            body = await self._threads.run(
+                size, owner(), limits.first_token_by, generation_wire.body, request
+            )
         model = self._runner.model(body.model)
         self._runner.check_room()
-        generation = await asyncio.to_thread(prepare, body, model, self._draw_below)
+        generation = await self._threads.run(
+            size, owner(), limits.first_token_by, prepare, body, model, self._draw_below
+        )
         generation = named(generation, new_session_id()).until(limits)
         shape = "chat" if isinstance(body, schema.ChatRequest) else "completion"
-        record = Record(shape, int(self._clock()), 1, generation.stop, owner())
+        record = Record(shape, int(self._clock()), 1, generation.stop.strings, owner())
         return generation, self._runner.run(generation.sessions[0], record.to_bytes())
 
     async def _resumed(self, request: Any) -> tuple[Generation, Events]:
@@ -126,10 +136,11 @@ def add_generation_service(
     *,
     draw_below: DrawBelow,
     access: Access | None = None,
+    threads: Threads | None = None,
 ) -> None:
     """Adds Generation, the standard health service and server reflection. Call it before the server
     starts."""
-    generation = GenerationServicer(runner, metrics, draw_below)
+    generation = GenerationServicer(runner, metrics, draw_below, threads=threads)
     generation_wire.add_to_server(guarded(generation, access), server)
     health_pb2_grpc.add_HealthServicer_to_server(
         HealthServicer(runner.ready, [generation_wire.SERVICE]), server

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import aclosing
+from functools import partial
 from typing import TypeVar
 
 from fastapi import FastAPI, Request
@@ -19,7 +20,7 @@ from outrider.errors import InvalidRequest, OutriderError, Overloaded
 from outrider.wire.session import SessionId, new_session_id
 from router.api import answers, position, schema
 from router.api.access import owner
-from router.api.body import MAX_BODY_BYTES, read_json
+from router.api.body import Bodies, decoded
 from router.api.connection import KEEP_ALIVE_SECONDS, ClientLeft, EventStream, while_connected
 from router.api.deadline import time_limits
 from router.api.generate import Result, generate_all
@@ -35,8 +36,9 @@ from router.api.openapi import (
     generation,
 )
 from router.api.record import Record, named, recalled
-from router.api.responses import SHAPES, Envelope, Json, error_body
-from router.api.stream import Items, events, internal_error, last_words
+from router.api.responses import SHAPES, Envelope, error_body
+from router.api.stream import Items, events, internal_error, last_words, to_json
+from router.api.threads import SMALL_BYTES, TINY_BYTES, Threads
 from router.api.validation import DrawBelow, Generation, prepare
 from router.metrics import Metrics
 from router.requests import Events, GenerationRequest, ServedModel, SessionRunner
@@ -52,11 +54,14 @@ def create_app(
     metrics: Metrics,
     *,
     draw_below: DrawBelow,
-    max_body_bytes: int = MAX_BODY_BYTES,
+    threads: Threads | None = None,
+    bodies: Bodies | None = None,
     clock: Callable[[], float] = time.time,
     keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
 ) -> FastAPI:
-    """The application. `draw_below` draws seeds (`secrets.randbelow`); `clock` gives unix seconds."""
+    """The application. `draw_below` draws seeds (`secrets.randbelow`); `clock` gives unix seconds. `threads`:
+    those that read requests, if others use them too."""
+    reading, incoming = threads or Threads(), bodies or Bodies()
     app = Application(
         title="Outrider",
         version=__version__,
@@ -90,9 +95,16 @@ def create_app(
             return await resumed(session_id, place)
         return await resumed(session_id, None if after is None else position.parse_position(after))
 
+    async def parsed(request: Request, kind: type[Kind]) -> tuple[Kind, int]:
+        """Returns the request that the body is, and its bytes."""
+        raw = await incoming.read(request)
+        if len(raw) <= TINY_BYTES:
+            return schema.parse(kind, decoded(raw)), len(raw)
+        return await reading.run(len(raw), owner(), None, lambda: schema.parse(kind, decoded(raw))), len(raw)
+
     async def answer(request: Request, kind: type[Kind], shape: str) -> Response:
         asked_at = asyncio.get_running_loop().time()
-        body = schema.parse(kind, await read_json(request, max_body_bytes))
+        body, size = await parsed(request, kind)
         limits = time_limits(request.headers, body.stream, asked_at)
         if last := request.headers.get("last-event-id"):
             if not body.stream:
@@ -100,14 +112,13 @@ def create_app(
             return await resumed(*position.parse_event_id(last), shape)
         model = runner.model(body.model)
         runner.check_room()
-        # In a thread: a megabyte of text takes long to tokenize, and other answers are streaming.
-        generation = named(await asyncio.to_thread(prepare, body, model, draw_below), new_session_id())
-        generation = generation.until(limits)
+        prepared = await reading.run(size, owner(), limits.first_token_by, prepare, body, model, draw_below)
+        generation = named(prepared, new_session_id()).until(limits)
         record = Record(
             shape,
             int(clock()),
             len(generation.sessions),
-            generation.stop,
+            generation.stop.strings,
             owner(),
             include_usage=body.stream_options.include_usage or not body.stream,
             continuous_usage_stats=body.stream_options.continuous_usage_stats,
@@ -120,8 +131,11 @@ def create_app(
         items = generate_all(start, generation, metrics)
         if body.stream:
             return streamed(items, record, generation)
-        whole = _whole(items, generation, _envelope(record, generation))
-        return JSONResponse(await while_connected(request.receive, whole))
+        texts, results = await while_connected(request.receive, _whole(items, len(generation.sessions)))
+        told = partial(to_json, _envelope(record, generation).whole(texts, results))
+        long = sum(map(len, texts)) > SMALL_BYTES
+        content = await asyncio.to_thread(told) if long else told()
+        return Response(content, media_type=JSONResponse.media_type)
 
     async def resumed(
         session_id: SessionId, after: position.Position | None, shape: str | None = None
@@ -162,6 +176,8 @@ def create_app(
     @app.get("/v1/models/{name:path}", **MODEL)
     async def model(name: ModelName) -> answers.Model:
         """One of them."""
+        if not name:
+            raise HTTPException(404)  # /v1/models/
         return _described(runner.model(name))
 
     @app.api_route("/health", methods=["GET", "HEAD"], **PROBE)
@@ -204,15 +220,16 @@ def _envelope(record: Record, generation: Generation) -> Envelope:
     return Envelope(SHAPES[record.shape], session_id, record.created, generation.model.name, generation.seed)
 
 
-async def _whole(items: Items, generation: Generation, envelope: Envelope) -> Json:
-    texts = [""] * len(generation.sessions)
+async def _whole(items: Items, sessions: int) -> tuple[list[str], list[Result]]:
+    """Returns the text of each session and its result."""
+    pieces: list[list[str]] = [[] for _ in range(sessions)]
     results: dict[int, Result] = {}
     async with aclosing(items):
         async for index, item in items:
-            texts[index] += item.text
+            pieces[index].append(item.text)
             if isinstance(item, Result):
                 results[index] = item
-    return envelope.whole(texts, [results[index] for index in range(len(texts))])
+    return ["".join(each) for each in pieces], [results[index] for index in range(sessions)]
 
 
 def _add_error_handlers(app: FastAPI, metrics: Metrics) -> None:

@@ -18,6 +18,7 @@ from outrider.errors import (
     Overloaded,
     Superseded,
     TooLarge,
+    TooSlow,
     Unauthenticated,
     Unavailable,
     UnknownModel,
@@ -98,7 +99,7 @@ def generation(kind: type[schema.GenerationFields], whole: type) -> dict[str, An
     told = {"description": "The answer; with stream = true, its events.", "model": whole, "content": _EVENTS}
     return {
         "response_class": Response,
-        "responses": {200: told, **_GENERATION, **_refusals(TooLarge)},
+        "responses": {200: told, **_GENERATION, **_refusals(TooLarge, TooSlow)},
         "openapi_extra": {"requestBody": {"required": True, "content": body}, "parameters": [_LAST_EVENT_ID]},
     }
 

@@ -13,6 +13,7 @@ from router.api.access import owner
 from router.api.position import companion
 from router.api.validation import Generation
 from router.requests import Recalled, SessionRunner
+from router.stop import StopStrings
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,5 +81,7 @@ async def recalled(runner: SessionRunner, session_id: SessionId) -> tuple[Record
     model = runner.model(requests[0].model)
     if requests[0].fingerprint not in (None, model.fingerprint):
         raise Unavailable(f"another checkpoint of {model.name!r} is served now; send the request again")
+    # In a thread: neither is done at once.
     built = await asyncio.to_thread(tokenizer.load, model.tokenizer)
-    return record, Generation(model, built, requests, record.stop)
+    stop = await asyncio.to_thread(StopStrings, record.stop)
+    return record, Generation(model, built, requests, stop)

@@ -24,9 +24,17 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from outrider.errors import InvalidRequest
 from outrider.sampling.params import BIASES, RANGES, SamplingParams
 from outrider.sampling.range import Range
+from router.api.body import MAX_BODY_BYTES, MAX_VALUES
 
+# Every text and every list has a most: what follows takes time and memory that grow with them.
 MAX_STOPS = 16
+MAX_STOP_BYTES = 1024
 MAX_PROMPTS = 128
+MAX_MESSAGES = 4096
+MAX_PARTS = 1024  # of one message
+MAX_BIASES = 1024
+MAX_MODEL_BYTES = 256
+SHOWN = 100  # characters of what a client sent, in a message that refuses it
 SPECULATIVE_TOKENS = Range(0, 1024, words="from {low} (off) to {high}, or absent (adaptive)")
 MAX_ID = 2**31 - 1
 LEAST_TOKENS = 1  # of output
@@ -74,21 +82,40 @@ def _refused(what: str) -> PydanticCustomError:
     return PydanticCustomError("refused", "{what}", {"what": what})
 
 
+def _unknown(name: str) -> PydanticCustomError:
+    kind = "unsupported" if name in UNSUPPORTED else "unknown"
+    shown = name if len(name) <= SHOWN else f"{name[:SHOWN]}..."
+    return PydanticCustomError(kind, "{name}", {"name": shown})
+
+
 def _json_type(value: object) -> str:
     names = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", list: "an array"}
     return "null" if value is None else names.get(type(value), "an object")
 
 
-def _text(value: object) -> str:
+def _shown(value: object) -> str:
+    """Returns a value as a message quotes it: never much of it."""
+    if not isinstance(value, str):
+        return _json_type(value)
+    return repr(value if len(value) <= SHOWN else f"{value[:SHOWN]}...")
+
+
+def _text(value: object, most_bytes: int = MAX_BODY_BYTES) -> str:
     if not isinstance(value, str):
         raise _refused(f"must be a string, not {_json_type(value)}")
     try:
-        value.encode()
+        size = len(value.encode())
     except UnicodeEncodeError as error:
         raise _refused(
             f"must be valid Unicode; character {error.start} is half of a surrogate pair"
         ) from None
+    if size > most_bytes:
+        raise _refused(f"must be at most {most_bytes} bytes, not {size}")
     return value
+
+
+def _model(value: object) -> str:
+    return _text(value, MAX_MODEL_BYTES)
 
 
 def _token_ids(value: list[Any]) -> tuple[int, ...]:
@@ -127,18 +154,20 @@ def _stops(value: object) -> tuple[str, ...]:
         raise _refused(f"must be at most {MAX_STOPS} strings, not {len(stops)}")
     if "" in stops:
         raise _refused("must not hold an empty string")
-    return tuple(_text(stop) for stop in stops)
+    return tuple(_text(stop, MAX_STOP_BYTES) for stop in stops)
 
 
 def _logit_bias(value: object) -> dict[int, float]:
     if not isinstance(value, dict):
         raise _refused(f"must be an object from token ids to numbers, not {_json_type(value)}")
+    if len(value) > MAX_BIASES:
+        raise _refused(f"must have at most {MAX_BIASES} token ids, not {len(value)}")
     biases = {}
     for key, bias in value.items():
         if not (
             type(key) is int or (isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 20)
         ):
-            raise _refused(f"must have token ids as keys, not {key!r}")
+            raise _refused(f"must have token ids as keys, not {_shown(key)}")
         if type(bias) not in (int, float):
             raise _refused(f"must have numbers as values; that of token id {key} is {_json_type(bias)}")
         try:
@@ -151,13 +180,15 @@ def _logit_bias(value: object) -> dict[int, float]:
 def _content(value: object) -> str:
     if not isinstance(value, list):
         return _text(value)
+    if len(value) > MAX_PARTS:
+        raise _refused(f"must be at most {MAX_PARTS} parts, not {len(value)}")
     return "".join(_part(index, part) for index, part in enumerate(value))
 
 
 def _part(index: int, part: object) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or kind != "text":
-        found = f"of type {kind!r}" if isinstance(part, dict) else _json_type(part)
+        found = f"of type {_shown(kind)}" if isinstance(part, dict) else _json_type(part)
         raise _refused(f'must be a string or parts of type "text"; part {index} is {found}')
     if part.keys() != {"type", "text"}:
         raise _refused(f'must have parts of the fields "type" and "text" only; part {index} has not')
@@ -166,7 +197,7 @@ def _part(index: int, part: object) -> str:
 
 def _role(value: object) -> str:
     if value not in get_args(Role):
-        raise _refused(f"must be one of {', '.join(get_args(Role))}, not {value!r}")
+        raise _refused(f"must be one of {', '.join(get_args(Role))}, not {_shown(value)}")
     return str(value)
 
 
@@ -182,19 +213,23 @@ class TextPart(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     type: Literal["text"]
-    text: str
+    text: Annotated[str, Field(max_length=MAX_BODY_BYTES)]
 
 
 # What the fields with checks of their own may hold, as the API's document tells it.
 Role = Literal["system", "user", "assistant"]
-Text = Annotated[str, Field(min_length=1)]
-TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=MAX_ID)]], Field(min_length=1)]
+Content = Annotated[str, Field(max_length=MAX_BODY_BYTES)]
+Text = Annotated[str, Field(min_length=1, max_length=MAX_BODY_BYTES)]
+ModelName = Annotated[str, Field(max_length=MAX_MODEL_BYTES)]
+StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_BYTES)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=MAX_ID)]], Field(min_length=1, max_length=MAX_VALUES)]
 Several = Field(min_length=1, max_length=MAX_PROMPTS)
 Prompt = Text | TokenIds | Annotated[list[Text], Several] | Annotated[list[TokenIds], Several]
-Stop = Text | Annotated[list[Text], Field(max_length=MAX_STOPS)]
-Content = str | list[TextPart]
+Stop = StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)]
+Contents = Content | Annotated[list[TextPart], Field(max_length=MAX_PARTS)]
 BIASES_SCHEMA: dict[str, Any] = {
     "type": "object",
+    "maxProperties": MAX_BIASES,
     "propertyNames": {"pattern": "^[0-9]{1,9}$"},
     "additionalProperties": {"type": "number", **BIASES.json_schema()},
 }
@@ -230,11 +265,10 @@ class _Fields(BaseModel):
     def _null_is_absent(cls, fields: Any) -> Any:
         if not isinstance(fields, dict):
             return fields
-        return {
-            name: value
-            for name, value in fields.items()
-            if value is not None or (name not in cls.model_fields and name not in UNSUPPORTED)
-        }
+        for name, value in fields.items():
+            if name not in cls.model_fields and (value is not None or name not in UNSUPPORTED):
+                raise _unknown(name)
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 class StreamOptions(_Fields):
@@ -248,13 +282,15 @@ class ChatMessage(_Fields):
     """One turn of a conversation."""
 
     role: Annotated[str, PlainValidator(_role, json_schema_input_type=Role)]
-    content: Annotated[str, PlainValidator(_content, json_schema_input_type=Content)]
+    content: Annotated[str, PlainValidator(_content, json_schema_input_type=Contents)]
 
 
 class GenerationFields(_Fields):
     """The fields that both endpoints have."""
 
-    model: str = Field(default="", description="Empty = the one that is served.")
+    model: Annotated[str, PlainValidator(_model, json_schema_input_type=ModelName)] = Field(
+        default="", description="Empty = the one that is served."
+    )
     max_tokens: int | None = _ranged(
         None,
         {"minimum": LEAST_TOKENS},
@@ -301,7 +337,7 @@ class CompletionRequest(GenerationFields):
 class ChatRequest(GenerationFields):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
 Request = TypeVar("Request", bound=GenerationFields)
@@ -332,15 +368,18 @@ _EXPECTED: Mapping[str, str] = {
 def _explained(error: ErrorDetails) -> InvalidRequest:
     field = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in error["loc"])[1:]
     kind, value = error["type"], error["input"]
+    if kind in ("unsupported", "unknown"):
+        name = f"{field}.{error['ctx']['name']}" if field else error["ctx"]["name"]
+        message = f"unknown field {name}" if kind == "unknown" else f"{name} is not supported by this server"
+        return InvalidRequest(message, field=name)
     if kind == "refused":
         message = f"{field} {error['msg']}"
     elif kind == "missing":
         message = f"{field} is required"
     elif kind == "too_short":
         message = f"{field} must not be empty"
-    elif kind == "extra_forbidden":
-        supported = error["loc"][-1] not in UNSUPPORTED
-        message = f"unknown field {field}" if supported else f"{field} is not supported by this server"
+    elif kind == "too_long":
+        message = f"{field} must have at most {error['ctx']['max_length']} items"
     else:
         given = str(value) if isinstance(value, float) else _json_type(value)
         message = f"{field} must be {_EXPECTED.get(kind, 'of another type')}, not {given}"

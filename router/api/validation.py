@@ -12,9 +12,11 @@ from router import tokenizer
 from router.api.deadline import TimeLimits
 from router.api.schema import LEAST_TOKENS, SPECULATIVE_TOKENS, ChatRequest, CompletionRequest
 from router.requests import GenerationRequest, ServedModel
+from router.stop import StopStrings
 from router.tokenizer import Tokenizer
 
 DEFAULT_COMPLETION_TOKENS = 16
+LEAST_LONGEST_TOKEN = 16  # bytes: a tokenizer of short tokens may still drop or join what it does not know
 DRAWN_SEEDS = 2**53  # drawn seeds are below it: JSON readers that hold numbers as doubles keep them whole
 
 Body = CompletionRequest | ChatRequest
@@ -28,7 +30,7 @@ class Generation:
     model: ServedModel
     tokenizer: Tokenizer
     sessions: tuple[GenerationRequest, ...]  # at least one
-    stop: tuple[str, ...]
+    stop: StopStrings
 
     @property
     def seed(self) -> int:
@@ -53,7 +55,7 @@ def prepare(body: Body, model: ServedModel, draw_below: DrawBelow) -> Generation
     built = tokenizer.load(model.tokenizer)
     stop_token_ids = () if body.ignore_eos else tuple(sorted(model.eos_token_ids))
     sessions = []
-    for name, prompt in _prompts(body, built):
+    for name, prompt in _prompts(body, built, model):
         _check_prompt(name, prompt, model)
         max_tokens = _max_tokens(body, room=model.max_context - len(prompt), context=model.max_context)
         sessions.append(
@@ -64,7 +66,7 @@ def prepare(body: Body, model: ServedModel, draw_below: DrawBelow) -> Generation
                 fingerprint=model.fingerprint,
             )
         )
-    return Generation(model=model, tokenizer=built, sessions=tuple(sessions), stop=body.stop)
+    return Generation(model=model, tokenizer=built, sessions=tuple(sessions), stop=StopStrings(body.stop))
 
 
 def _check_stream_options(body: Body) -> None:
@@ -91,36 +93,54 @@ def _sampling(body: Body, draw_below: DrawBelow) -> SamplingParams:
     )
 
 
-def _prompts(body: Body, built: Tokenizer) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _prompts(body: Body, built: Tokenizer, model: ServedModel) -> Iterator[tuple[str, tuple[int, ...]]]:
     """(the name under which a message speaks of it, token ids) of each prompt."""
     if isinstance(body, ChatRequest):
-        yield "messages", built.encode_chat([message.model_dump() for message in body.messages])
+        text = built.render([{"role": turn.role, "content": turn.content} for turn in body.messages])
+        _check_bytes("messages", text, built, model)
+        yield "messages", built.encode_rendered(text)
         return
     for index, prompt in enumerate(body.prompt):
         name = "prompt" if len(body.prompt) == 1 else f"prompt[{index}]"
         if isinstance(prompt, str):
+            _check_bytes(name, prompt, built, model)
             # Empty stays empty, to be refused: a begin-of-text token alone would be a prompt of one token.
             yield name, built.encode(prompt) if prompt else ()
         else:
             yield name, prompt
 
 
+def _check_bytes(name: str, text: str, built: Tokenizer, model: ServedModel) -> None:
+    """Refuses what cannot fit into the context, before it costs a tokenizer's time and memory."""
+    most = model.max_context * max(built.longest_token, LEAST_LONGEST_TOKEN)
+    if (size := len(text.encode())) > most:
+        raise InvalidRequest(
+            f"{name} has {size} bytes of text; the context of {model.max_context} tokens takes at most "
+            f"{most}",
+            field=_field(name),
+        )
+
+
+def _field(name: str) -> str:
+    return name.partition("[")[0]
+
+
 def _check_prompt(name: str, prompt: Sequence[int], model: ServedModel) -> None:
-    field = name.partition("[")[0]
+    field = _field(name)
     if not prompt:
         raise InvalidRequest(f"{name} is empty: it takes at least one token", field=field)
-    for index, token in enumerate(prompt):
-        if not 0 <= token < model.vocab_size:
-            raise InvalidRequest(
-                f"{name} has token id {token} at index {index}; ids go from 0 to {model.vocab_size - 1}",
-                field=field,
-            )
     if len(prompt) >= model.max_context:
         raise InvalidRequest(
             f"{name} has {len(prompt)} tokens; the context of {model.max_context} takes at most "
             f"{model.max_context - 1}, so that one is left to generate",
             field=field,
         )
+    for index, token in enumerate(prompt):
+        if not 0 <= token < model.vocab_size:
+            raise InvalidRequest(
+                f"{name} has token id {token} at index {index}; ids go from 0 to {model.vocab_size - 1}",
+                field=field,
+            )
 
 
 def _max_tokens(body: Body, *, room: int, context: int) -> int:

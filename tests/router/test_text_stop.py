@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from router.stop import StopMatcher
+from router.stop import StopStrings
 
 TEXT = st.text("ab", max_size=30)  # a tiny alphabet: stop strings overlap themselves and one another
 STOPS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)
@@ -19,7 +19,7 @@ def naive(text: str, stops: list[str]) -> tuple[str, bool]:
 
 
 def run(text: str, stops: list[str], cuts: list[int]) -> tuple[list[str], bool]:
-    matcher = StopMatcher(stops)
+    matcher = StopStrings(tuple(stops)).matcher()
     ends = sorted(min(cut, len(text)) for cut in cuts)
     out = []
     for start, end in zip([0, *ends], [*ends, len(text)], strict=True):
@@ -42,7 +42,7 @@ def test_equals_a_search_of_the_whole_text_however_it_is_cut(
 
 @given(TEXT, STOPS)
 def test_never_withholds_more_than_could_still_become_a_stop_string(text: str, stops: list[str]) -> None:
-    matcher, seen, shown = StopMatcher(stops), "", ""
+    matcher, seen, shown = StopStrings(tuple(stops)).matcher(), "", ""
     for character in text:
         seen += character
         shown += matcher.push(character)
@@ -53,13 +53,13 @@ def test_never_withholds_more_than_could_still_become_a_stop_string(text: str, s
 
 
 def test_a_stop_string_over_many_deltas_leaks_nothing() -> None:
-    matcher = StopMatcher(["<|end|>"])
+    matcher = StopStrings(("<|end|>",)).matcher()
     assert [matcher.push(piece) for piece in ("Hi <", "|e", "nd", "|", "> more")] == ["Hi ", "", "", "", ""]
     assert matcher.stopped
 
 
 def test_what_was_no_stop_string_is_given_back() -> None:
-    matcher = StopMatcher(["<|end|>"])
+    matcher = StopStrings(("<|end|>",)).matcher()
     assert [matcher.push(piece) for piece in ("<|e", "n", "g")] == ["", "", "<|eng"]
     assert matcher.push("<|") == ""
     assert matcher.flush() == "<|"

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from outrider.errors import Overloaded, Unavailable
+from router.api.body import Bodies
 from router.metrics import Metrics
 from router.requests import GenerationRequest, SessionEvent
 from tests.router.api.conftest import DRAWN
@@ -178,10 +179,11 @@ def refusal(response: httpx.Response) -> dict[str, Any]:
         (b'{"prompt": "x"', "at line 1, column 15"),
         (b'{"prompt": "\xff"}', "byte 12 is not UTF-8"),
         (b'{"seed": ' + b"1" * 5000 + b"}", "a number is too long"),
-        (b"[" * 100_000, "the nesting too deep"),
+        (b"[" * 10_000, "the nesting too deep"),
+        (b"[" * 100_000, "the body has 100000 objects and arrays"),
         (b"[]", "must be a JSON object, not an array"),
     ],
-    ids=["empty", "hole", "cut", "latin-1", "digits", "nesting", "array"],
+    ids=["empty", "hole", "cut", "latin-1", "digits", "nesting", "count", "array"],
 )
 async def test_a_body_that_is_no_json_object(
     client_of: ClientOf, path: str, content: bytes, message: str
@@ -231,16 +233,15 @@ async def test_an_unknown_model_and_unknown_routes(client_of: ClientOf) -> None:
 
 
 async def test_a_message_does_not_echo_all_of_what_was_sent(client_of: ClientOf) -> None:
-    response = await client_of(answering()).post(
-        "/v1/completions", json={"prompt": "x", "model": "m" * 20000}
-    )
-    assert response.status_code == 404 and len(response.text) < 1000
+    response = await client_of(answering()).post("/v1/completions", json={"prompt": "x", "m" * 20000: 1})
+    assert response.status_code == 400 and len(response.text) < 1000
 
 
 async def test_a_model_can_be_retrieved_and_health_asked_without_a_body(client_of: ClientOf) -> None:
     client = client_of(answering())
     (listed,) = (await client.get("/v1/models")).json()["data"]
     assert (await client.get(f"/v1/models/{listed['id']}")).json() == listed
+    assert (await client.get("/v1/models/")).status_code == 404
     assert (await client.head("/health")).status_code == 200
 
 
@@ -267,7 +268,7 @@ async def chunked(total: int) -> AsyncIterator[bytes]:
 
 @pytest.mark.parametrize("length_is_known", [True, False])
 async def test_a_body_over_the_limit(client_of: ClientOf, length_is_known: bool) -> None:
-    client = client_of(answering(), max_body_bytes=1000)
+    client = client_of(answering(), bodies=Bodies(1000))
     content = b"x" * 1100 if length_is_known else chunked(1100)
     response = await client.post("/v1/completions", content=content)
     assert response.status_code == 413

@@ -38,7 +38,7 @@ def test_defaults() -> None:
         tuple(sorted(MODEL.eos_token_ids)),
     )
     assert session.num_speculative_tokens is None
-    assert generation.stop == ()
+    assert generation.stop.strings == ()
 
 
 def test_the_default_length_is_cut_to_the_room_and_a_chat_gets_all_of_it() -> None:
@@ -85,7 +85,7 @@ def test_every_field_arrives() -> None:
         (),
         0,
     )
-    assert generation.stop == ("a", "b")
+    assert generation.stop.strings == ("a", "b")
 
 
 def test_null_is_absent_for_every_optional_field() -> None:

@@ -1,0 +1,78 @@
+"""Where work is done that grows with what a client sent: a few threads, counted, beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter as Tally
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from outrider.errors import Overloaded
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+TINY_BYTES = 4096  # what takes less time than to hand it to a thread
+SMALL_BYTES = 64 * 1024  # of a request that does not wait for large ones
+THREADS = 2  # of each kind
+SMALL_PLACES = 512  # requests that run and wait
+LARGE_PLACES = 16
+OWNERS_SHARE = 2  # one key's requests have at most one in so many of the places
+
+
+class Threads:
+    """Small requests and large ones have threads of their own, and each kind so many places."""
+
+    def __init__(self, small_places: int = SMALL_PLACES, large_places: int = LARGE_PLACES) -> None:
+        self._small = _Lane("small requests", small_places)
+        self._large = _Lane("large requests", large_places)
+
+    async def run(
+        self,
+        size: int,
+        owner: str,
+        until: float | None,
+        work: Callable[P, T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """Returns what the work returns, and raises what it raises.
+
+        `size`: bytes of what the client sent. `owner`: name of its key, or "". `until`: on the loop's clock,
+        how long the client waits, or None. Raises Overloaded if no place is free or the time is over."""
+        lane = self._small if size <= SMALL_BYTES else self._large
+        future = lane.submit(owner, lambda: work(*args, **kwargs))
+        try:
+            async with asyncio.timeout_at(until):
+                return await asyncio.wrap_future(future)
+        except TimeoutError:
+            raise Overloaded(
+                "the request was not read in the time that its client waits; try again later"
+            ) from None
+
+
+class _Lane:
+    def __init__(self, name: str, places: int) -> None:
+        self._name = name
+        self._places = places
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix=name)
+        self._taken: Tally[str] = Tally()  # by owner
+        self._lock = threading.Lock()
+
+    def submit(self, owner: str, work: Callable[[], T]) -> Future[T]:
+        with self._lock:
+            most = max(self._places // OWNERS_SHARE, 1) if owner else self._places
+            if self._taken.total() >= self._places or self._taken[owner] >= most:
+                raise Overloaded(f"too many {self._name} wait to be read; try again shortly")
+            self._taken[owner] += 1
+        future = self._threads.submit(work)
+        future.add_done_callback(lambda _: self._leave(owner))  # also if it is cancelled before it runs
+        return future
+
+    def _leave(self, owner: str) -> None:
+        with self._lock:
+            self._taken[owner] -= 1
+            if not self._taken[owner]:
+                del self._taken[owner]

@@ -1,0 +1,47 @@
+"""The threads that read requests: how many wait there, and who waits for whom."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from outrider.errors import Overloaded
+from router.api.threads import SMALL_BYTES, THREADS, Threads
+
+LARGE = SMALL_BYTES + 1
+
+
+async def test_large_requests_have_so_many_places_and_small_ones_do_not_wait_for_them() -> None:
+    threads, go_on = Threads(large_places=THREADS + 2), threading.Event()
+    waiting = [asyncio.create_task(threads.run(LARGE, "", None, go_on.wait)) for _ in range(THREADS + 2)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded, match="too many large requests"):
+        await threads.run(LARGE, "", None, int)
+    assert await threads.run(SMALL_BYTES, "", None, int, "7") == 7
+    waiting.pop().cancel()  # one that has not begun gives its place back at once
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded, match="in the time that its client waits"):
+        await threads.run(LARGE, "", asyncio.get_running_loop().time(), int)
+    go_on.set()
+    assert await asyncio.gather(*waiting[:-1]) == [True] * THREADS
+    assert await threads.run(LARGE, "", None, int, "8") == 8
+
+
+async def test_one_key_has_half_of_the_places() -> None:
+    threads, go_on = Threads(large_places=4), threading.Event()
+    waiting = [asyncio.create_task(threads.run(LARGE, "alice", None, go_on.wait)) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await threads.run(LARGE, "alice", None, int)
+    waiting.append(asyncio.create_task(threads.run(LARGE, "bob", None, go_on.wait)))
+    go_on.set()
+    assert await asyncio.gather(*waiting) == [True] * 3
+
+
+async def test_what_the_work_raises_comes_back_and_its_place_with_it() -> None:
+    threads = Threads(small_places=1)
+    for _ in range(3):
+        with pytest.raises(ValueError):
+            await threads.run(1, "", None, int, "x")
