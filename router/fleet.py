@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from outrider.wire.load import DrafterLoad, VerifierLoad
@@ -23,11 +24,15 @@ Acceptance = Callable[[str, str], float]
 
 
 class Fleet:
-    """Live workers by role and worker_id. `clock` gives unix seconds."""
+    """Live workers by role and worker_id. `clock` gives seconds."""
 
-    def __init__(self, metrics: Metrics, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, metrics: Metrics, clock: Callable[[], float], unix_time: Callable[[], float] = time.time
+    ) -> None:
+        """`unix_time` is for what people are told: since when a model is served."""
         self.metrics = metrics
         self._clock = clock
+        self._unix_time = unix_time
         self.verifiers: dict[str, Verifier] = {}
         self.drafters: dict[str, Drafter] = {}
         self.on_verifier_joined: list[Callable[[], None]] = []
@@ -55,7 +60,7 @@ class Fleet:
                 max_context=model.max_context,
                 eos_token_ids=frozenset(model.eos_token_ids),
                 tokenizer=verifier.registration.tokenizer,
-                created=int(self._clock()),
+                created=int(self._unix_time()),
             )
         for joined in self.on_verifier_joined:
             joined()

@@ -18,6 +18,7 @@ class GenerationRequest:
     params: SessionParams  # prompt and output fit the context
     num_speculative_tokens: int | None = None  # None = adaptive, 0 = off, k = at most k
     session_id: SessionId | None = None  # where the client is told it; None = drawn later
+    owner: str = ""  # name of the API key that it was asked with; empty = keys are not asked for
     fingerprint: str | None = None  # of the model that it was validated against; None = any of that name
     first_token_by: float | None = None  # on the event loop's clock; refused where that cannot be
     deadline: float | None = None  # on the event loop's clock; ended then

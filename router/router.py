@@ -57,7 +57,7 @@ class Router:
         self._session_ttl = session_ttl
         self.identity = _identity()
         self.metrics = Metrics()
-        self.fleet = Fleet(self.metrics, clock=time.time)
+        self.fleet = Fleet(self.metrics, clock=time.monotonic)
         self.log_writer = SessionLogWriter(store.logs, self.identity.worker_id, self.metrics, session_ttl)
         self.sessions = Sessions(
             self.fleet,

@@ -228,7 +228,9 @@ class SessionLogWriter:
             if self._dirty.get(cursor.session_id) is not cursor:
                 continue  # it has been written meanwhile, or is dropped
             records = list(islice(cursor.transcript.records(cursor.written), MAX_WRITE_RECORDS))
-            appends.append((cursor, Append(cursor.session_id, cursor.owner, cursor.written, records)))
+            tenant = cursor.transcript.request.owner
+            append = Append(cursor.session_id, cursor.owner, cursor.written, records, tenant)
+            appends.append((cursor, append))
             room -= sum(map(len, records))
         return appends
 

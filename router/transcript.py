@@ -39,6 +39,7 @@ class Transcript:
             num_speculative_tokens=asked.num_speculative_tokens,
             session_id=session_id,
             fingerprint=asked.fingerprint,
+            owner=asked.owner,
         )
         made = cls(request, asked.answer)
         for step in logged.steps:
@@ -114,5 +115,6 @@ class Transcript:
                 params=request.params,
                 num_speculative_tokens=request.num_speculative_tokens,
                 answer=self.answer,
+                owner=request.owner,
             )
         )

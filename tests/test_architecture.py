@@ -25,6 +25,13 @@ MAY_IMPORT = {
     "benchmarks": ROOMS,
 }
 HEAVY = ("torch", "transformers", "safetensors", "verifier", "drafter")
+WALL_CLOCK = re.compile(r"\btime\.time(_ns)?\b|\bdatetime\.(now|utcnow|today)\b|\bdate\.today\b")
+TELLS_PEOPLE_THE_TIME = {  # by the wall clock, which may jump: nothing is decided by it
+    "router/api/grpc_generation.py",
+    "router/api/http.py",
+    "router/chat_template.py",
+    "router/fleet.py",
+}
 LONGEST_FILE = 400  # lines
 FIELD = re.compile(r"^\s+(?:optional |repeated )?(map<.+>|[\w.]+) (\w+) = \d+;\s*(//.*)?$")
 
@@ -208,3 +215,9 @@ def test_no_file_is_long() -> None:
 def test_tests_are_no_package() -> None:
     """An __init__.py under tests/ would hide the real packages of the same names."""
     assert list((ROOT / "tests").rglob("__init__.py")) == []
+
+
+def test_nothing_is_decided_by_the_wall_clock() -> None:
+    rooms = ("outrider", "router", "verifier", "drafter", "outrider_cli", "deploy")
+    found = {str(path.relative_to(ROOT)) for path in sources(*rooms) if WALL_CLOCK.search(path.read_text())}
+    assert found == TELLS_PEOPLE_THE_TIME

@@ -4,6 +4,9 @@ A log is a help, not the truth. Tokens are a function of the request, so what a 
 What it has is never wrong: only its owner appends, and only at its end. A router that takes a log over
 becomes its owner; the former owner learns of it with its next append.
 
+A store keeps MAX_BYTES of logs. If there are more, a log of the tenant that has most goes, the one written to
+longest ago: who has less than an even share loses nothing, whatever the others do.
+
 Implementations: `memory_logs.MemorySessionLogs` in one process, `redis_logs.RedisSessionLogs` for several.
 """
 
@@ -16,6 +19,7 @@ from typing import Protocol
 from outrider.options.sessions import SessionOptions
 from outrider.wire.session import SessionId
 
+MAX_BYTES = 256 * 2**20  # of all logs, with what a store needs for them
 SESSION_TTL_SECONDS = SessionOptions().session_ttl  # a log outlives what was written to it last by so much
 
 
@@ -37,6 +41,7 @@ class Append:
     owner: Owner
     base: int  # records before these; with 0 a log begins
     records: Sequence[bytes]  # at least one
+    tenant: str = ""  # whose log it is if it begins: name of the API key; empty = keys are not asked for
 
 
 @dataclass(frozen=True, slots=True)

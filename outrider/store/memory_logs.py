@@ -1,21 +1,22 @@
-"""The logs of sessions in the memory of one process, bounded in bytes."""
+"""The logs of sessions in the memory of one process, bounded in bytes and shared out evenly among tenants."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from outrider.store.logs import Append, Owner, Taken
+from outrider.store.logs import MAX_BYTES, Append, Owner, Taken
 from outrider.wire.session import SessionId
 
-MAX_BYTES = 256 * 2**20
 LOG_BYTES = 500  # that a log takes up beside its records
 
 
 @dataclass(slots=True)
 class _Log:
     owner: Owner
+    tenant: str
     expires: float
     length: int = 0  # in records
     first: bytes = b""
@@ -27,13 +28,16 @@ class _Log:
 
 
 class MemorySessionLogs:
-    """Implements SessionLogs. Beyond the limit, the log whose last append is oldest is forgotten first."""
+    """Implements SessionLogs. Beyond the limit, the tenant that has most loses the log whose last append is
+    oldest."""
 
     def __init__(self, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` gives seconds."""
         self._max_bytes = max_bytes
         self._clock = clock
         self._logs: dict[SessionId, _Log] = {}  # the one written to longest ago first
+        self._of: defaultdict[str, dict[SessionId, None]] = defaultdict(dict)  # the same by tenant
+        self._sizes: Counter[str] = Counter()  # bytes by tenant
         self.size = 0  # bytes
 
     async def append(self, appends: Sequence[Append], ttl_seconds: float) -> list[int | None]:
@@ -50,7 +54,7 @@ class MemorySessionLogs:
         if log is None:
             if append.base > 0:
                 return 0
-            log = _Log(append.owner, expires)
+            log = _Log(append.owner, append.tenant, expires)
         elif append.base > log.length:
             return log.length
         else:
@@ -78,12 +82,20 @@ class MemorySessionLogs:
     def _keep(self, session_id: SessionId, log: _Log, expires: float) -> None:
         log.expires = expires
         self._logs[session_id] = log
+        self._of[log.tenant][session_id] = None
+        self._sizes[log.tenant] += log.size
         self.size += log.size
         while self.size > self._max_bytes:
-            self._forget(next(iter(self._logs)))
+            greatest = max(self._sizes, key=self._sizes.__getitem__)
+            self._forget(next(iter(self._of[greatest])))
 
     def _forget(self, session_id: SessionId) -> None:
-        self.size -= self._logs.pop(session_id).size
+        log = self._logs.pop(session_id)
+        del self._of[log.tenant][session_id]
+        self._sizes[log.tenant] -= log.size
+        self.size -= log.size
+        if not self._of[log.tenant]:
+            del self._of[log.tenant], self._sizes[log.tenant]
 
     def _live(self, session_id: SessionId) -> _Log | None:
         """Returns that log. Forgets the oldest logs if their time is over."""

@@ -4,7 +4,7 @@
 |---|---|---|
 | `outrider:worker:ROLE:ID` | hash, expires | `record` (outrider.v1.Registration), `description` (the same without its load), `incarnation`, `caller` (whose record it is), and a `word:ROUTER` for each router: when it was said (unix seconds), a blank, JSON [refusal, trouble] |
 | `outrider:workers` | set | the ROLE:IDs of the above; those that have expired are taken out when somebody reads it |
-| `outrider:epoch` | string | random; another one than before means that the Redis has lost its memory |
+| `outrider:epoch` | string, expires | random; another one than before means that the Redis has lost its memory, or that its clock jumped so far that records expired |
 | `outrider:session:HEX`, `outrider:owner:HEX` | stream, hash | a session's log: redis_logs.py |
 | `outrider:changes` | channel | the ROLE:ID of a worker that came, changed or left |
 
@@ -50,6 +50,7 @@ from outrider.wire.registry import RECORD
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
+EPOCH_SHARE = 0.75  # of a record's time: a clock that jumps over records jumps over the epoch, too
 REDIS_ANSWER_SECONDS = 2.0  # a Redis that has not answered by then is away
 AWAY_SECONDS = 0.25  # between attempts to reach one that is away
 WORKER, INDEX, EPOCH, CHANGES = (f"outrider:{name}" for name in ("worker:", "workers", "epoch", "changes"))
@@ -95,7 +96,8 @@ if redis.call('HGET', KEYS[1], 'incarnation') == ARGV[1] then
 end
 """
 LIST = """
-redis.call('SETNX', KEYS[2], ARGV[1])
+redis.call('SET', KEYS[2], ARGV[1], 'NX')
+redis.call('PEXPIRE', KEYS[2], ARGV[3])
 local found = {redis.call('GET', KEYS[2])}
 for _, id in ipairs(redis.call('SMEMBERS', KEYS[1])) do
   local record = redis.call('HGET', ARGV[2] .. id, 'record')
@@ -197,7 +199,12 @@ class RedisStore:
                     pass  # one listing answers them all
 
     async def _listing(self) -> tuple[bytes, Records]:
-        epoch, *raw = await self._asked(self._list(keys=[INDEX, EPOCH], args=[secrets.token_hex(8), WORKER]))
+        epoch, *raw = await self._asked(
+            self._list(
+                keys=[INDEX, EPOCH],
+                args=[secrets.token_hex(8), WORKER, round(EPOCH_SHARE * self._ttl_seconds * 1000)],
+            )
+        )
         records = {}
         for one in raw:
             try:

@@ -3,11 +3,16 @@
 | key | type | content |
 |---|---|---|
 | `outrider:session:HEX` | stream, expires | the records in order, as field `r`; the n-th has the ID n-0 |
-| `outrider:owner:HEX` | hash, expires | `name` and `generation` of who may append |
+| `outrider:owner:HEX` | hash, expires | `name` and `generation` of who may append; `bytes`, and how many are `booked` |
+| `outrider:logs`, `outrider:logs:TENANT` | sorted set | HEX of each log, of one tenant, by its expiry (unix ms) |
+| `outrider:sizes` | hash | of each HEX the booked bytes, a blank, the tenant |
+| `outrider:tenants` | sorted set | tenants by their booked bytes |
+| `outrider:bytes` | string | the sum of these |
 | `outrider:probe` | string, expires | nothing: it is set to see whether the Redis can be written to |
 
 All appends of a writing are one script call, whose answer names only those that went otherwise than wished.
-"""
+It also keeps the books: a log is booked anew if it has grown by PAGE bytes, or if what they say of it is over.
+"""  # noqa: E501 (a table)
 
 from __future__ import annotations
 
@@ -16,22 +21,60 @@ from typing import Any, Protocol, TypeVar
 
 from redis.asyncio import Redis
 
-from outrider.store.logs import Append, Owner, Taken
+from outrider.store.logs import MAX_BYTES, Append, Owner, Taken
 from outrider.wire.session import SessionId
 
 STREAM, OWNER = b"outrider:session:", b"outrider:owner:"
 PROBE, PROBE_MS = b"outrider:probe", 10_000
 SUPERSEDED = -1
 
-# KEYS: stream and owner of each log. ARGV: ttl in ms; for each log name, generation, base, number of records,
-# records. A stream without its owner, or the other way round, is no log: either may have been evicted.
+# KEYS: stream and owner of each log. ARGV: ttl in ms, most bytes of all logs; for each log its HEX, tenant,
+# name, generation, base, number of records, records. A stream without its owner, or the other way round, is
+# no log: either may have been evicted. LOG and RECORD: bytes that a Redis needs beside those of the records.
 APPEND = """
-local ttl, answers, at = ARGV[1], {}, 2
+local ttl, answers, at = tonumber(ARGV[1]), {}, 3
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local LOG, RECORD, PAGE = 5000, 16, 4096
+local LOGS, SIZES, TENANTS, TOTAL = 'outrider:logs', 'outrider:sizes', 'outrider:tenants', 'outrider:bytes'
+local function known_size(hex)
+  local bytes, tenant = string.match(redis.call('HGET', SIZES, hex) or '', '^(%d+) (.*)$')
+  return tonumber(bytes or 0), tenant
+end
+local function book(hex, tenant, bytes, expires)
+  local before, of = known_size(hex)
+  tenant = of or tenant
+  redis.call('ZADD', LOGS, expires, hex)
+  redis.call('ZADD', LOGS .. ':' .. tenant, expires, hex)
+  redis.call('HSET', SIZES, hex, bytes .. ' ' .. tenant)
+  redis.call('ZINCRBY', TENANTS, bytes - before, tenant)
+  redis.call('INCRBY', TOTAL, bytes - before)
+end
+local function strike(hex)
+  local bytes, tenant = known_size(hex)
+  redis.call('ZREM', LOGS, hex)
+  if not tenant then return end
+  redis.call('ZREM', LOGS .. ':' .. tenant, hex)
+  redis.call('HDEL', SIZES, hex)
+  redis.call('DECRBY', TOTAL, bytes)
+  if tonumber(redis.call('ZINCRBY', TENANTS, -bytes, tenant)) <= 0 then
+    redis.call('ZREM', TENANTS, tenant)
+  end
+end
+local function has_lived_on(hex, until_then)
+  local left = redis.call('PTTL', 'outrider:session:' .. hex)
+  if left <= 0 or now + left <= until_then then return false end
+  local bytes, tenant = known_size(hex)
+  book(hex, tenant or '', bytes, now + left)
+  return true
+end
 for i = 1, #KEYS, 2 do
   local stream, owner = KEYS[i], KEYS[i + 1]
+  local hex, tenant = ARGV[at], ARGV[at + 1]
+  at = at + 2
   local name, generation = ARGV[at], tonumber(ARGV[at + 1])
   local base, count = tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
-  local known = redis.call('HMGET', owner, 'name', 'generation')
+  local known = redis.call('HMGET', owner, 'name', 'generation', 'bytes', 'booked')
   local before, length = tonumber(known[2] or -1), redis.call('XLEN', stream)
   if before > generation or (before == generation and known[1] ~= name) then
     length = -1
@@ -41,10 +84,18 @@ for i = 1, #KEYS, 2 do
       length = 0
     end
     if base <= length then
+      local bytes, booked = tonumber(known[3] or 0), tonumber(known[4] or 0)
+      if length == 0 then bytes, booked = LOG, -PAGE end
       for n = length + 1, base + count do
-        redis.call('XADD', stream, n .. '-0', 'r', ARGV[at + 3 + n - base])
-        length = n
+        local record = ARGV[at + 3 + n - base]
+        redis.call('XADD', stream, n .. '-0', 'r', record)
+        length, bytes = n, bytes + #record + RECORD
       end
+      if bytes >= booked + PAGE then
+        book(hex, tenant, bytes, now + ttl)
+        booked = bytes
+      end
+      redis.call('HSET', owner, 'bytes', bytes, 'booked', booked)
       if before < generation then
         redis.call('HSET', owner, 'name', name, 'generation', generation)
       end
@@ -57,6 +108,24 @@ for i = 1, #KEYS, 2 do
     answers[#answers + 1] = length
   end
   at = at + 4 + count
+end
+for _, hex in ipairs(redis.call('ZRANGEBYSCORE', LOGS, 0, now, 'LIMIT', 0, 100)) do
+  if not has_lived_on(hex, now) then strike(hex) end
+end
+local turns = 0
+while tonumber(redis.call('GET', TOTAL) or 0) > tonumber(ARGV[2]) and turns < 1000 do
+  turns = turns + 1
+  local greatest = redis.call('ZREVRANGE', TENANTS, 0, 0, 'WITHSCORES')
+  local theirs = LOGS .. ':' .. (greatest[1] or '')
+  local oldest = redis.call('ZRANGE', theirs, 0, 0, 'WITHSCORES')
+  if not oldest[1] then  -- somebody else has taken the books away
+    redis.call('DECRBY', TOTAL, greatest[2] or redis.call('GET', TOTAL))
+    redis.call('ZREM', TENANTS, greatest[1] or '')
+  elseif not has_lived_on(oldest[1], tonumber(oldest[2])) then
+    redis.call('DEL', 'outrider:session:' .. oldest[1], 'outrider:owner:' .. oldest[1])
+    strike(oldest[1])
+    redis.call('ZREM', theirs, oldest[1])
+  end
 end
 return answers
 """
@@ -83,8 +152,9 @@ class Asked(Protocol):
 class RedisSessionLogs:
     """Implements SessionLogs."""
 
-    def __init__(self, redis: Redis, asked: Asked) -> None:
+    def __init__(self, redis: Redis, asked: Asked, max_bytes: int = MAX_BYTES) -> None:
         self._redis = redis
+        self._max_bytes = max_bytes
         self._asked = asked
         self._append, self._take = (redis.register_script(script) for script in (APPEND, TAKE))
 
@@ -93,9 +163,10 @@ class RedisSessionLogs:
             await self._asked(self._redis.set(PROBE, b"", px=PROBE_MS))
             return []
         keys: list[bytes] = []
-        args: list[Any] = [_milliseconds(ttl_seconds)]
+        args: list[Any] = [_milliseconds(ttl_seconds), self._max_bytes]
         for one in appends:
             keys += _keys(one.session_id)
+            args += (one.session_id.hex(), one.tenant)
             args += (one.owner.name, one.owner.generation, one.base, len(one.records), *one.records)
         answers: list[int] = await self._asked(self._append(keys=keys, args=args))
         lengths: list[int | None] = [one.base + len(one.records) for one in appends]

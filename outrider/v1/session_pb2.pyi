@@ -19,20 +19,22 @@ class SessionLog(_message.Message):
     def __init__(self, request: _Optional[_Union[SessionRequest, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[SessionStep, _Mapping]]] = ..., end: _Optional[_Union[SessionEnd, _Mapping]] = ...) -> None: ...
 
 class SessionRequest(_message.Message):
-    __slots__ = ("model", "fingerprint", "num_speculative_tokens", "answer", "params", "protocol_version")
+    __slots__ = ("model", "fingerprint", "num_speculative_tokens", "answer", "params", "owner", "protocol_version")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     model: str
     fingerprint: str
     num_speculative_tokens: int
     answer: bytes
     params: _common_pb2.SessionParams
+    owner: str
     protocol_version: int
-    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., num_speculative_tokens: _Optional[int] = ..., answer: _Optional[bytes] = ..., params: _Optional[_Union[_common_pb2.SessionParams, _Mapping]] = ..., protocol_version: _Optional[int] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., num_speculative_tokens: _Optional[int] = ..., answer: _Optional[bytes] = ..., params: _Optional[_Union[_common_pb2.SessionParams, _Mapping]] = ..., owner: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class SessionStep(_message.Message):
     __slots__ = ("tokens", "accepted", "verified", "cached_prompt_tokens")

@@ -23,6 +23,7 @@ class LoggedRequest:
     params: SessionParams
     num_speculative_tokens: int | None
     answer: bytes
+    owner: str
 
 
 UNLOGGED_RECORD = session_pb2.SessionLog(end=session_pb2.SessionEnd()).SerializeToString()
@@ -48,6 +49,7 @@ def request_record(request: LoggedRequest) -> bytes:
         params=params_to_wire(request.params),
         num_speculative_tokens=request.num_speculative_tokens,
         answer=request.answer,
+        owner=request.owner,
         protocol_version=PROTOCOL_VERSION,
     )
     return session_pb2.SessionLog(request=message).SerializeToString()
@@ -106,4 +108,5 @@ def _request(message: session_pb2.SessionRequest) -> LoggedRequest:
         params=params_from_wire(message.params),
         num_speculative_tokens=message.num_speculative_tokens if chosen else None,
         answer=message.answer,
+        owner=message.owner,
     )

@@ -41,7 +41,7 @@ class Record:
 def named(generation: Generation, session_id: SessionId) -> Generation:
     """Returns the generation with an id for each session; that of the first is the answer's."""
     sessions = (
-        replace(session, session_id=companion(session_id, index))
+        replace(session, session_id=companion(session_id, index), owner=owner())
         for index, session in enumerate(generation.sessions)
     )
     return replace(generation, sessions=tuple(sessions))

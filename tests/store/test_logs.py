@@ -10,6 +10,7 @@ import pytest
 from outrider.store.logs import Append, Owner, SessionLogs, Taken
 from outrider.store.memory_logs import LOG_BYTES, MemorySessionLogs
 from outrider.store.redis import RedisStore
+from outrider.store.redis_logs import RedisSessionLogs
 from outrider.store.url import parse_store_url
 from outrider.wire.session import SessionId
 from tests.redis_server import RedisServer
@@ -30,8 +31,10 @@ async def logs(request: pytest.FixtureRequest, redis_of_all: RedisServer) -> Asy
     await store.close()
 
 
-def append(base: int, *records: bytes, owner: Owner = A, session: SessionId = ONE) -> Append:
-    return Append(session, owner, base, records)
+def append(
+    base: int, *records: bytes, owner: Owner = A, session: SessionId = ONE, tenant: str = ""
+) -> Append:
+    return Append(session, owner, base, records, tenant)
 
 
 async def content(logs: SessionLogs, session: SessionId = ONE) -> bytes | None:
@@ -140,6 +143,89 @@ async def test_a_redis_that_evicted_half_of_a_log_has_none(redis_of_all: RedisSe
         assert await store.logs.append([append(2, b"2")], TTL) == [0]
         assert await store.logs.append([append(0, b"0", b"1", b"2")], TTL) == [3]
         assert await content(store.logs) == b"012"
+    await store.close()
+
+
+def some(first: int, count: int) -> list[SessionId]:
+    return [SessionId(bytes([n]) * 16) for n in range(first, first + count)]
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def small(request: pytest.FixtureRequest, redis_of_all: RedisServer) -> AsyncIterator[SessionLogs]:
+    """A store with room for 100,000 bytes of logs."""
+    if request.param == "memory":
+        yield MemorySessionLogs(100_000)
+        return
+    store = RedisStore(parse_store_url(redis_of_all.url))
+    await store._redis.flushall()
+    yield RedisSessionLogs(store._redis, store._asked, 100_000)
+    await store.close()
+
+
+async def test_the_logs_of_one_tenant_push_out_none_of_another(small: SessionLogs) -> None:
+    mine, theirs = some(1, 3), some(100, 50)
+    for id in mine:
+        await small.append([append(0, b"x" * 1000, session=id, tenant="me")], TTL)
+    for id in theirs:
+        await small.append([append(0, b"y" * 10_000, session=id, tenant="them")], TTL)
+        for n in range(3):  # one that is written to again and again is the newest
+            await small.append([append(1 + n, b"y" * 3000, session=id, tenant="them")], TTL)
+    assert [await small.read(id) is not None for id in mine] == [True] * 3
+    kept = [await small.read(id) is not None for id in theirs]
+    assert kept == sorted(kept) and 2 <= sum(kept) <= 4, "the newest of them, as many as there is room for"
+
+
+async def test_who_comes_late_gets_an_even_share(small: SessionLogs) -> None:
+    for id in some(1, 9):
+        await small.append([append(0, b"x" * 5000, session=id, tenant="early")], TTL)
+    for id in some(100, 9):
+        await small.append([append(0, b"y" * 5000, session=id, tenant="late")], TTL)
+    kept = [[await small.read(id) is not None for id in one] for one in (some(1, 9), some(100, 9))]
+    assert all(one == sorted(one) for one in kept)
+    assert abs(sum(kept[0]) - sum(kept[1])) <= 1 and sum(kept[0]) >= 4
+
+
+async def test_a_taken_log_stays_its_tenants(small: SessionLogs) -> None:
+    await small.append([append(0, b"x" * 5000, tenant="me")], TTL)
+    taken = await small.take(ONE, "another router", TTL)
+    assert taken is not None
+    for id in some(100, 9):
+        await small.append([append(0, b"y" * 20_000, session=id, tenant="them")], TTL)
+    assert await small.append([append(1, b"x", owner=taken.owner, tenant="them")], TTL) == [2]
+
+
+async def test_redis_keeps_no_books_of_what_is_gone(redis_of_all: RedisServer) -> None:
+    store = RedisStore(parse_store_url(redis_of_all.url))
+    redis = store._redis
+    await redis.flushall()
+    logs = RedisSessionLogs(redis, store._asked, 100_000)
+    for id in some(1, 5):
+        await logs.append([append(0, b"x" * 1000, session=id, tenant="me")], 0.3)
+    await logs.append([append(0, b"x" * 1000, tenant="me")], TTL)  # of the first: it lives on
+    assert await redis.zscore("outrider:tenants", "me") == 5 * 6016
+    while await redis.zcard("outrider:logs") > 2:
+        await logs.append([append(0, b"x", session=OTHER, tenant="them")], TTL)
+    assert await redis.zrange("outrider:tenants", 0, -1, withscores=True) == [(b"them", 5017), (b"me", 6016)]
+    assert await redis.get("outrider:bytes") == b"11033"
+    assert await redis.hlen("outrider:sizes") == 2
+    await redis.delete("outrider:tenants", "outrider:sizes", "outrider:logs")  # by somebody else
+    await logs.append([append(0, b"x" * 200_000, session=some(9, 1)[0])], TTL)
+    assert int(await redis.get("outrider:bytes")) < 300_000
+    await store.close()
+
+
+async def test_a_redis_needs_no_more_than_the_books_say(redis_of_all: RedisServer) -> None:
+    store = RedisStore(parse_store_url(redis_of_all.url))
+    redis = store._redis
+    for records, size in ((1, 300), (200, 20), (20, 2000)):
+        await redis.flushall()
+        before = (await redis.info("memory"))["used_memory"]
+        await store.logs.append(
+            [append(0, *[b"x" * size] * records, session=SessionId(n.to_bytes(16))) for n in range(300)], TTL
+        )
+        used = (await redis.info("memory"))["used_memory"] - before
+        booked = int(await redis.get("outrider:bytes"))
+        assert used / 1.3 < booked < used * 2.5, (records, size)
     await store.close()
 
 

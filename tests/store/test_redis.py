@@ -13,11 +13,13 @@ from typing import Any, cast
 import pytest
 
 from outrider.errors import StartupError, Unavailable
+from outrider.store.logs import Append, Owner
 from outrider.store.redis import RedisStore
 from outrider.store.store import Answer
 from outrider.store.url import parse_store_url
 from outrider.wire.description import WorkerRecord
 from outrider.wire.hello import Role, WorkerKey
+from outrider.wire.session import SessionId
 from outrider.worker.registration import register
 from tests.redis_server import PASSWORD, QUOTED_PASSWORD, RedisServer, TlsTerminator
 
@@ -172,6 +174,17 @@ async def test_what_is_not_understood_is_passed_over(store: RedisStore, record: 
     assert ids(await anext(store.workers())) == {"v"}
 
 
+async def test_a_clock_that_jumps_over_records_jumps_over_the_epoch_too(
+    store: RedisStore, record: Record
+) -> None:
+    """Which is then another one, as after a loss: nobody is dropped who has had no time to beat."""
+    await store.beat(record())
+    for _ in range(2):  # each listing renews it
+        await anext(store.workers())
+        assert 500 < await store._redis.pttl("outrider:epoch") <= 750 < 1000 * TTL_SECONDS
+        await store._redis.pexpire("outrider:epoch", 400)
+
+
 async def test_expired_ids_do_not_pile_up(store: RedisStore, record: Record) -> None:
     said = store.workers()
     await store.beat(record())
@@ -179,6 +192,30 @@ async def test_expired_ids_do_not_pile_up(store: RedisStore, record: Record) -> 
         pass
     assert await store._redis.smembers("outrider:workers") == set()
     await said.aclose()
+
+
+async def test_a_full_redis_as_in_the_manifests_evicts_logs_and_no_registration(
+    redis: RedisServer, store: RedisStore, record: Record
+) -> None:
+    """Somebody else's data fill it; what has no TTL, as Ray's state, stays too."""
+    configured = {"maxmemory": "12mb", "maxmemory-policy": "volatile-lru", "maxmemory-samples": "10"}
+    for name, value in configured.items():
+        await store._redis.config_set(name, value)
+    await store._redis.set("RAY", b"state")
+    lasting = RedisStore(parse_store_url(redis.url), ttl_seconds=60)
+    workers = [record(f"w{number}") for number in range(20)]
+    logs = []
+    for batch in range(20):
+        for worker in workers:
+            await lasting.beat(worker)
+        for number in range(100):
+            logs.append(SessionId((100 * batch + number + 1).to_bytes(16)))
+            await store.logs.append([Append(logs[-1], Owner("r"), 0, [b"x" * 9000])], 600)
+    assert (await store._redis.info("stats"))["evicted_keys"] > 0
+    assert await store.logs.read(logs[0]) is None and await store.logs.read(logs[-1]) is not None
+    assert len(await anext(store.workers())) == len(workers)
+    assert await store._redis.get("RAY") == b"state"
+    await lasting.close()
 
 
 @pytest.mark.parametrize("password", ["", ":wrong@", "nobody:wrong@"])

@@ -24,6 +24,7 @@ REQUEST = LoggedRequest(
     params=SessionParams((1, 0, 2**31), SAMPLING, 7, (2, 3)),
     num_speculative_tokens=None,
     answer=b"\x00\xff",
+    owner="alice",
 )
 STEPS = [((0, 5), 1, 4, 3), ((7,), 0, 0, 0), ((2**31, 8, 9), 2, 2, 0)]
 

@@ -19,6 +19,7 @@ from deploy.validate.manifest import Manifest, groups, parse, render
 from deploy.validate.serve import arguments, check_text
 from outrider import __version__
 from outrider.errors import StartupError
+from outrider.store.logs import MAX_BYTES
 
 Rendered = Callable[[str], list[Manifest]]
 KUBERAY = Path(__file__).parents[3] / "deploy" / "kuberay"
@@ -147,6 +148,24 @@ def test_the_store_of_the_workers_is_the_redis_of_the_cluster(rendered: Rendered
         assert names.index("OUTRIDER_REDIS_PASSWORD") < names.index("OUTRIDER_STORE")
         (store,) = [e["value"] for e in group.containers[0]["env"] if e["name"] == "OUTRIDER_STORE"]
         assert store == "redis://:$(OUTRIDER_REDIS_PASSWORD)@outrider-redis:6379/0"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_redis_holds_all_logs_and_stays_below_its_limit(overlay: str, rendered: Rendered) -> None:
+    (container,) = one(rendered(overlay), "StatefulSet", "outrider-redis")["spec"]["template"]["spec"][
+        "containers"
+    ]
+    args = container["args"]
+    options = dict(zip(args[1::2], args[2::2], strict=True))
+    limit = quantity(container["resources"]["limits"]["memory"])
+    most = int(options["--maxmemory"].removesuffix("mb")) * 2**20
+    assert 1.25 * MAX_BYTES <= most <= limit / 2, "it may take twice as much while it rewrites its file"
+    # Evicts what has a TTL, and of that what was used longest ago: neither Ray's state nor registrations.
+    assert options["--maxmemory-policy"] == "volatile-lru"
+
+
+def quantity(text: str) -> int:
+    return int(text.removesuffix("Mi")) * 2**20
 
 
 def test_a_date_is_the_string_that_it_is_to_kubernetes() -> None:
