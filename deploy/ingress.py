@@ -68,7 +68,12 @@ class Ingress:
         await self._router.start()
         spare_what_is_there()
         self._end = asyncio.create_task(self._router.wait())
-        generation = GenerationServicer(self._router.sessions, self._router.metrics, self._router.draw_below)
+        generation = GenerationServicer(
+            self._router.sessions,
+            self._router.metrics,
+            self._router.draw_below,
+            threads=self._router.threads,
+        )
         self._generation: Any = guarded(generation, self._router.access)
         self._health = HealthServicer(self._router.sessions.ready, [SERVICE])
 

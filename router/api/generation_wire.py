@@ -1,21 +1,31 @@
-"""Messages of outrider.v1.Generation to what the HTTP API has too, and back: the codec of the gRPC API."""
+"""Messages of outrider.v1.Generation to what the HTTP API has too, and back: the codec of the gRPC API.
+
+Requests come as bytes, so that the key and the size are looked at before anything is made of them. Where
+another server has read them already (Ray Serve's proxy), they come as messages.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError, Message
 
 from outrider.errors import InvalidRequest
 from outrider.v1 import generation_pb2
-from outrider.v1.generation_pb2_grpc import add_GenerationServicer_to_server as add_to_server
 from router.api import schema
+from router.api.body import MAX_BODY_BYTES, MAX_VALUES, too_large
 from router.api.generate import Chunk, Result
 from router.api.validation import Body, Generation
 from router.requests import SessionBegun
 
-__all__ = ["CANCELLED", "SERVICE", "add_to_server", "body", "responses"]
-
 SERVICE = generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name
 CANCELLED = generation_pb2.CancelResponse()
+
+MAX_FIELDS = 2**13  # of a request, and of a conversation: more than may be in them
+MAX_RESUME_BYTES = 1024  # of what only names a session
+CHAT = 4  # the number of GenerateRequest's field
 
 _OPTIONAL = (
     "max_tokens",
@@ -29,6 +39,96 @@ _OPTIONAL = (
     "repetition_penalty",
     "num_speculative_tokens",
 )
+
+
+def add_to_server(servicer: Any, server: grpc.aio.Server) -> None:
+    """Lets a server answer Generation. The servicer's methods are given the bytes of requests."""
+    told = generation_pb2.GenerateResponse.SerializeToString
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Generate": grpc.unary_stream_rpc_method_handler(servicer.Generate, None, told),
+        "Resume": grpc.unary_stream_rpc_method_handler(servicer.Resume, None, told),
+        "Cancel": grpc.unary_unary_rpc_method_handler(
+            servicer.Cancel, None, generation_pb2.CancelResponse.SerializeToString
+        ),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+
+def size(request: bytes | Message) -> int:
+    """Returns the request's bytes. Raises TooLarge."""
+    found = len(request) if isinstance(request, bytes) else request.ByteSize()
+    if found > MAX_BODY_BYTES:
+        raise too_large(MAX_BODY_BYTES)
+    return found
+
+
+def resumption(request: bytes | generation_pb2.ResumeRequest) -> tuple[str, int]:
+    """Returns the id of the session and the client's position. Raises InvalidRequest."""
+    asked = _message(generation_pb2.ResumeRequest, request)
+    return asked.id, asked.after
+
+
+def cancellation(request: bytes | generation_pb2.CancelRequest) -> str:
+    """Returns the id of the session. Raises InvalidRequest."""
+    return _message(generation_pb2.CancelRequest, request).id
+
+
+M = TypeVar("M", bound=Message)
+
+
+def _message(kind: type[M], request: bytes | M, most_bytes: int = MAX_RESUME_BYTES) -> M:
+    if not isinstance(request, bytes):
+        return request
+    if len(request) > most_bytes:
+        raise too_large(most_bytes)
+    try:
+        return kind.FromString(request)
+    except DecodeError:
+        raise InvalidRequest("the bytes are no message of this method") from None
+
+
+def _check_counts(raw: bytes) -> None:
+    """Counts what is in a request before anything is made of it: two bytes may become a hundred in memory.
+    Bytes that are no message are left to the decoder."""
+    counts = [0, 0]  # fields of the request, and of its conversation
+
+    def count(start: int, end: int, depth: int) -> None:
+        while start < end:
+            counts[depth] += 1
+            if counts[depth] > MAX_FIELDS:
+                raise InvalidRequest(f"the request has more than {MAX_FIELDS} parts: send several requests")
+            tag, start = _varint(raw, start)
+            match tag & 7:
+                case 0:
+                    _, start = _varint(raw, start)
+                case 1:
+                    start += 8
+                case 2:
+                    length, start = _varint(raw, start)
+                    if depth == 0 and tag >> 3 == CHAT:
+                        count(start, min(start + length, end), 1)
+                    start += length
+                case 5:
+                    start += 4
+                case _:  # a group: none of ours
+                    raise InvalidRequest("the bytes are no message of this method")
+
+    try:
+        count(0, len(raw), 0)
+    except IndexError:
+        raise InvalidRequest("the bytes are no message of this method") from None
+
+
+def _varint(raw: bytes, start: int) -> tuple[int, int]:
+    """Returns the number at `start`, and where what follows it begins. Raises IndexError at the end."""
+    value = shift = 0
+    while True:
+        byte = raw[start]
+        start += 1
+        value |= (byte & 127) << shift
+        if byte < 128 or shift >= 63:
+            return value, start
+        shift += 7
 
 
 def responses(
@@ -53,8 +153,11 @@ def responses(
         yield _delta(item.text, item.token_ids)
 
 
-def body(request: generation_pb2.GenerateRequest) -> Body:
+def body(asked: bytes | generation_pb2.GenerateRequest) -> Body:
     """Returns the fields of a request over HTTP, so that the same rules hold. Raises InvalidRequest."""
+    if isinstance(asked, bytes):
+        _check_counts(asked)
+    request = _message(generation_pb2.GenerateRequest, asked, MAX_BODY_BYTES)
     fields: dict[str, object] = {name: getattr(request, name) for name in _OPTIONAL if request.HasField(name)}
     fields |= {
         "model": request.model,
@@ -66,6 +169,10 @@ def body(request: generation_pb2.GenerateRequest) -> Body:
         case "text":
             return schema.parse(schema.CompletionRequest, fields | {"prompt": request.text})
         case "token_ids":
+            if (count := len(request.token_ids.ids)) > MAX_VALUES:
+                raise InvalidRequest(
+                    f"prompt has {count} token ids, and may have {MAX_VALUES}", field="prompt"
+                )
             return schema.parse(schema.CompletionRequest, fields | {"prompt": [list(request.token_ids.ids)]})
         case "chat":
             messages = [{"role": turn.role, "content": turn.content} for turn in request.chat.messages]

@@ -17,7 +17,6 @@ from outrider.net.rpc import errors_as_status, status
 from outrider.wire.session import new_session_id
 from router.api import generation_wire, position, schema
 from router.api.access import Access, guarded, owner
-from router.api.body import MAX_BODY_BYTES, too_large
 from router.api.deadline import TimeLimits, call_limits
 from router.api.generate import Chunk, Result, generate
 from router.api.grpc_health import HealthServicer
@@ -67,15 +66,16 @@ class GenerationServicer:
         self, request: Any, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncGenerator[Any, None]:
         async with self._refusing(context):
-            generation, events = await self._resumed(request)
-            async with aclosing(self._items(generation, events, request.after)) as items:
+            id, after = generation_wire.resumption(request)
+            generation, events = await self._resumed(id, after)
+            async with aclosing(self._items(generation, events, after)) as items:
                 async for item in items:
-                    for response in generation_wire.responses(item, generation, request.after):
+                    for response in generation_wire.responses(item, generation, after):
                         yield response
 
     async def Cancel(self, request: Any, context: Any) -> Any:
         async with errors_as_status(context):
-            session_id = position.parse_id(request.id)
+            session_id = position.parse_id(generation_wire.cancellation(request))
             await check_owner(self._runner, session_id)
             self._runner.cancel(session_id)
         return generation_wire.CANCELLED
@@ -96,9 +96,7 @@ class GenerationServicer:
         await context.abort(status(refusal), refusal.message, later)
 
     async def _begun(self, request: Any, limits: TimeLimits) -> tuple[Generation, Events]:
-        size = request.ByteSize()
-        if size > MAX_BODY_BYTES:
-            raise too_large(MAX_BODY_BYTES)
+        size = generation_wire.size(request)
         if size <= TINY_BYTES:
             body = generation_wire.body(request)
         else:
@@ -115,14 +113,14 @@ class GenerationServicer:
         record = Record(shape, int(self._clock()), 1, generation.stop.strings, owner())
         return generation, self._runner.run(generation.sessions[0], record.to_bytes())
 
-    async def _resumed(self, request: Any) -> tuple[Generation, Events]:
-        session_id = position.parse_id(request.id)
+    async def _resumed(self, id: str, after: int) -> tuple[Generation, Events]:
+        session_id = position.parse_id(id)
         _, generation = await recalled(self._runner, session_id)
         if len(generation.sessions) > 1:
             raise InvalidRequest(
                 f"this answer has {len(generation.sessions)} prompts: resume it over HTTP", field="id"
             )
-        position.check((request.after,), generation.sessions)
+        position.check((after,), generation.sessions)
         return generation, self._runner.resume(session_id)
 
     def _items(self, generation: Generation, events: Events, after: int | None = None) -> Items:

@@ -26,6 +26,7 @@ PROGRAM = """
 import os
 from outrider.errors import InvalidRequest
 from router.api.body import decoded
+from router.api import generation_wire
 from router.api.schema import ChatRequest, CompletionRequest, parse
 
 def peak(kind, body):
@@ -61,6 +62,15 @@ for text in ("x", "\\N{GRINNING FACE}", "\\\\u00e9", '\\\\"'):
     long = (text * 2**20)[:2**20].encode()[: 2**20]
     refused(CompletionRequest, b'{"prompt":"a","model":"' + long[: len(long) - len(long) % 12] + b'"}')
     refused(CompletionRequest, b'{"' + long[: len(long) - len(long) % 12] + b'":0}')
+def decode(kind, body):
+    generation_wire.body(body)
+
+parse, decoded = decode, bytes
+for body in (b"\\x5a\\0", b"\\x08\\1", b"\\x22\\2\\x0a\\0"):
+    refused(None, body * (2**20 // len(body)))
+inner = b"\\x0a\\0" * 2**19
+refused(None, b"\\x22\\x80\\x80\\x40" + inner)
+refused(None, b"\\x1a\\x80\\x80\\x80\\1" + b"\\x0a\\xfa\\xff\\x7f" + bytes(2**21))
 print(max(costs))
 """
 

@@ -11,10 +11,16 @@ from typing import Any
 
 import httpx
 import pytest
+from google.protobuf.descriptor import FieldDescriptor
 
+from outrider.errors import InvalidRequest
+from outrider.v1 import generation_pb2
 from router.api.body import MAX_BODY_BYTES, MAX_VALUES
+from router.api.deadline import TimeLimits
+from router.api.grpc_generation import GenerationServicer
 from router.api.threads import TINY_BYTES
 from router.api.validation import LEAST_LONGEST_TOKEN
+from router.metrics import Metrics
 from tests.router.api.scripted import ScriptedRunner, application, byte_level, served, steps
 
 ROOM = MAX_BODY_BYTES - 1000  # bytes that a field may have: the others need some
@@ -137,4 +143,40 @@ async def test_the_loop_goes_on_while_the_largest_value_of_a_field_is_read(
     response = await asked
     assert response.status_code in (200, 400), response.text[:500]
     assert answered > 0
+    assert longest_turn[0] < a_large_body / 2, "it ran on the loop"
+
+
+def requests() -> Iterator[Any]:
+    """The largest value of every field of the gRPC request; of numbers one each, of texts one."""
+    field: FieldDescriptor
+    for field in generation_pb2.GenerateRequest.DESCRIPTOR.fields:
+        request = generation_pb2.GenerateRequest(text="the fox", max_tokens=1)
+        value = getattr(request, field.name)
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            value.update(dict.fromkeys(range(ROOM // 16), 1.5))
+        elif field.message_type is not None:
+            (inner,) = field.message_type.fields
+            many = getattr(value, inner.name)
+            many.extend(
+                [inner.message_type._concrete_class()] * (ROOM // 2) if inner.message_type else [1] * ROOM
+            )
+        elif field.is_repeated:
+            value.extend([""] * (ROOM // 2))
+        elif isinstance(value, str):
+            setattr(request, field.name, "the fox " * (ROOM // 8))
+        else:
+            continue
+        yield pytest.param(request.SerializeToString(), id=field.name)
+
+
+@pytest.mark.parametrize("request_", list(requests()))
+async def test_the_loop_goes_on_while_the_largest_call_is_read(
+    metrics: Metrics, request_: bytes, longest_turn: list[float], a_large_body: float
+) -> None:
+    runner = ScriptedRunner(MODEL, lambda request: steps([5, 6, 7]))
+    servicer = GenerationServicer(runner, metrics, lambda below: 0)
+    await asyncio.sleep(0)
+    longest_turn[0] = 0.0
+    with pytest.raises(InvalidRequest):
+        await asyncio.create_task(servicer._begun(request_, TimeLimits()))
     assert longest_turn[0] < a_large_body / 2, "it ran on the loop"
