@@ -152,10 +152,11 @@ class Sessions:
         """Returns what is known of a pair of models, by their fingerprints."""
         return self._pairs.setdefault((target, draft), PairAcceptance())
 
-    def check_room(self) -> None:
-        if len(self._open) >= self._max_sessions:
+    def check_room(self, sessions: int = 1) -> None:
+        if len(self._open) + sessions > self._max_sessions:
             raise Overloaded(
-                f"{self._max_sessions} requests are in progress, the most here; try again shortly",
+                f"{len(self._open)} requests are in progress, each prompt counted, and {self._max_sessions} "
+                "are the most here; try again shortly, or with fewer prompts",
                 retry_after=retry_after(self._lasting.seconds / self._max_sessions),
             )
 

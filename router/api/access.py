@@ -12,13 +12,14 @@ from collections import Counter as Tally
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import ExitStack, aclosing, contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from fastapi.responses import JSONResponse
 from prometheus_client import Counter, Gauge
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from outrider.errors import Overloaded, Unauthenticated
+from outrider.errors import InvalidRequest, Overloaded, Unauthenticated
 from outrider.net.rpc import status
 from router.api.keys import ApiKey, Keys, find
 from router.api.responses import error_body
@@ -32,9 +33,30 @@ INVALID_KEY = "invalid_api_key"  # OpenAI's code
 _owner: ContextVar[str] = ContextVar("owner", default="")
 
 
+_admission: ContextVar[_Admission | None] = ContextVar("admission", default=None)
+
+
 def owner() -> str:
     """Returns the name of the key of the request that is being answered, or "" if none is asked for."""
     return _owner.get()
+
+
+def count_sessions(sessions: int) -> None:
+    """Counts the sessions of the request that is being answered, once they are known: until then it counts as
+    one. Raises Overloaded if they are too many now, InvalidRequest if they always are."""
+    admission = _admission.get()
+    if admission is not None and sessions > admission.sessions:
+        admission.access.check(admission.key, sessions, sessions - admission.sessions)
+        admission.access.add(admission, sessions - admission.sessions)
+
+
+@dataclass(slots=True)
+class _Admission:
+    """A request in progress."""
+
+    access: Access
+    key: ApiKey
+    sessions: int = 0
 
 
 class Access:
@@ -78,34 +100,49 @@ class Access:
 
     @contextmanager
     def admitted(self, key: ApiKey) -> Iterator[None]:
-        """Counts a request while it is answered. Raises Overloaded if it is one too many."""
-        self._check(key)
+        """Counts a request while it is answered, as one session until `count_sessions` says more. Raises
+        Overloaded if it is one too many."""
+        self.check(key, 1, 1)
         self._requests.labels(key.name).inc()
-        self._in_progress.labels(key.name).inc()
-        self._running[key.name] += 1
+        admission = _Admission(self, key)
+        self.add(admission, 1)
+        _admission.set(admission)
         try:
             yield
         finally:
-            self._running[key.name] -= 1
-            self._in_progress.labels(key.name).dec()
+            _admission.set(None)
+            self.add(admission, -admission.sessions)
 
-    def _check(self, key: ApiKey) -> None:
-        if key.max_concurrent is not None and self._running[key.name] >= key.max_concurrent:
+    def add(self, admission: _Admission, sessions: int) -> None:
+        admission.sessions += sessions
+        self._in_progress.labels(admission.key.name).inc(sessions)
+        self._running[admission.key.name] += sessions
+
+    def check(self, key: ApiKey, sessions: int, more: int) -> None:
+        """Takes so many more of a request's sessions out of the key's rate. Raises Overloaded or
+        InvalidRequest."""
+        for most, when in ((key.max_concurrent, "at a time"), (key.requests_per_minute, "a minute")):
+            if most is not None and sessions > most:
+                raise InvalidRequest(
+                    f"the request has {sessions} prompts, and this API key may have {most} answered {when}: "
+                    "send fewer together"
+                )
+        if key.max_concurrent is not None and self._running[key.name] + more > key.max_concurrent:
             self._refused.labels(key.name, "max-concurrent").inc()
             raise Overloaded(
-                f"{key.max_concurrent} requests with this API key are in progress, the most that it may "
-                "have; try again when one has ended"
+                f"this API key may have {key.max_concurrent} requests in progress, each prompt counted; try "
+                "again when one has ended"
             )
         if key.requests_per_minute is not None:
             # The generic cell rate algorithm: a minute's requests may come at once, then evenly.
             now, each = self._clock(), MINUTE / key.requests_per_minute
-            due = max(self._due.get(key.name, now), now) + each
+            due = max(self._due.get(key.name, now), now) + each * more
             if (wait := due - now - MINUTE) > 1e-9:
                 self._refused.labels(key.name, "requests-per-minute").inc()
                 seconds = math.ceil(wait)
                 raise Overloaded(
-                    f"this API key may make {key.requests_per_minute} requests a minute; "
-                    f"try again in {seconds} s",
+                    f"this API key may make {key.requests_per_minute} requests a minute, each prompt "
+                    f"counted; try again in {seconds} s",
                     retry_after=seconds,
                 )
             self._due[key.name] = due

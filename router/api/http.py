@@ -19,7 +19,7 @@ from outrider import __version__
 from outrider.errors import InvalidRequest, OutriderError, Overloaded
 from outrider.wire.session import SessionId, new_session_id
 from router.api import answers, position, schema
-from router.api.access import owner
+from router.api.access import count_sessions, owner
 from router.api.body import Bodies, decoded
 from router.api.connection import KEEP_ALIVE_SECONDS, ClientLeft, EventStream, while_connected
 from router.api.deadline import time_limits
@@ -110,8 +110,10 @@ def create_app(
             if not body.stream:
                 raise InvalidRequest("Last-Event-ID is only for stream = true", field="Last-Event-ID")
             return await resumed(*position.parse_event_id(last), shape)
+        sessions = len(body.prompt) if isinstance(body, schema.CompletionRequest) else 1
+        count_sessions(sessions)
         model = runner.model(body.model)
-        runner.check_room()
+        runner.check_room(sessions)
         prepared = await reading.run(size, owner(), limits.first_token_by, prepare, body, model, draw_below)
         generation = named(prepared, new_session_id()).until(limits)
         record = Record(
@@ -141,6 +143,7 @@ def create_app(
         session_id: SessionId, after: position.Position | None, shape: str | None = None
     ) -> Response:
         record, generation = await recalled(runner, session_id)
+        count_sessions(record.prompts)
         if shape not in (None, record.shape):
             raise InvalidRequest(
                 f"Last-Event-ID is of a {record.shape}: ask where it was asked for", field="Last-Event-ID"

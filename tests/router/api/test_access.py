@@ -195,6 +195,41 @@ async def test_a_key_has_so_many_requests_at_a_time(serve: Serve, metrics: Metri
     await asyncio.gather(over_http, other, again, return_exceptions=True)
 
 
+async def test_a_request_counts_as_many_times_as_it_has_prompts(serve: Serve, metrics: Metrics) -> None:
+    runner = waiting()
+    service = await serve(runner, ApiKey("alice", ALICE.digest, max_concurrent=3))
+    asking = asyncio.create_task(service.post("alice", prompt=["the", "fox"]))
+    await until(lambda: runner.open == 2)
+    assert (await service.post("alice", prompt=["the", "fox"])).status_code == 429
+    never = await service.post("alice", prompt=["a"] * 4)
+    assert never.status_code == 400 and "4 prompts" in never.json()["error"]["message"]
+    assert runner.open == 2
+    last = asyncio.create_task(service.post("alice"))
+    await until(lambda: runner.open == 3)
+    assert 'outrider_key_requests_running{key="alice"} 3.0' in metrics.exposition().decode()
+    for task in (asking, last):
+        task.cancel()
+    await asyncio.gather(asking, last, return_exceptions=True)
+    assert 'outrider_key_requests_running{key="alice"} 0.0' in metrics.exposition().decode()
+
+
+async def test_a_minutes_requests_are_counted_by_prompts(serve: Serve) -> None:
+    service = await serve(answering(), ApiKey("alice", ALICE.digest, requests_per_minute=3))
+    answers = [await service.post("alice", prompt=prompt) for prompt in (["a", "b"], ["a", "b"], "a")]
+    # The second took one of the two that it needed.
+    assert [answer.status_code for answer in answers] == [200, 429, 429]
+
+
+async def test_the_key_is_looked_at_before_the_message(serve: Serve) -> None:
+    service = await serve(answering(), ALICE)
+    generate = service.channel.unary_stream("/outrider.v1.Generation/Generate")
+    for name, code in (("bob", grpc.StatusCode.UNAUTHENTICATED), ("alice", grpc.StatusCode.INVALID_ARGUMENT)):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            async for _ in generate(b"\xff" * 1000, metadata=metadata(name)):
+                pass
+        assert refused.value.code() is code
+
+
 def test_a_minutes_requests_may_come_at_once_and_then_evenly() -> None:
     now = 100.0
     key = ApiKey("alice", b"", requests_per_minute=3)
