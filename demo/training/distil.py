@@ -1,4 +1,4 @@
-"""Distillation of the draft on text that the target writes itself.
+"""Distils the draft on text that the target writes itself.
 
 In service the draft reads the target's own text, greedy or sampled, after a user's prompt. Each round
 therefore lets the target continue corpus prompts, half of the rows greedily and half at temperature 1,
@@ -17,15 +17,15 @@ from transformers import LlamaForCausalLM
 
 from demo.training.corpus import Windows
 from demo.training.generation import continue_rows
-from demo.training.losses import CHUNK, distillation
+from demo.training.losses import distance, overlap
 from demo.training.pretrain import logits_of
-from demo.training.progress import steps_bar
+from demo.training.progress import stage
 from demo.training.schedule import Schedule, optimisers
 
 
 @dataclass(frozen=True)
 class DistilOptions:
-    """How much text the target writes and how the draft learns from it."""
+    """How much text the target writes, and how the draft learns from it."""
 
     rounds: int
     rows: int = 128
@@ -61,29 +61,17 @@ def write_round(
 
 
 def learn(draft: LlamaForCausalLM, text: Round, rows: Tensor, options: DistilOptions) -> float:
-    """Accumulate the draft's gradients on some rows of a round; returns the mean total variation."""
-    inputs = text.ids[rows, :-1]
-    logits = logits_of(draft, inputs)
-    flat, said = logits.flatten(0, 1), text.logits[rows].flatten(0, 1)
-    gradient = torch.empty_like(flat)
-    variation = 0.0
-    with torch.no_grad():
-        for begin in range(0, len(flat), CHUNK):
-            part = slice(begin, begin + CHUNK)
-            wanted = torch.softmax(said[part].float(), dim=-1)
-            one = distillation(flat[part], wanted, options.variation_weight)
-            gradient[part] = one / len(flat)
-            if begin == 0:
-                guess = torch.softmax(flat[part].float(), dim=-1)
-                variation = float((guess - wanted).abs().sum() / (2 * len(guess)))
-    torch.autograd.backward([flat], [gradient])
-    return variation
+    """Adds up the draft's gradients on some rows of a round. Returns the mean overlap 1-TV."""
+    logits = logits_of(draft, text.ids[rows, :-1]).flatten(0, 1)
+    wanted = text.logits[rows].flatten(0, 1).float().softmax(-1)
+    torch.autograd.backward([distance(logits, wanted, options.variation_weight)])
+    return overlap(logits.detach().float().softmax(-1), wanted)
 
 
 def distil(
     target: LlamaForCausalLM, draft: LlamaForCausalLM, windows: Windows, options: DistilOptions, seed: int
 ) -> None:
-    """Train the draft in place on `options.rounds` rounds; each is read when fresh and again later."""
+    """Trains the draft in place on `options.rounds` rounds; each is read when fresh and again later."""
     generator = torch.Generator(device=target.device).manual_seed(seed)
     chooser = random.Random(seed)
     batches = options.rows // options.batch_rows
@@ -91,16 +79,16 @@ def distil(
     schedule = Schedule(optimisers(draft, options.rate, options.rate), draft, steps, warmup=20, final=0.01)
     earlier: deque[Round] = deque(maxlen=options.kept_rounds)
     draft.train()
-    with steps_bar("draft on the target's own text", options.rounds) as advance:
-        for _ in range(options.rounds):
-            fresh = write_round(target, windows, options, generator)
-            earlier.append(fresh)
-            variation = 0.0
-            for text in (fresh, *chooser.choices(earlier, k=options.readings - 1)):
-                order = torch.randperm(
-                    options.rows, generator=torch.Generator().manual_seed(chooser.randrange(2**31))
-                )
-                for rows in order.to(target.device).view(-1, options.batch_rows):
-                    variation = learn(draft, text, rows, options)
-                    schedule.step()
-            advance(f"1-TV {1 - variation:.3f}")
+    advance = stage("draft on the target's own text", options.rounds)
+    for _ in range(options.rounds):
+        fresh = write_round(target, windows, options, generator)
+        earlier.append(fresh)
+        shared = 0.0
+        for text in (fresh, *chooser.choices(earlier, k=options.readings - 1)):
+            order = torch.randperm(
+                options.rows, generator=torch.Generator().manual_seed(chooser.randrange(2**31))
+            )
+            for rows in order.to(target.device).view(-1, options.batch_rows):
+                shared = learn(draft, text, rows, options)
+                schedule.step()
+        advance(f"1-TV {shared:.3f}")

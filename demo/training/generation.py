@@ -4,47 +4,20 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from transformers import Cache, DynamicCache, LlamaForCausalLM
-from transformers.cache_utils import DynamicLayer
-
-
-class RoomyLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not analysed
-    """One layer's keys and values in a buffer of fixed room, so that a step copies only its own row."""
-
-    def __init__(self, room: int) -> None:
-        super().__init__()
-        self.room = room
-        self.key_buffer: Tensor | None = None
-        self.value_buffer: Tensor | None = None
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        """Append [batch, kv_heads, new, head_dim] and return everything held so far, as views."""
-        before = self.get_seq_length()
-        if self.key_buffer is None or self.value_buffer is None:
-            self.lazy_initialization(key_states, value_states)
-            batch, heads, _, dim = key_states.shape
-            self.key_buffer = key_states.new_empty(batch, heads, self.room, dim)
-            self.value_buffer = value_states.new_empty(batch, heads, self.room, dim)
-        after = before + key_states.shape[-2]
-        self.key_buffer[:, :, before:after] = key_states
-        self.value_buffer[:, :, before:after] = value_states
-        self.keys, self.values = self.key_buffer[:, :, :after], self.value_buffer[:, :, :after]
-        return self.keys, self.values
+from transformers import DynamicCache, LlamaForCausalLM
 
 
 @torch.no_grad()
 def continue_rows(
     target: LlamaForCausalLM, prompts: Tensor, length: int, sampled: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Continue prompts [rows, prompt] to `length` tokens: greedily, or at temperature 1 where `sampled`.
+    """Continues prompts [rows, prompt] to `length` tokens: greedily, or at temperature 1 where `sampled`.
 
-    `sampled` is a boolean per row. Returns ids [rows, length] and the logits [rows, length - 1,
+    `sampled` is a boolean for each row. Returns ids [rows, length] and the logits [rows, length - 1,
     vocabulary] that the target gave after each of them but the last, prompt positions included.
     """
     rows, prompt = prompts.shape
-    cache = Cache(layers=[RoomyLayer(length) for _ in range(target.config.num_hidden_layers)])
+    cache = DynamicCache(config=target.config)
     ids = torch.empty(rows, length, dtype=torch.long, device=prompts.device)
     ids[:, :prompt] = prompts
     first = target(input_ids=prompts, past_key_values=cache).logits
@@ -69,9 +42,9 @@ def continue_rows(
 def continue_one(
     target: LlamaForCausalLM, prompt: Tensor, new: int, eos: int, noise: Tensor | None = None
 ) -> Tensor:
-    """Continue one prompt [prompt] by up to `new` tokens, stopping before eos: [prompt + at most new].
+    """Returns one prompt [prompt] and up to `new` tokens after it, none from eos on: [prompt + at most new].
 
-    Greedy without `noise`; with Gumbel noise [new, vocabulary], added to the logits, a draw at T=1.
+    It is greedy without `noise`; with Gumbel noise [new, vocabulary], added to the logits, a draw at T=1.
     """
     cache = DynamicCache(config=target.config)
     ids = prompt.tolist()

@@ -1,4 +1,4 @@
-"""Grow a Llama checkpoint to a realistic cost without changing what it computes.
+"""Grows a Llama checkpoint to a realistic cost without changing what it computes.
 
     python demo/training/grow.py --source demo/models/target --out DIR --parameters 205M
 
@@ -21,19 +21,19 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-from demo.training.progress import CONSOLE, steps_bar
+from demo.training.progress import CONSOLE
+from demo.training.shapes import parameter_count
 
 MOST_LAYERS = 24
 MLP_MULTIPLE = 32  # keeps every slice of the MLP aligned, split over up to eight workers as well
@@ -55,11 +55,6 @@ def parse_count(text: str) -> int:
         return round(float(text.strip()[:-1]) * unit) if unit else int(text)
     except ValueError:
         raise ValueError(f"{text!r} is not a number of parameters such as 205M or 1.2B") from None
-
-
-def parameter_count(model: nn.Module) -> int:
-    """Returns the number of parameters, tied ones counted once."""
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def choose_shape(source: LlamaForCausalLM, parameters: int, layers: int | None = None) -> Shape:
@@ -86,8 +81,9 @@ def places(old: int, new: int) -> list[int]:
 
 
 @torch.no_grad()
-def grow_steps(source: LlamaForCausalLM, grown: LlamaForCausalLM) -> Iterator[str]:
-    """Give `grown`, a freshly initialised model, the function of `source`; yields after each layer."""
+def grow(source: LlamaForCausalLM, shape: Shape, seed: int = 0) -> LlamaForCausalLM:
+    """Returns a model of the given depth and MLP width that computes the same logits as `source`."""
+    grown = empty_copy(source, shape, seed)
     grown.model.embed_tokens.weight.copy_(source.model.embed_tokens.weight)
     grown.model.norm.weight.copy_(source.model.norm.weight)
     if not source.config.tie_word_embeddings:
@@ -101,7 +97,6 @@ def grow_steps(source: LlamaForCausalLM, grown: LlamaForCausalLM) -> Iterator[st
             for projection in (layer.self_attn.o_proj, layer.mlp.down_proj):
                 for parameter in projection.parameters():
                     parameter.zero_()
-            yield f"layer {index}: new"
             continue
         width = old.mlp.gate_proj.out_features
         for name, parameter in layer.named_parameters():
@@ -113,7 +108,7 @@ def grow_steps(source: LlamaForCausalLM, grown: LlamaForCausalLM) -> Iterator[st
                 parameter[:width] = kept
             else:
                 parameter.copy_(kept)
-        yield f"layer {index}: widened"
+    return grown
 
 
 def empty_copy(source: LlamaForCausalLM, shape: Shape, seed: int) -> LlamaForCausalLM:
@@ -124,14 +119,6 @@ def empty_copy(source: LlamaForCausalLM, shape: Shape, seed: int) -> LlamaForCau
     torch.manual_seed(seed)
     grown = LlamaForCausalLM(config).eval()
     grown.generation_config = copy.deepcopy(source.generation_config)
-    return grown
-
-
-def grow(source: LlamaForCausalLM, shape: Shape, seed: int = 0) -> LlamaForCausalLM:
-    """Returns a model of the given depth and MLP width that computes the same logits as `source`."""
-    grown = empty_copy(source, shape, seed)
-    for _ in grow_steps(source, grown):
-        pass
     return grown
 
 
@@ -157,10 +144,7 @@ def main(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     CONSOLE.print(f"{shape.layers} layers, MLP of {shape.mlp}, hidden size {small.config.hidden_size}")
-    grown = empty_copy(small, shape, seed)
-    with steps_bar("growing", shape.layers) as advance:
-        for note in grow_steps(small, grown):
-            advance(note)
+    grown = grow(small, shape, seed)
     grown.save_pretrained(out)
     AutoTokenizer.from_pretrained(source).save_pretrained(out)
     written = LlamaForCausalLM.from_pretrained(out, dtype=torch.float32).eval()

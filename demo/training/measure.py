@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,7 +11,8 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from demo.heldout import heldout_prompts
 from demo.training.generation import continue_one
-from demo.training.progress import steps_bar
+from demo.training.losses import overlap
+from demo.training.progress import stage
 
 WINDOW = 512
 
@@ -28,10 +29,6 @@ class Figures:
     sampled_matches: float
     sampled_overlap: float
     sampled_positions: int
-
-    def as_dict(self) -> dict[str, float]:
-        """Returns the figures by name."""
-        return asdict(self)
 
 
 @torch.no_grad()
@@ -98,8 +95,7 @@ def sampled_matches(
     count = len(said)
     both = noise[:count]
     matches = int(((said + both).argmax(-1) == (guessed + both).argmax(-1)).sum())
-    overlap = float(torch.minimum(said.softmax(-1), guessed.softmax(-1)).sum())
-    return matches, overlap, count
+    return matches, count * overlap(said.softmax(-1), guessed.softmax(-1)), count
 
 
 def gumbel(shape: tuple[int, int], seed: int) -> Tensor:
@@ -119,16 +115,16 @@ def measure(
     """Returns all figures: losses on the held-out `stream` [tokens], acceptance after held-out prompts."""
     eos, device = tokenizer.eos_token_id, target.device
     rows: list[list[bool]] = []
-    matches, overlap, positions = 0, 0.0, 0
-    with steps_bar("figures on held-out prompts", prompts) as advance:
-        for index, text in enumerate(heldout_prompts(prompts)):
-            encoded = tokenizer(text, add_special_tokens=False)["input_ids"]
-            prompt = torch.tensor(encoded, device=device)
-            rows.append(greedy_matches(target, draft, prompt, new, eos))
-            noise = gumbel((new, len(tokenizer)), index).to(device)
-            hit, shared, count = sampled_matches(target, draft, prompt, noise, eos)
-            matches, overlap, positions = matches + hit, overlap + shared, positions + count
-            advance("")
+    matches, common, positions = 0, 0.0, 0
+    advance = stage("figures on held-out prompts", prompts)
+    for index, text in enumerate(heldout_prompts(prompts)):
+        encoded = tokenizer(text, add_special_tokens=False)["input_ids"]
+        prompt = torch.tensor(encoded, device=device)
+        rows.append(greedy_matches(target, draft, prompt, new, eos))
+        noise = gumbel((new, len(tokenizer)), index).to(device)
+        hit, shared, count = sampled_matches(target, draft, prompt, noise, eos)
+        matches, common, positions = matches + hit, common + shared, positions + count
+        advance("")
     greedy_positions = sum(len(row) for row in rows)
     return Figures(
         target_loss=heldout_loss(target, stream),
@@ -137,6 +133,6 @@ def measure(
         tokens_per_step=tokens_per_step(rows, k),
         greedy_positions=greedy_positions,
         sampled_matches=matches / positions,
-        sampled_overlap=overlap / positions,
+        sampled_overlap=common / positions,
         sampled_positions=positions,
     )

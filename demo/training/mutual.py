@@ -18,9 +18,9 @@ from transformers import LlamaForCausalLM
 
 from demo.training.corpus import Windows
 from demo.training.distil import DistilOptions, write_round
-from demo.training.losses import mutual_gradients
+from demo.training.losses import distance, overlap
 from demo.training.pretrain import logits_of
-from demo.training.progress import steps_bar
+from demo.training.progress import stage
 from demo.training.schedule import Schedule, optimisers
 from demo.training.store import rounded
 
@@ -43,22 +43,22 @@ def mutual_step(
     inputs: Tensor,
     options: MutualOptions,
 ) -> float:
-    """Accumulate both models' gradients on inputs [rows, length]; returns the mean overlap 1-TV."""
+    """Adds up both models' gradients on inputs [rows, length]. Returns the mean overlap 1-TV."""
     target_logits = logits_of(target, inputs).flatten(0, 1)  # [rows * length, vocabulary], as the others
     draft_logits = logits_of(draft, inputs).flatten(0, 1)
     with torch.no_grad():
-        anchor_logits = logits_of(anchor, inputs).flatten(0, 1)
-        overlap, target_gradient, draft_gradient = mutual_gradients(
-            target_logits, draft_logits, anchor_logits, options.share, options.text.variation_weight
-        )
-    torch.autograd.backward([target_logits, draft_logits], [target_gradient, draft_gradient])
-    return overlap
+        said, guessed = (logits.float().softmax(-1) for logits in (target_logits, draft_logits))
+        known = logits_of(anchor, inputs).flatten(0, 1).float().softmax(-1)
+        teacher = known.lerp_(guessed, options.share)
+    learned = distance(draft_logits, said, options.text.variation_weight)
+    torch.autograd.backward([distance(target_logits, teacher), learned])
+    return overlap(said, guessed)
 
 
 def mutual(
     target: LlamaForCausalLM, draft: LlamaForCausalLM, windows: Windows, options: MutualOptions, seed: int
 ) -> None:
-    """Train both in place, half of each batch on the corpus and half on the target's own text."""
+    """Trains both in place, half of each batch on the corpus and half on the target's own text."""
     generator = torch.Generator(device=target.device).manual_seed(seed)
     anchor = rounded(target)
     first = [parameter.detach().clone() for parameter in target.parameters()]
@@ -72,18 +72,18 @@ def mutual(
     )
     target.train()
     draft.train()
-    with steps_bar("target and draft on each other", options.text.rounds) as advance:
-        for _ in range(options.text.rounds):
-            text = write_round(rounded(target), windows, options.text, generator)
-            overlap = 0.0
-            order = torch.randperm(options.text.rows, generator=generator, device=target.device)
-            for rows in order.view(-1, half):
-                corpus = windows.take(half, options.text.length).to(target.device)
-                inputs = torch.cat([corpus, text.ids[rows]])[:, :-1]  # [batch_rows, length - 1]
-                overlap = mutual_step(target, draft, anchor, inputs, options)
-                target_schedule.step()
-                draft_schedule.step()
-            advance(f"1-TV {overlap:.3f}")
+    advance = stage("target and draft on each other", options.text.rounds)
+    for _ in range(options.text.rounds):
+        text = write_round(rounded(target), windows, options.text, generator)
+        shared = 0.0
+        order = torch.randperm(options.text.rows, generator=generator, device=target.device)
+        for rows in order.view(-1, half):
+            corpus = windows.take(half, options.text.length).to(target.device)
+            inputs = torch.cat([corpus, text.ids[rows]])[:, :-1]  # [batch_rows, length - 1]
+            shared = mutual_step(target, draft, anchor, inputs, options)
+            target_schedule.step()
+            draft_schedule.step()
+        advance(f"1-TV {shared:.3f}")
     with torch.no_grad():
         for parameter, before in zip(target.parameters(), first, strict=True):
             parameter.lerp_(before, options.kept)

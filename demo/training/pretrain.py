@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import LlamaForCausalLM
 
 from demo.training.corpus import Windows
-from demo.training.losses import pair_gradients
-from demo.training.progress import steps_bar
+from demo.training.losses import distance
+from demo.training.progress import stage
 from demo.training.schedule import Schedule, optimisers
 
 TOKENS_A_STEP = 8192
@@ -19,11 +19,10 @@ TOKENS_A_STEP = 8192
 
 @dataclass(frozen=True)
 class PretrainOptions:
-    """How long to train, and on windows of which length: (share of the steps, length) in order."""
+    """How long the training is, and on windows of which length: (share of the steps, length) in order."""
 
     steps: int
     lengths: tuple[tuple[float, int], ...] = ((0.70, 256), (0.20, 512), (0.10, 1024))
-    rows: int = 32  # windows of the shortest length that fit one pass
 
     def length(self, step: int) -> int:
         """Returns the window length of one step."""
@@ -43,13 +42,9 @@ def logits_of(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
 
 
 def pretrain(
-    target: LlamaForCausalLM,
-    draft: LlamaForCausalLM,
-    windows: Windows,
-    options: PretrainOptions,
-    keep: Callable[[int], None] = lambda step: None,
+    target: LlamaForCausalLM, draft: LlamaForCausalLM, windows: Windows, options: PretrainOptions
 ) -> None:
-    """Train both in place; `keep(step)` is called after each step and may save checkpoints.
+    """Trains both in place.
 
     The target minimises cross-entropy; the draft minimises the KL divergence to what the target says at
     that moment, which costs no pass of the target beyond the one it makes for itself.
@@ -60,17 +55,16 @@ def pretrain(
     draft_schedule = Schedule(optimisers(draft, 5e-3, 4e-3), draft, options.steps, warmup, final=0.3)
     target.train()
     draft.train()
-    with steps_bar("target and draft on the corpus", options.steps) as advance:
-        for step in range(options.steps):
-            length = options.length(step)
-            ids = windows.take(TOKENS_A_STEP // length, length + 1).to(device)
-            inputs, labels = ids[:, :-1], ids[:, 1:].reshape(-1)
-            target_logits = logits_of(target, inputs).flatten(0, 1)
-            draft_logits = logits_of(draft, inputs).flatten(0, 1)
-            with torch.no_grad():
-                loss, target_gradient, draft_gradient = pair_gradients(target_logits, draft_logits, labels)
-            torch.autograd.backward([target_logits, draft_logits], [target_gradient, draft_gradient])
-            target_schedule.step()
-            draft_schedule.step()
-            advance(f"loss {loss:.3f}")
-            keep(step + 1)
+    advance = stage("target and draft on the corpus", options.steps)
+    for step in range(options.steps):
+        length = options.length(step)
+        ids = windows.take(TOKENS_A_STEP // length, length + 1).to(device)
+        inputs, labels = ids[:, :-1], ids[:, 1:].reshape(-1)
+        logits = logits_of(target, inputs).flatten(0, 1).float()
+        loss = functional.cross_entropy(logits, labels)
+        said = logits.detach().softmax(-1)
+        learned = distance(logits_of(draft, inputs).flatten(0, 1), said)
+        torch.autograd.backward([loss, learned])
+        target_schedule.step()
+        draft_schedule.step()
+        advance(f"loss {loss.item():.3f}")

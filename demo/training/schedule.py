@@ -1,4 +1,4 @@
-"""Optimisers and their learning-rate schedule."""
+"""How models learn: their optimisers, and the rates over the steps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def optimisers(model: nn.Module, matrix_rate: float, other_rate: float) -> list[
 
 
 class Schedule:
-    """Linear warm-up, then a cosine down to a fraction of the peak; also clips and steps."""
+    """Takes the steps, with clipped gradients: the rate warms up linearly, then falls by a cosine."""
 
     def __init__(
         self, opts: Sequence[Optimizer], model: nn.Module, steps: int, warmup: int, final: float = 0.02
@@ -47,7 +47,7 @@ class Schedule:
         return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * done))
 
     def step(self, clip: float = 1.0) -> None:
-        """Apply the gradients that have been accumulated, then clear them."""
+        """Applies the gradients that have been added up, then clears them."""
         nn.utils.clip_grad_norm_(self.model.parameters(), clip)
         factor = self.factor()
         for opt, peaks in zip(self.opts, self.peaks, strict=True):

@@ -1,4 +1,4 @@
-"""The shapes of the pair and what one token costs each of them."""
+"""The shapes of the pair, and what a token costs each of them."""
 
 from __future__ import annotations
 
@@ -9,39 +9,29 @@ from transformers import LlamaConfig, LlamaForCausalLM
 CONTEXT = 8192
 
 
-def _shape(
-    width: int,
-    layers: int,
-    mlp: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    vocabulary: int,
-) -> LlamaConfig:
-    return LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=width,
-        num_hidden_layers=layers,
-        intermediate_size=mlp,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-
-
 def target_config(vocabulary: int) -> LlamaConfig:
     """Returns the target: 6 layers of width 384, 6 query heads over 2 key-value heads."""
-    return _shape(384, 6, 864, 6, 2, 64, vocabulary)
+    return _shape(vocabulary, hidden_size=384, layers=6, intermediate_size=864, heads=6, head_dim=64)
 
 
 def draft_config(vocabulary: int) -> LlamaConfig:
     """Returns the draft: width 128, so that its tied output layer leaves room for layers in a tenth of the
     cost."""
-    return _shape(128, 3, 272, 4, 2, 32, vocabulary)
+    return _shape(vocabulary, hidden_size=128, layers=3, intermediate_size=272, heads=4, head_dim=32)
+
+
+def _shape(vocabulary: int, *, layers: int, heads: int, **sizes: int) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=vocabulary,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=0,
+        **sizes,
+    )
 
 
 def build(config: LlamaConfig, seed: int) -> LlamaForCausalLM:

@@ -1,10 +1,10 @@
-"""Writing and reading the pair's folders."""
+"""Writes and reads the pair's folders."""
 
 from __future__ import annotations
 
 import copy
 import json
-import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,37 +16,40 @@ def rounded(model: LlamaForCausalLM) -> LlamaForCausalLM:
     return copy.deepcopy(model).to(torch.bfloat16).eval()
 
 
-def save_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write one model's folder in bfloat16; an earlier folder is replaced only once the new one is whole."""
-    fresh, aside = folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")
-    for leftover in (fresh, aside):
-        shutil.rmtree(leftover, ignore_errors=True)
-    small = rounded(model)
-    small.generation_config = GenerationConfig(
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    small.save_pretrained(fresh)
-    (fresh / "model.safetensors").chmod(0o644)
-    tokenizer.save_pretrained(fresh)
-    settings = fresh / "tokenizer_config.json"
-    held = json.loads(settings.read_text())
-    # The name that engines on transformers 4 know as well; version 5 reads it as its own.
-    held["tokenizer_class"] = "PreTrainedTokenizerFast"
-    held.pop("backend", None)
-    settings.write_text(json.dumps(held, indent=2) + "\n")
-    if folder.exists():
-        folder.rename(aside)
-    fresh.rename(folder)
-    shutil.rmtree(aside, ignore_errors=True)
+@dataclass(frozen=True)
+class Store:
+    """The pair on disk, in `folder`/target and `folder`/draft."""
 
+    folder: Path
+    tokenizer: PreTrainedTokenizerFast
+    device: torch.device
 
-def load_model(folder: Path) -> LlamaForCausalLM:
-    """Returns a saved model, computing in float32."""
-    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    def load(self) -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
+        """Returns target and draft, which compute in float32."""
+        target, draft = (
+            LlamaForCausalLM.from_pretrained(self.folder / name, dtype=torch.float32).eval()
+            for name in ("target", "draft")
+        )
+        return target.to(self.device), draft.to(self.device)
 
+    def save(self, target: LlamaForCausalLM, draft: LlamaForCausalLM) -> None:
+        """Writes both in bfloat16."""
+        for name, model in (("target", target), ("draft", draft)):
+            self._save(model, self.folder / name)
 
-def folder_bytes(folder: Path) -> int:
-    """Returns the size of all files below a folder."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    def _save(self, model: LlamaForCausalLM, folder: Path) -> None:
+        small = rounded(model)
+        small.generation_config = GenerationConfig(
+            bos_token_id=self.tokenizer.bos_token_id,
+            eos_token_id=self.tokenizer.eos_token_id,
+            pad_token_id=self.tokenizer.pad_token_id,
+        )
+        small.save_pretrained(folder)
+        (folder / "model.safetensors").chmod(0o644)
+        self.tokenizer.save_pretrained(folder)
+        settings = folder / "tokenizer_config.json"
+        held = json.loads(settings.read_text())
+        # The name that engines on transformers 4 know as well; version 5 reads it as its own.
+        held["tokenizer_class"] = "PreTrainedTokenizerFast"
+        held.pop("backend", None)
+        settings.write_text(json.dumps(held, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""Train the demonstration pair: a target, a draft distilled from it, and their tokenizer.
+"""Trains the demonstration pair: a target, a draft distilled from it, and their tokenizer.
 
     python demo/training/train.py
 
@@ -14,18 +14,18 @@ import json
 import math
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
 import typer
 from rich.table import Table
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from demo.pair import MODELS
-from demo.training.attention import choose_attention
 from demo.training.corpus import Windows, encode_stream, heldout_documents, training_documents
 from demo.training.distil import DistilOptions, distil
 from demo.training.measure import Figures, measure
@@ -40,7 +40,7 @@ from demo.training.shapes import (
     parameter_count,
     target_config,
 )
-from demo.training.store import folder_bytes, load_model, rounded, save_model
+from demo.training.store import Store, rounded
 from demo.training.vocabulary import train_tokenizer
 
 MUTUAL_KEPT = (0.4, 0.65)  # a turn each: the share of its old weights in the target's average at the end
@@ -48,7 +48,7 @@ Stage = Literal["all", "pretrain", "distil", "mutual", "refine", "measure"]
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep freed memory: big tensors would else fault their pages in anew at every step."""
+    """Has glibc keep freed memory: big tensors would else fault their pages in anew at every step."""
     trim_threshold, top_pad, mmap_max = -1, -2, -4
     try:
         libc = ctypes.CDLL("libc.so.6")
@@ -59,59 +59,8 @@ def keep_freed_memory() -> None:
         pass  # another C library: only slower
 
 
-def run_pretrain(
-    tokenizer: PreTrainedTokenizerFast,
-    windows: Windows,
-    steps: int,
-    seed: int,
-    out: Path,
-    device: torch.device,
-) -> None:
-    """Target and draft from random weights on the corpus, written to `out`."""
-    target = build(target_config(len(tokenizer)), seed).to(device)
-    draft = build(draft_config(len(tokenizer)), seed + 1).to(device)
-    for model in (target, draft):
-        model.set_attn_implementation(choose_attention(device))
-    pretrain(target, draft, windows, PretrainOptions(steps))
-    save_model(target, tokenizer, out / "target")
-    save_model(draft, tokenizer, out / "draft")
-
-
-def run_distil(
-    tokenizer: PreTrainedTokenizerFast,
-    windows: Windows,
-    options: DistilOptions,
-    seed: int,
-    out: Path,
-    device: torch.device,
-) -> None:
-    """The draft on what the written (rounded) target says, after corpus prompts."""
-    target, draft = rounded(load_model(out / "target")).to(device), load_model(out / "draft").to(device)
-    for model in (target, draft):
-        model.set_attn_implementation(choose_attention(device))
-    distil(target, draft, windows, options, seed)
-    save_model(draft, tokenizer, out / "draft")
-
-
-def run_mutual(
-    tokenizer: PreTrainedTokenizerFast,
-    windows: Windows,
-    options: MutualOptions,
-    seed: int,
-    out: Path,
-    device: torch.device,
-) -> None:
-    """The written target and draft on each other."""
-    target, draft = load_model(out / "target").to(device), load_model(out / "draft").to(device)
-    for model in (target, draft):
-        model.set_attn_implementation(choose_attention(device))
-    mutual(target, draft, windows, options, seed)
-    save_model(target, tokenizer, out / "target")
-    save_model(draft, tokenizer, out / "draft")
-
-
 def report(figures: Figures, target: LlamaForCausalLM, draft: LlamaForCausalLM, out: Path) -> None:
-    """Print the figures and write them to figures.json beside the models."""
+    """Prints the figures and writes them to figures.json beside the models."""
     cost = matmul_parameters(draft) / matmul_parameters(target)
     table = Table("figure", "target", "draft")
     table.add_row("parameters", f"{parameter_count(target):,}", f"{parameter_count(draft):,}")
@@ -131,8 +80,7 @@ def report(figures: Figures, target: LlamaForCausalLM, draft: LlamaForCausalLM, 
     )
     table.add_row("T=1 overlap, 1-TV", "", f"{figures.sampled_overlap:.4f}")
     CONSOLE.print(table)
-    (out / "figures.json").write_text(json.dumps(figures.as_dict(), indent=2) + "\n")
-    CONSOLE.print(f"{out}: {folder_bytes(out) / 1e6:.2f} MB")
+    (out / "figures.json").write_text(json.dumps(asdict(figures), indent=2) + "\n")
 
 
 def main(
@@ -158,20 +106,32 @@ def main(
     CONSOLE.print(
         f"{len(documents)} files, {len(stream):,} tokens of a vocabulary of {len(tokenizer)}, {device}"
     )
+    store = Store(out, tokenizer, device)
     if stage in ("all", "pretrain"):
-        run_pretrain(tokenizer, Windows(stream, seed), steps, seed, out, device)
+        target, draft = (
+            build(config(len(tokenizer)), seed + number).to(device)
+            for number, config in enumerate((target_config, draft_config))
+        )
+        pretrain(target, draft, Windows(stream, seed), PretrainOptions(steps))
+        store.save(target, draft)
     if stage in ("all", "distil"):
-        run_distil(tokenizer, Windows(stream, seed + 1), DistilOptions(rounds), seed + 2, out, device)
+        target, draft = store.load()
+        distil(rounded(target), draft, Windows(stream, seed + 1), DistilOptions(rounds), seed + 2)
+        store.save(target, draft)
     if stage in ("all", "mutual"):
         for turn, kept in enumerate(MUTUAL_KEPT):
             after = seed + 4 * turn
+            target, draft = store.load()
             options = MutualOptions(DistilOptions(mutual_rounds), kept)
-            run_mutual(tokenizer, Windows(stream, after + 3), options, after + 4, out, device)
+            mutual(target, draft, Windows(stream, after + 3), options, after + 4)
+            store.save(target, draft)
     if stage in ("all", "refine"):
+        target, draft = store.load()
         last = DistilOptions(last_rounds, rate=3e-3)
-        run_distil(tokenizer, Windows(stream, seed + 5), last, seed + 6, out, device)
+        distil(rounded(target), draft, Windows(stream, seed + 5), last, seed + 6)
+        store.save(target, draft)
     if stage in ("all", "measure"):
-        target, draft = load_model(out / "target").to(device), load_model(out / "draft").to(device)
+        target, draft = store.load()
         heldout = encode_stream(tokenizer, heldout_documents(), seed)
         report(measure(target, draft, tokenizer, heldout), target, draft, out)
     CONSOLE.print(f"{(time.monotonic() - began) / 60:.1f} minutes")
