@@ -17,7 +17,7 @@ class Report(NamedTuple):
     """Everything about some manifests."""
 
     findings: list[str]  # "RayService/outrider: spec.rayClusterConfig.rayVersion: must be ..."
-    remarks: list[str]  # what was not checked, and what must be there before
+    unchecked: list[str]  # what there is no schema of
 
 
 def validate(manifests: list[Manifest]) -> Report:
@@ -25,15 +25,12 @@ def validate(manifests: list[Manifest]) -> Report:
     given."""
     found = [said for each in manifests for said in _said(each, schema.check_manifest(each))]
     found = found or [said for each in manifests for said in _said(each, _by_rules(each, manifests))]
-    remarks = [
+    unchecked = [
         f"not checked: {name_of(each)}: there is no schema of {each['apiVersion']} here"
         for each in manifests
         if each["kind"] != "RayService" and not schema.built_in(each)
     ]
-    if not found:
-        needed = rules.missing_secrets(manifests)
-        remarks += [f"note: the Secret {name} must be in the namespace before" for name in needed]
-    return Report(list(dict.fromkeys(found)), remarks)
+    return Report(list(dict.fromkeys(found)), unchecked)
 
 
 def _by_rules(manifest: Manifest, manifests: list[Manifest]) -> Iterator[schema.Problem]:
@@ -60,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         for path in parser.parse_args(arguments).path:
             report = validate(render(path))
-            for line in (*report.findings, *report.remarks):
+            for line in (*report.findings, *report.unchecked):
                 print(f"{path}: {line}")
             wrong += len(report.findings)
     except StartupError as error:

@@ -46,19 +46,19 @@ def name_of(manifest: Manifest) -> str:
 
 def render(path: Path, program: str | None = shutil.which("kubectl")) -> list[Manifest]:
     """Returns the manifests at `path`; a folder needs kubectl. Raises StartupError if there are none."""
-    if path.is_dir():
-        if program is None:
-            raise StartupError(f"{path} is a folder for kustomize, and kubectl is not installed")
-        run = subprocess.run([program, "kustomize", path], capture_output=True, text=True, timeout=60)
-        if run.returncode:
-            raise StartupError(f"kustomize cannot render {path}: {' '.join(run.stderr.split())}")
-        return parse(run.stdout, str(path))
-    if not path.is_file():
-        raise StartupError(f"there is no {path}")
     try:
-        return parse(path.read_text(), str(path))
-    except (OSError, UnicodeDecodeError):
-        raise StartupError(f"{path} cannot be read as text") from None
+        return parse(_kustomized(path, program) if path.is_dir() else path.read_text(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartupError(f"{path} cannot be read as text: {error}") from None
+
+
+def _kustomized(path: Path, program: str | None) -> str:
+    if program is None:
+        raise StartupError(f"{path} is a folder for kustomize, and kubectl is not installed")
+    run = subprocess.run([program, "kustomize", path], capture_output=True, text=True, timeout=60)
+    if run.returncode:
+        raise StartupError(f"kustomize cannot render {path}: {' '.join(run.stderr.split())}")
+    return run.stdout
 
 
 def parse(text: str, name: str) -> list[Manifest]:

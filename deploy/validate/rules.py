@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from deploy.validate import schema
-from deploy.validate.manifest import Manifest, groups, name_of
+from deploy.validate.manifest import Manifest, groups
 
 
 @cache
@@ -21,34 +21,11 @@ def _rules() -> Any:
 def check(manifest: Manifest, manifests: list[Manifest]) -> Iterator[schema.Problem]:
     """Yields what is wrong with a manifest that is applied with the others."""
     yield from schema.check(manifest, {**_rules().get(manifest["kind"], {}), "$defs": _rules()["$defs"]})
-    same = [each for each in manifests if name_of(each) == name_of(manifest)]
-    if sum(each["metadata"].get("namespace") == manifest["metadata"].get("namespace") for each in same) > 1:
-        yield "", "is there twice; keep one"
     pods = [labels for each in manifests for labels in _pod_labels(each)]
     for path, selector in _selectors(manifest):
         for label, value in _wanted(selector):
             if not any(labels.get(label) == value for labels in pods):
                 yield path, f"selects {label}={value}, which no pod here has"
-
-
-def missing_secrets(manifests: list[Manifest]) -> list[str]:
-    """Returns Secrets that pods need and that are not among the manifests."""
-    present = {each["metadata"]["name"] for each in manifests if each["kind"] == "Secret"}
-    return sorted(set(_secret_names(manifests)) - present)
-
-
-def _secret_names(value: Any) -> Iterator[str]:
-    """Yields the names of Secrets that anything inside refers to, those that are optional left out."""
-    if isinstance(value, list):
-        for inner in value:
-            yield from _secret_names(inner)
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            if key in ("secretKeyRef", "secretRef") and isinstance(inner, dict) and not inner.get("optional"):
-                yield inner["name"]
-            elif key == "authOptions" and "secretName" in inner:
-                yield inner["secretName"]
-            yield from _secret_names(inner)
 
 
 def _pod_labels(manifest: Manifest) -> Iterator[dict[str, str]]:

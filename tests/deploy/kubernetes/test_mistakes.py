@@ -321,10 +321,3 @@ def test_whatever_a_manifest_holds_the_answer_is_a_sentence(
     manifests = rendered("gpu")
     plant(next(entry for entry in manifests if entry["kind"] == kind and spec(entry).get("ingress", True)))
     assert validate(manifests).findings
-
-
-def test_a_manifest_that_is_there_twice_is_found(rendered: Rendered) -> None:
-    manifests = rendered("cpu-demo")
-    last = manifests[-1]
-    place = f"{last['kind']}/{last['metadata']['name']}"
-    assert found([*manifests, last], place, "is there twice; keep one")
