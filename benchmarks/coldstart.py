@@ -9,7 +9,6 @@ from no process at all; files that a run before has read may be in the page cach
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -22,15 +21,13 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.keep import Write, keep
 from demo.heldout import heldout_prompts
 from outrider_cli.bench.figures import Spread
-from outrider_cli.bench_command import machine
 from tests.cluster.client import Request
 from tests.cluster.hosts import switched
 from tests.cluster.namespace import missing
 from tests.cluster.ray_cluster import application, ray_cluster
-
-BUDGET_SECONDS = 90.0  # on 2 cores
 
 
 def start(target: Path, draft: Path, request: Request) -> dict[str, float]:
@@ -58,7 +55,7 @@ def main(
     target: Annotated[Path, typer.Option(help="Folder of the target.")] = Path("demo/models/target"),
     draft: Annotated[Path, typer.Option(help="Folder of the draft model.")] = Path("demo/models/draft"),
     runs: Annotated[int, typer.Option(min=1, help="Starts, one after the other.")] = 3,
-    write: Annotated[Path | None, typer.Option(help="File to keep the result in, as JSON.")] = None,
+    write: Write = None,
 ) -> None:
     """Start a cluster of three hosts and ask it, several times."""
     if reason := missing():
@@ -68,19 +65,14 @@ def main(
     starts = [start(target.resolve(), draft.resolve(), request) for _ in range(runs)]
     seconds = {stage: Spread.of([one[stage] for one in starts]) for stage in starts[0]}
     result = {
-        "command": "python " + " ".join(sys.argv),
-        "machine": machine(),
         "load_before": load_before,
-        "versions": {name: version(name) for name in ("torch", "transformers", "grpcio", "ray")},
-        "budget_seconds": BUDGET_SECONDS,
-        "within_budget": max(one["first_answer"] for one in starts) <= BUDGET_SECONDS,
+        "ray": version("ray"),
         **{f"seconds_until_{stage}": asdict(value) for stage, value in seconds.items()},
         "starts": starts,
     }
     for stage, value in seconds.items():
         print(f"seconds until {stage}: {value}")
-    if write is not None:
-        write.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    keep(write, result)
 
 
 if __name__ == "__main__":

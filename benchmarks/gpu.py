@@ -14,7 +14,6 @@ the target's side, planning and messages apart. `--device cpu` runs a tiny model
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 import sys
@@ -34,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.gpu_generate import GREEDY, exactness, generate_rate
 from benchmarks.gpu_report import show
 from benchmarks.gpu_timing import Device, attention_seconds, host_and_device_seconds
+from benchmarks.keep import ROOT, Write, keep
 from outrider.engine.assembly import build_engine
 from outrider.engine.engine import Engine, Work
 from outrider.engine.flat_inputs import SIZES
@@ -45,7 +45,6 @@ from outrider.engine.reference_attention import KERNEL as REFERENCE
 from outrider.errors import OutriderError
 from outrider.sampling.sampler import Row
 
-ROOT = Path(__file__).resolve().parent.parent
 CONSOLE = Console()
 
 
@@ -301,7 +300,7 @@ def main(
     drafts: Annotated[int, typer.Option(min=1, max=31, help="Draft tokens of a stream in a step.")] = 4,
     acceptance: Annotated[float, typer.Option(min=0, max=1, help="How often a draft is right.")] = 0.8,
     fuse: Annotated[bool, typer.Option(help="Join the layers' small operations by torch.compile.")] = True,
-    write: Annotated[Path | None, typer.Option(help="File to keep the result in, as JSON.")] = None,
+    write: Write = None,
 ) -> None:
     """Measure the engine on a GPU."""
     logging.basicConfig(level=logging.WARNING)
@@ -320,10 +319,8 @@ def main(
             )
     except OutriderError as error:
         raise SystemExit(error.message) from None
-    result = {"command": "python " + " ".join(sys.argv), "device": asdict(chosen.about()), **result}
     show(result, CONSOLE)
-    if write is not None:
-        write.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    keep(write, {"device": asdict(chosen.about()), **result})
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.keep import ROOT, Write, keep
 from outrider.engine.tokenizer import load_tokenizer
 from outrider.net.rpc import Outbox, add_methods, bind, channel, new_server
 from outrider.v1 import generation_pb2, generation_pb2_grpc
@@ -40,9 +41,8 @@ from outrider.wire.verifier_sessions import (
     VerifierEvents,
 )
 from outrider.worker.registration import RouterRegistrar, register
-from outrider_cli.bench_command import machine
 
-MODEL = Path(__file__).parents[1] / "demo" / "models" / "target"
+MODEL = ROOT / "demo" / "models" / "target"
 CONTEXT = 1_000_000
 PROGRAM = ("-c", "from outrider_cli import main; main()")
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -206,14 +206,15 @@ async def measure(
 
 
 def main(
-    streams: Annotated[int, typer.Option(help="clients at once")] = 32,
-    tokens: Annotated[int, typer.Option(help="tokens that a step commits for each")] = 1,
-    drafts: Annotated[int, typer.Option(help="draft tokens that a step verifies for each")] = 0,
-    step: Annotated[float, typer.Option(help="seconds between steps")] = 0.005,
-    seconds: Annotated[float, typer.Option(help="of measuring")] = 5.0,
-    repetitions: Annotated[int, typer.Option(help="of HTTP and gRPC in turn")] = 5,
-    write: Annotated[Path | None, typer.Option(help="file for the result")] = None,
+    streams: Annotated[int, typer.Option(help="Clients at once.")] = 32,
+    tokens: Annotated[int, typer.Option(help="Tokens that a step commits for each.")] = 1,
+    drafts: Annotated[int, typer.Option(help="Draft tokens that a step verifies for each.")] = 0,
+    step: Annotated[float, typer.Option(help="Seconds between steps.")] = 0.005,
+    seconds: Annotated[float, typer.Option(help="Seconds of measuring.")] = 5.0,
+    repetitions: Annotated[int, typer.Option(help="How often HTTP and gRPC are measured, in turn.")] = 5,
+    write: Write = None,
 ) -> None:
+    """Measure what a router takes for a token."""
     found: dict[str, list[dict[str, float]]] = {"http": [], "grpc": []}
     for _ in range(repetitions):
         for api, runs in found.items():
@@ -221,10 +222,7 @@ def main(
             typer.echo(f"{api}: {runs[-1]['microseconds_a_token']:.1f} us a token")
     medians = {api: median(run["microseconds_a_token"] for run in runs) for api, runs in found.items()}
     typer.echo(f"median: {medians}")
-    if write is not None:
-        command = "python -m benchmarks.router_host " + " ".join(sys.argv[1:])
-        result = {"command": command, "machine": machine(), "microseconds_a_token": medians, "runs": found}
-        write.write_text(json.dumps(result, indent=1) + "\n")
+    keep(write, {"microseconds_a_token": medians, "runs": found})
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ plain decoding, and whether the goals hold.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -27,6 +26,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.keep import keep
 from benchmarks.simulation.controllers import Ours
 from benchmarks.simulation.costs import CPU, H200
 from benchmarks.simulation.policies import Confidence, Fixed, Heuristic, Start
@@ -39,7 +39,15 @@ PRICES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6)  # that hindsight may choose from
 FEWEST_ANSWERS = 32
 WAITING_PAYS = 32  # sessions up to which fixed k may wait for drafts, too: with more, it never pays
 OURS = "ours"
-OURS_ALONE = "ours, k left at the most"
+OURS_ALONE = "the verifier alone"  # k left at the most
+SHOWN = {  # by heading: the beginning of the ways' names, of which the best is shown; how its line is drawn
+    "best k for all": ("k = ", "tab:gray", "-"),
+    "+2/-1": ("+2/-1", "tab:orange", ":"),
+    "confidence .4": ("confidence .4", "tab:green", ":"),
+    "lock-step": ("lock-step", "tab:red", "--"),
+    "hindsight": ("hindsight", "black", "--"),
+    OURS: (OURS, "tab:blue", "-"),
+}
 
 
 @dataclass(frozen=True)
@@ -108,7 +116,11 @@ class Row:
 
     @property
     def best_fixed(self) -> float:
-        return max(ratio for name, ratio in self.over_plain.items() if name.startswith("k = "))
+        return self.best("k = ")
+
+    def best(self, beginning: str) -> float:
+        """Returns the best ratio of the ways whose name begins so."""
+        return max(ratio for name, ratio in self.over_plain.items() if name.startswith(beginning))
 
     @property
     def over_hindsight(self) -> float:
@@ -147,18 +159,12 @@ def goals(rows: Sequence[Row]) -> list[tuple[str, float, float]]:
 
 
 def show(rows: Sequence[Row]) -> None:
-    names = ("best k for all", "+2/-1", "confidence .4", "lock-step", "hindsight", OURS)
-    table = Table("machine", "answers", "batch", "RTT ms", *names, "over hindsight")
+    table = Table("machine", "answers", "batch", "RTT ms", *SHOWN, "over hindsight")
     for r in rows:
-        shown = {
-            **r.over_plain,
-            "best k for all": r.best_fixed,
-            "lock-step": max(v for name, v in r.over_plain.items() if name.startswith("lock-step")),
-        }
         cell = r.cell
         table.add_row(
             *(cell.machine, cell.kind, str(cell.batch), f"{cell.round_trip_ms:g}"),
-            *(f"{shown[name]:.2f}" for name in names),
+            *(f"{r.best(name):.2f}" for name, _, _ in SHOWN.values()),
             f"{r.over_hindsight:.3f}",
         )
     CONSOLE.print(table)
@@ -169,32 +175,18 @@ def show(rows: Sequence[Row]) -> None:
 def plot(rows: Sequence[Row], path: Path) -> None:
     """Plots goodput over plain decoding by batch, one panel for each machine, round trip and kind of
     answers."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise SystemExit("the plot needs matplotlib: pip install outrider[bench]") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     lines = sorted({(r.cell.machine, r.cell.round_trip_ms) for r in rows}, reverse=True)
     kinds = [kind for kind in KINDS if any(r.cell.kind == kind for r in rows)]
-    figure, axes = pyplot.subplots(
-        len(lines), len(kinds), figsize=(3 * len(kinds), 2.6 * len(lines)), squeeze=False
-    )
-    drawn = {
-        "best k for all": ("tab:gray", "-"),
-        "+2/-1": ("tab:orange", ":"),
-        "confidence .4": ("tab:green", ":"),
-        "lock-step": ("tab:red", "--"),
-        "hindsight": ("black", "--"),
-        OURS: ("tab:blue", "-"),
-    }
+    figure = Figure(figsize=(3 * len(kinds), 2.6 * len(lines)), layout="tight")
+    axes = figure.subplots(len(lines), len(kinds), squeeze=False)
     for panels, (machine, round_trip) in zip(axes, lines, strict=True):
         for panel, kind in zip(panels, kinds, strict=True):
             here = [r for r in rows if r.cell == Cell(machine, kind, r.cell.batch, round_trip)]
             positions = range(len(here))
-            for name, (color, style) in drawn.items():
-                panel.plot(positions, [_drawn(r, name) for r in here], style, color=color, label=name)
+            for label, (name, color, style) in SHOWN.items():
+                panel.plot(positions, [r.best(name) for r in here], style, color=color, label=label)
             panel.axhline(1, color="lightgray", linewidth=0.8, zorder=0)
             panel.set_xticks(positions, [str(r.cell.batch) for r in here])
             panel.set_title(f"{kind}, {machine}, {round_trip:g} ms", fontsize=9)
@@ -203,17 +195,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     for panels in axes:
         panels[0].set_ylabel("goodput over plain")
     axes[0][0].legend(fontsize=7)
-    figure.tight_layout()
     figure.savefig(path, dpi=110)
-    pyplot.close(figure)
-
-
-def _drawn(r: Row, name: str) -> float:
-    if name == "best k for all":
-        return r.best_fixed
-    if name == "lock-step":
-        return max(ratio for each, ratio in r.over_plain.items() if each.startswith("lock-step"))
-    return r.over_plain[name]
 
 
 def main(
@@ -240,13 +222,11 @@ def main(
     show(rows)
     if write is not None:
         result = {
-            "command": "python " + " ".join(sys.argv),
-            "numpy": np.__version__,
             "goals": [dict(zip(("goal", "worst", "at_least"), goal, strict=True)) for goal in goals(rows)],
             "cells": [asdict(r) | {"over_hindsight": r.over_hindsight} for r in rows],
         }
         write.mkdir(parents=True, exist_ok=True)
-        (write / "simulate.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        keep(write / "simulate.json", result)
         plot(rows, write / "simulate.png")
 
 

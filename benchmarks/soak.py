@@ -1,6 +1,6 @@
 """Measures if memory stays flat under load that never ends.
 
-    python benchmarks/soak.py --minutes 30 --write benchmarks/results/soak-demo.json --plot soak.png
+    python benchmarks/soak.py --minutes 30 --write benchmarks/results/soak-demo.json
 
 Real processes on one machine, kept full by clients of three kinds: some read as fast as they can and ask
 again at once, some read one token a second, and some vanish in the middle of an answer or before it begins.
@@ -20,7 +20,6 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -32,13 +31,13 @@ from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.keep import Draft, Target, Write, keep
 from benchmarks.load import ask
 from demo.heldout import heldout_prompts
 from outrider.options.engine import EngineOptions
 from outrider.options.sessions import SessionOptions
 from outrider_cli.bench.placing import Cores
 from outrider_cli.bench.services import Service, service
-from outrider_cli.bench_command import machine
 from outrider_cli.children import Models, Workers
 
 CONSOLE = Console()
@@ -162,7 +161,7 @@ async def sample(pids: dict[str, int], until: float) -> tuple[list[float], dict[
 
 async def run(
     target: str, draft: str | None, minutes: float, clients: tuple[int, int, int], max_tokens: int, seed: int
-) -> tuple[Json, list[float], dict[str, list[float]]]:
+) -> Json:
     quick, slow, vanishing = clients
     workers = Workers(verifiers=1, drafters=1, engine=EngineOptions(kv_memory=KV_MEMORY, threads=1))
     sessions = SessionOptions(max_sessions=quick + slow, seed=0)
@@ -179,43 +178,27 @@ async def run(
             for done in await asyncio.gather(*asking, return_exceptions=True)
             if isinstance(done, Exception)
         ]
-    found: Json = {
+    return {
         "answers": dict(soak.ended),
         "clients_failed": failures,
         "processes": {name: slope(seconds, values) for name, values in memory.items()},
     }
-    return found, seconds, memory
-
-
-def draw(path: Path, seconds: list[float], memory: dict[str, list[float]]) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for name, values in memory.items():
-        axes.plot([at / 60 for at in seconds], [value / MIB for value in values], label=name)
-    axes.set(xlabel="minutes", ylabel="resident memory, MiB", ylim=(0, None))
-    axes.legend()
-    figure.savefig(path)
 
 
 def main(
-    target: Annotated[str, typer.Option(help="Folder of the target.")] = "demo/models/target",
-    draft: Annotated[
-        str, typer.Option(help="Folder of the draft model; empty = none.")
-    ] = "demo/models/draft",
+    target: Target = "demo/models/target",
+    draft: Draft = "demo/models/draft",
     minutes: Annotated[float, typer.Option(min=0.1, help="How long it lasts.")] = 30.0,
     quick: Annotated[int, typer.Option(min=1, help="Clients that read as fast as they can.")] = 24,
     slow: Annotated[int, typer.Option(min=0, help="Clients that read one token a second.")] = 8,
     vanishing: Annotated[int, typer.Option(min=0, help="Clients that hang up.")] = 4,
     max_tokens: Annotated[int, typer.Option(min=1, help="Output tokens of each request.")] = 200,
     seed: Annotated[int, typer.Option(help="Of what the clients choose.")] = 1,
-    write: Annotated[Path | None, typer.Option(help="File to keep the result in, as JSON.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="File to draw the memory in, as PNG.")] = None,
+    write: Write = None,
 ) -> None:
     """Keep a service full and watch its memory."""
     clients = (quick, slow, vanishing)
-    found, seconds, memory = asyncio.run(run(target, draft or None, minutes, clients, max_tokens, seed))
+    found = asyncio.run(run(target, draft or None, minutes, clients, max_tokens, seed))
     table = Table("process", "MiB at the end", "slope, MiB/h", "95 % confidence", "flat")
     processes = found["processes"]
     assert isinstance(processes, dict)
@@ -226,21 +209,13 @@ def main(
     CONSOLE.print(table)
     CONSOLE.print(f"answers: {found['answers']}; clients that failed: {found['clients_failed'] or 'none'}")
     result: Json = {
-        "command": "python " + " ".join(sys.argv),
-        "machine": machine(),
-        "versions": {name: version(name) for name in ("torch", "transformers", "grpcio")},
         "minutes": minutes,
         "kv_memory": KV_MEMORY,
         "clients": {"quick": quick, "slow": slow, "vanishing": vanishing},
         "max_tokens": max_tokens,
         **found,
-        "sampled_every_seconds": SAMPLE_SECONDS,
-        "mib": {name: [round(value / MIB, 2) for value in values] for name, values in memory.items()},
     }
-    if write is not None:
-        write.write_text(json.dumps(result) + "\n", encoding="utf-8")
-    if plot is not None:
-        draw(plot, seconds, memory)
+    keep(write, result)
 
 
 if __name__ == "__main__":

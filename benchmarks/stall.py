@@ -12,13 +12,11 @@ step that read nothing, over that median: what the machine and the streams' own 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import statistics
 import sys
 import time
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -28,12 +26,12 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.keep import Target, Write, keep
 from outrider.engine.engine import Engine
 from outrider.engine.loading import load_engine
 from outrider.options.engine import StepLimits
 from outrider.sampling.params import SamplingParams
 from outrider.wire.session import SessionParams
-from outrider_cli.bench_command import machine
 from verifier import meter
 from verifier.price import StepTime
 from verifier.profile import profile
@@ -119,19 +117,16 @@ async def stall(
 
 
 def main(
-    target: Annotated[str, typer.Option(help="Folder of the target.")] = "demo/models/target",
+    target: Target = "demo/models/target",
     streams: Annotated[int, typer.Option(min=1, help="Streams that decode.")] = 4,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the prompt that comes.")] = 4000,
     prefill_chunk: Annotated[int, typer.Option(min=1, help="Most tokens of prompts in a step.")] = 256,
     threads: Annotated[int, typer.Option(min=1, help="Threads of the arithmetic.")] = 1,
-    write: Annotated[Path | None, typer.Option(help="File to keep the result in, as JSON.")] = None,
+    write: Write = None,
 ) -> None:
     """Measure how long a prompt stalls the streams beside it."""
     engine = load_engine(target, threads=threads)
     result: dict[str, object] = {
-        "command": "python " + " ".join(sys.argv),
-        "machine": machine(),
-        "versions": {name: version(name) for name in ("torch", "transformers")},
         "streams": streams,
         "prompt_tokens": prompt_tokens,
         "prefill_chunk": prefill_chunk,
@@ -156,8 +151,7 @@ def main(
         )
         engine.pool = type(engine.pool)(engine.pool.num_blocks, engine.pool.block_size)  # nothing is cached
     CONSOLE.print(table)
-    if write is not None:
-        write.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    keep(write, result)
 
 
 if __name__ == "__main__":

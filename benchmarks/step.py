@@ -12,13 +12,11 @@ the fastest of several rounds: what disturbs a step makes it slower. Text and qu
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,7 +30,8 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.verifier_host import microseconds, plan_milliseconds
+from benchmarks.keep import ROOT, Draft, Target, Write, keep
+from benchmarks.verifier_host import microseconds
 from outrider.engine.engine import Engine, Work
 from outrider.engine.kv_blocks import BlockTable
 from outrider.engine.loading import load_engine, load_tokenizer
@@ -40,10 +39,8 @@ from outrider.engine.packed import PackedLinear
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Row, draw
 from outrider.wire.description import TokenizerFiles
-from outrider_cli.bench_command import machine
 
 CONSOLE = Console()
-ROOT = Path(__file__).resolve().parent.parent
 TOKENS = (1, 2, 3, 5, 9, 16, 32, 64)  # of a step
 SESSIONS = (16, 64)  # that the host's part is measured with
 LENGTHS = (64, 1024)  # of those sessions
@@ -285,8 +282,6 @@ def show(result: Mapping[str, Any]) -> None:
     if "drafter" in result:
         for name, value in result["drafter"]["step_milliseconds"].items():
             table.add_row(f"drafter, {name}", f"{value:.2f} ms", "")
-    plan_ms = result["plan_milliseconds_at_128_sessions"]
-    table.add_row("plan of 128 sessions with 8 drafts each", f"{plan_ms:.2f} ms", "< 1")
     for which in ("first", "second"):
         milliseconds, ran = (result["prefix"][f"{which}_{what}"] for what in ("milliseconds", "tokens_run"))
         table.add_row(
@@ -298,10 +293,8 @@ def show(result: Mapping[str, Any]) -> None:
 
 
 def main(
-    target: Annotated[str, typer.Option(help="Folder of the target.")] = "demo/models/target",
-    draft: Annotated[str | None, typer.Option(help="Folder of the draft model.")] = str(
-        ROOT / "demo/models/draft"
-    ),
+    target: Target = "demo/models/target",
+    draft: Draft = str(ROOT / "demo/models/draft"),
     draft_quantization: Annotated[str | None, typer.Option(help="int8, or as it is.")] = None,
     context: Annotated[int, typer.Option(min=1, help="Tokens in the cache before the step.")] = 256,
     threads: Annotated[int, typer.Option(min=1, help="Threads of the arithmetic.")] = 1,
@@ -309,7 +302,7 @@ def main(
     verifier: Annotated[
         bool, typer.Option(help="Measure the verifier's own part too, with peers in a process of their own.")
     ] = True,
-    write: Annotated[Path | None, typer.Option(help="File to keep the result in, as JSON.")] = None,
+    write: Write = None,
 ) -> None:
     """Measure what a step costs."""
     engine = load_engine(target, threads=threads)
@@ -321,29 +314,24 @@ def main(
 
         first_token(engine, [1] * context)  # shapes are known, memory is there
         result: dict[str, Any] = {
-            "command": "python " + " ".join(sys.argv),
-            "machine": machine(),
-            "versions": {name: version(name) for name in ("torch", "transformers")},
             "threads": threads,
             "target": {"parameters": engine.info.parameters, "bit_exact": engine.info.bit_exact},
             "step": step_times(engine, context, rounds, ticking("Steps", rounds)),
             "host_microseconds_a_session": host_times(engine, rounds, ticking("The host's part", rounds)),
-            "plan_milliseconds_at_128_sessions": plan_milliseconds(128, 8),
             "prefix": prefix_times(engine, min(rounds, 3), ticking("A shared prefix", min(rounds, 3))),
         }
         if verifier:
             tick = ticking("The verifier's part", len(SESSIONS) * len(LENGTHS))
             result["host_microseconds_a_session"] |= verifier_times(engine, load_tokenizer(target), tick)
             result["host_together_microseconds_a_session"] = together(result["host_microseconds_a_session"])
-        if draft is not None:
+        if draft:
             drafter = load_engine(draft, threads=threads, quantization=draft_quantization)
             first_token(drafter, [1] * context)
             result["drafter"] = drafter_times(
                 drafter, context, 10 * rounds, ticking("The drafter", 10 * rounds)
             )
     show(result)
-    if write is not None:
-        write.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    keep(write, result)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from outrider.engine.engine import Engine, Work
 from outrider.engine.group import Alone
 from outrider.engine.kv_blocks import BlockPool
-from outrider.engine.scheduler import Candidate, Limits, schedule
 from outrider.net.draft_right import right
 from outrider.net.rpc import bind, channel, converse, heard, new_server
 from outrider.options.engine import StepLimits
@@ -36,7 +35,6 @@ from outrider.wire.methods import SPECULATE, VERIFIER_SESSIONS
 from outrider.wire.session import SessionParams
 from outrider.wire.speculation import Attach, Draft, DraftBatch
 from outrider.wire.verifier_sessions import OpenSession, VerifierCommand
-from verifier.admission import admit
 from verifier.price import StepTime
 from verifier.service import VerifierService
 from verifier.stepper import Stepper, StepReport
@@ -210,20 +208,6 @@ class _Peers:
 async def _all(queue: asyncio.Queue[Any]) -> AsyncIterator[Any]:
     while True:
         yield await queue.get()
-
-
-def plan_milliseconds(sessions: int, drafts: int, rounds: int = 50) -> float:
-    """Returns the time of the pure part, which decides who runs with how many drafts; the fastest of some
-    rounds."""
-    survival = [[0.95 ** (1 + depth + number % 7) for depth in range(drafts)] for number in range(sessions)]
-    step_time = StepTime.measured({1: 0.037, 8: 0.045, 16: 0.063, 64: 0.168})
-    fastest = float("inf")
-    for _ in range(rounds):
-        began = time.perf_counter()
-        counts = admit(survival, sessions, sessions, step_time, 2048).counts
-        schedule([Candidate(1, count, 500, 32) for count in counts], 10**6, Limits(2048, 256, BLOCK))
-        fastest = min(fastest, time.perf_counter() - began)
-    return fastest * 1e3
 
 
 if __name__ == "__main__":

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-import re
 import sys
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drafter.config import DrafterConfig
 from outrider.options.engine import EngineOptions
 from outrider.options.option import build, option, same
-from outrider.options.sessions import SessionOptions
 from outrider_cli.commands import command
 from outrider_cli.reporting import reported
 from outrider_cli.roles import API_KEYS, STORE
@@ -25,7 +20,6 @@ if TYPE_CHECKING:
 
 RESULT = "result.json"
 WIDTH = 110
-PACKAGES = ("outrider", "torch", "transformers", "grpcio")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +44,7 @@ class BenchOptions:
     peers: bool = option(True, "Measure transformers' generate too.", negated=True)
     lock_step: bool = option(True, "Measure drafts that wait for each verdict too.", negated=True)
     chains: bool = option(False, "Measure streaming drafts without branches too.")
-    num_speculative_tokens: int = same(SessionOptions, "num_speculative_tokens")
     kv_memory: str = same(EngineOptions, "kv_memory", "2GiB")
-    draft_quantization: str | None = same(DrafterConfig, "draft_quantization")
     cores: str | None = option(
         None,
         "CPU cores of each model, such as 0/1 or 0,1/2,3; any = wherever the system puts them. "
@@ -60,7 +52,6 @@ class BenchOptions:
         metavar="TARGET/DRAFT",
         shown="half of the machine each",
     )
-    seed: int = option(0, "Of the order in which is measured.")
     url: str | None = option(
         None, "Measure this OpenAI-compatible server instead; it is not started.", shown="none"
     )
@@ -95,16 +86,13 @@ def settings_of(told: BenchOptions) -> Settings:
         rtts_ms=numbers("--rtt", told.rtt or ("0" if told.url else "0,20"), float, 0),
         repetitions=told.repetitions,
         max_tokens=told.max_tokens,
-        seed=told.seed,
         models=None if told.url and told.target is None else choose_models(told.target, told.draft, 1),
         url=told.url,
         model=told.model,
         lock_step=told.lock_step,
         chains=told.chains,
         peers=told.peers,
-        sessions=SessionOptions(told.num_speculative_tokens),
         engine=EngineOptions(kv_memory=told.kv_memory),
-        draft_quantization=told.draft_quantization,
         cores=parse_cores(told.cores, available),
     )
 
@@ -125,7 +113,7 @@ def measure(settings: Settings, write: Path | None) -> None:
     from rich.console import Console
 
     from outrider_cli.bench import plots, report
-    from outrider_cli.bench.goals import outcomes
+    from outrider_cli.bench.provenance import provenance
     from outrider_cli.bench.run import run
     from outrider_cli.display import BenchDisplay
 
@@ -145,16 +133,12 @@ def measure(settings: Settings, write: Path | None) -> None:
     for table in report.cells_tables(settings, result):
         console.print(table)
     console.print(report.LEGEND, highlight=False)
-    reached = outcomes(result.runs)
-    if reached:
-        console.print(report.goals_table(reached))
     for sentence in report.sentences(settings, result):
         console.print(sentence, highlight=False)
     if write is not None:
         about: report.Json = {
             "command": "outrider " + " ".join(sys.argv[1:]),
-            "machine": machine(),
-            "versions": {name: version(name) for name in PACKAGES},
+            **provenance(),
             "load_before": load_before,
         }
         kept = json.dumps(report.as_json(settings, result, about), indent=1)
@@ -163,15 +147,3 @@ def measure(settings: Settings, write: Path | None) -> None:
         console.print(
             f"kept in {write}: {', '.join([RESULT, *(path.name for path in drawn)])}", highlight=False
         )
-
-
-def machine() -> str:
-    """Returns the processor's name, if the system tells, and the number of cores."""
-    try:
-        told = dict(re.findall(r"(model name|cpu family|model)\s*: (.+)", Path("/proc/cpuinfo").read_text()))
-    except OSError:
-        told = {}
-    name = told.get("model name", platform.machine())
-    if "cpu family" in told and "model" in told:  # of one name there are fast ones and slow ones
-        name += f" (family {told['cpu family']}, model {told['model']})"
-    return f"{name}, {os.cpu_count()} cores, Python {platform.python_version()}"

@@ -109,12 +109,11 @@ class Verifier:
 
 
 class Ours:
-    """Outrider's way. If `router`, the router chooses k, otherwise it leaves it at the most. If `verifier`,
-    the verifier admits by survival, otherwise all that arrived."""
+    """Outrider's way. If `router`, the router chooses k, otherwise it leaves it at the most."""
 
-    def __init__(self, name: str, *, router: bool = True, verifier: bool = True) -> None:
+    def __init__(self, name: str, *, router: bool = True) -> None:
         self.name = name
-        self._routed, self._admits = router, verifier
+        self._routed = router
 
     def begin(self, world: World) -> None:
         self.world = world
@@ -176,7 +175,7 @@ class Ours:
         return self.verifier.start_at(now, free_since, usable)
 
     def admit(self, usable: Ints) -> Ints:
-        admitted = self.verifier.admit(usable) if self._admits else usable
+        admitted = self.verifier.admit(usable)
         self.verifier.judged(usable, admitted)
         return admitted
 

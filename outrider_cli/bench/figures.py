@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+import numpy as np
+
+from outrider_cli.bench.cells import Cell
 from outrider_cli.bench.group import Answers
 
 
@@ -79,10 +82,7 @@ class Spread:
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
         """Returns the spread of at least one value."""
-        low, middle, high = (
-            statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
-        )
-        return cls(middle, low, high)
+        return cls(percentile(values, 50), percentile(values, 25), percentile(values, 75))
 
     def __str__(self) -> str:
         digits = 1 if self.median >= 10 else 2
@@ -93,9 +93,7 @@ class Spread:
 
 def percentile(values: Sequence[float], percent: int) -> float:
     """Returns a percentile of at least one value, by linear interpolation."""
-    if len(values) == 1:
-        return values[0]
-    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+    return float(np.percentile(values, percent))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +138,13 @@ def figures(repetitions: Sequence[Measured]) -> Figures:
     )
 
 
-def ratio(over: Sequence[Measured], under: Sequence[Measured]) -> Spread | None:
-    """Returns how many times the rate of `under` it is, repetition by repetition; None if a rate of it is
-    0."""
-    if not all(below.rate > 0 for below in under):
+Runs = Mapping[Cell, Sequence[Measured]]  # repetitions of each cell
+
+
+def over(runs: Runs, cell: Cell, way: str) -> Spread | None:
+    """Returns how many times the rate of another way in the same setting it is, repetition by repetition;
+    None if that was not measured, or was 0."""
+    over, under = runs[cell], runs.get(replace(cell, way=way))
+    if under is None or not all(below.rate > 0 for below in under):
         return None
     return Spread.of([above.rate / below.rate for above, below in zip(over, under, strict=True)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 from collections import defaultdict
@@ -29,9 +28,9 @@ from outrider_cli.bench.settings import Settings
 from outrider_cli.bench.texts import Texts
 from outrider_cli.bench.workloads import prompts
 
-IDLE_SECONDS = 2.0  # for which started services are watched while nobody asks
 WARM_TOKENS = 8  # of each stream before a group is measured: both models have then read its prompt
 SETTLING_TOKENS = 48  # after the line has changed, for those who measure it
+SEED = 0  # of the order of the cells
 TUNING_PROMPTS = 2
 TUNING_TOKENS = 32
 
@@ -58,7 +57,6 @@ class Result:
     texts: Texts = field(default_factory=Texts)
     reading_seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     # by way: from sending a prompt that nobody has read yet to its first token, while nobody else asks
-    idle_cpu: dict[str, Seconds] = field(default_factory=dict)  # by way, then by role: seconds a second
     tuned: dict[tuple[str, float], int] = field(default_factory=dict)  # by workload and temperature: best k
     carried_bytes: int = 0  # over the line between drafters and verifiers
     rejections: Rejections | None = None  # of the drafter with branches, in the whole run
@@ -79,16 +77,6 @@ class Bench:
         self._prompts = {workload: prompts(workload, needed) for workload in settings.workloads}
         self._tuned: dict[tuple[str, float], Server] = {}
         self.result = Result()
-
-    async def idle(self) -> None:
-        """Watches the services while nobody asks: what they use then, they would take from one another."""
-        self._progress.stage("Watching idle services", 1)
-        self._progress.step("")
-        before = {way: server.cpu() for way, server in self._servers.items()}
-        await asyncio.sleep(IDLE_SECONDS)
-        for way, server in self._servers.items():
-            now = server.cpu()
-            self.result.idle_cpu[way] = {role: (now[role] - before[way][role]) / IDLE_SECONDS for role in now}
 
     async def read(self, ways: Sequence[str]) -> None:
         """Lets every prompt be read by the services: what is measured later is decoding."""
@@ -118,7 +106,7 @@ class Bench:
 
     async def measure(self) -> None:
         """Measures all cells, in random order, as often as the settings say."""
-        rng = random.Random(self._settings.seed)
+        rng = random.Random(SEED)
         planned = self._settings.cells()
         self._progress.stage("Measuring", len(planned) * self._settings.repetitions)
         for repetition in range(self._settings.repetitions):

@@ -9,34 +9,12 @@ on a real line.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from contextlib import suppress
+import math
+from asyncio import StreamReader, StreamWriter
 
-CONNECT_LIMIT = 4096  # bytes of a CONNECT request
 ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 REFUSED = b"HTTP/1.1 502 Bad Gateway\r\n\r\n"
-
-
-class Line:
-    """What is under way in one direction: pure, clock passed in. Nothing overtakes anything."""
-
-    def __init__(self) -> None:
-        self._under_way: deque[tuple[float, bytes]] = deque()  # (arrival, bytes); b"" = the end
-
-    def send(self, data: bytes, now: float, delay: float) -> None:
-        """Takes bytes that arrive `delay` seconds after `now`, or with what is before them, if later."""
-        self._under_way.append((now + delay, data))
-
-    def arrived(self, now: float) -> list[bytes]:
-        """Returns what has arrived by `now`, in the order in which it was sent. It is taken off the line."""
-        arrived = []
-        while self._under_way and self._under_way[0][0] <= now:
-            arrived.append(self._under_way.popleft()[1])
-        return arrived
-
-    @property
-    def next_arrival(self) -> float | None:
-        return self._under_way[0][0] if self._under_way else None
+MOST_BYTES = 2**16  # that are read at once
 
 
 class Relay:
@@ -46,11 +24,10 @@ class Relay:
         self.rtt_seconds = 0.0  # may be changed at any time; bytes under way arrive as they would have
         self.carried_bytes = 0  # in both directions
         self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Transport] = set()
+        self._ends: set[StreamWriter] = set()
 
     async def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Client(self), "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -66,92 +43,52 @@ class Relay:
     async def close(self) -> None:
         if self._server is not None:
             self._server.close()
-            for connection in list(self._connections):
-                connection.abort()
+            for end in self._ends:
+                end.transport.abort()
             await self._server.wait_closed()
 
-    def opened(self, connection: asyncio.Transport) -> None:
-        self._connections.add(connection)
-
-    def closed(self, connection: asyncio.Transport) -> None:
-        self._connections.discard(connection)
-
-
-class _End(asyncio.Protocol):
-    """One end of a relayed connection: what it reads goes on the line to the other end."""
-
-    def __init__(self, relay: Relay) -> None:
-        self.relay = relay
-        self.transport: asyncio.Transport | None = None
-        self.other: _End | None = None
-        self._line = Line()  # to the other end
-        self._timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        self.relay.opened(transport)
-
-    def data_received(self, data: bytes) -> None:
-        loop = asyncio.get_running_loop()
-        self.relay.carried_bytes += len(data)
-        self._line.send(data, loop.time(), self.relay.rtt_seconds / 2)
-        if self._timer is None:
-            self._deliver()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        assert self.transport is not None
-        self.relay.closed(self.transport)
-        if self.other is not None:
-            self.data_received(b"")
-
-    def _deliver(self) -> None:
-        """Writes what has arrived at the other end, and comes back for what is still under way."""
-        loop = asyncio.get_running_loop()
-        self._timer = None
-        other = self.other.transport if self.other is not None else None
-        for data in self._line.arrived(loop.time()):
-            if other is not None and not other.is_closing():
-                other.write(data) if data else other.close()
-        if self._line.next_arrival is not None:
-            self._timer = loop.call_at(self._line.next_arrival, self._deliver)
-
-
-class _Client(_End):
-    """The end that asked for the connection: its first bytes are the CONNECT request."""
-
-    def __init__(self, relay: Relay) -> None:
-        super().__init__(relay)
-        self._request = b""
-        self._connecting: asyncio.Task[None] | None = None
-
-    def data_received(self, data: bytes) -> None:
-        if self.other is not None:
-            super().data_received(data)
-            return
-        self._request += data
-        assert self.transport is not None
-        if b"\r\n\r\n" in self._request and self._connecting is None:
-            self._connecting = asyncio.create_task(self._connect(self._request))
-        elif len(self._request) > CONNECT_LIMIT:
-            self.transport.abort()
-
-    async def _connect(self, request: bytes) -> None:
-        assert self.transport is not None
+    async def _accept(self, reader: StreamReader, writer: StreamWriter) -> None:
+        """Serves one connection, whose first bytes are the CONNECT request."""
+        self._ends.add(writer)
         try:
-            method, address = request.split(None, 2)[:2]
-            host, _, port = address.decode("ascii").rpartition(":")
-            if method != b"CONNECT":
-                raise ValueError(f"a proxy of CONNECT alone was asked to {method!r}")
-            loop = asyncio.get_running_loop()
-            _, other = await loop.create_connection(lambda: _End(self.relay), host, int(port))
-        except (OSError, ValueError):
-            with suppress(OSError):
-                self.transport.write(REFUSED)
-            self.transport.close()
+            other_reader, other_writer = await _connect(await reader.readuntil(b"\r\n\r\n"))
+        except (OSError, ValueError, EOFError, asyncio.LimitOverrunError):
+            writer.write(REFUSED)
+            writer.close()
+            self._ends.discard(writer)
             return
-        other.other = self
-        self.other = other
-        self.transport.write(ESTABLISHED)
-        if self.transport.is_closing() and other.transport is not None:
-            other.transport.close()
+        self._ends.add(other_writer)
+        writer.write(ESTABLISHED)
+        await asyncio.gather(self._carry(reader, other_writer), self._carry(other_reader, writer))
+        self._ends -= {writer, other_writer}
+
+    async def _carry(self, reader: StreamReader, writer: StreamWriter) -> None:
+        """Carries bytes one way until they end. Nothing overtakes anything if the line gets shorter."""
+        loop, arrival = asyncio.get_running_loop(), 0.0
+        while True:
+            try:
+                data = await reader.read(MOST_BYTES)
+            except OSError:
+                data = b""
+            self.carried_bytes += len(data)
+            arrival = max(loop.time() + self.rtt_seconds / 2, math.nextafter(arrival, math.inf))
+            loop.call_at(arrival, _deliver, writer, data)
+            if not data:
+                return
+
+
+async def _connect(request: bytes) -> tuple[StreamReader, StreamWriter]:
+    """Returns a connection to where a CONNECT request says. Raises ValueError if it is none."""
+    method, address = request.split(None, 2)[:2]
+    host, _, port = address.decode("ascii").rpartition(":")
+    if method != b"CONNECT":
+        raise ValueError(f"a proxy of CONNECT alone was asked to {method!r}")
+    return await asyncio.open_connection(host, int(port))
+
+
+def _deliver(writer: StreamWriter, data: bytes) -> None:
+    """Writes what has arrived at the other end of a connection; nothing = the end."""
+    if not data:
+        writer.close()
+    elif not writer.is_closing():
+        writer.write(data)

@@ -10,9 +10,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from outrider.options.model_id import checkpoint_name
-from outrider_cli.bench.cells import OURS, PEERS, PLAIN, SERVER, STREAMING, Cell
-from outrider_cli.bench.figures import figures, percentile
-from outrider_cli.bench.goals import Outcome, outcomes, over_plain
+from outrider_cli.bench.cells import PEERS, PLAIN, SERVER, STREAMING, Cell
+from outrider_cli.bench.figures import figures, over, percentile
 from outrider_cli.bench.measuring import Result
 from outrider_cli.bench.settings import Settings
 
@@ -32,16 +31,11 @@ def as_json(settings: Settings, result: Result, about: Json) -> Json:
         **about,
         "plan": {**asdict(settings), "models": _names(settings)},
         "cells": [_cell(result, cell) for cell in in_table_order(settings, result)],
-        "goals": [
-            {"goal": one.name, "ratio": asdict(one.ratio), "least": one.least, "met": one.met}
-            for one in outcomes(result.runs)
-        ],
         "same_text": {way: _same(result, way, settings.reference) for way in settings.ways},
         "reading_ms": {
             way: {"p50": 1e3 * percentile(seconds, 50), "p95": 1e3 * percentile(seconds, 95)}
             for way, seconds in result.reading_seconds.items()
         },
-        "idle_cpu": result.idle_cpu,
         "transformers_tuned_k": [
             {"workload": workload, "temperature": temperature, "k": k}
             for (workload, temperature), k in result.tuned.items()
@@ -67,11 +61,12 @@ def in_table_order(settings: Settings, result: Result) -> list[Cell]:
 
 
 def _cell(result: Result, cell: Cell) -> Json:
-    faster = over_plain(result.runs, cell)
+    ways = {other.way for other in result.runs if other.setting == cell.setting} - {cell.way}
+    ratios = {way: over(result.runs, cell, way) for way in sorted(ways)}
     return {
         **cell.as_json(),
         **asdict(figures(result.runs[cell])),
-        "over_plain": asdict(faster) if faster is not None else None,
+        "over": {way: asdict(ratio) for way, ratio in ratios.items() if ratio is not None},
         "repetitions": [
             {"rate": one.rate, "drafted": one.drafted, "accepted": one.accepted} for one in result.runs[cell]
         ],
@@ -97,7 +92,7 @@ def cells_tables(settings: Settings, result: Result) -> Iterator[Table]:
 
 
 def _row(result: Result, cell: Cell) -> list[str]:
-    found, faster = figures(result.runs[cell]), over_plain(result.runs, cell)
+    found, faster = figures(result.runs[cell]), over(result.runs, cell, PLAIN)
     return [
         f"{found.rate.median:.1f}",
         "" if faster is None or cell.way == PLAIN else str(faster),
@@ -111,14 +106,6 @@ def _row(result: Result, cell: Cell) -> list[str]:
 
 def _pair(values: tuple[float, float]) -> str:
     return f"{values[0]:.0f}/{values[1]:.0f}"
-
-
-def goals_table(reached: list[Outcome]) -> Table:
-    table = Table("goal", "ratio", "at least", "met", title="Goals")
-    for one in reached:
-        met = "[green]yes[/]" if one.met else "[red]no[/]"
-        table.add_row(one.name, str(one.ratio), f"{one.least:g}", met)
-    return table
 
 
 def sentences(settings: Settings, result: Result) -> list[str]:
@@ -140,7 +127,4 @@ def sentences(settings: Settings, result: Result) -> list[str]:
     if result.rejections is not None:
         had = f"a branch had {result.rejections}"
         said.append(f"{STREAMING}: of the tokens that the target took in a draft's place, {had}")
-    idle = sum(share for way in OURS for share in result.idle_cpu.get(way, {}).values())
-    if result.idle_cpu:
-        said.append(f"all services together, while nobody asks: {idle:.1%} of a core")
     return said

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
 from outrider.errors import InvalidRequest
+from outrider.options.sessions import SessionOptions
 from outrider_cli.bench.cells import (
     ASSISTED,
     CHAINS,
@@ -82,15 +83,8 @@ async def _start(
             service(
                 replace(settings.models, draft=None) if way in (PLAIN, PLAIN_ALL) else settings.models,
                 replace(settings.cores, target=settings.cores.all) if way == PLAIN_ALL else settings.cores,
-                replace(settings.sessions, seed=0),
-                Workers(
-                    1,
-                    1,
-                    settings.engine,
-                    settings.draft_quantization,
-                    lock_step=way == LOCK_STEP,
-                    branches=way != CHAINS,
-                ),
+                SessionOptions(seed=0),
+                Workers(1, 1, settings.engine, lock_step=way == LOCK_STEP, branches=way != CHAINS),
                 relay.environment if relay is not None else {},
             )
         )
@@ -101,7 +95,6 @@ async def _start(
         other = await stack.enter_async_context(peer(settings.models, settings.cores))
         servers |= {TRANSFORMERS: Generate(other, None), ASSISTED: Generate(other, DEFAULT)}
     bench = Bench(settings, servers, relay, progress)
-    await bench.idle()
     if other is not None:
         await bench.tune(other)
     return bench, services

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from outrider.errors import StartupError
 from outrider.options.engine import EngineOptions
-from outrider.options.sessions import SessionOptions
 from outrider_cli.bench.cells import CHAINS, LOCK_STEP, OURS, PEERS, PLAIN, PLAIN_ALL, SERVER, Cell, cells
 from outrider_cli.bench.placing import Cores
 from outrider_cli.bench.workloads import WORKLOADS
@@ -24,16 +23,13 @@ class Settings:
     rtts_ms: tuple[float, ...] = (0.0, 20.0)
     repetitions: int = 3
     max_tokens: int = 96
-    seed: int = 0  # of the order of the cells
     models: Models | None = None  # the pair that is served; None = a server that is there
     url: str | None = None  # of that server
     model: str | None = None  # its name for the model; None = whatever it serves
     lock_step: bool = True
     chains: bool = False  # streaming without branches, too
     peers: bool = True
-    sessions: SessionOptions = field(default=SessionOptions())
     engine: EngineOptions = field(default=EngineOptions())  # of each worker
-    draft_quantization: str | None = None
     cores: Cores = Cores()  # noqa: RUF009  # frozen
 
     def __post_init__(self) -> None:

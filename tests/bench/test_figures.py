@@ -1,4 +1,4 @@
-"""From arrivals to figures, goals and the comparison of texts."""
+"""From arrivals to figures, ratios and the comparison of texts."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from outrider_cli.bench.cells import LOCK_STEP, PLAIN, STREAMING, Cell, Setting
+from outrider_cli.bench.cells import LOCK_STEP, PLAIN, STREAMING, TUNED, Cell, Setting
 from outrider_cli.bench.client import Reply, count_tokens
-from outrider_cli.bench.figures import Measured, Spread, figures, measured, percentile, ratio
-from outrider_cli.bench.goals import FAR_CODE, NEAR_CODE, outcomes, over_plain
+from outrider_cli.bench.figures import Measured, Spread, figures, measured, over, percentile
 from outrider_cli.bench.group import Answers
 from outrider_cli.bench.texts import Texts
+
+NEAR = Setting("code", 0.0, 1, 0.0)
+FAR = replace(NEAR, rtt_ms=20.0)
 
 
 def reply(sent: float, *arrivals: tuple[float, int], **told: int) -> Reply:
@@ -96,44 +98,21 @@ def test_spread_and_percentiles() -> None:
     assert percentile([float(n) for n in range(101)], 95) == 95
 
 
-def test_ratios_are_taken_repetition_by_repetition() -> None:
-    over, under = [at_rate(4), at_rate(30)], [at_rate(2), at_rate(10)]
-    assert ratio(over, under) == Spread(2.5, 2.25, 2.75)
-    assert ratio(over, [at_rate(2), at_rate(0)]) is None
-
-
-def test_only_goals_whose_cells_were_measured_are_judged() -> None:
+def test_ratios_are_taken_repetition_by_repetition_and_in_the_same_setting() -> None:
     runs = {
-        Cell(PLAIN, NEAR_CODE): [at_rate(10)],
-        Cell(STREAMING, NEAR_CODE): [at_rate(31)],
-        Cell(LOCK_STEP, FAR_CODE): [at_rate(10)],
-        Cell(STREAMING, FAR_CODE): [at_rate(14)],
+        Cell(STREAMING, NEAR): [at_rate(4), at_rate(30)],
+        Cell(PLAIN, NEAR): [at_rate(2), at_rate(10)],
+        Cell(LOCK_STEP, NEAR): [at_rate(2), at_rate(0)],
+        Cell(TUNED, FAR): [at_rate(1), at_rate(1)],
     }
-    found = {one.name: (one.ratio.median, one.met) for one in outcomes(runs)}
-    assert found == {
-        "code, 1 stream, over our plain decoding": (3.1, True),
-        "code, 1 stream, 20 ms, over lock-step": (1.4, False),
-        "any setting over our plain decoding; worst: code, temperature 0, 1 stream, 0 ms": (3.1, True),
-    }
-
-
-def test_the_worst_setting_is_named() -> None:
-    many = replace(NEAR_CODE, streams=64)
-    runs = {
-        Cell(PLAIN, NEAR_CODE): [at_rate(10)],
-        Cell(STREAMING, NEAR_CODE): [at_rate(30)],
-        Cell(PLAIN, many): [at_rate(100)],
-        Cell(STREAMING, many): [at_rate(97)],
-    }
-    worst = outcomes(runs)[-1]
-    assert worst.name.endswith("worst: code, temperature 0, 64 streams, 0 ms")
-    assert (worst.ratio.median, worst.met) == (0.97, False)
-    assert over_plain(runs, Cell(STREAMING, Setting("prose", 0, 1, 0))) is None
+    assert over(runs, Cell(STREAMING, NEAR), PLAIN) == Spread(2.5, 2.25, 2.75)
+    assert over(runs, Cell(STREAMING, NEAR), LOCK_STEP) is None
+    assert over(runs, Cell(STREAMING, NEAR), TUNED) is None
 
 
 def test_texts_are_the_same_only_where_all_of_them_are() -> None:
     texts = Texts()
-    near, far = NEAR_CODE, FAR_CODE
+    near, far = NEAR, FAR
     texts.add(Cell(PLAIN, near), 0, "a")
     texts.add(Cell(STREAMING, near), 0, "a")
     texts.add(Cell(STREAMING, far), 0, "a")

@@ -10,35 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from outrider_cli.bench.relay import Line, Relay
+from outrider_cli.bench.relay import Relay
 
 ROOT = Path(__file__).parents[2]
-
-
-def test_a_line_delivers_after_its_delay() -> None:
-    line = Line()
-    line.send(b"a", 10.0, 0.5)
-    assert line.next_arrival == 10.5
-    assert line.arrived(10.4) == []
-    assert line.arrived(10.5) == [b"a"]
-    assert line.next_arrival is None
-
-
-def test_what_is_under_way_does_not_hold_up_what_follows() -> None:
-    """Ten messages a millisecond apart over half a second arrive a millisecond apart."""
-    line = Line()
-    for number in range(10):
-        line.send(bytes([number]), number / 1000, 0.5)
-    assert line.arrived(0.5045) == [bytes([number]) for number in range(5)]
-    assert line.arrived(0.51) == [bytes([number]) for number in range(5, 10)]
-
-
-def test_nothing_overtakes_when_the_line_gets_shorter() -> None:
-    line = Line()
-    line.send(b"long", 0.0, 1.0)
-    line.send(b"short", 0.1, 0.0)
-    assert line.arrived(0.9) == []
-    assert line.arrived(1.0) == [b"long", b"short"]
 
 
 @pytest.fixture
@@ -99,21 +73,38 @@ async def test_bytes_pass_in_order_both_ways(relay: Relay, echo: Echo, rtt_secon
     writer.close()
 
 
-async def test_a_long_line_holds_bytes_back_until_it_gets_shorter_for_what_follows(
-    relay: Relay, echo: Echo
-) -> None:
+async def carried(relay: Relay, count: int) -> None:
+    async with asyncio.timeout(30):
+        while relay.carried_bytes < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+async def test_what_is_under_way_holds_up_nothing_that_follows(relay: Relay, echo: Echo) -> None:
     _, reader, writer = await connect(relay, f"CONNECT {echo.address} HTTP/1.1\r\n\r\n")
     relay.rtt_seconds = 600.0
-    writer.write(b"late")
+    for number in range(3):
+        writer.write(b"late")
+        await carried(relay, 4 * (number + 1))  # read while the one before is on its way there
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(reader.read(1), 0.2)
-    assert relay.carried_bytes == 4  # on their way there; nothing came back
+    assert relay.carried_bytes == 12, "something came back"
     relay.rtt_seconds = 0.0
     _, other_reader, other = await connect(relay, f"CONNECT {echo.address} HTTP/1.1\r\n\r\n")
     other.write(b"soon")
     assert await other_reader.readexactly(4) == b"soon"  # another connection is not held up
     writer.close()
     other.close()
+
+
+async def test_nothing_overtakes_if_the_line_gets_shorter(relay: Relay, echo: Echo) -> None:
+    _, reader, writer = await connect(relay, f"CONNECT {echo.address} HTTP/1.1\r\n\r\n")
+    relay.rtt_seconds = 0.6
+    writer.write(b"long")
+    await carried(relay, 4)
+    relay.rtt_seconds = 0.0
+    writer.write(b"short")
+    assert await reader.readexactly(9) == b"longshort"
+    writer.close()
 
 
 @pytest.mark.parametrize(
