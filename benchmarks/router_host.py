@@ -54,6 +54,7 @@ class ScriptedVerifier:
     def __init__(self, info: WorkerInfo, tokenizer: TokenizerFiles, tokens: int, drafts: int) -> None:
         self._info, self._tokenizer, self._tokens, self._drafts = info, tokenizer, tokens, drafts
         self._lengths: dict[bytes, int] = {}
+        self._openings: dict[bytes, int] = {}
         self._outbox: Outbox[VerifierEvents] = Outbox(10_000)
         self._next = 100
         self.committed = 0
@@ -74,7 +75,8 @@ class ScriptedVerifier:
                 match message.command:
                     case OpenSession() as asked:
                         self._lengths[asked.session_id] = len(asked.params.prompt)
-                    case CloseSession(session_id):
+                        self._openings[asked.session_id] = asked.opening
+                    case CloseSession(session_id, _):
                         self._lengths.pop(session_id, None)
 
         reading = asyncio.create_task(read())
@@ -96,7 +98,10 @@ class ScriptedVerifier:
         events = VerifierEvents(load=load)
         for session_id, base in self._lengths.items():
             tokens = [100 + (base + each) % 1000 for each in range(self._tokens)]
-            events.committed.append(Committed(session_id, base, tokens, self._tokens - 1, self._drafts))
+            step = Committed(
+                session_id, self._openings[session_id], base, tokens, self._tokens - 1, self._drafts
+            )
+            events.committed.append(step)
             self._lengths[session_id] = base + self._tokens
             self.committed += self._tokens
         self._outbox.put(events)

@@ -184,7 +184,7 @@ class _Peers:
         prompt = [text(position, self._vocab_size) for position in range(length)]
         params = SessionParams(tuple(prompt), SamplingParams(temperature=0.0), longest - length)
         for each in ids:
-            self._commands.put_nowait(VerifierCommand(command=OpenSession(each, params, (), k, KEY)))
+            self._commands.put_nowait(VerifierCommand(command=OpenSession(each, params, (), k, KEY, 1)))
 
     async def _read_events(self) -> None:
         while await self._router.read():

@@ -189,18 +189,17 @@ class DrafterService:
                 match command.command:
                     case OpenDraft() as asked:
                         self._open(peer, asked)
-                    case SetWindow(session_id, window) if self._owns(peer, session_id):
+                    case SetWindow(session_id, opening, window) if self._owns(peer, session_id, opening):
                         self.proposer.set_window(session_id, window)
-                    case CloseDraft(session_id) if self._owns(peer, session_id):
+                    case CloseDraft(session_id, opening) if self._owns(peer, session_id, opening):
                         self._close(session_id)
         finally:
             peer.over = True
             peer.wake.set()
 
-    def _owns(self, peer: RouterPeer, session_id: bytes) -> bool:
-        """Returns True if this router opened the session last; another may have it since."""
-        owner, _ = self._owners.get(session_id, (None, 0))
-        return owner is peer
+    def _owns(self, peer: RouterPeer, session_id: bytes, opening: int) -> bool:
+        """Returns True if it is so that the session was opened last; another router may have it since."""
+        return self._owners.get(session_id) == (peer, opening)
 
     def _open(self, peer: RouterPeer, asked: OpenDraft) -> None:
         spec = DraftSpec(

@@ -69,7 +69,8 @@ class Worker(Generic[Listener]):
         self._call = converse(connection, method, aiter(self._outbox))
         self._events = heard(self._call, method)
         self._unread = False  # more piled up than the outbox takes
-        self._listeners: dict[SessionId, Listener] = {}
+        self._opening = 0  # number of the last one
+        self._listeners: dict[SessionId, tuple[int, Listener]] = {}  # by session, with its opening's number
 
     @property
     def identity(self) -> Identity:
@@ -131,9 +132,29 @@ class Worker(Generic[Listener]):
 
     def take_listeners(self) -> list[Listener]:
         """Returns the sessions that lose this worker, which forgets them."""
-        listeners = list(self._listeners.values())
+        listeners = [listener for _, listener in self._listeners.values()]
         self._listeners.clear()
         return listeners
+
+    def _opened(self, session_id: SessionId, listener: Listener) -> int:
+        """Returns the number of this opening."""
+        self._opening += 1
+        self._listeners[session_id] = self._opening, listener
+        return self._opening
+
+    def _opening_of(self, session_id: SessionId) -> int:
+        """Returns the number of a session's opening; 0 = it is not open there."""
+        return self._listeners[session_id][0] if session_id in self._listeners else 0
+
+    def _listener(self, session_id: bytes, opening: int, over: bool = False) -> Listener | None:
+        """Returns who hears of a session as it was opened then. What was on its way when the session was
+        closed, or opened anew, is for nobody. If it is `over`, the worker has forgotten it."""
+        number, listener = self._listeners.get(SessionId(session_id), (0, None))
+        if listener is None or number != opening:
+            return None
+        if over:
+            del self._listeners[SessionId(session_id)]
+        return listener
 
     def _send(self, command: object) -> None:
         if not self._outbox.put(command):
@@ -168,21 +189,22 @@ class Verifier(Worker[VerifierListener]):
         draft_key: bytes,
         listener: VerifierListener,
     ) -> None:
-        self._listeners[session_id] = listener
+        opening = self._opened(session_id, listener)
         self.prefixes.place([*params.prompt, *output])
-        self._tell(OpenSession(session_id, params, tuple(output), num_speculative_tokens, draft_key))
+        self._tell(OpenSession(session_id, params, tuple(output), num_speculative_tokens, draft_key, opening))
 
     def set_speculation(self, session_id: SessionId, num_speculative_tokens: int) -> None:
-        self._tell(SetSpeculation(session_id, num_speculative_tokens))
+        self._tell(SetSpeculation(session_id, self._opening_of(session_id), num_speculative_tokens))
 
     def close(self, session_id: SessionId) -> None:
         """Frees the session there; nothing is sent if the verifier has forgotten it already."""
-        if self._listeners.pop(session_id, None) is not None:
-            self._tell(CloseSession(session_id))
+        if opening := self._opening_of(session_id):
+            del self._listeners[session_id]
+            self._tell(CloseSession(session_id, opening))
 
     def ask_back(self, session_id: SessionId) -> None:
         """Lets the session fail there as Unavailable, unless it has begun."""
-        self._tell(GiveBack(session_id))
+        self._tell(GiveBack(session_id, self._opening_of(session_id)))
 
     def cancel(self, session_id: SessionId) -> None:
         """Ends a session that another router may have opened there, and hears of it."""
@@ -199,21 +221,21 @@ class Verifier(Worker[VerifierListener]):
         if events.dropped and self.on_dropped is not None:
             self.on_dropped(self, events.dropped)
         for blamed in events.cut_off:
-            listener = self._listeners.get(SessionId(blamed.session_id))
+            listener = self._listener(blamed.session_id, blamed.opening)
             if listener is not None:
                 listener.drafter_cut_off(blamed.turn, blamed.reason)
         for step in events.committed:
-            listener = self._listeners.get(SessionId(step.session_id))
+            listener = self._listener(step.session_id, step.opening)
             if listener is not None:
                 listener.committed(
                     step.base, step.tokens, step.accepted, step.verified, step.cached_prompt_tokens
                 )
         for end in events.finished:
-            listener = self._listeners.pop(SessionId(end.session_id), None)
+            listener = self._listener(end.session_id, end.opening, over=True)
             if listener is not None:
                 listener.finished(end.reason)
         for failure in events.failed:
-            listener = self._listeners.pop(SessionId(failure.session_id), None)
+            listener = self._listener(failure.session_id, failure.opening, over=True)
             if listener is not None:
                 listener.failed(failure.error)
 
@@ -226,8 +248,6 @@ class Drafter(Worker[DrafterListener]):
         super().__init__(registration, connection, DRAFTER_SESSIONS)
         self.load = load if isinstance(load, DrafterLoad) else DrafterLoad()
         self.on_load: Callable[[Drafter, DrafterLoad], None] | None = None
-        self._opening = 0  # number of the last one
-        self._openings: dict[SessionId, int] = {}  # of the sessions that are open there
 
     async def connect(self, router: Identity) -> None:
         await self.greet(DrafterCommand(hello=router.hello()))
@@ -244,9 +264,6 @@ class Drafter(Worker[DrafterListener]):
         target_vocab_size: int,
         listener: DrafterListener,
     ) -> None:
-        self._opening += 1
-        self._listeners[session_id] = listener
-        self._openings[session_id] = self._opening
         opened = OpenDraft(
             session_id,
             params,
@@ -255,18 +272,18 @@ class Drafter(Worker[DrafterListener]):
             draft_key,
             window,
             target_vocab_size,
-            self._opening,
+            self._opened(session_id, listener),
         )
         self._send(DrafterCommand(command=opened))
 
     def set_window(self, session_id: SessionId, window: int) -> None:
-        self._send(DrafterCommand(command=SetWindow(session_id, window)))
+        self._send(DrafterCommand(command=SetWindow(session_id, self._opening_of(session_id), window)))
 
     def close(self, session_id: SessionId) -> None:
         """Ends drafting for the session; nothing is sent if the drafter has forgotten it already."""
-        self._openings.pop(session_id, None)
-        if self._listeners.pop(session_id, None) is not None:
-            self._send(DrafterCommand(command=CloseDraft(session_id)))
+        if opening := self._opening_of(session_id):
+            del self._listeners[session_id]
+            self._send(DrafterCommand(command=CloseDraft(session_id, opening)))
 
     def _dispatch(self, events: DrafterEvents) -> None:
         if events.load is not None:
@@ -274,11 +291,7 @@ class Drafter(Worker[DrafterListener]):
             if self.on_load is not None:
                 self.on_load(self, self.load)
         for end in events.ended:
-            session_id = SessionId(end.session_id)
-            if self._openings.get(session_id) != end.opening:
-                continue  # it has been opened anew meanwhile
-            del self._openings[session_id]
-            listener = self._listeners.pop(session_id, None)
+            listener = self._listener(end.session_id, end.opening, over=True)
             if listener is not None:
                 listener.draft_ended(end.reason)
 

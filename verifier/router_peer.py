@@ -28,35 +28,37 @@ class RouterPeer:
         self._untold_dropped: dict[str, int] = {}
         self._why: OutriderError | None = None  # it is over, if the router is to be told
 
-    def committed(self, running: Running, outcome: Outcome) -> None:
+    def committed(self, running: Running, opening: int, outcome: Outcome) -> None:
         session = running.session
         first = outcome.base == len(session.spec.params.prompt) + len(session.spec.output)
         cached = (running.cached_prompt_tokens or 0) if first else 0
-        step = Committed(running.id, outcome.base, outcome.tokens, outcome.accepted, outcome.verified, cached)
+        step = Committed(
+            running.id, opening, outcome.base, outcome.tokens, outcome.accepted, outcome.verified, cached
+        )
         self._events.committed.append(step)
         if outcome.finish is not None:
-            self._events.finished.append(Finished(running.id, outcome.finish))
+            self._events.finished.append(Finished(running.id, opening, outcome.finish))
 
-    def adopted(self, running: Running, finish: FinishReason | None) -> None:
+    def adopted(self, running: Running, opening: int, finish: FinishReason | None) -> None:
         """Tells a router that has a session again what the session has beyond what the router knows, and its
         end if it has come."""
         spec, log = running.session.spec, running.session.log
         known = len(spec.params.prompt) + len(spec.output)
         if known < len(log):
             cached = (running.cached_prompt_tokens or 0) if not spec.output else 0
-            missed = Committed(running.id, known, log[known:], cached_prompt_tokens=cached)
+            missed = Committed(running.id, opening, known, log[known:], cached_prompt_tokens=cached)
             self._events.committed.append(missed)
         if finish is not None:
-            self._events.finished.append(Finished(running.id, finish))
+            self._events.finished.append(Finished(running.id, opening, finish))
         self._ready.set()
 
-    def failed(self, session_id: bytes, error: OutriderError) -> None:
-        self._events.failed.append(Failed(session_id, error))
+    def failed(self, session_id: bytes, opening: int, error: OutriderError) -> None:
+        self._events.failed.append(Failed(session_id, opening, error))
         self._ready.set()
 
-    def cut_off(self, session_id: bytes, turn: int, reason: str) -> None:
+    def cut_off(self, session_id: bytes, opening: int, turn: int, reason: str) -> None:
         """Tells that the session's drafter of that turn misbehaves, and may not draft here any more."""
-        self._events.cut_off.append(DrafterCutOff(session_id, turn, reason))
+        self._events.cut_off.append(DrafterCutOff(session_id, opening, turn, reason))
         self._ready.set()
 
     def dropped(self, counts: Mapping[str, int]) -> None:

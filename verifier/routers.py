@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import NamedTuple
 
 from outrider.errors import Cancelled, OutriderError, Superseded, Unavailable
 from outrider.wire.codec import session_id_from_wire
@@ -26,6 +27,13 @@ from verifier.session import SessionSpec
 from verifier.stepper import Running, Stepper, StepReport
 
 
+class Opening(NamedTuple):
+    """A session as a router opened it last. What is told of it carries the number."""
+
+    peer: RouterPeer
+    number: int  # of the Open on that router's stream
+
+
 class Routers:
     def __init__(
         self,
@@ -44,7 +52,7 @@ class Routers:
         self._peers: set[RouterPeer] = set()
         self._alone = asyncio.Event()  # there is no stream
         self._alone.set()
-        self._owners: dict[bytes, RouterPeer] = {}  # session -> who opened it last
+        self._owners: dict[bytes, Opening] = {}  # session -> how it was opened last
         self._orphans = Orphans(clock, grace_seconds)
         self._cancelled = BoundedMap()  # before they came here
         self._closed: OutriderError | None = None  # why no router is let in, if none is
@@ -72,7 +80,7 @@ class Routers:
         finally:
             reader.cancel()
             self._peers.discard(peer)
-            for session_id in [key for key, owner in self._owners.items() if owner is peer]:
+            for session_id in [key for key, owner in self._owners.items() if owner.peer is peer]:
                 self._orphan(session_id)
             if not self._peers:
                 self._alone.set()
@@ -91,22 +99,24 @@ class Routers:
                 match command.command:
                     case OpenSession() as asked:
                         self._open(peer, asked)
-                    case SetSpeculation(session_id, num_speculative_tokens):
+                    case SetSpeculation(session_id, number, num_speculative_tokens):
                         running = self._stepper.get(session_id)
-                        if running is not None and self._owners.get(session_id) is peer:
+                        if running is not None and self._owners.get(session_id) == (peer, number):
                             running.session.num_speculative_tokens = num_speculative_tokens
-                    case CloseSession(session_id):
-                        if self._owners.get(session_id, peer) is peer:
+                    case CloseSession(session_id, number):
+                        opening = Opening(peer, number)
+                        if self._owners.get(session_id, opening) == opening:
                             self._close(session_id)
                         peer.report(self._stepper.load)
-                    case GiveBack(session_id):
-                        self._give_back_unbegun(peer, session_id)
+                    case GiveBack(session_id, number):
+                        self._give_back_unbegun(session_id, Opening(peer, number))
                     case CancelSession(session_id):
                         self._cancel(session_id)
         finally:
             peer.end()
 
     def _open(self, peer: RouterPeer, asked: OpenSession) -> None:
+        opening = Opening(peer, asked.opening)
         try:
             spec = SessionSpec(
                 session_id=session_id_from_wire(asked.session_id),
@@ -117,26 +127,27 @@ class Routers:
             )
             if spec.session_id in self._cancelled:
                 raise _cancelled()
-            if self._adopt(peer, spec, asked.num_speculative_tokens):
+            if self._adopt(opening, spec, asked.num_speculative_tokens):
                 return
             running = self._stepper.open(spec, asked.num_speculative_tokens)
         except OutriderError as error:
-            peer.failed(asked.session_id, error)
+            peer.failed(asked.session_id, asked.opening, error)
             return
-        self._owners[spec.session_id] = peer
+        self._owners[spec.session_id] = opening
         self._drafters.opened(running)
 
-    def _adopt(self, peer: RouterPeer, spec: SessionSpec, num_speculative_tokens: int) -> bool:
+    def _adopt(self, opening: Opening, spec: SessionSpec, num_speculative_tokens: int) -> bool:
         """Returns True if a session that is here without this router is the one that it opens, which it then
         has. If not, none of that id is here any more."""
         session_id = spec.session_id
         former = self._owners.get(session_id)
-        if former is peer:
+        if former is not None and former.peer is opening.peer:
             return False  # it has it already: that is for the stepper to refuse
         finished = self._orphans.finished(session_id)
         running = self._stepper.get(session_id) if finished is None else finished.running
         if former is not None:
-            former.failed(session_id, Superseded("the session goes on by another connection or router"))
+            why = Superseded("the session goes on by another connection or router")
+            former.peer.failed(session_id, former.number, why)
         elif running is None:
             return False
         if running is None or not running.session.continues(spec):
@@ -144,32 +155,33 @@ class Routers:
             return False
         self._orphans.forget(session_id)
         running.adopted(spec)
-        peer.adopted(running, None if finished is None else finished.finish)
+        opening.peer.adopted(running, opening.number, None if finished is None else finished.finish)
         if finished is None:
-            self._owners[session_id] = peer
+            self._owners[session_id] = opening
             running.session.num_speculative_tokens = num_speculative_tokens
             self._drafters.opened(running)
         return True
 
     def _cancel(self, session_id: bytes) -> None:
         """Ends a session, whoever opened it: now, or when it comes, as it may be moving here."""
-        router = self._owners.get(session_id)
-        if router is not None:
+        owner = self._owners.get(session_id)
+        if owner is not None:
             self._close(session_id)
-            router.failed(session_id, _cancelled())
+            owner.peer.failed(session_id, owner.number, _cancelled())
         elif len(session_id) == SESSION_ID_BYTES:
             if session_id in self._orphans:
                 self._close(session_id)
             self._cancelled.add(session_id)
 
-    def _give_back_unbegun(self, peer: RouterPeer, session_id: bytes) -> None:
+    def _give_back_unbegun(self, session_id: bytes, opening: Opening) -> None:
         """Ends a session that has only waited here, as its router knows of room elsewhere."""
         running = self._stepper.get(session_id)
-        if running is None or running.begun or self._owners.get(session_id) is not peer:
+        if running is None or running.begun or self._owners.get(session_id) != opening:
             return
         self._close(session_id, over=False)
-        peer.failed(session_id, Unavailable("this target worker has no room for it"))
-        peer.report(self._stepper.load)
+        why = Unavailable("this target worker has no room for it")
+        opening.peer.failed(session_id, opening.number, why)
+        opening.peer.report(self._stepper.load)
 
     def _close(self, session_id: bytes, over: bool = True) -> None:
         self._forget(session_id, over)
@@ -188,23 +200,22 @@ class Routers:
         for running, outcome in report.outcomes:
             if not self._is_here(running):
                 continue
-            router = self._owners.get(running.id)
-            if router is not None:
-                router.committed(running, outcome)
+            owner = self._owners.get(running.id)
+            if owner is not None:
+                owner.peer.committed(running, owner.number, outcome)
             if outcome.finish is None:
                 self._drafters.committed(running)
                 continue
             self._forget(running.id)
-            if router is None:
+            if owner is None:
                 self._orphans.finish(running, outcome.finish)
         for running in report.failed:
             if not self._is_here(running):
                 continue
-            router = self._owners.get(running.id)
-            if router is not None:
-                router.failed(
-                    running.id, OutriderError("the target worker failed on this request; send it again")
-                )
+            owner = self._owners.get(running.id)
+            if owner is not None:
+                why = OutriderError("the target worker failed on this request; send it again")
+                owner.peer.failed(running.id, owner.number, why)
             self._forget(running.id)
         for router in self._peers:
             router.report(report.load)
@@ -216,9 +227,9 @@ class Routers:
 
     def cut_off(self, session_id: bytes, turn: int, reason: str) -> None:
         """Tells the router whose session it is that the drafter of that turn was cut off."""
-        router = self._owners.get(session_id)
-        if router is not None:
-            router.cut_off(session_id, turn, reason)
+        owner = self._owners.get(session_id)
+        if owner is not None:
+            owner.peer.cut_off(session_id, owner.number, turn, reason)
 
     def beat(self) -> None:
         """Gives every router a sign of life, with what was dropped. Drops orphans for which nobody came
@@ -240,9 +251,9 @@ class Routers:
 
     def give_back(self) -> None:
         """Ends all sessions here; they go on elsewhere."""
-        for session_id, router in list(self._owners.items()):
+        for session_id, owner in list(self._owners.items()):
             self._close(session_id, over=False)
-            router.failed(session_id, Unavailable("this target worker leaves"))
+            owner.peer.failed(session_id, owner.number, Unavailable("this target worker leaves"))
 
     def turn_away(self, why: OutriderError) -> None:
         """Ends all streams and their sessions, which the routers take for the loss of this worker, and lets

@@ -40,18 +40,22 @@ class OpenDraft(_message.Message):
     def __init__(self, session_id: _Optional[bytes] = ..., params: _Optional[_Union[_common_pb2.SessionParams, _Mapping]] = ..., output: _Optional[_Iterable[int]] = ..., verifier_address: _Optional[str] = ..., draft_key: _Optional[bytes] = ..., window: _Optional[int] = ..., target_vocab_size: _Optional[int] = ..., opening: _Optional[int] = ...) -> None: ...
 
 class SetWindow(_message.Message):
-    __slots__ = ("session_id", "window")
+    __slots__ = ("session_id", "window", "opening")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     window: int
-    def __init__(self, session_id: _Optional[bytes] = ..., window: _Optional[int] = ...) -> None: ...
+    opening: int
+    def __init__(self, session_id: _Optional[bytes] = ..., window: _Optional[int] = ..., opening: _Optional[int] = ...) -> None: ...
 
 class CloseDraft(_message.Message):
-    __slots__ = ("session_id",)
+    __slots__ = ("session_id", "opening")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
-    def __init__(self, session_id: _Optional[bytes] = ...) -> None: ...
+    opening: int
+    def __init__(self, session_id: _Optional[bytes] = ..., opening: _Optional[int] = ...) -> None: ...
 
 class DrafterEvents(_message.Message):
     __slots__ = ("hello", "ended", "load")

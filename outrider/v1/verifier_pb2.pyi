@@ -34,32 +34,38 @@ class VerifierCommand(_message.Message):
     def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., open: _Optional[_Union[OpenSession, _Mapping]] = ..., speculation: _Optional[_Union[SetSpeculation, _Mapping]] = ..., close: _Optional[_Union[CloseSession, _Mapping]] = ..., cancel: _Optional[_Union[CloseSession, _Mapping]] = ..., give_back: _Optional[_Union[CloseSession, _Mapping]] = ...) -> None: ...
 
 class OpenSession(_message.Message):
-    __slots__ = ("session_id", "params", "output", "num_speculative_tokens", "draft_key")
+    __slots__ = ("session_id", "params", "output", "num_speculative_tokens", "draft_key", "opening")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_KEY_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     params: _common_pb2.SessionParams
     output: _containers.RepeatedScalarFieldContainer[int]
     num_speculative_tokens: int
     draft_key: bytes
-    def __init__(self, session_id: _Optional[bytes] = ..., params: _Optional[_Union[_common_pb2.SessionParams, _Mapping]] = ..., output: _Optional[_Iterable[int]] = ..., num_speculative_tokens: _Optional[int] = ..., draft_key: _Optional[bytes] = ...) -> None: ...
+    opening: int
+    def __init__(self, session_id: _Optional[bytes] = ..., params: _Optional[_Union[_common_pb2.SessionParams, _Mapping]] = ..., output: _Optional[_Iterable[int]] = ..., num_speculative_tokens: _Optional[int] = ..., draft_key: _Optional[bytes] = ..., opening: _Optional[int] = ...) -> None: ...
 
 class SetSpeculation(_message.Message):
-    __slots__ = ("session_id", "num_speculative_tokens")
+    __slots__ = ("session_id", "num_speculative_tokens", "opening")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     num_speculative_tokens: int
-    def __init__(self, session_id: _Optional[bytes] = ..., num_speculative_tokens: _Optional[int] = ...) -> None: ...
+    opening: int
+    def __init__(self, session_id: _Optional[bytes] = ..., num_speculative_tokens: _Optional[int] = ..., opening: _Optional[int] = ...) -> None: ...
 
 class CloseSession(_message.Message):
-    __slots__ = ("session_id",)
+    __slots__ = ("session_id", "opening")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
-    def __init__(self, session_id: _Optional[bytes] = ...) -> None: ...
+    opening: int
+    def __init__(self, session_id: _Optional[bytes] = ..., opening: _Optional[int] = ...) -> None: ...
 
 class VerifierEvents(_message.Message):
     __slots__ = ("hello", "committed", "finished", "failed", "load", "cut_off", "dropped")
@@ -87,48 +93,56 @@ class VerifierEvents(_message.Message):
     def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., committed: _Optional[_Iterable[_Union[Committed, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., load: _Optional[_Union[VerifierLoad, _Mapping]] = ..., cut_off: _Optional[_Iterable[_Union[DrafterCutOff, _Mapping]]] = ..., dropped: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class Committed(_message.Message):
-    __slots__ = ("session_id", "base", "tokens", "accepted", "verified", "cached_prompt_tokens")
+    __slots__ = ("session_id", "base", "tokens", "accepted", "verified", "cached_prompt_tokens", "opening")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     VERIFIED_FIELD_NUMBER: _ClassVar[int]
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     base: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     accepted: int
     verified: int
     cached_prompt_tokens: int
-    def __init__(self, session_id: _Optional[bytes] = ..., base: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., verified: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
+    opening: int
+    def __init__(self, session_id: _Optional[bytes] = ..., base: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., verified: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., opening: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("session_id", "reason")
+    __slots__ = ("session_id", "reason", "opening")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     reason: FinishReason
-    def __init__(self, session_id: _Optional[bytes] = ..., reason: _Optional[_Union[FinishReason, str]] = ...) -> None: ...
+    opening: int
+    def __init__(self, session_id: _Optional[bytes] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., opening: _Optional[int] = ...) -> None: ...
 
 class Failed(_message.Message):
-    __slots__ = ("session_id", "code", "message")
+    __slots__ = ("session_id", "code", "message", "opening")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     code: int
     message: str
-    def __init__(self, session_id: _Optional[bytes] = ..., code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+    opening: int
+    def __init__(self, session_id: _Optional[bytes] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., opening: _Optional[int] = ...) -> None: ...
 
 class DrafterCutOff(_message.Message):
-    __slots__ = ("session_id", "turn", "reason")
+    __slots__ = ("session_id", "turn", "reason", "opening")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     TURN_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     turn: int
     reason: str
-    def __init__(self, session_id: _Optional[bytes] = ..., turn: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    opening: int
+    def __init__(self, session_id: _Optional[bytes] = ..., turn: _Optional[int] = ..., reason: _Optional[str] = ..., opening: _Optional[int] = ...) -> None: ...
 
 class VerifierLoad(_message.Message):
     __slots__ = ("running", "waiting", "kv_usage", "step_seconds", "step_tokens", "price", "typical_step_seconds", "preemptions", "draining", "draft_starvation", "unread_prompt_tokens", "prompt_token_seconds")

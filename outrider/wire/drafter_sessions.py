@@ -35,12 +35,14 @@ class OpenDraft:
 @dataclass(frozen=True, slots=True)
 class SetWindow:
     session_id: bytes
+    opening: int  # of the OpenDraft that is meant
     window: int
 
 
 @dataclass(frozen=True, slots=True)
 class CloseDraft:
     session_id: bytes
+    opening: int  # of the OpenDraft that is meant
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +86,12 @@ def _command_to_wire(said: DrafterCommand) -> drafter_pb2.DrafterCommand:
                 opening=asked.opening,
             )
             return drafter_pb2.DrafterCommand(open=opened)
-        case SetWindow(session_id, window):
-            change = drafter_pb2.SetWindow(session_id=session_id, window=window)
+        case SetWindow(session_id, opening, window):
+            change = drafter_pb2.SetWindow(session_id=session_id, opening=opening, window=window)
             return drafter_pb2.DrafterCommand(window=change)
-        case CloseDraft(session_id):
-            return drafter_pb2.DrafterCommand(close=drafter_pb2.CloseDraft(session_id=session_id))
+        case CloseDraft(session_id, opening):
+            closed = drafter_pb2.CloseDraft(session_id=session_id, opening=opening)
+            return drafter_pb2.DrafterCommand(close=closed)
     return drafter_pb2.DrafterCommand(hello=hello_to_wire(said.hello))
 
 
@@ -108,9 +111,10 @@ def _command_from_wire(message: drafter_pb2.DrafterCommand) -> DrafterCommand:
             )
             return DrafterCommand(command=opened)
         case "window":
-            return DrafterCommand(command=SetWindow(message.window.session_id, message.window.window))
+            change = message.window
+            return DrafterCommand(command=SetWindow(change.session_id, change.opening, change.window))
         case "close":
-            return DrafterCommand(command=CloseDraft(message.close.session_id))
+            return DrafterCommand(command=CloseDraft(message.close.session_id, message.close.opening))
     return DrafterCommand(hello=hello_from_wire(message))
 
 

@@ -29,17 +29,20 @@ class OpenSession:
     output: tuple[int, ...]  # committed before
     num_speculative_tokens: int  # most draft tokens to verify in one step
     draft_key: bytes  # from which its drafters' rights follow; empty = nobody
+    opening: int  # number of this command on its stream: whatever else is said of the session carries it
 
 
 @dataclass(frozen=True, slots=True)
 class SetSpeculation:
     session_id: bytes
+    opening: int
     num_speculative_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class CloseSession:
     session_id: bytes
+    opening: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ class GiveBack:
     """Ends a session of this router that no step there has run yet."""
 
     session_id: bytes
+    opening: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,7 @@ class Committed:
     """Output tokens that a step fixed for a session."""
 
     session_id: bytes
+    opening: int
     base: int  # position of tokens[0]
     tokens: Sequence[int]
     accepted: int = 0  # draft tokens accepted in this step
@@ -81,6 +86,7 @@ class Finished:
     """The session's last token is committed; the verifier has forgotten the session."""
 
     session_id: bytes
+    opening: int
     reason: FinishReason
 
 
@@ -89,6 +95,7 @@ class Failed:
     """The session cannot go on there; as Unavailable it may go on elsewhere."""
 
     session_id: bytes
+    opening: int
     error: OutriderError
 
 
@@ -97,6 +104,7 @@ class DrafterCutOff:
     """A drafter of the session misbehaves, and may not draft there any more."""
 
     session_id: bytes
+    opening: int
     turn: int
     reason: str
 
@@ -123,19 +131,24 @@ def _command_to_wire(said: VerifierCommand) -> verifier_pb2.VerifierCommand:
                 output=asked.output,
                 num_speculative_tokens=asked.num_speculative_tokens,
                 draft_key=asked.draft_key,
+                opening=asked.opening,
             )
             return verifier_pb2.VerifierCommand(open=opened)
         case SetSpeculation() as asked:
             change = verifier_pb2.SetSpeculation(
-                session_id=asked.session_id, num_speculative_tokens=asked.num_speculative_tokens
+                session_id=asked.session_id,
+                opening=asked.opening,
+                num_speculative_tokens=asked.num_speculative_tokens,
             )
             return verifier_pb2.VerifierCommand(speculation=change)
-        case CloseSession(session_id):
-            return verifier_pb2.VerifierCommand(close=verifier_pb2.CloseSession(session_id=session_id))
+        case CloseSession(session_id, opening):
+            closed = verifier_pb2.CloseSession(session_id=session_id, opening=opening)
+            return verifier_pb2.VerifierCommand(close=closed)
         case CancelSession(session_id):
             return verifier_pb2.VerifierCommand(cancel=verifier_pb2.CloseSession(session_id=session_id))
-        case GiveBack(session_id):
-            return verifier_pb2.VerifierCommand(give_back=verifier_pb2.CloseSession(session_id=session_id))
+        case GiveBack(session_id, opening):
+            given = verifier_pb2.CloseSession(session_id=session_id, opening=opening)
+            return verifier_pb2.VerifierCommand(give_back=given)
     return verifier_pb2.VerifierCommand(hello=hello_to_wire(said.hello))
 
 
@@ -149,17 +162,21 @@ def _command_from_wire(message: verifier_pb2.VerifierCommand) -> VerifierCommand
                 tuple(asked.output),
                 asked.num_speculative_tokens,
                 asked.draft_key,
+                asked.opening,
             )
             return VerifierCommand(command=opened)
         case "speculation":
             change = message.speculation
-            return VerifierCommand(command=SetSpeculation(change.session_id, change.num_speculative_tokens))
+            return VerifierCommand(
+                command=SetSpeculation(change.session_id, change.opening, change.num_speculative_tokens)
+            )
         case "close":
-            return VerifierCommand(command=CloseSession(message.close.session_id))
+            return VerifierCommand(command=CloseSession(message.close.session_id, message.close.opening))
         case "cancel":
             return VerifierCommand(command=CancelSession(message.cancel.session_id))
         case "give_back":
-            return VerifierCommand(command=GiveBack(message.give_back.session_id))
+            given = message.give_back
+            return VerifierCommand(command=GiveBack(given.session_id, given.opening))
     return VerifierCommand(hello=hello_from_wire(message))
 
 
@@ -172,6 +189,7 @@ def _events_to_wire(events: VerifierEvents) -> verifier_pb2.VerifierEvents:
     for step in events.committed:
         message.committed.add(
             session_id=step.session_id,
+            opening=step.opening,
             base=step.base,
             tokens=step.tokens,
             accepted=step.accepted,
@@ -179,12 +197,18 @@ def _events_to_wire(events: VerifierEvents) -> verifier_pb2.VerifierEvents:
             cached_prompt_tokens=step.cached_prompt_tokens,
         )
     for end in events.finished:
-        message.finished.add(session_id=end.session_id, reason=int(end.reason))
+        message.finished.add(session_id=end.session_id, opening=end.opening, reason=int(end.reason))
     for failure in events.failed:
-        error = failure.error
-        message.failed.add(session_id=failure.session_id, code=error.grpc_code, message=error.message)
+        message.failed.add(
+            session_id=failure.session_id,
+            opening=failure.opening,
+            code=failure.error.grpc_code,
+            message=failure.error.message,
+        )
     for blamed in events.cut_off:
-        message.cut_off.add(session_id=blamed.session_id, turn=blamed.turn, reason=blamed.reason)
+        message.cut_off.add(
+            session_id=blamed.session_id, opening=blamed.opening, turn=blamed.turn, reason=blamed.reason
+        )
     return message
 
 
@@ -194,6 +218,7 @@ def _events_from_wire(message: verifier_pb2.VerifierEvents) -> VerifierEvents:
         [
             Committed(
                 step.session_id,
+                step.opening,
                 step.base,
                 list(step.tokens),
                 step.accepted,
@@ -202,10 +227,16 @@ def _events_from_wire(message: verifier_pb2.VerifierEvents) -> VerifierEvents:
             )
             for step in message.committed
         ],
-        [Finished(end.session_id, finish_reason_from_wire(end.reason)) for end in message.finished],
-        [Failed(one.session_id, from_grpc_code(one.code, one.message)) for one in message.failed],
+        [
+            Finished(end.session_id, end.opening, finish_reason_from_wire(end.reason))
+            for end in message.finished
+        ],
+        [
+            Failed(one.session_id, one.opening, from_grpc_code(one.code, one.message))
+            for one in message.failed
+        ],
         verifier_load_from_wire(message.load) if message.HasField("load") else None,
-        [DrafterCutOff(one.session_id, one.turn, one.reason) for one in message.cut_off],
+        [DrafterCutOff(one.session_id, one.opening, one.turn, one.reason) for one in message.cut_off],
         dict(message.dropped),
     )
 

@@ -1,13 +1,16 @@
-"""What a drafter refuses to draft for."""
+"""What a drafter refuses to draft for, and which opening of a session a command is for."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from drafter.service import DrafterService
+from drafter.ngram import ngram_source
+from drafter.service import DrafterService, RouterPeer
 from drafter.session import DraftSpec
 from outrider.sampling.params import SamplingParams
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
+from outrider.wire.drafter_sessions import CloseDraft, DrafterCommand, OpenDraft, SetWindow
 from outrider.wire.hello import Identity, Role
 from outrider.wire.session import SessionParams
 
@@ -28,3 +31,24 @@ def test_a_session_that_cannot_be_drafted_for_is_refused_by_a_sentence() -> None
         ({"params": replace(FITS.params, sampling=SamplingParams(temperature=-1))}, "temperature must be in"),
     ):
         assert sentence in str(service._unfit(replace(FITS, **change)))
+
+
+async def test_a_command_for_a_former_opening_does_not_reach_the_one_after_it() -> None:
+    found = ngram_source()
+    service = DrafterService(found.info, found.tokenizer)
+    service.use(found.proposer(service.on_change, service.on_failed))
+
+    def opened(number: int) -> OpenDraft:
+        return OpenDraft(FITS.session_id, FITS.params, (), "127.0.0.1:1", b"k" * 16, 3, 100, number)
+
+    async def commands() -> AsyncIterator[DrafterCommand]:
+        for command in (
+            *(opened(1), CloseDraft(FITS.session_id, 1), opened(2)),
+            *(SetWindow(FITS.session_id, 1, 9), CloseDraft(FITS.session_id, 1)),
+        ):
+            yield DrafterCommand(command=command)
+
+    await service._obey(RouterPeer(), commands())
+    session = service._link_of[FITS.session_id]._sessions[FITS.session_id]
+    assert session.window == 3
+    await service.close()

@@ -47,6 +47,7 @@ class Worker:
     server: grpc.aio.Server = field(default_factory=new_server)
     address: str = ""
     commands: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
+    openings: dict[bytes, int] = field(default_factory=dict)  # the last of each session
     events: Outbox[Any] = field(default_factory=Outbox)
     stream_over: asyncio.Event = field(default_factory=asyncio.Event)
     states: asyncio.Queue[tuple[str | None, str]] = field(default_factory=asyncio.Queue)
@@ -88,8 +89,12 @@ class Worker:
         await self.server.stop(None)
 
     def say(self, **event: Any) -> None:
+        """What is said of a session is of its last opening, unless it says of which."""
         verifies = self.info.identity.role is Role.VERIFIER
         message = verifier_pb2.VerifierEvents if verifies else drafter_pb2.DrafterEvents
+        for told in (event.get(kind, ()) for kind in ("committed", "finished", "failed", "cut_off", "ended")):
+            for one in told:
+                one.opening = one.opening or self.openings.get(one.session_id, 0)
         assert self.events.put(message(**event))
 
     async def next_command(self, kind: str) -> Any:
@@ -112,6 +117,8 @@ class Worker:
     async def Sessions(self, request_iterator: Any, context: Any) -> None:
         async def record() -> None:
             async for command in request_iterator:
+                if command.WhichOneof("command") == "open":
+                    self.openings[command.open.session_id] = command.open.opening
                 if command.WhichOneof("command") != "hello":
                     self.commands.put_nowait(command)
 

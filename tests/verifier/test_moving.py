@@ -267,3 +267,25 @@ async def test_a_session_is_given_back_to_its_router_alone_and_only_before_it_ha
     assert (given.session_id, given.code) == (b"t" * 16, grpc.StatusCode.UNAVAILABLE.value[0])
     assert verifier.stepper.get(b"t" * 16) is None and verifier.stepper.get(b"s" * 16) is not None
     assert (await owner.hear()).committed
+
+
+async def test_a_command_for_a_former_opening_does_not_reach_the_one_after_it(verifier: Running) -> None:
+    talk = await router(verifier)
+    former = verifier_pb2.CloseSession(session_id=b"s" * 16, opening=1)
+    talk.say(open_session(b"s" * 16, max_tokens=1000, opening=1))
+    talk.say(verifier_pb2.VerifierCommand(close=former))
+    talk.say(open_session(b"s" * 16, max_tokens=1000, opening=2))
+    change = verifier_pb2.SetSpeculation(session_id=b"s" * 16, opening=1, num_speculative_tokens=9)
+    talk.say(verifier_pb2.VerifierCommand(speculation=change))
+    talk.say(verifier_pb2.VerifierCommand(give_back=former))
+    talk.say(verifier_pb2.VerifierCommand(close=former))
+    talk.say(open_session(b"t" * 16, max_tokens=3, opening=3))
+    told: set[tuple[bytes, int]] = set()
+    while (b"t" * 16, 3) not in told:
+        events = await talk.hear()
+        told |= {(step.session_id, step.opening) for step in events.committed}
+        assert not events.failed
+    running = verifier.stepper.get(b"s" * 16)
+    assert running is not None and running.session.num_speculative_tokens == 4
+    talk.say(verifier_pb2.VerifierCommand(cancel=verifier_pb2.CloseSession(session_id=b"s" * 16)))
+    assert (await failure(talk)).opening == 2

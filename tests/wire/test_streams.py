@@ -56,18 +56,18 @@ MODEL = ModelInfo("m", "f", "A", 1, 2, 3, (4,), "cpu", "float32", True)
 INFO = WorkerInfo(IDENTITY, MODEL, 5, 6)
 SAID = [
     (VERIFIER_SESSIONS.asked, VerifierCommand(HELLO)),
-    (VERIFIER_SESSIONS.asked, VerifierCommand(command=OpenSession(ID, PARAMS, (6,), 7, b"key"))),
-    (VERIFIER_SESSIONS.asked, VerifierCommand(command=SetSpeculation(ID, 3))),
-    (VERIFIER_SESSIONS.asked, VerifierCommand(command=CloseSession(ID))),
+    (VERIFIER_SESSIONS.asked, VerifierCommand(command=OpenSession(ID, PARAMS, (6,), 7, b"key", 8))),
+    (VERIFIER_SESSIONS.asked, VerifierCommand(command=SetSpeculation(ID, 3, 4))),
+    (VERIFIER_SESSIONS.asked, VerifierCommand(command=CloseSession(ID, 2))),
     (VERIFIER_SESSIONS.asked, VerifierCommand(command=CancelSession(ID))),
-    (VERIFIER_SESSIONS.asked, VerifierCommand(command=GiveBack(ID))),
+    (VERIFIER_SESSIONS.asked, VerifierCommand(command=GiveBack(ID, 2))),
     (VERIFIER_SESSIONS.answered, VerifierEvents(HELLO, load=VerifierLoad(1, 2, 0.5))),
     (
         VERIFIER_SESSIONS.answered,
         VerifierEvents(
-            committed=[Committed(ID, 1, [2, 3], 4, 5, 6)],
-            finished=[Finished(ID, FinishReason.STOP)],
-            cut_off=[DrafterCutOff(ID, 7, "why")],
+            committed=[Committed(ID, 9, 1, [2, 3], 4, 5, 6)],
+            finished=[Finished(ID, 9, FinishReason.STOP)],
+            cut_off=[DrafterCutOff(ID, 9, 7, "why")],
             dropped={"why": 8},
         ),
     ),
@@ -75,8 +75,8 @@ SAID = [
     (SPECULATE.answered, CommitBatch(None, [Commit(ID, 1, [2])], [Attach(ID, b"k")], 3, 4)),
     (DRAFTER_SESSIONS.asked, DrafterCommand(HELLO)),
     (DRAFTER_SESSIONS.asked, DrafterCommand(command=OpenDraft(ID, PARAMS, (6,), "h:1", b"k", 7, 8, 9))),
-    (DRAFTER_SESSIONS.asked, DrafterCommand(command=SetWindow(ID, 3))),
-    (DRAFTER_SESSIONS.asked, DrafterCommand(command=CloseDraft(ID))),
+    (DRAFTER_SESSIONS.asked, DrafterCommand(command=SetWindow(ID, 2, 3))),
+    (DRAFTER_SESSIONS.asked, DrafterCommand(command=CloseDraft(ID, 2))),
     (GET_INFO[Role.DRAFTER].answered, INFO),
     (GET_TOKENIZER[Role.DRAFTER].answered, TokenizerFiles("h", "{}", "", {"a": "b"})),
     (BEAT.asked, WorkerRecord(INFO, "h:1", DrafterLoad(1, round_trips={"v": 0.5}))),
@@ -91,9 +91,14 @@ def test_what_is_said_comes_as_it_was_said(codec: Any, said: Any) -> None:
 
 
 def test_a_failure_keeps_its_kind_and_its_sentence() -> None:
-    raw = VERIFIER_SESSIONS.answered.to_bytes(VerifierEvents(failed=[Failed(ID, Unavailable("away"))]))
+    raw = VERIFIER_SESSIONS.answered.to_bytes(VerifierEvents(failed=[Failed(ID, 9, Unavailable("away"))]))
     (failed,) = VERIFIER_SESSIONS.answered.from_bytes(raw).failed
-    assert (failed.session_id, type(failed.error), failed.error.message) == (ID, Unavailable, "away")
+    assert (failed.session_id, failed.opening, type(failed.error), failed.error.message) == (
+        ID,
+        9,
+        Unavailable,
+        "away",
+    )
 
 
 def test_what_drafters_send_is_unpacked_piece_by_piece() -> None:
