@@ -62,6 +62,7 @@ class Ingress:
             max_sessions=sessions.max_sessions,
             session_ttl=sessions.session_ttl,
             seed=sessions.seed,
+            share_prefixes=sessions.share_prefixes,
             keys=keys,
             tls=opened(options.protection.tls),
         )
@@ -73,6 +74,7 @@ class Ingress:
             self._router.metrics,
             self._router.draw_below,
             threads=self._router.threads,
+            share_prefixes=self._router.share_prefixes,
         )
         self._generation: Any = guarded(generation, self._router.access)
         self._health = HealthServicer(self._router.sessions.ready, [SERVICE])

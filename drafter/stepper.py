@@ -232,7 +232,11 @@ class DraftStepper:
         return []
 
     def _cached(self, draftings: Sequence[Drafting]) -> Callable[[int], Cached]:
-        return lambda index: self._engine.pool.cached(draftings[index].session.log)
+        def cached(index: int) -> Cached:
+            session = draftings[index].session
+            return self._engine.pool.cached(session.log, session.spec.params.cache_salt)
+
+        return cached
 
     def _make_room(self, idle_too: bool) -> bool:
         """Takes blocks back if trunks cannot run: those of a session's branches; or, if there are none,
@@ -314,7 +318,7 @@ class DraftStepper:
         """Takes the blocks for the trunk's next `count` tokens; those that only follow leave its last out."""
         pool, session = self._engine.pool, drafting.session
         if not drafting.table.blocks:
-            drafting.table = pool.open(session.log)
+            drafting.table = pool.open(session.log, session.spec.params.cache_salt)
         start = drafting.table.length
         tokens = session.uncached(start)[: -1 if follow else None][:count]
         pool.extend(drafting.table, len(tokens))

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from outrider.wire.load import DrafterLoad, VerifierLoad
-from outrider.wire.session import SessionId
+from outrider.wire.session import SessionId, SessionParams
 from router.metrics import Metrics
 from router.placement import DrafterCandidate, VerifierCandidate, choose_drafter, choose_verifier
 from router.requests import ServedModel
@@ -107,13 +107,13 @@ class Fleet:
     def models(self) -> list[ServedModel]:
         return sorted(self._served.values(), key=lambda model: model.name)
 
-    def verifier_for(self, model: str, tokens: Sequence[int], most_tokens: int) -> Verifier | None:
-        """Returns the verifier for a session of the model whose log is `tokens` and may grow to
-        `most_tokens`."""
-        chosen = choose_verifier(self.candidates(tokens), model, len(tokens), most_tokens)
+    def verifier_for(self, model: str, tokens: Sequence[int], params: SessionParams) -> Verifier | None:
+        """Returns the verifier for a session of the model that was asked for so and whose log is `tokens`."""
+        candidates = self.candidates(tokens, params.cache_salt)
+        chosen = choose_verifier(candidates, model, len(tokens), params.most_tokens)
         return None if chosen is None else self.verifiers[chosen]
 
-    def candidates(self, tokens: Sequence[int]) -> list[VerifierCandidate]:
+    def candidates(self, tokens: Sequence[int], cache_salt: bytes = b"") -> list[VerifierCandidate]:
         """Returns all verifiers, as they are for a session whose log is `tokens`."""
         return [
             VerifierCandidate(
@@ -122,7 +122,7 @@ class Fleet:
                 one.load,
                 one.placed,
                 kv_tokens=one.registration.info.kv_blocks * one.registration.info.kv_block_size,
-                cached_tokens=one.prefixes.match(tokens),
+                cached_tokens=one.prefixes.match(tokens, cache_salt),
             )
             for worker_id, one in self.verifiers.items()
         ]

@@ -48,6 +48,7 @@ class Router:
         session_ttl: float = SESSION_TTL_SECONDS,
         seed: int | None = None,
         lock_step: bool = False,
+        share_prefixes: bool = False,
         keys: Keys | None = None,
         tls: Tls | None = None,
     ) -> None:
@@ -68,8 +69,13 @@ class Router:
         )
         self.draw_below = _draw_below(seed)
         self.threads = Threads()
+        self.share_prefixes = share_prefixes
         self.app: FastAPI = create_app(
-            self.sessions, self.metrics, draw_below=self.draw_below, threads=self.threads
+            self.sessions,
+            self.metrics,
+            draw_below=self.draw_below,
+            share_prefixes=share_prefixes,
+            threads=self.threads,
         )
         self.access = None if keys is None else Access(keys, self.metrics)
         if self.access is not None:

@@ -37,6 +37,7 @@ async def serve(config: RouterConfig) -> None:
         session_ttl=config.sessions.session_ttl,
         seed=config.sessions.seed,
         lock_step=config.sessions.lock_step,
+        share_prefixes=config.sessions.share_prefixes,
         keys=keys_of(config.api_keys, config.api_key_lines),
         tls=tls if tls is not None and tls.mutual else None,
     )
@@ -48,6 +49,7 @@ async def serve(config: RouterConfig) -> None:
         draw_below=router.draw_below,
         access=router.access,
         threads=router.threads,
+        share_prefixes=router.share_prefixes,
     )
     workers = new_server() if config.workers_apart else clients
     Registry(router.store, router.metrics).add_to(workers)

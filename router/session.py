@@ -110,9 +110,7 @@ class Session:
         """Gives the session a verifier, and with it a drafter, where it has none and one runs its model."""
         if self._state not in (State.SEEKING, State.GIVEN_BACK):
             return
-        verifier = self._fleet.verifier_for(
-            self._request.model, self.transcript.log, self._request.params.most_tokens
-        )
+        verifier = self._fleet.verifier_for(self._request.model, self.transcript.log, self._request.params)
         if verifier is None or verifier.identity.model_fingerprint != self._fingerprint:
             return
         self._verifier = verifier

@@ -164,7 +164,7 @@ class Sessions:
         """Refuses what would wait too long for its first token."""
         by = [at for at in (request.first_token_by, request.deadline) if at is not None]
         patience = min(by) - asyncio.get_running_loop().time() if by else math.inf
-        candidates = self._fleet.candidates(request.params.prompt)
+        candidates = self._fleet.candidates(request.params.prompt, request.params.cache_salt)
         refusal = refused(candidates, model, len(request.params.prompt), patience, self._lasting.seconds)
         if refusal is not None:
             raise Overloaded(refusal.message, retry_after=refusal.retry_after)

@@ -190,7 +190,7 @@ class Verifier(Worker[VerifierListener]):
         listener: VerifierListener,
     ) -> None:
         opening = self._opened(session_id, listener)
-        self.prefixes.place([*params.prompt, *output])
+        self.prefixes.place([*params.prompt, *output], params.cache_salt)
         self._tell(OpenSession(session_id, params, tuple(output), num_speculative_tokens, draft_key, opening))
 
     def set_speculation(self, session_id: SessionId, num_speculative_tokens: int) -> None:

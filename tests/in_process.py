@@ -162,12 +162,15 @@ class Cluster:
         max_tokens: int,
         *,
         k: int | None = None,
+        cache_salt: bytes = b"",
         ignore_eos: bool = True,
         on_tokens: Any = None,
     ) -> Answer:
         """Runs one request to its end. `on_tokens(output so far)` is awaited at every step where given."""
         stop = () if ignore_eos else tuple(self.sessions.model("").eos_token_ids)
-        request = GenerationRequest("", SessionParams(tuple(prompt), sampling, max_tokens, stop), k)
+        request = GenerationRequest(
+            "", SessionParams(tuple(prompt), sampling, max_tokens, stop, cache_salt), k
+        )
         tokens: list[int] = []
         accepted = verified = cached = steps = 0
         async for event in self.sessions.run(request):

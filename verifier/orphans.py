@@ -73,7 +73,8 @@ def dispensable(sessions: Sequence[Running], schedule: Schedule, pool: BlockPool
     for index, running in enumerate(sessions):
         waits = not running.table.blocks and not running.orphaned and index not in granted
         if waits:
-            need = -(-(running.pending + 1) // pool.block_size) - pool.cached(running.session.log).held
+            found = pool.cached(running.session.log, running.session.spec.params.cache_salt)
+            need = -(-(running.pending + 1) // pool.block_size) - found.held
             if need + len(granted) > pool.available:
                 return orphan
     return None

@@ -55,7 +55,8 @@ class StepPlanner:
                 return pool.own_tokens(everyone[index].table)
 
             def cached(index: int, everyone: Sequence[Running] = everyone) -> Cached:
-                return pool.cached(everyone[index].session.log)
+                session = everyone[index].session
+                return pool.cached(session.log, session.spec.params.cache_salt)
 
             reading = self._meter.reading(decoding + sum(drafts))
             chosen = schedule(candidates, pool.available, self.limits, reading, lost, cached)
@@ -87,7 +88,7 @@ class StepPlanner:
     def _start(self, running: Running, grant: Grant, path: list[int]) -> Part:
         pool = self._pool
         if not running.table.blocks:
-            running.table = pool.open(running.session.log)
+            running.table = pool.open(running.session.log, running.session.spec.params.cache_salt)
             if running.cached_prompt_tokens is None:
                 running.cached_prompt_tokens = running.table.length
         start = running.table.length

@@ -100,7 +100,7 @@ class Stepper:
         self._may_open.check(spec)
         counts = TokenCounts(spec.params.prompt, spec.output) if spec.params.sampling.penalized else None
         running = Running(Session(spec, num_speculative_tokens), counts)
-        running.found_tokens = self._pool.cached(running.session.log).tokens
+        running.found_tokens = self._pool.cached(running.session.log, spec.params.cache_salt).tokens
         self._sessions[spec.session_id] = running
         self._changed.set()
         self._empty.clear()

@@ -2,8 +2,9 @@
 
 A block is an index into the pools of keys and values, `block_size` tokens long. A block that is full of
 committed tokens is registered under a hash of everything up to its end, so that any session with the same
-beginning shares it. Registered blocks are never written again; nobody's registered blocks stay cached until
-their room is needed.
+beginning shares it. The hash begins with a salt: sessions of different salts share nothing, so that what one
+finds cached tells nothing of the others. Registered blocks are never written again; nobody's registered
+blocks stay cached until their room is needed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class BlockTable:
     blocks: array[int] = field(default_factory=lambda: array("q"))  # i holds positions i * block_size and on
     length: int = 0  # token slots in use
     sealed: int = 0  # tokens in blocks whose content is fixed; a multiple of the block size
-    digest: bytes = b""  # content hash of the last sealed block, which covers all before it
+    digest: bytes = b""  # content hash of the last sealed block, which covers all before it, and the salt
 
 
 class Cached(NamedTuple):
@@ -64,12 +65,13 @@ class BlockPool:
         """Share of the blocks that tables hold, 0 to 1."""
         return 1.0 - self.available / self.num_blocks
 
-    def open(self, tokens: Sequence[int]) -> BlockTable:
-        """A table that shares the longest cached run of full blocks with which `tokens` begin.
+    def open(self, tokens: Sequence[int], salt: bytes = b"") -> BlockTable:
+        """Returns a table that shares the longest run of full blocks with which `tokens` begin, of those that
+        were cached under the same salt.
 
         At least one token is left out, since one has to run to give logits; `length` is what was shared."""
-        table = BlockTable()
-        for block, digest in self._beginning(tokens):
+        table = BlockTable(digest=_root(salt))
+        for block, digest in self._beginning(tokens, table.digest):
             if self._holders[block] == 0:
                 del self._idle[block]
             self._holders[block] += 1
@@ -78,9 +80,9 @@ class BlockPool:
         table.length = table.sealed = len(table.blocks) * self.block_size
         return table
 
-    def cached(self, tokens: Sequence[int]) -> Cached:
-        """What `open` would find."""
-        blocks = [block for block, _ in self._beginning(tokens)]
+    def cached(self, tokens: Sequence[int], salt: bytes = b"") -> Cached:
+        """Returns what `open` would find."""
+        blocks = [block for block, _ in self._beginning(tokens, _root(salt))]
         return Cached(len(blocks) * self.block_size, sum(self._holders[block] > 0 for block in blocks))
 
     def extend(self, table: BlockTable, n: int) -> None:
@@ -196,9 +198,9 @@ class BlockPool:
                 if holders[block] != 1 or self._digests[block] is not None:
                     raise IntegrityError(f"block {block} may still be written and is shared or registered")
 
-    def _beginning(self, tokens: Sequence[int]) -> Iterator[tuple[int, bytes]]:
-        """The longest cached run of full blocks with which `tokens` begin, and each one's hash."""
-        digest = b""
+    def _beginning(self, tokens: Sequence[int], digest: bytes) -> Iterator[tuple[int, bytes]]:
+        """Yields the longest cached run of full blocks with which `tokens` begin, and each one's hash.
+        `digest` is that of no block yet, under a salt."""
         for index in range((len(tokens) - 1) // self.block_size):
             digest = self._chain(digest, tokens, index)
             block = self._by_digest.get(digest)
@@ -229,3 +231,8 @@ class BlockPool:
         self._digests[block] = None
         self.evictions += 1
         return block
+
+
+def _root(salt: bytes) -> bytes:
+    """Returns what the hashes of all blocks under a salt begin with. It is no hash of any block."""
+    return blake2b(salt, digest_size=16, person=b"cache salt").digest() if salt else b""

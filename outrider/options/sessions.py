@@ -33,7 +33,11 @@ class SessionOptions:
         most=MAX_SEED,
         shown="drawn anew at every start",
     )
-
+    share_prefixes: bool = option(
+        False,
+        "Share cached prefixes among all API keys, not only among requests of one: what is found cached then "
+        "tells a client what others have sent.",
+    )
     lock_step: bool = option(
         False, "For comparison only: draft k tokens, wait for the verdict, and so on; slower."
     )

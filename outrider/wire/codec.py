@@ -14,7 +14,13 @@ from outrider.v1 import common_pb2, drafter_pb2, verifier_pb2
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
 from outrider.wire.hello import Identity, Role, hello_to_wire
 from outrider.wire.load import DrafterLoad, VerifierLoad
-from outrider.wire.session import SESSION_ID_BYTES, FinishReason, SessionId, SessionParams
+from outrider.wire.session import (
+    MAX_CACHE_SALT_BYTES,
+    SESSION_ID_BYTES,
+    FinishReason,
+    SessionId,
+    SessionParams,
+)
 
 _VERIFIER_LOAD = [field.name for field in fields(VerifierLoad)]  # the message's fields have the same names
 _DRAFTER_LOAD = [field.name for field in fields(DrafterLoad)]
@@ -110,16 +116,24 @@ def params_to_wire(params: SessionParams) -> common_pb2.SessionParams:
         sampling=sampling_to_wire(params.sampling),
         max_tokens=params.max_tokens,
         stop_token_ids=params.stop_token_ids,
+        cache_salt=params.cache_salt,
     )
 
 
 def params_from_wire(message: common_pb2.SessionParams) -> SessionParams:
-    """Returns parameters that are not validated: the receiver knows its limits."""
+    """Returns parameters that are not validated: the receiver knows its limits. Raises InvalidRequest if the
+    salt is too long."""
+    if len(message.cache_salt) > MAX_CACHE_SALT_BYTES:
+        raise InvalidRequest(
+            f"cache_salt must be at most {MAX_CACHE_SALT_BYTES} bytes, not {len(message.cache_salt)}",
+            field="cache_salt",
+        )
     return SessionParams(
         prompt=tuple(message.prompt),
         sampling=sampling_from_wire(message.sampling),
         max_tokens=message.max_tokens,
         stop_token_ids=tuple(message.stop_token_ids),
+        cache_salt=message.cache_salt,
     )
 
 

@@ -12,6 +12,7 @@ from outrider.sampling.params import SamplingParams
 
 SessionId = NewType("SessionId", bytes)
 SESSION_ID_BYTES = 16
+MAX_CACHE_SALT_BYTES = 32
 
 
 def new_session_id(random_bytes: Callable[[int], bytes] = secrets.token_bytes) -> SessionId:
@@ -41,6 +42,7 @@ class SessionParams:
     sampling: SamplingParams
     max_tokens: int  # most output tokens, those committed elsewhere before included
     stop_token_ids: tuple[int, ...] = ()  # ids that end the session; the last token committed
+    cache_salt: bytes = b""  # cached prefixes are shared among sessions of the same salt only
 
     @property
     def most_tokens(self) -> int:

@@ -38,6 +38,7 @@ _OPTIONAL = (
     "frequency_penalty",
     "repetition_penalty",
     "num_speculative_tokens",
+    "cache_salt",
 )
 
 

@@ -17,6 +17,7 @@ from outrider.net.rpc import errors_as_status, status
 from outrider.wire.session import new_session_id
 from router.api import generation_wire, position, schema
 from router.api.access import Access, guarded, owner
+from router.api.cache_salt import cache_salt
 from router.api.deadline import TimeLimits, call_limits
 from router.api.generate import Chunk, Result, generate
 from router.api.grpc_health import HealthServicer
@@ -44,13 +45,16 @@ class GenerationServicer:
         draw_below: DrawBelow,
         clock: Callable[[], float] = time.time,
         threads: Threads | None = None,
+        share_prefixes: bool = False,
     ) -> None:
-        """`clock` gives unix seconds. `threads`: those that read requests, if others use them too."""
+        """`clock` gives unix seconds. `threads`: those that read requests, if others use them too. If
+        `share_prefixes`, cached prefixes are shared among all keys."""
         self._runner = runner
         self._metrics = metrics
         self._draw_below = draw_below
         self._clock = clock
         self._threads = threads or Threads()
+        self._share_prefixes = share_prefixes
 
     async def Generate(
         self, request: Any, context: grpc.aio.ServicerContext[Any, Any]
@@ -109,6 +113,8 @@ class GenerationServicer:
             size, owner(), limits.first_token_by, prepare, body, model, self._draw_below
         )
         generation = named(generation, new_session_id()).until(limits)
+        tenant = "" if self._share_prefixes else owner()
+        generation = generation.cached_under(cache_salt(tenant, body.cache_salt))
         shape = "chat" if isinstance(body, schema.ChatRequest) else "completion"
         record = Record(shape, int(self._clock()), 1, generation.stop.strings, owner())
         return generation, self._runner.run(generation.sessions[0], record.to_bytes())
@@ -135,10 +141,13 @@ def add_generation_service(
     draw_below: DrawBelow,
     access: Access | None = None,
     threads: Threads | None = None,
+    share_prefixes: bool = False,
 ) -> None:
     """Adds Generation, the standard health service and server reflection. Call it before the server
     starts."""
-    generation = GenerationServicer(runner, metrics, draw_below, threads=threads)
+    generation = GenerationServicer(
+        runner, metrics, draw_below, threads=threads, share_prefixes=share_prefixes
+    )
     generation_wire.add_to_server(guarded(generation, access), server)
     health_pb2_grpc.add_HealthServicer_to_server(
         HealthServicer(runner.ready, [generation_wire.SERVICE]), server

@@ -21,6 +21,7 @@ from outrider.wire.session import SessionId, new_session_id
 from router.api import answers, position, schema
 from router.api.access import count_sessions, owner
 from router.api.body import Bodies, decoded
+from router.api.cache_salt import cache_salt
 from router.api.connection import KEEP_ALIVE_SECONDS, ClientLeft, EventStream, while_connected
 from router.api.deadline import time_limits
 from router.api.generate import Result, generate_all
@@ -54,6 +55,7 @@ def create_app(
     metrics: Metrics,
     *,
     draw_below: DrawBelow,
+    share_prefixes: bool = False,
     threads: Threads | None = None,
     bodies: Bodies | None = None,
     clock: Callable[[], float] = time.time,
@@ -115,6 +117,8 @@ def create_app(
         model = runner.model(body.model)
         runner.check_room(sessions)
         prepared = await reading.run(size, owner(), limits.first_token_by, prepare, body, model, draw_below)
+        tenant = "" if share_prefixes else owner()
+        prepared = prepared.cached_under(cache_salt(tenant, body.cache_salt))
         generation = named(prepared, new_session_id()).until(limits)
         record = Record(
             shape,

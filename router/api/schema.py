@@ -38,6 +38,7 @@ SHOWN = 100  # characters of what a client sent, in a message that refuses it
 SPECULATIVE_TOKENS = Range(0, 1024, words="from {low} (off) to {high}, or absent (adaptive)")
 MAX_ID = 2**31 - 1
 LEAST_TOKENS = 1  # of output
+MAX_SALT_BYTES = 1024
 
 # Fields of OpenAI's API that have no meaning here (yet): refused as such, not as typing mistakes.
 UNSUPPORTED = frozenset(
@@ -201,6 +202,13 @@ def _role(value: object) -> str:
     return str(value)
 
 
+def _salt(value: object) -> str:
+    salt = _text(value, MAX_SALT_BYTES)
+    if not salt:
+        raise _refused("must not be empty: leave it out, or send what others cannot guess")
+    return salt
+
+
 def _only_one(value: object) -> object:
     if type(value) is int and value != 1:
         raise _refused(f"must be 1, not {value}: send the request again for another answer")
@@ -227,6 +235,7 @@ Several = Field(min_length=1, max_length=MAX_PROMPTS)
 Prompt = Text | TokenIds | Annotated[list[Text], Several] | Annotated[list[TokenIds], Several]
 Stop = StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)]
 Contents = Content | Annotated[list[TextPart], Field(max_length=MAX_PARTS)]
+Salt = Annotated[str, Field(min_length=1, max_length=MAX_SALT_BYTES)]
 BIASES_SCHEMA: dict[str, Any] = {
     "type": "object",
     "maxProperties": MAX_BIASES,
@@ -323,6 +332,9 @@ class GenerationFields(_Fields):
         None,
         SPECULATIVE_TOKENS.json_schema(),
         "Most draft tokens a step; absent = adaptive, 0 = off.",
+    )
+    cache_salt: Annotated[str | None, PlainValidator(_salt, json_schema_input_type=Salt)] = Field(
+        default=None, description="Cached prefixes are shared with requests of the same salt only."
     )
 
 

@@ -36,6 +36,13 @@ class Generation:
     def seed(self) -> int:
         return self.sessions[0].params.sampling.seed
 
+    def cached_under(self, salt: bytes) -> Generation:
+        """Returns the same, sharing cached prefixes with sessions of that salt only."""
+        sessions = (
+            replace(session, params=replace(session.params, cache_salt=salt)) for session in self.sessions
+        )
+        return replace(self, sessions=tuple(sessions))
+
     def until(self, limits: TimeLimits) -> Generation:
         """The same, for a client that waits so long."""
         sessions = (

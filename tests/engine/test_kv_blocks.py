@@ -199,6 +199,33 @@ def test_equal_content_after_another_beginning_is_not_shared() -> None:
     assert pool.open([3, 3, 3, 3, 2, 2, 2, 2, 2]).length == 0
 
 
+def test_sessions_of_different_salts_share_nothing_and_of_the_same_all_that_is_equal() -> None:
+    pool, tokens = BlockPool(12, BLOCK), list(range(9))
+    for salt in (b"alice", b"bob", b""):
+        assert pool.cached(tokens, salt).tokens == 0
+        table = pool.open(tokens, salt)
+        assert table.length == 0, "what another salt has cached is computed again"
+        pool.extend(table, 8)
+        pool.seal(table, tokens)
+        assert pool.cached(tokens, salt) == (8, 2)
+    shared, branch = pool.open(tokens, b"bob"), pool.open(tokens[:5], b"bob")
+    assert shared.length == 8 and pool.fork(branch, 4)[0].digest == branch.digest
+    pool.extend(branch, 4)
+    pool.seal(branch, [0, 1, 2, 3, 9, 9, 9, 9])  # goes on under its salt
+    other = [0, 1, 2, 3, 9, 9, 9, 9, 9]
+    assert [pool.cached(other, salt).tokens for salt in (b"alice", b"bob", b"")] == [4, 8, 4]
+
+
+def test_no_salt_is_the_hash_of_another_session_s_block() -> None:
+    pool, tokens = BlockPool(8, BLOCK), list(range(9))
+    table = pool.open(tokens)
+    pool.extend(table, 8)
+    pool.seal(table, tokens[:4])
+    first = table.digest
+    pool.seal(table, tokens)
+    assert pool.cached(tokens[4:], first).tokens == 0
+
+
 def test_the_longest_unused_is_evicted_first_and_ends_before_beginnings() -> None:
     pool = BlockPool(4, BLOCK)
     for start in (0, 100):

@@ -16,22 +16,29 @@ from tests.router.asking import first_step
 ONE, TWO = tuple(range(10, 30)), tuple(range(50, 70))  # more than a block each
 
 
-def ask(rig: Any, prompt: tuple[int, ...], fingerprint: str | None = None) -> Any:
-    request = GenerationRequest(
-        "m", SessionParams(prompt, SamplingParams(seed=1), 20), fingerprint=fingerprint
-    )
-    return rig.sessions.run(request)
+def ask(rig: Any, prompt: tuple[int, ...], fingerprint: str | None = None, cache_salt: bytes = b"") -> Any:
+    params = SessionParams(prompt, SamplingParams(seed=1), 20, cache_salt=cache_salt)
+    return rig.sessions.run(GenerationRequest("m", params, fingerprint=fingerprint))
 
 
-async def test_a_prompt_goes_where_its_like_went_before(rig: Any) -> None:
+@pytest.mark.parametrize(
+    ("here", "there"),
+    [((ONE, b""), (TWO, b"")), ((ONE, b"alice"), (ONE, b"bob"))],
+    ids=["other prompts", "other salts"],
+)
+async def test_a_prompt_goes_where_its_like_went_before(
+    rig: Any, here: tuple[tuple[int, ...], bytes], there: tuple[tuple[int, ...], bytes]
+) -> None:
     first, second = await rig.verifier("v1"), await rig.verifier("v2")
-    for prompts in ((ONE, TWO), (TWO, ONE)):
-        async with aclosing(ask(rig, prompts[0])) as one, aclosing(ask(rig, prompts[1])) as two:
+    for asked in ((here, there), (there, here)):
+        asks = [ask(rig, prompt, cache_salt=salt) for prompt, salt in asked]
+        async with aclosing(asks[0]) as one, aclosing(asks[1]) as two:
             asking = asyncio.ensure_future(first_step(one))
             await rig.until(lambda: len(rig.sessions._open) == 1)
             other = asyncio.ensure_future(first_step(two))
-            assert tuple((await first.next_command("open")).params.prompt) == ONE
-            assert tuple((await second.next_command("open")).params.prompt) == TWO
+            for worker, wanted in ((first, here), (second, there)):
+                params = (await worker.next_command("open")).params
+                assert (tuple(params.prompt), params.cache_salt) == wanted
             for task in (asking, other):
                 task.cancel()
             await asyncio.gather(asking, other, return_exceptions=True)

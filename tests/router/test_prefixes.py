@@ -22,6 +22,12 @@ def test_the_match_is_the_longest_common_beginning_in_whole_blocks(
     assert prefixes.match(prompt) == expected
 
 
+def test_what_was_placed_under_another_salt_is_not_there() -> None:
+    prefixes = PlacedPrefixes(blocks=1000, block_size=2)
+    prefixes.place([1, 1, 2, 2], b"alice")
+    assert [prefixes.match([1, 1, 2, 2], salt) for salt in (b"alice", b"bob", b"")] == [4, 0, 0]
+
+
 def test_the_oldest_prompt_is_forgotten_first_and_its_end_before_its_beginning() -> None:
     prefixes = PlacedPrefixes(blocks=3, block_size=2)
     prefixes.place([1, 1, 2, 2])

@@ -91,9 +91,15 @@ def test_sampling_parameters_survive_the_wire(params: SamplingParams) -> None:
 
 
 def test_a_session_s_parameters_come_back_as_they_were() -> None:
-    params = SessionParams((1, 0, 2**31), SamplingParams(temperature=0.5, seed=2**64 - 1), 7, (3, 2))
+    params = SessionParams((1, 0, 2**31), SamplingParams(temperature=0.5, seed=2**64 - 1), 7, (3, 2), b"\0s")
     raw = codec.params_to_wire(params).SerializeToString()
     assert codec.params_from_wire(common_pb2.SessionParams.FromString(raw)) == params
+
+
+def test_a_salt_is_bounded() -> None:
+    codec.params_from_wire(common_pb2.SessionParams(cache_salt=b"s" * 32))
+    with pytest.raises(InvalidRequest, match="cache_salt must be at most 32 bytes, not 33"):
+        codec.params_from_wire(common_pb2.SessionParams(cache_salt=b"s" * 33))
 
 
 @given(workers)

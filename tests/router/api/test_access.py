@@ -52,13 +52,23 @@ def waiting() -> ScriptedRunner:
 class Served:
     """Both APIs over one runner, behind the same keys."""
 
-    def __init__(self, runner: ScriptedRunner, keys: Keys, metrics: Metrics, clock: Any) -> None:
+    def __init__(
+        self, runner: ScriptedRunner, keys: Keys, metrics: Metrics, clock: Any, share_prefixes: bool = False
+    ) -> None:
+        self.runner = runner
         self.access = Access(keys, metrics, clock)
-        app = create_app(runner, metrics, draw_below=lambda limit: 1)
+        app = create_app(runner, metrics, draw_below=lambda limit: 1, share_prefixes=share_prefixes)
         app.add_middleware(HttpAccess, access=self.access)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router")
         self.server = new_server()
-        add_generation_service(self.server, runner, metrics, draw_below=lambda limit: 1, access=self.access)
+        add_generation_service(
+            self.server,
+            runner,
+            metrics,
+            draw_below=lambda limit: 1,
+            access=self.access,
+            share_prefixes=share_prefixes,
+        )
         self.channel = grpc.aio.insecure_channel(bind(self.server, "127.0.0.1", 0))
 
     async def post(self, name: str | None, **changes: Any) -> httpx.Response:

@@ -113,6 +113,7 @@ def test_the_schemas_are_schemas() -> None:
         ("max_tokens", [1], [0, "1"]),
         ("stop", ["a", ["a", "b"], []], ["", [""], ["a"] * 17, 5]),
         ("logit_bias", [{"5": 100.0}], [{"5": 101}, {"x": 1}, []]),
+        ("cache_salt", ["s", "s" * 1024, None], ["", "s" * 1025, 5]),
         ("n", [1, None], [2]),
         ("prompt", ["a", [1, 2], ["a", "b"], [[1], [2]]], [[], 5, None, [[]]]),
         ("stream", [True, None], [1]),

@@ -120,6 +120,9 @@ CHAT = [{"role": "user", "content": "hi"}]
 
 # field values, what the message must say
 BAD = {
+    "empty salt": ({"cache_salt": ""}, "cache_salt", "must not be empty"),
+    "long salt": ({"cache_salt": "ö" * 513}, "cache_salt", "must be at most 1024 bytes, not 1026"),
+    "number as salt": ({"cache_salt": 7}, "cache_salt", "must be a string, not an integer"),
     "empty prompt": ({"prompt": ""}, "prompt", "prompt is empty: it takes at least one token"),
     "no ids": ({"prompt": []}, "prompt", "prompt must not be empty"),
     "one of the prompts empty": ({"prompt": ["a", ""]}, "prompt", "prompt[1] is empty"),
