@@ -9,7 +9,7 @@ import secrets
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ PATIENCE_SECONDS = 60.0
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
 DRAWN_SEEDS = 2**53  # JSON readers that hold numbers as doubles keep them whole
+MOST_ENDED = 2  # routers in a row that ended while they had the request: it may be what they die of
 FOR_NOW = frozenset({409, 429, 502, 503, 504})  # statuses after which one may come back
 NOT_FOUND = 404
 
@@ -107,7 +108,8 @@ class Client:
         is drawn here if the request has none.
 
         Raises InvalidRequest with the service's words. Raises Unavailable if the answer makes no progress for
-        as long as the patience lasts, or at once if no router is there at all. Text that was yielded before
+        as long as the patience lasts, or at once if no router is there at all, or if two in a row ended while
+        they had the request, which may be what they die of. Text that was yielded before
         stays valid.
         """
         body = _body(request)
@@ -123,7 +125,7 @@ class Client:
                             trouble = None
                             yield text
                 if not answer.done:
-                    raise Broken(self._broke())
+                    raise Broken(self._broke(), cut=True)
             except Broken as broken:
                 if answer.complete:
                     break
@@ -141,6 +143,12 @@ class Client:
             raise Unavailable(
                 f"no server answers at {' or '.join(self._urls)}: start one with `outrider serve`, "
                 "or name another by --url"
+            ) from None
+        trouble.ended += broken.cut and self._ended()
+        if trouble.ended >= MOST_ENDED:
+            raise Unavailable(
+                f"{trouble.ended} servers in a row ended when they were asked for this: "
+                "it may be why, and is not sent to another"
             ) from None
         if answer.begun and answer.event_id is None:
             raise Unavailable(broken.message) from None  # not an answer that can go on, or be had again
@@ -184,7 +192,16 @@ class Client:
                 ) from None
             raise Broken(f"no server answers at {self._url}", reached=False) from None
         except httpx.TransportError:
-            raise Broken(self._broke()) from None
+            raise Broken(self._broke(), cut=True) from None
+
+    def _ended(self) -> bool:
+        """Returns True if the router in use is not there any more, or hangs."""
+        with suppress(httpx.TransportError):  # else something is there, on a bad line
+            try:
+                self._http.get(f"{self._url}/health", timeout=CONNECT_SECONDS)
+            except (httpx.ConnectError, httpx.TimeoutException):
+                return True
+        return False
 
     @property
     def _url(self) -> str:
@@ -201,6 +218,7 @@ class _Trouble:
     since: float  # seconds of the clock
     failures: int = 0
     reached: bool = False  # a router was there
+    ended: int = 0  # routers that were there, and were not after they had been asked
 
 
 def _authorization(api_key: str | None) -> dict[str, str]:

@@ -17,13 +17,16 @@ FOR_NOW = frozenset({Unavailable.kind, Overloaded.kind, Superseded.kind})  # err
 class Broken(Exception):
     """The answer is not complete, and may go on over another connection."""
 
-    def __init__(self, message: str, *, retry_after: float = 0.0, reached: bool = True) -> None:
+    def __init__(
+        self, message: str, *, retry_after: float = 0.0, reached: bool = True, cut: bool = False
+    ) -> None:
         """`retry_after` is for how many seconds the router asks to wait. `reached` tells whether anybody
-        took the request."""
+        took the request, `cut` whether a connection ended before it should."""
         super().__init__(message)
         self.message = message
         self.retry_after = retry_after
         self.reached = reached
+        self.cut = cut
 
 
 @dataclass(frozen=True, slots=True)

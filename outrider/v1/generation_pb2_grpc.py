@@ -75,7 +75,8 @@ class GenerationServicer:
 
     def Cancel(self, request, context):
         """Ends a generation, through whichever router: for clients behind a proxy that does not pass on that they
-        have gone. Its own stream ends with CANCELLED. An id that is unknown or over already is no error.
+        have gone. Its own stream ends with CANCELLED. An id that is unknown, over already or of another
+        key's owner is no error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

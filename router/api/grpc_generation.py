@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from outrider.errors import InvalidRequest, OutriderError, Overloaded
+from outrider.errors import InvalidRequest, OutriderError, Overloaded, UnknownSession
 from outrider.net.rpc import errors_as_status, status
 from outrider.wire.session import new_session_id
 from router.api import generation_wire, position, schema
@@ -80,8 +80,9 @@ class GenerationServicer:
     async def Cancel(self, request: Any, context: Any) -> Any:
         async with errors_as_status(context):
             session_id = position.parse_id(generation_wire.cancellation(request))
-            await check_owner(self._runner, session_id)
-            self._runner.cancel(session_id)
+            with suppress(UnknownSession):  # what nobody knows, or another key's owner began, is no error
+                await check_owner(self._runner, session_id)
+                self._runner.cancel(session_id)
         return generation_wire.CANCELLED
 
     @asynccontextmanager

@@ -97,6 +97,24 @@ async def test_a_router_that_dies(serve: Serve, between: Between) -> None:
     assert other.requests == [], "it went on there; it was not asked for again"
 
 
+async def test_what_two_routers_ended_with_is_sent_to_no_third(serve: Serve, between: Between) -> None:
+    urls = []
+    dying = [ScriptedRunner(MODEL, lambda request: [None]) for _ in range(2)]
+    proxies = []
+    for runner in dying:
+        proxy, url = await between(await serve(runner))
+        urls.append(url)
+        proxies.append(proxy)
+    third = answering()
+    asking = asyncio.create_task(asyncio.to_thread(told, hasty([*urls, await serve(third)])))
+    for runner, proxy in zip(dying, proxies, strict=True):
+        await runner.waiting.wait()
+        proxy.kill()
+    with pytest.raises(Unavailable, match="2 servers in a row ended when they were asked for this"):
+        await asking
+    assert third.requests == []
+
+
 async def test_a_lost_log_is_made_again_from_the_same_seed(serve: Serve, between: Between) -> None:
     dying = ScriptedRunner(MODEL, lambda request: [*steps(IDS, 2)[:4], None])
     proxy, url = await between(await serve(dying))

@@ -302,16 +302,11 @@ async def test_a_session_is_its_owners_alone(serve: Serve) -> None:
         async for _ in stub.Resume(generation_pb2.ResumeRequest(id=session), metadata=metadata("bob")):
             pass
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await stub.Cancel(generation_pb2.CancelRequest(id=session), metadata=metadata("bob"))
-    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+    for foreign_id in (session, "ab" * 16):  # nobody finds out which sessions there are
+        await stub.Cancel(generation_pb2.CancelRequest(id=foreign_id), metadata=metadata("bob"))
     assert runner.cancelled == []
     await stub.Cancel(generation_pb2.CancelRequest(id=session), metadata=metadata("alice"))
     assert [id.hex() for id in runner.cancelled] == [session]
-    unknown = "ab" * 16
-    with pytest.raises(grpc.aio.AioRpcError) as refused_too:
-        await stub.Cancel(generation_pb2.CancelRequest(id=unknown), metadata=metadata("bob"))
-    assert refused_too.value.code() is refused.value.code(), "nobody finds out which sessions there are"
 
 
 async def test_requests_side_by_side_have_their_own_owners(metrics: Metrics) -> None:

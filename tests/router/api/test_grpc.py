@@ -232,6 +232,7 @@ async def test_cancel_names_the_session_that_started_told(connect: Connect) -> N
     await stub.Cancel(generation_pb2.CancelRequest(id=started.id))
     (session,) = runner.requests
     assert runner.cancelled == [session.session_id] == [bytes.fromhex(started.id)]
+    await stub.Cancel(generation_pb2.CancelRequest(id="ab" * 16))  # that nobody knows, which is no error
 
 
 @pytest.mark.parametrize("id", ["", "cmpl-7", "00" * 15, "00" * 17])
