@@ -17,8 +17,9 @@ from outrider.engine.leading import Leading
 from outrider.engine.ranks import Ranks
 from outrider.engine.step_inputs import Work
 from outrider.engine.step_message import Kind, Words, decode, encode, encode_works
+from outrider.sampling.how import How
 from outrider.sampling.sampler import draw
-from outrider.sampling.vocab_parallel import Draws, How, choose_vocab_parallel, greatest, likeliest
+from outrider.sampling.vocab_parallel import Draws, choose_vocab_parallel, greatest, likeliest
 
 
 class RankGroup:

@@ -18,8 +18,9 @@ from outrider.engine.runner import CallByCall, Runner
 from outrider.engine.step_graphs import StepGraphs
 from outrider.engine.step_inputs import Work
 from outrider.errors import PeerLost, in_one_line
+from outrider.sampling.how import How
 from outrider.sampling.sampler import draw
-from outrider.sampling.vocab_parallel import Draws, How
+from outrider.sampling.vocab_parallel import Draws
 from outrider.wire.description import ModelInfo
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.engine.step_inputs import Work
-from outrider.sampling.vocab_parallel import How, VocabParallelRow
+from outrider.sampling.how import How
+from outrider.sampling.vocab_parallel import VocabParallelRow
 
 Words = npt.NDArray[np.int32]
 

@@ -8,9 +8,11 @@ from typing import Any
 
 from outrider.errors import InvalidRequest
 from outrider.options.sessions import MAX_SEED
+from outrider.sampling.logit_bias import LogitBias
 from outrider.sampling.range import Range
 
 BIASES = Range(-100, 100)
+MAX_BIASES = 1024  # a few for each token of what a request may want to hear or not; OpenAI takes 300
 
 
 def _within(allowed: Range, default: float) -> Any:
@@ -32,9 +34,19 @@ class SamplingParams:
     min_p: float = _within(Range(0, 1), 0.0)
     presence_penalty: float = _within(Range(-2, 2), 0.0)
     frequency_penalty: float = _within(Range(-2, 2), 0.0)
-    repetition_penalty: float = _within(Range(0, 10, above=True), 1.0)
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    repetition_penalty: float = _within(Range(0.01, 100), 1.0)
+    logit_bias: Mapping[int, float] = field(default_factory=LogitBias)
     seed: int = _within(Range(0, MAX_SEED, words="an integer from {low} to {high}"), 0)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.logit_bias, LogitBias):
+            object.__setattr__(self, "logit_bias", LogitBias(self.logit_bias))
+
+    @property
+    def biases(self) -> LogitBias:
+        """Returns logit_bias as draws take it."""
+        assert isinstance(self.logit_bias, LogitBias)
+        return self.logit_bias
 
     @property
     def greedy(self) -> bool:
@@ -45,10 +57,20 @@ class SamplingParams:
         """Returns True if earlier tokens change the logits in other ways than through the model."""
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
+    @property
+    def cut(self) -> bool:
+        """Returns True if all of a row's logits together decide which tokens are ruled out."""
+        return bool(self.top_k) or self.top_p < 1.0 or self.min_p > 0.0
+
     def validate(self, vocab_size: int) -> None:
         """Raises InvalidRequest naming the first field out of range and its limits."""
         for name, allowed in RANGES.items():
             allowed.check(name, getattr(self, name))
+        if len(self.logit_bias) > MAX_BIASES:
+            raise InvalidRequest(
+                f"logit_bias must have at most {MAX_BIASES} token ids, not {len(self.logit_bias)}",
+                field="logit_bias",
+            )
         for token, bias in self.logit_bias.items():
             if not 0 <= token < vocab_size:
                 raise InvalidRequest(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
+
+Counted = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+"""Distinct token ids [n], and how often each occurs in the output [n]."""
 
 
 class TokenCounts:
@@ -31,16 +35,18 @@ class TokenCounts:
                 self._ids[place] = token
             self._in_output[place] += 1
 
-    def with_drafted(self, drafted: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Returns (ids [n], occurrences in the output [n]), with the drafted tokens counted as output."""
+    @property
+    def committed(self) -> Counted:
+        """Returns all tokens of prompt and output, in no copy."""
         known = len(self._place)
-        ids, counts = self._ids[:known], self._in_output[:known]
-        if not drafted:
-            return ids, counts
-        new = list(dict.fromkeys(token for token in drafted if token not in self._place))
-        place = {token: known + index for index, token in enumerate(new)}
-        ids = np.concatenate([ids, np.array(new, dtype=np.int64)])
-        counts = np.concatenate([counts, np.zeros(len(new), dtype=np.int64)])
-        for token in drafted:
-            counts[self._place.get(token, place.get(token, -1))] += 1
+        return self._ids[:known], self._in_output[:known]
+
+    def with_drafted(self, drafted: Sequence[int]) -> Counted:
+        """Returns the drafted tokens, counted as output that follows what is committed."""
+        found = Counter(drafted)
+        ids = np.fromiter(found, np.int64, len(found))
+        counts = np.fromiter(found.values(), np.int64, len(found))
+        places = np.fromiter((self._place.get(token, -1) for token in found), np.int64, len(found))
+        known = places >= 0
+        counts[known] += self._in_output[places[known]]
         return ids, counts

@@ -8,25 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import cached_property
 
 import torch
 
+from outrider.sampling.how import How, how
 from outrider.sampling.noise import gumbel, row_key
-from outrider.sampling.sampler import SMALLEST_TEMPERATURE, Row
+from outrider.sampling.shaping import SMALLEST_TEMPERATURE, Row
 
 Gather = Callable[
     [torch.Tensor], tuple[torch.Tensor, ...]
 ]  # all ranks' tensors of this shape, in their order
-
-
-class How(IntEnum):
-    """How a row's token is chosen."""
-
-    GREEDY = 0  # the likeliest
-    NOISY = 1  # temperature and noise, nothing else
-    WHOLE = 2  # at the leader, from all logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +32,11 @@ class VocabParallelRow:
 
 def vocab_parallel(row: Row) -> VocabParallelRow:
     """Returns what the ranks need to know of a row."""
-    params = row.params
-    if params.penalized or params.logit_bias:
-        return VocabParallelRow(How.WHOLE)
-    if params.greedy:
-        return VocabParallelRow(How.GREEDY)
-    if params.top_k or params.top_p < 1.0 or params.min_p > 0.0:
-        return VocabParallelRow(How.WHOLE)
-    return VocabParallelRow(
-        How.NOISY, row_key(params.seed, row.position), max(params.temperature, SMALLEST_TEMPERATURE)
-    )
+    way = how(row.params)
+    if way is not How.NOISY:
+        return VocabParallelRow(way)
+    temperature = max(row.params.temperature, SMALLEST_TEMPERATURE)
+    return VocabParallelRow(way, row_key(row.params.seed, row.position), temperature)
 
 
 @dataclass(eq=False)

@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from outrider.errors import InvalidRequest
-from outrider.sampling.params import BIASES, RANGES, SamplingParams
+from outrider.sampling.params import BIASES, MAX_BIASES, RANGES, SamplingParams
 from outrider.sampling.range import Range
 from router.api.body import MAX_BODY_BYTES, MAX_VALUES
 
@@ -32,7 +32,6 @@ MAX_STOP_BYTES = 1024
 MAX_PROMPTS = 128
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024  # of one message
-MAX_BIASES = 1024
 MAX_MODEL_BYTES = 256
 SHOWN = 100  # characters of what a client sent, in a message that refuses it
 SPECULATIVE_TOKENS = Range(0, 1024, words="from {low} (off) to {high}, or absent (adaptive)")

@@ -6,7 +6,8 @@ import numpy as np
 
 from outrider.engine.step_inputs import Work
 from outrider.engine.step_message import Kind, StepMessage, decode, encode, encode_works
-from outrider.sampling.vocab_parallel import How, VocabParallelRow
+from outrider.sampling.how import How
+from outrider.sampling.vocab_parallel import VocabParallelRow
 
 
 def random_plan(rng: random.Random, sessions: int, context: int, drafts: int) -> StepMessage:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from outrider.sampling.noise import gumbel, row_key
 from outrider.sampling.noisy_argmax import SPREAD, noisy_argmax, row_keys
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.sampler import Row, _shape, draw
+from outrider.sampling.sampler import Row, draw
+from outrider.sampling.shaping import shape
 
 SEEDS = st.integers(0, 2**64 - 1)
 
@@ -133,7 +134,7 @@ def test_draws_are_those_of_the_plain_formula(
     expected = []
     for row, own in zip(rows, logits[:, :vocab_size].split(1), strict=True):
         if not row.params.greedy:
-            own = _shape(own, [row]) + gumbel([row_key(row.params.seed, row.position)], own.shape[1])
+            own = shape(own, [row]) + gumbel([row_key(row.params.seed, row.position)], own.shape[1])
         expected.append(int(own.argmax(-1)))
     assert draw(logits, rows, vocab_size).tolist() == expected
 

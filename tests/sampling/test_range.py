@@ -5,7 +5,7 @@ import math
 import pytest
 
 from outrider.errors import InvalidRequest
-from outrider.sampling.params import BIASES, RANGES, SamplingParams
+from outrider.sampling.params import BIASES, MAX_BIASES, RANGES, SamplingParams
 from outrider.sampling.range import Range
 
 ENDS = [(name, allowed.low, allowed.high, allowed.above) for name, allowed in RANGES.items()]
@@ -28,6 +28,12 @@ def test_every_parameter_has_a_range() -> None:
     assert RANGES.keys() | {"logit_bias"} == SamplingParams.__dataclass_fields__.keys()
     with pytest.raises(InvalidRequest, match=r"logit_bias must be in \[-100, 100\], not 101"):
         SamplingParams(logit_bias={3: BIASES.high + 1}).validate(vocab_size=8)
+
+
+def test_biases_are_counted_before_they_are_looked_at() -> None:
+    SamplingParams(logit_bias=dict.fromkeys(range(MAX_BIASES), 1.0)).validate(vocab_size=MAX_BIASES)
+    with pytest.raises(InvalidRequest, match=r"^logit_bias must have at most 1024 token ids, not 1025$"):
+        SamplingParams(logit_bias=dict.fromkeys(range(MAX_BIASES + 1), math.nan)).validate(vocab_size=8)
 
 
 def test_a_range_in_words() -> None:

@@ -205,9 +205,12 @@ def test_counts_grow_as_they_would_be_counted_afresh(
     for piece in pieces:
         counts.with_drafted([1, 99])  # changes nothing
         counts.extend(piece)
-    output = [token for piece in pieces for token in piece] + drafted
-    ids, found = counts.with_drafted(drafted)
-    assert dict(zip(ids.tolist(), found.tolist(), strict=True)) == {
-        token: output.count(token) for token in {*prompt, *output}
-    }
-    assert len(ids) == len({*prompt, *output})
+    committed = [token for piece in pieces for token in piece]
+    for (ids, found), tokens, counted in (
+        (counts.committed, {*prompt, *committed}, committed),
+        (counts.with_drafted(drafted), set(drafted), committed + drafted),
+    ):
+        assert len(ids) == len(tokens)
+        assert dict(zip(ids.tolist(), found.tolist(), strict=True)) == {
+            token: counted.count(token) for token in tokens
+        }

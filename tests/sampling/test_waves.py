@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from outrider.sampling.noise import gumbel, row_key
 from outrider.sampling.noisy_argmax import Ids
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.sampler import Row, TokenCounts, _add_bias, _penalize, _shape, draw
+from outrider.sampling.sampler import Row, TokenCounts, draw
+from outrider.sampling.shaping import change, shape
 from outrider.sampling.waves import NOT_DRAWN, in_waves
 
 VOCAB = 199
@@ -101,10 +102,9 @@ def test_a_step_s_rows_are_drawn_as_the_definition_says(
         for depth in range(drafts + 1):
             row = Row(params, seed + depth, history, tuple(path), path[-1] if path else None)
             own = logits[len(rows)][None, :limit].clone()
-            _penalize(own, [row])
-            _add_bias(own, [row])
+            change(own, [row])
             if not params.greedy:
-                own = _shape(own, [row]) + gumbel([row_key(params.seed, row.position)], limit)
+                own = shape(own, [row]) + gumbel([row_key(params.seed, row.position)], limit)
             expected.append(int(own.argmax(-1)))
             rows.append(row)
             right = bool(torch.rand(1, generator=generator) < 0.5)

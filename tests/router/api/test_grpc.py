@@ -77,6 +77,14 @@ async def test_a_text(connect: Connect) -> None:
     assert stats.mean_acceptance_length == 1 + stats.num_accepted_draft_tokens / stats.num_spec_steps
 
 
+async def test_too_many_biases_are_refused(connect: Connect) -> None:
+    request = Request(text="x", logit_bias=dict.fromkeys(range(1025), 1.0))
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await responses(await connect(answering()), request)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert refused.value.details() == "logit_bias must have at most 1024 token ids, not 1025"
+
+
 async def test_ids_and_chat_and_every_parameter(connect: Connect) -> None:
     runner = answering()
     channel = await connect(runner)
