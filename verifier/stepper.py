@@ -192,6 +192,7 @@ class Stepper:
             outcomes = settle(parts, chosen, self._sessions, self._pool, self._clock())
         for running in (*failed, *(each for each, outcome in outcomes if outcome.finish is not None)):
             self.close(running.id)
+        self._wait.judge(waited, outcomes)
         committed = sum(len(outcome.tokens) for _, outcome in outcomes)
         tokens = measure(self._meter, parts, committed, seconds, waited)
         return StepReport(tuple(outcomes), tuple(failed), self._measured(seconds, tokens))
