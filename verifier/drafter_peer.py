@@ -53,7 +53,7 @@ class DrafterPeer:
         return False
 
     def claimed(self, session_id: bytes) -> bytes | None:
-        """The right of a claim that waits, which it does no more."""
+        """Returns the right of a claim that waits, which it does no more."""
         shown, _ = self.claims.pop(session_id, (None, 0.0))
         return shown
 
@@ -75,7 +75,7 @@ class DrafterPeer:
         self._ready.set()
 
     def revoke(self, session_id: bytes, shown: bytes) -> None:
-        """To be told that the right with which it came is worth nothing any more. Of a drafter that does not
+        """Tells it that the right with which it came is worth nothing any more. Of a drafter that does not
         read, the oldest are forgotten: it hears of them from the router, too."""
         self._revoked[session_id] = shown
         if len(self._revoked) > REMEMBERED:
@@ -83,7 +83,7 @@ class DrafterPeer:
         self._ready.set()
 
     def beat(self) -> None:
-        """A sign of life, perhaps with nothing to say."""
+        """Gives a sign of life, perhaps with nothing to say."""
         self._ready.set()
 
     def end(self) -> None:
@@ -96,7 +96,8 @@ class DrafterPeer:
         return len(self._dirty) + len(self._revoked)
 
     async def batches(self) -> AsyncIterator[CommitBatch]:
-        """One message whenever there is something to tell; commits of a session merge while they wait."""
+        """Yields one message whenever there is something to tell; commits of a session merge while they
+        wait."""
         while True:
             await self._ready.wait()
             if self._over:
@@ -116,8 +117,8 @@ class DrafterPeer:
         return Commit(session_id, base, seat.session.log[base:])
 
     def _base(self, session_id: bytes, seat: DrafterSeat) -> int:
-        """Where a commit starts: at what was acknowledged. A stream loses nothing, so that one that does not
-        acknowledge gets what it was sent before again only as far as an honest one may need it."""
+        """Returns where a commit starts: at what was acknowledged. A stream loses nothing, so that one that
+        does not acknowledge gets what it was sent before again only as far as an honest one may need it."""
         told = self._told.get(session_id, 0)
         self._told[session_id] = len(seat.session.log)
         return max(seat.acknowledged or 0, told - MOST_REPEATED)

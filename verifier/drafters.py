@@ -100,7 +100,7 @@ class Drafters:
             self._ended.add(session_id, seats[0].draft_key)
 
     def beat(self) -> None:
-        """A sign of life to every drafter."""
+        """Gives a sign of life to every drafter."""
         for peer in self._streams:
             peer.beat()
 
@@ -214,7 +214,7 @@ class Drafters:
         raise PeerRefused(f"this drafter is {what}")
 
     def _claim(self, peer: DrafterPeer, attach: Attach) -> str | None:
-        """Why it was dropped, if it was."""
+        """Returns why it was dropped, if it was."""
         if len(attach.session_id) != SESSION_ID_BYTES or len(attach.draft_key) > MAX_KEY_BYTES:
             return misbehavior.BAD_ATTACH
         peer.given.add(attach.session_id)
@@ -246,7 +246,7 @@ class Drafters:
         return None
 
     def _offer(self, peer: DrafterPeer, draft: Draft) -> str | None:
-        """Why it was dropped, if it was."""
+        """Returns why it was dropped, if it was."""
         session_id = draft.session_id
         running = self._stepper.get(session_id)
         seats = () if running is None else running.seats

@@ -44,12 +44,12 @@ class Running:
 
     @property
     def drafted(self) -> bool:
-        """Whether anybody drafts for it."""
+        """Returns whether anybody drafts for it."""
         return any(seat.pace is not None for seat in self.seats)
 
     @property
     def begun(self) -> bool:
-        """Whether any of it has run here."""
+        """Returns whether any of it has run here."""
         return self.cached_prompt_tokens is not None
 
     @property
@@ -58,13 +58,14 @@ class Running:
 
     @property
     def unread(self) -> int:
-        """Tokens that are to be read before the next one can be drawn; 0 while it decodes, or a step runs."""
+        """Returns how many tokens are to be read before the next one can be drawn; 0 while it decodes, or a
+        step runs."""
         pending = len(self.session.log) - (self.table.length if self.begun else self.found_tokens)
         return pending - 1 if pending > 1 else 0
 
     @property
     def decoding(self) -> bool:
-        """Whether only its last token has not run yet, and drafts may follow that."""
+        """Returns whether only its last token has not run yet, and drafts may follow that."""
         return bool(self.table.blocks) and self.pending == 1
 
     def path(self) -> Path:

@@ -64,12 +64,12 @@ class Session:
 
     @property
     def room(self) -> int:
-        """Output tokens that may still come."""
+        """Returns how many output tokens may still come."""
         return self._full - len(self.log)
 
     def continues(self, spec: SessionSpec) -> bool:
-        """Whether it is what a session that is opened so would be: the same request, and a log that begins
-        with what the opener knows."""
+        """Returns whether it is what a session that is opened so would be: the same request, and a log that
+        begins with what the opener knows."""
         known = tuple(self.log[len(spec.params.prompt) :][: len(spec.output)])
         return self.spec.params == spec.params and known == spec.output
 
@@ -105,7 +105,7 @@ class Session:
 
     @property
     def wanted(self) -> int:
-        """Most draft tokens to verify now: the last output token is always the target's own."""
+        """Returns the most draft tokens to verify now: the last output token is always the target's own."""
         return min(self.num_speculative_tokens, self.room - 1)
 
     def path(self) -> tuple[list[int], list[float]]:

@@ -43,7 +43,8 @@ class PlacelessActivation(nn.Module):
 
 
 def placeless(module: nn.Module) -> nn.Module | None:
-    """What to put in the place of an activation whose bits depend on the place; None for any other module."""
+    """Returns what to put in the place of an activation whose bits depend on the place; None for any other
+    module."""
     if isinstance(module, (SiLUActivation, nn.SiLU)):
         return PlacelessActivation(silu)
     if isinstance(module, GELUTanh) or (isinstance(module, nn.GELU) and module.approximate == "tanh"):

@@ -40,7 +40,7 @@ def build_engine(
     progress: Callable[[str, float], None],
     ranks: Ranks | None = None,
 ) -> Engine:
-    """An engine on a loaded model, once it has given what the model's own code gives.
+    """Returns an engine on a loaded model, once it has given what the model's own code gives.
 
     The model is checked with gathered attention first, whatever is asked for: a kernel that fails is no fault
     of the model's. Raises as load_engine does."""
@@ -101,8 +101,8 @@ def _with_kernel(probe: Engine, expected: torch.Tensor, parts: Parts) -> Engine:
 
 
 def _whole(few: AttentionBackend, info: ModelInfo, kv_memory_bytes: int) -> AttentionBackend:
-    """The backend with all of its blocks, taken now: a worker that has too little memory is not to become
-    ready. The memory is that of all processes together."""
+    """Returns the backend with all of its blocks, taken now: a worker that has too little memory is not to
+    become ready. The memory is that of all processes together."""
     bytes_per_block = few.pools.bytes_per_block * info.tensor_parallel_size
     num_blocks = kv_memory_bytes // bytes_per_block
     if num_blocks < 2:
@@ -121,7 +121,8 @@ def _whole(few: AttentionBackend, info: ModelInfo, kv_memory_bytes: int) -> Atte
 
 
 def _available_bytes() -> float:
-    """The memory that can be had without taking any from others; infinite if the system does not tell."""
+    """Returns the memory that can be had without taking any from others; infinite if the system does not
+    tell."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

@@ -38,12 +38,12 @@ class LayerAttention:
 
     @property
     def sharing(self) -> int:
-        """Query heads that share a key head."""
+        """Returns how many query heads share a key head."""
         return self.query_heads // self.key_heads
 
     @property
     def fused(self) -> bool:
-        """Whether torch's kernel can do it."""
+        """Returns whether torch's kernel can do it."""
         return self.softcap is None and self.width == self.value_width
 
 
@@ -73,16 +73,16 @@ class AttentionBackend(Protocol):
 
     @property
     def fills_shapes(self) -> bool:
-        """Whether a step can be filled up to a shape, as recorded steps need it."""
+        """Returns whether a step can be filled up to a shape, as recorded steps need it."""
         ...
 
     def prepare(self, works: Sequence[Work], shapes: Sequence[Shape] = ()) -> Any:
-        """The step in this process's memory, in the first of these shapes that holds it, else in its own.
-        Reads the works, changes nothing."""
+        """Returns the step in this process's memory, in the first of these shapes that holds it, else in its
+        own. Reads the works, changes nothing."""
         ...
 
     def on_device(self, prepared: Any) -> Inputs:
-        """What the forward pass reads."""
+        """Returns what the forward pass reads."""
         ...
 
     def attend(
@@ -103,11 +103,12 @@ class AttentionBackend(Protocol):
         ...
 
     def keeps_bits(self) -> bool:
-        """Whether a row of the layers of the last step was measured to get the same bits in any company."""
+        """Returns whether a row of the layers of the last step was measured to get the same bits in any
+        company."""
         ...
 
     def resized(self, num_blocks: int) -> Self:
-        """The same for the same layers with so many empty blocks, whose memory is taken at once."""
+        """Returns the same for the same layers with so many empty blocks, whose memory is taken at once."""
         ...
 
 
@@ -155,7 +156,7 @@ def paged_attention(
     position_bias: torch.Tensor | None = None,
     **ignored: object,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls in every layer: [1, T, Hq, Dv], and no attention weights.
+    """Attends as transformers asks for it in every layer. Returns [1, T, Hq, Dv], and no attention weights.
 
     Raises ModelRefused, with the reason as a phrase, for a layer that needs something else."""
     step = RUNNING.get()

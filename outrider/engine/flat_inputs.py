@@ -35,7 +35,7 @@ class Shape:
     longest: int  # most tokens of one session
 
     def holds(self, counts: Ints, block_size: int) -> bool:
-        """Whether sessions of so many tokens each fit."""
+        """Returns whether sessions of so many tokens each fit."""
         spare = self.tokens - int(counts.sum())
         return (
             spare >= 0
@@ -44,13 +44,13 @@ class Shape:
         )
 
     def filling(self, block_size: int) -> int:
-        """Most tokens of a session that fills it up."""
+        """Returns the most tokens of a session that fills it up."""
         return min(self.longest, block_size)
 
 
 def recorded_shapes(most_tokens: int = SIZES[-1]) -> tuple[Shape, ...]:
-    """The shapes to record, in the order in which to look for one that fits: small first, and of the same
-    size that for short runs first, whose kernels have less to skip."""
+    """Returns the shapes to record, in the order in which to look for one that fits: small first, and of the
+    same size that for short runs first, whose kernels have less to skip."""
     shapes = []
     for size in (size for size in SIZES if size <= most_tokens):
         shapes.append(Shape(size, size, min(size, DRAFTED)))
@@ -60,13 +60,13 @@ def recorded_shapes(most_tokens: int = SIZES[-1]) -> tuple[Shape, ...]:
 
 
 def fitting(shapes: Sequence[Shape], works: Sequence[Work], block_size: int) -> Shape | None:
-    """The first shape that holds the works."""
+    """Returns the first shape that holds the works."""
     counts = np.array([len(work.tokens) for work in works], dtype=np.int64)
     return next((shape for shape in shapes if shape.holds(counts, block_size)), None)
 
 
 def exact(works: Sequence[Work]) -> Shape:
-    """The shape that the works fill."""
+    """Returns the shape that the works fill."""
     counts = [len(work.tokens) for work in works]
     return Shape(sum(counts), len(counts), max(counts))
 
@@ -86,12 +86,12 @@ class Arrays:
 
 
 def buffer_bytes(shape: Shape, pages: int) -> int:
-    """The size of all arrays of a step whose sessions have `pages` blocks at most."""
+    """Returns the size of all arrays of a step whose sessions have `pages` blocks at most."""
     return 8 * 4 * shape.tokens + 4 * (3 * shape.sessions + 2 + shape.sessions * pages)
 
 
 def arrays(buffer: Any, shape: Shape, pages: int, int64: Any, int32: Any) -> Arrays:
-    """The parts of a buffer of bytes; `int64` and `int32` are its library's types."""
+    """Returns the parts of a buffer of bytes; `int64` and `int32` are its library's types."""
     tokens, sessions = shape.tokens, shape.sessions
     long = buffer[: 8 * 4 * tokens].view(int64).reshape(4, tokens)
     rest = buffer[8 * 4 * tokens : buffer_bytes(shape, pages)].view(int32)
@@ -177,13 +177,14 @@ def flatten(works: Sequence[Work], shape: Shape, *, block_size: int, scratch_blo
 
 
 def on_device(step: FlatStep, device: torch.device) -> FlatInputs:
-    """The step's arrays copied, for a run that is not recorded."""
+    """Returns the step's arrays copied, for a run that is not recorded."""
     parts = arrays(torch.from_numpy(step.buffer).to(device), step.shape, step.pages, torch.int64, torch.int32)
     return flat_inputs(parts, parts.tables, step.shape, max(step.rows, 1), step.rows)
 
 
 def flat_inputs(parts: Arrays, tables: torch.Tensor, shape: Shape, kept: int, rows: int) -> FlatInputs:
-    """What the forward pass reads, from arrays on the device; logits are computed for `kept` tokens."""
+    """Returns what the forward pass reads, from arrays on the device; logits are computed for `kept`
+    tokens."""
     return FlatInputs(
         parts.ids[None],
         parts.positions[None],

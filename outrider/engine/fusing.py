@@ -62,7 +62,7 @@ def is_fused(model: Any) -> bool:
 
 
 def _layers(model: Any) -> Iterator[nn.Module]:
-    """The decoder layers."""
+    """Yields the decoder layers."""
     count = model.config.get_text_config().num_hidden_layers
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:

@@ -26,27 +26,29 @@ class Group(Protocol):
 
     @property
     def ids(self) -> slice:
-        """Token ids whose logits this process draws from."""
+        """Returns the token ids whose logits this process draws from."""
         ...
 
     def part(self, logits: torch.Tensor) -> torch.Tensor:
-        """[R, len(ids)] of what the model gave here, which may be the whole."""
+        """Returns [R, len(ids)] of what the model gave here, which may be the whole."""
         ...
 
     def whole(self, logits: torch.Tensor) -> torch.Tensor:
-        """[R, V] of what the model, or `part`, gave here."""
+        """Returns [R, V] of what the model, or `part`, gave here."""
         ...
 
     def greatest(self, logits: torch.Tensor) -> torch.Tensor:
-        """[R] of the whole rows of such parts."""
+        """Returns the greatest number of each whole row, given such parts: [R]."""
         ...
 
     def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
-        """Ids [R] int64 of the greatest of the whole rows of such parts, the lowest of equals."""
+        """Returns the id of the greatest number of each whole row, the lowest of equals, given such parts:
+        [R] int64."""
         ...
 
     def choose(self, logits: torch.Tensor, draws: Draws) -> list[int]:
-        """A token for each row of what the model gave; only the process that has the rows draws all."""
+        """Returns a token for each row of what the model gave; only the process that has the rows draws
+        all."""
         ...
 
     def keep_from_compiler(self) -> None:
@@ -54,11 +56,12 @@ class Group(Protocol):
         ...
 
     def agree(self, flag: bool) -> bool:
-        """Whether it is true of every process."""
+        """Returns whether it is true of every process."""
         ...
 
     def encode(self, works: Sequence[Work]) -> Words | None:
-        """What the other processes have to be told of a step, as far as it is known before it runs."""
+        """Returns what the other processes have to be told of a step, as far as it is known before it
+        runs."""
         ...
 
     def step(

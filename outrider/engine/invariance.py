@@ -40,8 +40,8 @@ def linears_keep_bits(model: nn.Module) -> bool:
 
 
 def row_batching(layers: Iterable[LayerAttention]) -> RowBatching | None:
-    """How rows that share keys can attend in one call without changing each other's bits; None where they
-    cannot.
+    """Returns how rows that share keys can attend in one call without changing each other's bits; None where
+    they cannot.
 
     The products of torch's kernel take a row or a few by ways of their own, which sum in another order, and
     cut the keys of a block in two where these are some more than their own blocks hold."""
@@ -73,7 +73,7 @@ def _agree(
     other_chunks: Sequence[int],
     other: RowBatching | None,
 ) -> bool:
-    """Whether the same tokens, read in these chunks and in those, get the same bits."""
+    """Returns whether the same tokens, read in these chunks and in those, get the same bits."""
     # First blocks that follow one another, whose keys are read where they lie, then some that do not.
     scattered = [*range(10), *reversed(range(10, -(-sum(chunks) // BLOCK)))]
     with torch.inference_mode():

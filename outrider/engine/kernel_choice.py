@@ -18,8 +18,9 @@ PROBE_TOKENS = 1024  # that the pool of a check holds
 
 
 def with_kernel(engine: Engine, expected: torch.Tensor, kernels: Iterable[Kernel]) -> Engine:
-    """An engine of a few blocks with the first kernel that gives `expected`, the logits of the model's own
-    code, in every process of the group; or, with the reasons logged, the engine itself, which has run."""
+    """Returns an engine of a few blocks with the first kernel that gives `expected`, the logits of the
+    model's own code, in every process of the group; or, with the reasons logged, the engine itself, which has
+    run."""
     dtype = next(engine.model.parameters()).dtype
     layers = engine.attention.layers.values()
     reasons: set[str] = set()

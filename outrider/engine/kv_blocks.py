@@ -57,12 +57,12 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Blocks that `extend` can hand out: free ones, and cached ones that nobody holds."""
+        """Returns how many blocks `extend` can hand out: free ones, and cached ones that nobody holds."""
         return len(self._free) + len(self._idle)
 
     @property
     def usage(self) -> float:
-        """Share of the blocks that tables hold, 0 to 1."""
+        """Returns the share of the blocks that tables hold, 0 to 1."""
         return 1.0 - self.available / self.num_blocks
 
     def open(self, tokens: Sequence[int], salt: bytes = b"") -> BlockTable:
@@ -99,7 +99,7 @@ class BlockPool:
         table.length += n
 
     def fork(self, table: BlockTable, length: int) -> tuple[BlockTable, tuple[int, int] | None]:
-        """A second table with the first `length` slots of this one, from `table.sealed` on.
+        """Returns a second table with the first `length` slots of this one, from `table.sealed` on.
 
         Full blocks are shared. One that they fill in part gets a block of its own, into which the caller
         copies it: (from, to). Raises OutOfBlocks, with nothing changed, where there is no room for that."""
@@ -156,7 +156,8 @@ class BlockPool:
         table.blocks, table.length, table.sealed, table.digest = array("q"), 0, 0, b""
 
     def own_tokens(self, table: BlockTable) -> int:
-        """Tokens in blocks that no other table holds: what may be forgotten once this one is closed."""
+        """Returns how many tokens are in blocks that no other table holds: what may be forgotten once this
+        one is closed."""
         own = sum(self._holders[block] == 1 for block in table.blocks)
         return min(own * self.block_size, table.length)
 

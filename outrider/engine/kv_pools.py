@@ -32,7 +32,7 @@ class KvPools:
 
     @property
     def key_bytes(self) -> int:
-        """The size of a token's key and value in the first layer; 0 before it has been seen."""
+        """Returns the size of a token's key and value in the first layer; 0 before it has been seen."""
         for pools in self._layers.values():
             return sum(pool[:, 0, 0].numel() * pool.element_size() for pool in pools)
         return 0
@@ -49,7 +49,7 @@ class KvPools:
         return pools
 
     def of(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The pools of a layer's keys and values."""
+        """Returns the pools of a layer's keys and values."""
         return self._layers[layer]
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
@@ -146,7 +146,8 @@ def _lying(pool: torch.Tensor, blocks: slice) -> torch.Tensor:
 
 
 def kernel_width(width: int) -> int:
-    """The width at which torch's CPU attention kernel gives the same bits on every thread: 14 modulo 16.
+    """Returns the width at which torch's CPU attention kernel gives the same bits on every thread: 14 modulo
+    16.
 
     It cuts one buffer into a piece for each thread, of (keys of a block + 2 + width) floats for a row, and
     the products that it calls round by how their operands lie in memory. So the pieces must be whole cache
@@ -155,7 +156,7 @@ def kernel_width(width: int) -> int:
 
 
 def _width(key: torch.Tensor) -> int:
-    """The width of the pool that holds it."""
+    """Returns the width of the pool that holds it."""
     return kernel_width(key.shape[2]) if _exact(key) else key.shape[2]
 
 

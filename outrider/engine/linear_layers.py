@@ -16,12 +16,12 @@ class LinearLayers(Protocol):
 
     @property
     def keeps_numbers(self) -> bool:
-        """Whether they give the model's own numbers, and so are put in before these are checked."""
+        """Returns whether they give the model's own numbers, and so are put in before these are checked."""
         ...
 
     @property
     def keeps_bits(self) -> bool:
-        """Whether a row may get the same bits in any company, so that it is worth measuring."""
+        """Returns whether a row may get the same bits in any company, so that it is worth measuring."""
         ...
 
     def put_into(self, model: Any) -> None: ...

@@ -93,7 +93,7 @@ def load_engine(
 
 
 def describe(model: Any, name: str, fingerprint: str, device: str) -> ModelInfo:
-    """What there is to say of a model that has not been checked."""
+    """Returns what there is to say of a model that has not been checked."""
     return ModelInfo(
         name=name,
         fingerprint=fingerprint,
@@ -109,7 +109,7 @@ def describe(model: Any, name: str, fingerprint: str, device: str) -> ModelInfo:
 
 
 def max_context(config: Any) -> int:
-    """Most tokens of a session.
+    """Returns the most tokens of a session.
 
     Kept to the length at which a rotary scaling that depends on the length switches over: its angles would
     otherwise change with what else is in the batch."""

@@ -23,7 +23,8 @@ class OneCallNorm(nn.Module):
 
 
 def in_one_call(module: nn.Module) -> OneCallNorm | None:
-    """What to put in the place of an RMS norm; None for any other module, and where its bits would change."""
+    """Returns what to put in the place of an RMS norm; None for any other module, and where its bits would
+    change."""
     weight = module._parameters.get("weight")
     eps = getattr(module, "variance_epsilon", None)  # transformers' name for it, of RMS norms only
     if weight is None or weight.dim() != 1 or not isinstance(eps, float) or len(module._parameters) > 1:

@@ -72,8 +72,8 @@ class PackedLinear(nn.Module):
         return found
 
     def _keeps_bits_alone(self) -> bool:
-        """A single row runs by a kernel of its own, which sums in the others' order where the weight is not
-        deep. Where it does not, the row has to run with a second one."""
+        """Returns whether a single row gets the same bits alone. It runs by a kernel of its own then, which
+        sums in the others' order if the weight is not deep. If not, the row has to run with a second one."""
         with torch.inference_mode():
             x = torch.randn(2, self.in_features, generator=torch.Generator().manual_seed(3))
             return torch.equal(self._product(x)[:1], self._product(x[:1]))
@@ -201,7 +201,7 @@ def make_ready(model: nn.Module, most_rows: int) -> None:
 
 
 def seconds_by_rows(layers: Sequence[PackedLinear], counts: Sequence[int]) -> dict[int, float]:
-    """The seconds of one row through all the layers, by the number of rows that it runs with.
+    """Returns the seconds of one row through all the layers, by the number of rows that it runs with.
 
     The fastest of a few trials counts. Leaves the layers with the last number."""
     seconds = dict.fromkeys(counts, float("inf"))
@@ -219,7 +219,7 @@ def seconds_by_rows(layers: Sequence[PackedLinear], counts: Sequence[int]) -> di
 
 
 def fastest(seconds: Mapping[int, float]) -> int:
-    """The number of rows to run fewer with: the smallest, unless another is clearly faster."""
+    """Returns the number of rows to run fewer with: the smallest, unless another is clearly faster."""
     smallest, best = min(seconds), min(seconds, key=lambda rows: (seconds[rows], rows))
     return best if seconds[best] < WORTH_FILLING * seconds[smallest] else smallest
 
@@ -248,7 +248,8 @@ def _packed(module: Any) -> PackedLinear | None:
 
 
 def _multiplies_by_itself(module: nn.Module) -> bool:
-    """A router or the like: a module of its own kind around one matrix, which it hands to F.linear."""
+    """Returns whether it is a router or the like: a module of its own kind around one matrix, which it hands
+    to F.linear."""
     weight = module._parameters.get("weight")
     return (
         weight is not None and weight.dim() == 2 and not isinstance(module, (nn.Linear, nn.Embedding, Conv1D))
@@ -283,8 +284,8 @@ def _packed_experts(
     top_k_index: torch.Tensor,  # [T, k]
     top_k_weights: torch.Tensor,  # [T, k]
 ) -> torch.Tensor:
-    """Each expert on the tokens routed to it; a token's shares are added in the order of its choices: [T,
-    H]."""
+    """Runs each expert on the tokens routed to it. Returns the sum of each token's shares, in the order of
+    its choices: [T, H]."""
     tokens, choices = top_k_index.shape
     chosen = top_k_index.reshape(-1)  # [T * k]
     order = torch.argsort(chosen, stable=True)

@@ -56,7 +56,7 @@ class Kernel:
         return attended
 
     def refusal(self, how: LayerAttention, dtype: torch.dtype) -> str | None:
-        """Why it cannot do what a layer asks for, as a phrase; None where it can."""
+        """Returns why it cannot do what a layer asks for, as a phrase; None where it can."""
         if self.on_gpu and dtype not in (torch.bfloat16, torch.float16):
             return f"they compute in 16 bits, not in {str(dtype).removeprefix('torch.')}"
         if how.softcap is not None:

@@ -39,7 +39,7 @@ class Parts:
 
 
 def usual(device: torch.device, dtype: torch.dtype | None, quantization: str | None = None) -> Parts:
-    """What is best on a device, for a model in this number format (None: not known yet)."""
+    """Returns what is best on a device, for a model in this number format (None: not known yet)."""
     if device.type == "cuda":
         linears = quantization or "ordinary"
         return Parts(("varlen", "triton", GATHERED), "cuda-graphs", linears, fused=True)
@@ -55,7 +55,7 @@ def check_parts(parts: Parts, device: torch.device, dtype: torch.dtype | None, s
 
 
 def obstacle(parts: Parts, device: torch.device, dtype: torch.dtype | None, size: int) -> str | None:
-    """Why not, as a phrase that says what to change."""
+    """Returns why not, as a phrase that says what to change."""
     for what, name, known in (
         *(("attention", name, (GATHERED, *KERNELS)) for name in parts.attention or ("",)),
         ("runner", parts.runner, (CALLS, *RECORDS)),
@@ -83,7 +83,7 @@ def obstacle(parts: Parts, device: torch.device, dtype: torch.dtype | None, size
 
 
 def kernels(names: tuple[str, ...]) -> list[Kernel]:
-    """Those of these attention kernels that this installation has what they are made of."""
+    """Returns those of these attention kernels that this installation has what they are made of."""
     return [found for name in names if name != GATHERED and (found := _kernel(name)) is not None]
 
 

@@ -67,7 +67,8 @@ class Ranks:
 
     @classmethod
     def host(cls, size: int, host: str = "127.0.0.1") -> Ranks:
-        """The leader's; the others may join from now on, at this address of its machine."""
+        """Returns the leader's membership; the others may join from now on, at this address of its
+        machine."""
         listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         port = listener.getsockname()[1]
         store = TCPStore(
@@ -83,7 +84,7 @@ class Ranks:
 
     @classmethod
     def join(cls, group: Place) -> Ranks:
-        """A follower's. Raises PeerLost where no leader is there."""
+        """Returns a follower's membership. Raises PeerLost if no leader is there."""
         try:
             return cls(group, TCPStore(group.host, group.port, group.size, False, JOINING_PATIENCE))
         except RuntimeError as error:
@@ -136,7 +137,7 @@ class Ranks:
             self._store.set(REFUSAL, sentence)
 
     def agree(self, flag: bool) -> bool:
-        """Whether it is true of every rank."""
+        """Returns whether it is true of every rank."""
         return all(bool(other) for other in self.gather(torch.tensor([float(flag)])))
 
     def keep_from_compiler(self) -> None:
@@ -166,8 +167,8 @@ class Ranks:
     # -- collectives: every rank calls the same, in the same order --
 
     def sum(self, part: torch.Tensor) -> torch.Tensor:
-        """The sum of all ranks' parts. On a CPU always in the order of ranks, so that a row's bits do not
-        depend on the rows beside it; on a GPU as NCCL does it."""
+        """Returns the sum of all ranks' parts. On a CPU always in the order of ranks, so that a row's bits do
+        not depend on the rows beside it; on a GPU as NCCL does it."""
         if part.device.type != "cpu":
             part = part.contiguous()
             with self.talking():
@@ -180,14 +181,14 @@ class Ranks:
         return total
 
     def gather(self, part: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """All ranks' parts, which have the same shape, in the order of ranks."""
+        """Returns all ranks' parts, which have the same shape, in the order of ranks."""
         parts = part.new_empty(self.group.size, *part.shape).unbind()
         with self.talking():
             dist.all_gather(list(parts), part.contiguous())
         return parts
 
     def concat(self, part: torch.Tensor, width: int) -> torch.Tensor:
-        """[..., width] from the slices of the last dimension, which are as in `slice_of`."""
+        """Returns [..., width] from the slices of the last dimension, which are as in `slice_of`."""
         most = -(-width // self.group.size)
         if part.shape[-1] < most:
             part = torch.nn.functional.pad(part, (0, most - part.shape[-1]))
@@ -210,7 +211,7 @@ class Ranks:
                 dist.broadcast(message[MESSAGE_WORDS:], 0)
 
     def receive(self) -> torch.Tensor:
-        """What `send` sent."""
+        """Returns what `send` sent."""
         first = torch.empty(MESSAGE_WORDS, dtype=torch.int32)
         with self.talking():
             dist.broadcast(first, 0)
@@ -232,7 +233,7 @@ class Ranks:
             ) from error
 
     def explain(self, error: PeerLost) -> OutriderError:
-        """The best account of why the group broke: a lost follower's own, where it comes in time."""
+        """Returns the best account of why the group broke: a lost follower's own, where it comes in time."""
         until = time.monotonic() + LAST_WORDS_SECONDS
         while self.leads and time.monotonic() < until:
             try:
@@ -244,7 +245,8 @@ class Ranks:
 
 
 def of_the_group(error: Exception) -> bool:
-    """Whether torch.distributed raised it, in the middle of something else. gloo has no type of its own."""
+    """Returns whether torch.distributed raised it, in the middle of something else. gloo has no type of its
+    own."""
     return isinstance(error, dist.DistError) or "gloo/" in str(error)
 
 

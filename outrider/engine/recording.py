@@ -17,7 +17,7 @@ class Record(Protocol):
 
 
 def called_again(function: Callable[[], None], /) -> Repeat:
-    """A record that records nothing."""
+    """Returns a record that records nothing."""
     function()
     return function
 

@@ -70,8 +70,8 @@ def recorded(
     progress: Callable[[float], None],
     most_tokens: int | None = None,
 ) -> Runner:
-    """A runner that repeats the steps of up to so many tokens, which it records; or, with the reason logged,
-    `calls`, where a process of the group cannot record them. The KV pool keeps what it holds."""
+    """Returns a runner that repeats the steps of up to so many tokens, which it records; or, with the reason
+    logged, `calls`, where a process of the group cannot record them. The KV pool keeps what it holds."""
     pools, group = calls.attention.pools, calls.group
     found: Replayed | None = None
     try:

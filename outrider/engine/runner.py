@@ -23,16 +23,16 @@ class Runner(Protocol):
     def name(self) -> str: ...
 
     def prepare(self, works: Sequence[Work]) -> Any:
-        """The step as the attention backend makes it. Reads the works, changes nothing."""
+        """Returns the step as the attention backend makes it. Reads the works, changes nothing."""
         ...
 
     def logits(self, prepared: Any) -> torch.Tensor:
-        """[rows, V], or this process's part of it, float32, in the order of the works and their rows; valid
-        until the next step."""
+        """Returns [rows, V], or this process's part of it, float32, in the order of the works and their rows;
+        valid until the next step."""
         ...
 
     def choose(self, prepared: Any, draws: Draws) -> list[int]:
-        """The tokens drawn. The step is over on the device when this returns."""
+        """Returns the tokens drawn. The step is over on the device when this returns."""
         ...
 
 
@@ -51,7 +51,7 @@ class CallByCall:
         return self.attention.prepare(works)
 
     def run(self, inputs: Inputs) -> torch.Tensor:
-        """[n, V] of the tokens to keep, or this process's part, in the model's own number format."""
+        """Returns [n, V] of the tokens to keep, or this process's part, in the model's own number format."""
         return run_model(self.model, self.attention, inputs)
 
     def logits(self, prepared: Any) -> torch.Tensor:
@@ -65,6 +65,6 @@ class CallByCall:
         return chosen
 
     def wait(self) -> None:
-        """Until the device has done what it was asked for."""
+        """Waits until the device has done what it was asked for."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()

@@ -114,13 +114,13 @@ def schedule(
 
 
 def _blocks_needed(candidate: Candidate, tokens: int, limits: Limits) -> int:
-    """Blocks to be taken so that `tokens` more tokens have a slot."""
+    """Returns how many blocks are to be taken so that `tokens` more tokens have a slot."""
     return max(0, -(-(candidate.cached + tokens) // limits.block_size) - candidate.blocks)
 
 
 def _loses_least(candidates: Sequence[Candidate], lost: Callable[[int], int] | None) -> int:
-    """The holder of blocks with the least to compute again; of equals the youngest. One that was preempted
-    often is spared, so that nobody is held up for ever by others that grow faster."""
+    """Returns the holder of blocks with the least to compute again; of equals the youngest. One that was
+    preempted often is spared, so that nobody is held up for ever by others that grow faster."""
 
     def order(index: int) -> tuple[int, int, int]:
         candidate = candidates[index]

@@ -45,7 +45,7 @@ def _alone(
     mask: torch.Tensor,  # [n, 1, 1, K]
     how: LayerAttention,
 ) -> torch.Tensor:
-    """Each row in a product of its own."""
+    """Attends with each row in a product of its own."""
     n = query.shape[0]
     if key.shape[0] != n:
         key, value = key.expand(n, -1, -1, -1), value.expand(n, -1, -1, -1)
@@ -67,8 +67,9 @@ def _batched(
     mask: torch.Tensor,  # [n, 1, R, K]
     how: LayerAttention,
 ) -> torch.Tensor:
-    """All rows that share a key head in one product: R rows are those of t tokens and the query heads of the
-    key head, and what fills them up. Where R is less than that, each query head has a product."""
+    """Attends with all rows that share a key head in one product: R rows are those of t tokens and the query
+    heads of the key head, and what fills them up. Where R is less than that, each query head has a
+    product."""
     n, _, filled, _ = mask.shape
     tokens = query.shape[0] // n
     sharing = how.sharing if filled >= tokens * how.sharing else 1
@@ -94,7 +95,7 @@ def _explicit(
     mask: torch.Tensor,  # [n, 1, 1, K]
     how: LayerAttention,
 ) -> torch.Tensor:
-    """What the fused kernel cannot do: capped scores, values of another width than keys. One row a
+    """Does what the fused kernel cannot: capped scores, values of another width than keys. One row a
     product."""
     n, shared = query.shape[0], how.sharing
     per_head = query.reshape(n, how.key_heads, shared, how.width)

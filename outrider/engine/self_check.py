@@ -58,8 +58,8 @@ def reference(model: Any, info: ModelInfo) -> torch.Tensor:
 
 
 def check(engine: Engine, expected: torch.Tensor, *, bits: bool) -> ModelInfo:
-    """The engine's info, with `bit_exact` as found. `expected` is what `reference` gave. `bits`: whether to
-    look for that, and for the way in which rows attend together.
+    """Returns the engine's info, with `bit_exact` as found. `expected` is what `reference` gave. `bits`:
+    whether to look for that, and for the way in which rows attend together.
 
     Raises ModelRefused where the engine's logits differ by more than rounding."""
     info = engine.info
@@ -103,15 +103,15 @@ def check(engine: Engine, expected: torch.Tensor, *, bits: bool) -> ModelInfo:
 
 
 def _same_bits(engine: Engine, expected: torch.Tensor) -> bool:
-    """Whether single tokens, and a batch with another session, give the bits of the one chunk."""
+    """Returns whether single tokens, and a batch with another session, give the bits of the one chunk."""
     alone = _run(engine, [LENGTH - 4, 1, 1, 1, 1])
     together = _run(engine, [33, 2, 30, 7], company=True)
     return torch.equal(alone, expected) and torch.equal(together, expected)
 
 
 def _run(engine: Engine, chunks: Sequence[int], *, rejected: int = 0, company: bool = False) -> torch.Tensor:
-    """All logits [LENGTH, V] of the check's tokens, read in chunks; between chunks, so many wrong drafts are
-    taken in and back. In company, another session runs beside them."""
+    """Returns all logits [LENGTH, V] of the check's tokens, read in chunks; between chunks, so many wrong
+    drafts are taken in and back. In company, another session runs beside them."""
     tokens = _tokens(engine.info)
     pool, table, other = engine.pool, BlockTable(), BlockTable()
     found = []

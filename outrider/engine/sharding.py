@@ -66,7 +66,7 @@ def check_divisible(config: Any, name: str, size: int) -> None:
 
 
 def obstacle(model: Any, size: int) -> str | None:
-    """Why not, as a phrase."""
+    """Returns why not, as a phrase."""
     plan = styles(model)
     if not any(re.search(r"\.\d+\.", name) for name in plan):
         return "transformers has no tensor-parallel plan for its layers"

@@ -42,7 +42,7 @@ class Upload:
         self._copied = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        """Until what was staged last is copied, and may be overwritten."""
+        """Waits until what was staged last is copied, and may be overwritten."""
         if self._copied is not None:
             self._copied.synchronize()
 
@@ -108,7 +108,7 @@ class StepGraphs:
         progress(1.0)
 
     def run(self, step: FlatStep) -> torch.Tensor:
-        """This process's part of the logits, [rows, w] float32, valid until the next step.
+        """Returns this process's part of the logits, [rows, w] float32, valid until the next step.
 
         Raises KeyError for a shape that was not recorded."""
         with torch.inference_mode():
@@ -136,7 +136,7 @@ class StepGraphs:
             self._tokens[torch.tensor(rows, device=self._tokens.device)] = tokens
 
     def tokens(self, rows: int) -> list[int]:
-        """The last step's tokens: here, and only here, the host waits for the device."""
+        """Returns the last step's tokens: here, and only here, the host waits for the device."""
         chosen: list[int] = self._tokens[:rows].tolist()
         return chosen
 

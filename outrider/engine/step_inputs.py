@@ -50,7 +50,7 @@ class RowBatching:
     keys: tuple[int, ...]  # numbers of keys in a key block of the kernel's that give these bits, rising
 
     def padded(self, keys: int) -> int:
-        """The next number of keys that gives them."""
+        """Returns the next number of keys that gives the same bits."""
         blocks, last = divmod(keys - 1, KEY_BLOCK)
         return blocks * KEY_BLOCK + self.keys[bisect_right(self.keys, last)]
 
@@ -110,8 +110,8 @@ class StepInputs:
     message: npt.NDArray[np.int32] | None = None  # the works as other ranks are told of them
 
     def tiles(self, window: int | None, sharing: int) -> tuple[TileKeys, ...]:
-        """All tiles, for a layer with this window (positions that a token sees, itself included), so many
-        query heads of which share a key head.
+        """Returns all tiles, for a layer with this window (positions that a token sees, itself included), so
+        many query heads of which share a key head.
 
         The mask of a call has an entry for each session, a row for each of its tokens and sharing heads (or
         for each token only, where these are many), and what fills them up; where rows attend alone, an entry
@@ -154,7 +154,7 @@ class StepInputs:
         return found
 
     def _places(self, call: AttentionCall, places: Ints, sharing: int) -> Ints:
-        """The places of a call's rows among the keys, by entry.
+        """Returns the places of a call's rows among the keys, by entry.
 
         [n, R], or [n, 1] if all rows of an entry are one token's. `places` begins with its tokens'."""
         places = places[: call.tokens.stop - call.tokens.start]
@@ -176,16 +176,16 @@ class StepInputs:
         return -(-rows // self.row_batching.rows) * self.row_batching.rows
 
     def _run(self, blocks: Ints) -> slice | None:
-        """The blocks as a run, where they follow one another. What pads them may be anybody's then, since
-        padding is masked."""
+        """Returns the blocks as a run, where they follow one another. What pads them may be anybody's then,
+        since padding is masked."""
         begin, kept = int(blocks[0]), blocks[blocks != self.scratch_block]
         if begin + len(blocks) > self.scratch_block + 1 or np.any(np.diff(kept) != 1):
             return None
         return slice(begin, begin + len(blocks))
 
     def _mask(self, places: Ints, keys: int, window: int | None) -> torch.Tensor:
-        """[T, keys] of 0 and -inf for tokens at these places among the keys: rows of one band, which is built
-        once."""
+        """Returns [T, keys] of 0 and -inf for tokens at these places among the keys: rows of one band, which
+        is built once."""
         last = int(places.max())
         band = np.full(last + keys, -np.inf, dtype=np.float32)  # [last - place + key]
         band[max(0, last + 1 - window) if window else 0 : last + 1] = 0.0
@@ -212,7 +212,7 @@ def build_step(
     key_bytes: int = 0,
     row_batching: RowBatching | None = None,
 ) -> StepInputs:
-    """The step's index tensors. The scratch block stands for keys that pad a session.
+    """Returns the step's index tensors. The scratch block stands for keys that pad a session.
 
     `views`: windows and sharing (see StepInputs.tiles) of the layers, as far as they are known. `key_bytes`:
     of a token's key and value in one layer; 0 where that is not known yet. `row_batching`: None = rows attend
@@ -296,8 +296,8 @@ def _tiles(buckets: Sequence[int], group_bounds: Sequence[int], key_bytes: int) 
 def _calls(
     counts: Sequence[int], token: int, row_batching: RowBatching | None
 ) -> tuple[tuple[AttentionCall, ...], int]:
-    """The attention calls of a tile whose sessions, longest first, have `counts` tokens, and the step's token
-    after them."""
+    """Returns the attention calls of a tile whose sessions, longest first, have `counts` tokens, and the
+    step's token after them."""
     calls, session = [], 0
     for count, run in groupby(counts):
         past = session + len(list(run))

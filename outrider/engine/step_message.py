@@ -49,7 +49,7 @@ class StepMessage:
 
 
 def encode_works(works: Sequence[Work]) -> Words:
-    """The works' part of a message, as they are now."""
+    """Returns the works' part of a message, as they are now."""
     counts = [
         number for work in works for number in (work.start, len(work.tokens), work.rows, len(work.blocks))
     ]
@@ -61,7 +61,7 @@ def encode_works(works: Sequence[Work]) -> Words:
 def encode(
     kind: Kind, works: Words | None = None, rows: Sequence[VocabParallelRow] = (), vocab_size: int = 0
 ) -> Words:
-    """A whole message; `works` come from encode_works."""
+    """Returns a whole message; `works` come from encode_works."""
     count, rest = (0, np.empty(0, np.int32)) if works is None else (works[0], works[1:])
     header = np.array([kind, count, len(rows), vocab_size], dtype=np.int32)
     return np.concatenate([header, rest, _row_words(rows)])
