@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -21,10 +22,17 @@ from outrider.engine.loading import load_engine
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Row, TokenCounts, draw
 
+if TYPE_CHECKING:
+    from tests.e2e.two_routers import Service
+
+Eventually = Callable[[Callable[[], bool], str], None]
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = ROOT / "demo" / "models" / "target"
 DRAFT = ROOT / "demo" / "models" / "draft"
-READY_SECONDS = 120
+# Only a hang can reach these.
+READY_SECONDS = 240
+PATIENCE_SECONDS = 120
+END_SECONDS = 60
 
 
 @dataclass
@@ -84,7 +92,7 @@ def serve() -> Iterator[Serve]:
     yield running
     children = psutil.Process(running.process.pid).children(recursive=True)
     running.process.send_signal(signal.SIGINT)
-    assert running.process.wait(20) == 0, "".join(running.said[-30:])
+    assert running.process.wait(END_SECONDS) == 0, "".join(running.said[-30:])
     assert not [child for child in children if child.is_running()], "processes were left behind"
 
 
@@ -123,13 +131,31 @@ def alone() -> Alone:
 
 
 @pytest.fixture
-def eventually() -> Callable[[Callable[[], bool], str], None]:
+def eventually() -> Eventually:
     """Waits for a condition, with a deadline that only a hang can reach."""
 
     def wait(condition: Callable[[], bool], what: str) -> None:
-        until = time.monotonic() + 30
+        until = time.monotonic() + PATIENCE_SECONDS
         while not condition():
             assert time.monotonic() < until, f"never happened: {what}"
             time.sleep(0.05)
 
     return wait
+
+
+@pytest.fixture(scope="session")
+def service() -> Iterator[Service]:
+    """Two routers around one Redis; tests kill roles of it, and `revive` starts them again."""
+    from tests.e2e.two_routers import two_routers
+
+    with two_routers() as made:
+        yield made
+
+
+@pytest.fixture
+def complete(service: Service, eventually: Eventually) -> Service:
+    """With all roles running, and all workers at both routers."""
+    service.revive()
+    for role in ("verifier", "drafter"):
+        eventually(lambda role=role: service.workers(role) == [2, 2], f"both routers have two {role}s")  # type: ignore[misc]
+    return service

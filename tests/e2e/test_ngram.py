@@ -4,24 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.conftest import Alone, Serve, start
+from tests.e2e.conftest import END_SECONDS, Alone, Eventually, Serve, start
 from tests.e2e.test_serve import ask_all, cases, check, drafter_joined, metric, runs
 
 pytestmark = pytest.mark.process
 
 MOST_BYTES = 150 * 2**20  # of the drafter's memory; it takes some 80 MB, torch alone would take over 200
 
+AT_EXIT = """
+import atexit, gc, sys
+from pathlib import Path
+
+def tell():
+    role = next((one for one in ("router", "verifier", "drafter") if one in sys.argv[1:2]), "other")
+    (Path(__file__).parent / role).write_text(f"{gc.get_freeze_count()} {len(gc.get_objects())}")
+
+atexit.register(tell)
+"""
+
 
 @pytest.fixture(scope="module")
-def looked_up() -> Iterator[Serve]:
-    running = start("--propose", "ngram")
+def looked_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    """Each of its processes tells at its end what its garbage collector passes over, and what it does not."""
+    folder = tmp_path_factory.mktemp("at-exit")
+    (folder / "sitecustomize.py").write_text(AT_EXIT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder), prepend=":")
+        running = start("--propose", "ngram")
     yield running
-    running.process.send_signal(signal.SIGINT)
-    assert running.process.wait(30) == 0, "".join(running.said[-30:])
+    if running.process.poll() is None:
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(END_SECONDS) == 0, "".join(running.said[-30:])
 
 
 async def test_its_drafts_are_taken_and_every_text_is_the_targets_own(looked_up: Serve, alone: Alone) -> None:
@@ -33,7 +50,7 @@ async def test_its_drafts_are_taken_and_every_text_is_the_targets_own(looked_up:
 
 
 async def test_one_that_is_killed_is_replaced_and_changes_nothing(
-    looked_up: Serve, alone: Alone, eventually: Callable[[Callable[[], bool], str], None]
+    looked_up: Serve, alone: Alone, eventually: Eventually
 ) -> None:
     asked_for = cases(12)
     before = metric(looked_up, "vllm:generation_tokens_total")
@@ -46,3 +63,15 @@ async def test_one_that_is_killed_is_replaced_and_changes_nothing(
     await asyncio.to_thread(
         eventually, lambda: drafter_joined(looked_up) and runs(looked_up), "another joins"
     )
+
+
+def test_full_rounds_of_garbage_collection_pass_over_what_was_there_before_it_served(
+    looked_up: Serve, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The last test here: the service ends."""
+    looked_up.process.send_signal(signal.SIGINT)
+    assert looked_up.process.wait(END_SECONDS) == 0, "".join(looked_up.said[-30:])
+    [folder] = tmp_path_factory.getbasetemp().glob("at-exit*")
+    for role in ("router", "verifier", "drafter"):
+        passed_over, left = (int(count) for count in (folder / role).read_text().split())
+        assert passed_over > 10 * left, (role, passed_over, left)

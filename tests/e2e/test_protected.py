@@ -31,13 +31,12 @@ from outrider.worker.registration import RouterRegistrar
 from router.api.keys import ApiKey, digest, new_key
 from tests.certificates import Authority, flags, serial
 from tests.cluster.process import Process
-from tests.e2e.conftest import DRAFT, TARGET, Alone
+from tests.e2e.conftest import DRAFT, TARGET, Alone, Eventually
 from tests.redis_server import PASSWORD, QUOTED_PASSWORD, RedisServer
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 PROMPT = "def walk(folder):\n"
-Eventually = Callable[[Callable[[], bool], str], None]
 
 
 @contextmanager
@@ -106,7 +105,7 @@ def protected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Protected]:
         assert found is not None, line
         yield Protected(process, files, authority, key, *found.groups())
         process.signal(signal.SIGINT)
-        process.wait(30)
+        process.wait(120)
 
 
 def test_whoever_has_key_and_authority_gets_the_targets_text(
@@ -167,7 +166,7 @@ def test_workers_register_with_a_certificate_only(protected: Protected, tmp_path
             await registrar.close()
 
     def said(tls: Tls | None, role: Role = Role.DRAFTER, address: str = protected.workers_address) -> str:
-        return asyncio.run(asyncio.wait_for(beat(address, tls, role), 30))
+        return asyncio.run(asyncio.wait_for(beat(address, tls, role), 120))
 
     stranger = Tls(Authority("stranger").write(tmp_path / "stranger"))
     assert "no TLS connection to it comes about" in said(stranger)
@@ -261,7 +260,7 @@ def test_nothing_that_is_secret_or_anybodys_is_written_down(tmp_path: Path, even
         )
         for process in reversed(processes[:2]):
             process.signal(signal.SIGTERM)
-            process.wait(60)
+            process.wait(120)
         written = "\n".join([metrics, command_lines, *("".join(process.said) for process in processes)])
     assert 'outrider_key_requests_total{key="alice"}' in written
     assert len(output) > 48
@@ -287,7 +286,7 @@ def test_a_wrong_password_is_told_before_a_model_is_loaded(role: str) -> None:
         with outrider(role, *model, OUTRIDER_STORE=wrong) as process:
             line = process.wait_for(f"outrider {role}: ", 120)
             with pytest.raises(AssertionError, match="ended with 1"):
-                process.wait(60)
+                process.wait(120)
     assert "password" in line
     assert "wrong-password" not in "".join(process.said)
     assert not [said for said in process.said if "loading" in said]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,58 +14,14 @@ import grpc.aio
 import pytest
 
 from outrider.v1 import generation_pb2, generation_pb2_grpc
-from tests.e2e.conftest import DRAFT, TARGET, Alone
+from tests.e2e.conftest import Alone
 from tests.e2e.test_serve import SAMPLINGS, Case, cases
-from tests.e2e.test_several_routers import Role
-from tests.redis_server import RedisServer
+from tests.e2e.two_routers import END_SECONDS, Service
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 MAX_TOKENS = 300
 ENOUGH = 30  # tokens of every stream before something happens to its router
-
-
-@dataclass
-class Service:
-    routers: list[Role]
-    addresses: list[str] = field(default_factory=list)  # of the routers' gRPC
-
-    async def channel(self, index: int) -> grpc.aio.Channel:
-        """Returns a channel to a router, which is started where a test has killed it."""
-        if self.routers[index].process.poll() is not None:
-            self.routers[index].start()
-            self.addresses[index] = grpc_address(self.routers[index])
-        made = grpc.aio.insecure_channel(self.addresses[index])
-        await made.channel_ready()
-        return made
-
-
-def grpc_address(router: Role) -> str:
-    found = re.search(r"gRPC ([^,)\s]+)", router.wait())
-    assert found is not None
-    return found[1]
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[Service]:
-    with RedisServer() as redis:
-        store = ("--store", redis.url)
-        worker = ("--threads", "1", "--kv-memory", "128MiB", *store)
-        routers = [Role(("router", "--port", "0", "--grpc-port", "0", *store)) for _ in range(2)]
-        workers = [
-            Role(("verifier", "--target", str(TARGET), "--name", "outrider-demo", *worker)),
-            Role(("drafter", "--draft", str(DRAFT), *worker)),
-        ]
-        try:
-            for role in (*routers, *workers):
-                role.start()
-            for role in workers:
-                role.wait()
-            yield Service(routers, [grpc_address(router) for router in routers])
-        finally:
-            for role in (*routers, *workers):
-                role.process.kill()
-                role.process.wait()
 
 
 @dataclass
@@ -115,7 +70,8 @@ def asked(case: Case) -> generation_pb2.GenerateRequest:
 
 @asynccontextmanager
 async def stubs(service: Service) -> AsyncIterator[list[Any]]:
-    channels = [await service.channel(index) for index in range(2)]
+    await asyncio.to_thread(service.revive)
+    channels = [grpc.aio.insecure_channel(router.grpc_address) for router in service.routers]
     made = [generation_pb2_grpc.GenerationStub(channel) for channel in channels]
     try:
         for stub in made:
@@ -181,7 +137,7 @@ async def test_what_a_killed_router_streamed_goes_on_at_the_other(service: Servi
     killed = service.routers[0]
     async with stubs(service) as (dying, other):
         await begin_all(dying, streams, lambda: killed.process.send_signal(signal.SIGKILL))
-        killed.process.wait(30)
+        killed.process.wait(END_SECONDS)
         cut_off = [stream for stream in streams if stream.completed is None]
         assert cut_off and {stream.broke for stream in cut_off} == {grpc.StatusCode.UNAVAILABLE}
         await resume_all(other, streams)
@@ -203,7 +159,7 @@ async def test_whoever_was_told_an_id_can_resume(service: Service, alone: Alone)
             killed.process.send_signal(signal.SIGKILL)
 
         await asyncio.gather(*(stream.read(dying.Generate(asked(stream.case)), kill) for stream in streams))
-        killed.process.wait(30)
+        killed.process.wait(END_SECONDS)
         told = [stream for stream in streams if stream.id]
         assert told and all(stream.completed is None for stream in told)
         await resume_all(other, told)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import grpc.aio
@@ -17,7 +15,7 @@ from tokenizers import Tokenizer
 from demo.heldout import heldout_prompts
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import generation_pb2, generation_pb2_grpc
-from tests.e2e.conftest import TARGET, Alone, Serve, start
+from tests.e2e.conftest import TARGET, Alone, Eventually, Serve
 
 pytestmark = pytest.mark.process
 
@@ -168,7 +166,7 @@ def runs(serve: Serve) -> bool:
 
 
 async def test_a_drafter_killed_in_the_middle_changes_nothing(
-    serve: Serve, alone: Alone, eventually: Callable[[Callable[[], bool], str], None]
+    serve: Serve, alone: Alone, eventually: Eventually
 ) -> None:
     await asyncio.to_thread(eventually, lambda: drafter_joined(serve), "a drafter joins")
     drafter = serve.child("drafter")
@@ -186,9 +184,7 @@ async def test_a_drafter_killed_in_the_middle_changes_nothing(
     )
 
 
-async def test_a_new_drafter_is_started_and_used(
-    serve: Serve, eventually: Callable[[Callable[[], bool], str], None]
-) -> None:
+async def test_a_new_drafter_is_started_and_used(serve: Serve, eventually: Eventually) -> None:
     # The one that the test before killed may still be known: what is killed here is its successor.
     await asyncio.to_thread(eventually, lambda: drafter_joined(serve) and runs(serve), "a drafter joins")
     serve.child("drafter").kill()
@@ -202,9 +198,7 @@ async def test_a_new_drafter_is_started_and_used(
     assert metric(serve, "vllm:spec_decode_num_accepted_tokens_total") > before
 
 
-async def test_clients_that_hang_up_free_their_sessions(
-    serve: Serve, eventually: Callable[[Callable[[], bool], str], None]
-) -> None:
+async def test_clients_that_hang_up_free_their_sessions(serve: Serve, eventually: Eventually) -> None:
     body = {"model": "outrider-demo", "prompt": "import os\n", "max_tokens": 4000, "ignore_eos": True}
     async with httpx.AsyncClient(base_url=serve.url, trust_env=False, timeout=60) as client:
         async with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
@@ -244,15 +238,3 @@ def test_an_answer_can_be_replayed_with_the_seed_that_it_names(serve: Serve) -> 
     ).json()
     assert again["choices"] == first["choices"]
     assert other["seed"] != first["seed"]
-
-
-async def test_plain_decoding_gives_the_same_text(alone: Alone) -> None:
-    plain = start("--drafters", "0")
-    try:
-        http_cases = random.Random(1).sample(cases(12), 4)
-        texts, _ = await ask_all(plain, http_cases, [])
-        check(alone, list(zip(http_cases, texts, strict=True)), [])
-        assert metric(plain, "vllm:spec_decode_num_drafts_total") == 0
-    finally:
-        plain.process.terminate()
-        plain.process.wait(20)

@@ -1,152 +1,23 @@
-"""Two routers, two verifiers and two drafters around one Redis, all real processes: one service."""
+"""Several routers with one Redis, all real processes: one service."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import re
 import signal
-import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 import httpx
 import pytest
 from tokenizers import Tokenizer
 
-from outrider.store.redis import RedisStore
-from outrider.store.url import parse_store_url
-from outrider.wire.description import WorkerRecord
-from tests.e2e.conftest import DRAFT, ROOT, TARGET, Alone
+from tests.e2e.conftest import TARGET, Alone, Eventually
 from tests.e2e.test_serve import Case, cases, extra, fields
-from tests.redis_server import RedisServer
+from tests.e2e.two_routers import Service
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 MAX_TOKENS = 40
 LONG = 120  # tokens: still under way when a process is killed
-READY_SECONDS = 240
-Eventually = Callable[[Callable[[], bool], str], None]
-
-
-@dataclass
-class Role:
-    """A process of one role."""
-
-    command: tuple[str, ...]
-    said: list[str] = field(default_factory=list)
-
-    def start(self) -> None:
-        self.ready = threading.Event()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "outrider_cli", *self.command],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        threading.Thread(target=self._read, args=(self.process, self.ready), daemon=True).start()
-
-    def _read(self, process: subprocess.Popen[str], ready: threading.Event) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            self.said.append(line)
-            if " ready: " in line:
-                ready.set()
-
-    def wait(self) -> str:
-        """The ready line."""
-        assert self.ready.wait(READY_SECONDS), "".join(self.said)
-        return next(line for line in reversed(self.said) if " ready: " in line)
-
-    def end(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-        self.process.wait(30)
-
-
-@dataclass
-class Service:
-    redis: RedisServer
-    routers: list[Role]
-    verifiers: list[Role]
-    drafters: list[Role]
-    urls: list[str] = field(default_factory=list)
-
-    @property
-    def roles(self) -> list[Role]:
-        return [*self.routers, *self.verifiers, *self.drafters]
-
-    def workers(self, role: str) -> list[int]:
-        """How many each router has."""
-        counts = []
-        for url in self.urls:
-            text = httpx.get(f"{url}/metrics").text
-            found = re.search(rf'outrider_workers{{role="{role}"}} (\d+)', text)
-            counts.append(int(found[1]) if found else 0)
-        return counts
-
-    def running(self, verifier: str) -> float:
-        """Sessions in its batch, as the routers heard last."""
-        counts = []
-        for url in self.urls:
-            text = httpx.get(f"{url}/metrics").text
-            counts += re.findall(rf'vllm:num_requests_running{{engine="{verifier}",.*}} (\S+)', text)
-        return max(map(float, counts), default=0.0)
-
-    def records(self) -> dict[str, WorkerRecord]:
-        """What the store has, by address."""
-
-        async def read() -> dict[str, WorkerRecord]:
-            store = RedisStore(parse_store_url(self.redis.url))
-            workers = store.workers()
-            found = await anext(workers)
-            await workers.aclose()  # type: ignore[attr-defined]
-            await store.close()
-            return {record.address: record for record in found.values()}
-
-        return asyncio.run(read())
-
-
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return str(probe.getsockname()[1])
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[Service]:
-    with RedisServer() as redis:
-        store = ("--store", redis.url)
-        target = ("--target", str(TARGET), "--name", "outrider-demo")
-        worker = ("--threads", "1", "--kv-memory", "128MiB", *store)
-        made = Service(
-            redis,
-            [Role(("router", "--port", "0", "--grpc-port", "0", *store)) for _ in range(2)],
-            [Role(("verifier", *target, "--port", free_port(), *worker)) for _ in range(2)],
-            [Role(("drafter", "--draft", str(DRAFT), *worker)) for _ in range(2)],
-        )
-        try:
-            for role in made.roles:
-                role.start()
-            for role in made.roles:
-                role.wait()
-            made.urls = [router.wait().split()[3] for router in made.routers]
-            yield made
-        finally:
-            for role in made.roles:
-                role.process.kill()
-                role.process.wait()
-
-
-@pytest.fixture
-def complete(service: Service, eventually: Eventually) -> Service:
-    """With all workers at both routers."""
-    for role in ("verifier", "drafter"):
-        eventually(lambda role=role: service.workers(role) == [2, 2], f"both routers have two {role}s")  # type: ignore[misc]
-    return service
 
 
 def ask(url: str, case: Case, max_tokens: int = MAX_TOKENS) -> dict[str, object]:
@@ -156,7 +27,7 @@ def ask(url: str, case: Case, max_tokens: int = MAX_TOKENS) -> dict[str, object]
         **fields(case.sampling),
         **extra(case.sampling),
     }
-    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=120)
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=240)
     assert answer.status_code == 200, answer.text
     told: dict[str, object] = answer.json()
     return told
@@ -197,7 +68,7 @@ def test_a_killed_verifier_is_gone_from_both_and_comes_back_as_another_incarnati
     complete: Service, alone: Alone, eventually: Eventually
 ) -> None:
     killed = complete.verifiers[0]
-    address = killed.wait().split()[3]
+    address = killed.address
     before = complete.records()[address].info.identity
     wanted = cases(6)
     asked: list[dict[str, object]] = []
@@ -215,6 +86,35 @@ def test_a_killed_verifier_is_gone_from_both_and_comes_back_as_another_incarnati
     eventually(lambda: complete.workers("verifier") == [2, 2], "both routers have it again")
     after = complete.records()[address].info.identity
     assert after.incarnation != before.incarnation
+
+
+@pytest.mark.parametrize("role", ["verifier", "drafter"])
+def test_a_worker_that_stands_still_costs_a_pause_and_comes_back(
+    complete: Service, alone: Alone, eventually: Eventually, role: str
+) -> None:
+    """SIGSTOP: what it had goes on elsewhere, and after SIGCONT it is taken in again."""
+    stopped = (complete.verifiers if role == "verifier" else complete.drafters)[0]
+    worker_id = complete.records()[stopped.address].info.identity.worker_id
+    wanted = cases(8)
+    before = complete.generated()
+
+    def under_way() -> bool:
+        return complete.running(worker_id) > 0 if role == "verifier" else complete.generated() > before
+
+    asked: list[dict[str, object]] = []
+    asking = threading.Thread(target=lambda: asked.extend(asyncio.run(ask_all(complete, wanted, LONG))))
+    asking.start()
+    eventually(under_way, "sessions run")
+    stopped.process.send_signal(signal.SIGSTOP)
+    try:
+        asking.join()
+        assert [text(answer) for answer in asked] == expected(alone, wanted, LONG)
+        eventually(lambda: complete.workers(role) == [1, 1], f"both routers have dropped the {role}")
+    finally:
+        stopped.process.send_signal(signal.SIGCONT)
+    eventually(lambda: complete.workers(role) == [2, 2], f"both routers have the {role} again")
+    answers = asyncio.run(ask_all(complete, wanted))
+    assert [text(answer) for answer in answers] == expected(alone, wanted)
 
 
 def test_the_service_goes_on_while_the_redis_is_away(
