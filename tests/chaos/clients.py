@@ -32,6 +32,7 @@ SILENCE_SECONDS = (
     10.0  # after which an HTTP client tries another router; a gRPC channel's own pings find out before
 )
 PAUSE_SECONDS = 0.3  # before another attempt
+POLL_SECONDS = 0.05
 RECORD_SECONDS = 0.02  # arrivals closer than that are one
 
 
@@ -325,7 +326,13 @@ async def storm(options: StormOptions, stop: asyncio.Event) -> list[Record]:
                     record.error = f"the client failed: {error!r}"
                 record.ended = record.ended or time.monotonic()
 
-        await asyncio.gather(*(client(number) for number in range(options.streams)))
+        async def tell() -> None:
+            """Says so once something of each stream has come, or it has failed."""
+            while not records or not all(record.arrivals or record.ended for record in records):  # noqa: ASYNC110
+                await asyncio.sleep(POLL_SECONDS)
+            print("streams flow", flush=True)
+
+        await asyncio.gather(tell(), *(client(number) for number in range(options.streams)))
     return records
 
 
@@ -333,7 +340,6 @@ async def main(options_file: str, result_file: str) -> None:
     options = StormOptions(**json.loads(Path(options_file).read_text()))  # noqa: ASYNC240
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    print("clients ready", flush=True)
     records = await storm(options, stop)
     lines = "".join(json.dumps(asdict(record)) + "\n" for record in records)
     Path(result_file).write_text(lines)  # noqa: ASYNC240

@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -170,10 +170,13 @@ class Cluster:
             for name in names:
                 if self.members[name].process is None:
                     self.members[name].start()
-            for name in names:
-                member = self.members[name]
-                assert member.process is not None
-                member.process.wait_for(member.ready, READY_SECONDS)
+            self.wait(names)
+
+    def wait(self, names: Iterable[str] = ()) -> None:
+        """Returns when those, or all, are ready."""
+        for member in [self.members[name] for name in names or self.members]:
+            assert member.process is not None
+            member.process.wait_for(member.ready, READY_SECONDS)
 
     def health(self) -> Health:
         """Returns the health of now. Restarts what has ended without a fault of ours, and notes it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -86,8 +86,19 @@ def proposals(seed: int, names: Collection[str], without: Collection[Kind] = ())
         bag = bags.setdefault(role, [])
         if not bag:
             bag += rng.sample(kinds, len(kinds))
-        kind = bag.pop()
-        yield Fault(kind, rng.choice(members), rng.uniform(*SECONDS[kind]), rng.uniform(*GAP_SECONDS))
+        yield _drawn(rng, bag.pop(), members)
+
+
+def opening(seed: int, kinds: Sequence[tuple[str, Kind]], names: Collection[str]) -> list[Fault]:
+    """Returns a fault for each (role, kind), in that order: those with which a short storm begins."""
+    rng = random.Random(seed)
+    return [
+        _drawn(rng, kind, sorted(name for name in names if role_of(name) == role)) for role, kind in kinds
+    ]
+
+
+def _drawn(rng: random.Random, kind: Kind, members: Sequence[str]) -> Fault:
+    return Fault(kind, rng.choice(members), rng.uniform(*SECONDS[kind]), rng.uniform(*GAP_SECONDS))
 
 
 def allowed(fault: Fault, health: Health) -> bool:

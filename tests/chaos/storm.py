@@ -13,39 +13,43 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 
 from tests.chaos.clients import Record, StormOptions
-from tests.chaos.cluster import CLIENT, Cluster, cluster
-from tests.chaos.faults import ROGUE, Fault, Health, Kind, allowed, proposals
+from tests.chaos.cluster import CLIENT, MEMBERS, Cluster, cluster
+from tests.chaos.faults import ROGUE, Fault, Health, Kind, allowed, opening, proposals
 from tests.chaos.references import Case, cases
 from tests.chaos.report import Happened, Report, summarise, to_markdown
 
 POLL_SECONDS = 0.1
-END_SECONDS = 300.0  # for the streams that are open when the faults end
+END_SECONDS = 300.0  # for streams to begin, and for those that are open when the faults end
 REFUSED_IN_A_ROW = 20  # proposals that are looked at before the storm waits a moment
 MOST_WAITING = 8  # refused ones that are tried again, before new ones
+OPENING_SECONDS = 240.0  # for the faults that a storm has to begin with; only a hang can reach it
 
 
 @dataclass
 class Storm:
-    """Faults on a cluster, each mended in time."""
+    """Faults on a cluster, each mended in time. Those of `opening` come first, as soon as each is allowed."""
 
     cluster: Cluster
     faults: Iterator[Fault]
+    opening: Sequence[Fault] = ()
     happened: list[Happened] = field(default_factory=list)
     _waiting: list[Fault] = field(default_factory=list)
     _mends: list[tuple[float, int, Fault]] = field(default_factory=list)
     _next: float = 0.0
 
     def blow(self, seconds: float) -> None:
-        """Begins faults for so long, and mends them all."""
-        until = time.monotonic() + seconds
-        self._next = time.monotonic() + 3.0
-        while time.monotonic() < until:
+        """Begins faults for so long, and until the last of the opening, and mends them all."""
+        began = time.monotonic()
+        self._waiting = list(self.opening)
+        self._next = began + 3.0
+        while time.monotonic() < began + seconds or not self._opened:
+            assert time.monotonic() < began + seconds + OPENING_SECONDS, f"never allowed: {self._waiting}"
             self._mend(time.monotonic())
             health = self.cluster.health()
             if time.monotonic() >= self._next:
@@ -54,6 +58,10 @@ class Storm:
                     self._begin(fault)
             time.sleep(POLL_SECONDS)
         self._mend(float("inf"))
+
+    @property
+    def _opened(self) -> bool:
+        return not any(fault in self._waiting for fault in self.opening)
 
     def _choose(self, health: Health) -> Fault | None:
         """The first that is allowed now: of those that were not before, then of new ones."""
@@ -96,22 +104,42 @@ def run(
 ) -> Report:
     """One storm from start to end. `targets`: roles that faults hit; none = all."""
     known = cases(streams, tokens)
-    with cluster() as service, tempfile.TemporaryDirectory() as folder:
-        if service.no_cables is not None:
-            without = {*without, Kind.CUT}
-        names = {*service.members, ROGUE}
-        hit = {name for name in names if not targets or name.partition("-")[0] in targets}
-        storm = Storm(service, proposals(seed, hit, without))
-        records = _with_clients(service, known, streams, seed, Path(folder), lambda: storm.blow(seconds))
-        return summarise(
-            records,
-            storm.happened,
-            seed=seed,
-            seconds=seconds,
-            streams=streams,
-            deaths=service.deaths,
-            no_cables=service.no_cables,
-        )
+    with cluster() as service:
+        return storm(service, known, seconds=seconds, seed=seed, without=without, targets=targets)
+
+
+def storm(
+    service: Cluster,
+    known: list[Case],
+    *,
+    seconds: float,
+    seed: int,
+    begins_with: Sequence[tuple[str, Kind]] = (),
+    without: Collection[Kind] = (),
+    targets: Collection[str] = (),
+) -> Report:
+    """A storm over a service that is there, with a stream at a time for each case.
+
+    `begins_with`: the roles and kinds of faults that happen in any case, and first; it lasts until they
+    have, but cables are pulled only where there are some."""
+    if service.no_cables is not None:
+        without = {*without, Kind.CUT}
+    names = {*MEMBERS, ROGUE}
+    hit = {name for name in names if not targets or name.partition("-")[0] in targets}
+    first = opening(seed, [(role, kind) for role, kind in begins_with if kind not in without], names)
+    service.wait()
+    blowing = Storm(service, proposals(seed, hit, without), first)
+    with tempfile.TemporaryDirectory() as folder:
+        records = _with_clients(service, known, len(known), seed, Path(folder), lambda: blowing.blow(seconds))
+    return summarise(
+        records,
+        blowing.happened,
+        seed=seed,
+        seconds=seconds,
+        streams=len(known),
+        deaths=service.deaths,
+        no_cables=service.no_cables,
+    )
 
 
 def _with_clients(
@@ -126,7 +154,7 @@ def _with_clients(
     module = (sys.executable, "-m", "tests.chaos.clients", str(options_file), str(result_file))
     clients = service.places[CLIENT].start(*module)
     try:
-        clients.wait_for("clients ready")
+        clients.wait_for("streams flow", END_SECONDS)
         blow()
         clients.signal(signal.SIGTERM)
         clients.wait(END_SECONDS)

@@ -16,6 +16,7 @@ from tests.chaos.faults import (
     Health,
     Kind,
     allowed,
+    opening,
     proposals,
     role_of,
 )
@@ -43,6 +44,14 @@ def test_every_kind_of_every_role_is_drawn_and_every_process() -> None:
 
 def test_kinds_can_be_left_out() -> None:
     assert Kind.CUT not in {one.kind for one in some(without=(Kind.CUT,))}
+
+
+def test_what_a_storm_begins_with_is_what_it_was_told_at_places_that_the_seed_decides() -> None:
+    kinds = [("router", Kind.KILL), ("redis", Kind.EMPTY), ("router", Kind.CUT)]
+    found = opening(1, kinds, MEMBERS)
+    assert [(role_of(one.target), one.kind) for one in found] == kinds
+    assert found == opening(1, kinds, MEMBERS)
+    assert {opening(seed, kinds, MEMBERS)[0].target for seed in range(20)} == {"router-1", "router-2"}
 
 
 def test_one_comes_every_three_to_five_seconds() -> None:
