@@ -69,6 +69,21 @@ def build(arch: str, folder: Path, seed: int = 0, vocab_size: int = 199, **overr
     return folder
 
 
+def near_copy(target: Path, folder: Path, noise: float = 0.005) -> Path:
+    """Saves a good draft to the folder and returns it: the target with a little noise on its weights."""
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(
+                torch.randn(parameter.shape, generator=generator) * parameter.std().nan_to_num(0.0) * noise
+            )
+    model.save_pretrained(folder)
+    for file in target.glob("*token*"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
 def save_tokenizer(folder: Path, vocab_size: int = 199) -> None:
     """A byte-level BPE tokenizer of that many ids: <eos>, then bytes (as many as fit), then pairs of
     letters."""

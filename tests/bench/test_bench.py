@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.bench.other_server import other_server
+from tests.tiny_models import build, near_copy
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,14 +32,16 @@ def by_cell(result: dict[str, Any]) -> dict[tuple[str, int, float], dict[str, An
 def test_everything_is_measured_in_one_run(tmp_path: Path) -> None:
     cores = os.sched_getaffinity(0)
     target, draft = min(cores), max(cores)  # one each: few threads wait for one another
+    models = build("llama", tmp_path / "target"), near_copy(tmp_path / "target", tmp_path / "draft")
+    written = tmp_path / "written"
     ran = outrider(
-        *("bench", "--workload", "code", "--temperature", "0", "--streams", "1,2", "--rtt", "0,4"),
-        *("--repetitions", "1", "--max-tokens", "12", "--cores", f"{target}/{draft}"),
-        *("--kv-memory", "64MiB"),
-        *("--write", str(tmp_path)),
+        *("bench", "--target", str(models[0]), "--draft", str(models[1]), "--kv-memory", "32MiB"),
+        *("--workload", "code", "--temperature", "0", "--streams", "1,2", "--rtt", "0,4"),
+        *("--repetitions", "1", "--max-tokens", "24", "--cores", f"{target}/{draft}"),
+        *("--write", str(written)),
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    result = json.loads((tmp_path / "result.json").read_text())
+    result = json.loads((written / "result.json").read_text())
     cells = by_cell(result)
     ours = {(way, n, rtt) for way in ("plain", "lock-step", "streaming") for n in (1, 2) for rtt in (0, 4)}
     peers = {(way, 1, 0) for way in ("transformers", "assisted", "assisted, tuned")}
@@ -63,7 +66,7 @@ def test_everything_is_measured_in_one_run(tmp_path: Path) -> None:
     assert result["rejections"]["count"] > 0, "the drafter told nobody"
     assert 0 <= result["rejections"]["covered"] <= result["rejections"]["count"]
     assert result["transformers_tuned_k"][0]["k"] >= 1
-    assert {path.name for path in tmp_path.iterdir()} == {
+    assert {path.name for path in written.iterdir()} == {
         "result.json",
         "rates.png",
         "streams.png",

@@ -12,12 +12,14 @@ from transformers import AutoModelForCausalLM
 
 from outrider.sampling.params import SamplingParams
 from tests.in_process import Answer, Cluster
-from tests.tiny_models import ARCHITECTURES, build
+from tests.tiny_models import ARCHITECTURES, build, near_copy
 
 GREEDY = SamplingParams(temperature=0.0)
 LENGTHS = (1, 2, 7, 16, 17, 33, 40, 64)  # around the block size, and enough for sliding windows to matter
 MAX_TOKENS = 24
 VOCAB = 199
+DRAFTERS = ("good", "none", "bad", "garbage")
+ALL_DRAFTERS = ("llama", "gemma3", "mixtral")  # a wrong draft does the same to every architecture
 
 
 def prompts() -> list[list[int]]:
@@ -41,27 +43,12 @@ def reference(target: Path) -> list[list[int]]:
     return outputs
 
 
-def near_copy(target: Path, folder: Path) -> Path:
-    """A good draft: the target with a little noise on its weights."""
-    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(
-                torch.randn(parameter.shape, generator=generator) * parameter.std().nan_to_num(0.0) * 0.005
-            )
-    model.save_pretrained(folder)
-    for file in target.glob("*token*"):
-        (folder / file.name).write_bytes(file.read_bytes())
-    return folder
-
-
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 async def test_greedy_output_equals_generate(architecture: str, tmp_path: Path) -> None:
     target = build(architecture, tmp_path / "target")
     expected = reference(target)
     accepted: dict[str, int] = {}
-    for drafter in ("good", "bad", "none", "garbage"):
+    for drafter in DRAFTERS if architecture in ALL_DRAFTERS else DRAFTERS[:2]:
         async with Cluster(target) as cluster:
             if drafter == "good":
                 await cluster.add_drafter(near_copy(target, tmp_path / "good"))
@@ -79,4 +66,4 @@ async def test_greedy_output_equals_generate(architecture: str, tmp_path: Path) 
             assert sum(answer.verified for answer in answers) == 0
         else:
             assert sum(answer.verified for answer in answers) > 0, f"no {drafter} draft was ever verified"
-    assert accepted["good"] > accepted["bad"] >= accepted["none"] == 0
+    assert accepted["good"] > accepted.get("bad", 0) >= accepted["none"] == 0

@@ -12,9 +12,8 @@ import pytest
 from outrider.options.engine import StepLimits
 from outrider.sampling.params import SamplingParams
 from outrider.wire.session import FinishReason
-from tests.exact.test_greedy import near_copy
 from tests.in_process import Answer, Cluster, Worker
-from tests.tiny_models import build
+from tests.tiny_models import build, near_copy
 
 MAX_TOKENS = 40
 VOCAB = 199

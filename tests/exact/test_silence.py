@@ -24,6 +24,7 @@ from tests.tiny_models import build
 ROOT = Path(__file__).resolve().parents[2]
 OUTPUT = 600
 STEP_SECONDS = 0.01
+SILENT_STEP_SECONDS = 0.05
 
 
 class SilentDrafter(DrafterService):
@@ -51,9 +52,9 @@ async def test_a_silent_drafter_is_replaced_and_acceptance_is_back(tmp_path: Pat
         server = new_server()
         drafter_pb2_grpc.add_DrafterServicer_to_server(silent, server)
         await cluster._join(Worker(server), info)
-        slowly(cluster)
         tokens: list[int] = []
         steps: list[TokensCommitted] = []  # from the first accepted draft on
+        slowly(cluster, steps)
         request = GenerationRequest("", SessionParams((5, 6, 7), greedy, OUTPUT))
         async for event in cluster.sessions.run(request):
             if isinstance(event, TokensCommitted):
@@ -128,13 +129,13 @@ async def test_a_drafter_whose_step_hangs_ends_with_a_sentence_and_its_session_g
     assert said.decode().splitlines()[-1] == f"outrider drafter: {SENTENCES[thread]}"
 
 
-def slowly(cluster: Cluster) -> None:
-    """Steps take so long that the answer outlasts the silence."""
+def slowly(cluster: Cluster, accepted: list[TokensCommitted]) -> None:
+    """Steps take so long that the answer outlasts the silence: longer until something was accepted."""
     engine = cluster.verifier.stepper._engine
     choose = engine.choose
 
     def choose_slowly(*work: Any) -> list[int]:
-        time.sleep(STEP_SECONDS)
+        time.sleep(STEP_SECONDS if accepted else SILENT_STEP_SECONDS)
         return choose(*work)
 
     engine.choose = choose_slowly

@@ -225,7 +225,7 @@ def serve() -> Iterator[Serve]:
     yield running
     children = psutil.Process(running.process.pid).children(recursive=True)
     running.process.send_signal(signal.SIGINT)
-    assert running.process.wait(20) == 0, "".join(running.said[-30:])
+    assert running.process.wait(120) == 0, "".join(running.said[-30:])
     assert not [child for child in children if child.is_running()], "processes were left behind"
 
 
@@ -249,7 +249,7 @@ def drafter(serve: Serve) -> Iterator[None]:
     yield
     process.terminate()
     process.stdout.read()
-    assert process.wait(20) == 0
+    assert process.wait(120) == 0
 
 
 def accepted(serve: Serve) -> float:
