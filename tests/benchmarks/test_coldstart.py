@@ -1,28 +1,58 @@
-"""The benchmark starts a cluster, and tells when each stage was reached. The figures are not judged here."""
+"""The benchmark tells when each stage was reached. tests/cluster/test_ray.py starts a cluster by the same
+functions."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import subprocess
-import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.cluster.namespace import missing
-
-ROOT = Path(__file__).resolve().parents[2]
+from benchmarks import coldstart
 
 
-@pytest.mark.netns
-@pytest.mark.ray
-def test_coldstart_starts_the_demo_pair(tmp_path: Path) -> None:
-    if reason := missing():
-        pytest.skip(reason)
+class Cluster:
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Any]] = []
+
+    def serve(self, application: Mapping[str, Any]) -> None:
+        self.asked.append(("serve", application["args"]["draft"]))
+
+    def client(self, host: str) -> Cluster:
+        assert host == "the client's"
+        return self
+
+    def ask(self, request: Mapping[str, Any]) -> None:
+        self.asked.append(("ask", request["max_tokens"]))
+
+
+def test_coldstart_starts_the_demo_pair_and_asks_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Cluster] = []
+
+    @contextlib.contextmanager
+    def switched(*names: str) -> Iterator[dict[str, str]]:
+        yield {name: f"the {name}'s" for name in names}
+
+    @contextlib.contextmanager
+    def ray_cluster(head: str, pools: Mapping[str, str]) -> Iterator[Cluster]:
+        assert (head, pools) == ("the head's", {"draft": "the draft's", "target": "the target's"})
+        started.append(Cluster())
+        yield started[-1]
+
+    monkeypatch.setattr(coldstart, "missing", lambda: None)
+    monkeypatch.setattr(coldstart, "switched", switched)
+    monkeypatch.setattr(coldstart, "ray_cluster", ray_cluster)
     kept = tmp_path / "result.json"
-    command = ["benchmarks/coldstart.py", "--runs", "1", "--write", str(kept)]
-    ran = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=280)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    coldstart.main(runs=2, write=kept)
     result = json.loads(kept.read_text())
-    [stages] = result["starts"]
-    assert 0 < stages["cluster_up"] < stages["all_pools_serving"] < stages["first_answer"]
+    draft = str(Path("demo/models/draft").resolve())
+    assert [one.asked for one in started] == [[("serve", draft), ("ask", 16)]] * 2
+    assert len(result["starts"]) == 2
+    for stages in result["starts"]:
+        assert list(stages) == ["cluster_up", "all_pools_serving", "first_answer"]
+        assert list(stages.values()) == sorted(stages.values())
+    assert result["seconds_until_first_answer"]["median"] <= result["budget_seconds"]
+    assert result["within_budget"] is True

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.gpu import main
 from benchmarks.gpu_report import goals
 
-ROOT = Path(__file__).resolve().parents[2]
 
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "benchmarks/gpu.py", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
-
-
-def test_the_dry_run_measures_everything(tmp_path: Path) -> None:
+def test_the_dry_run_measures_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / "result.json"
-    ran = run("--device", "cpu", "--no-fuse", "--drafts", "3", "--write", str(kept))
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    main("cpu", drafts=3, fuse=False, write=kept)
     result = json.loads(kept.read_text())
     assert result["exactness"]["share_of_tokens_as_generate"] == 1.0
     assert result["exactness"]["texts_as_without_drafts"] == 1.0
@@ -34,7 +25,7 @@ def test_the_dry_run_measures_everything(tmp_path: Path) -> None:
     for found in result["batches"].values():
         assert found["plain"]["tokens_per_step"] == 1.0
         assert 1.0 < found["drafts"]["tokens_per_step"] <= 4.0
-    assert "share of copy bandwidth" in ran.stdout
+    assert "share of copy bandwidth" in capsys.readouterr().out
 
 
 def test_goals_are_judged() -> None:
@@ -46,6 +37,5 @@ def test_goals_are_judged() -> None:
 def test_without_a_gpu_it_ends_in_a_sentence() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    ran = run()
-    assert ran.returncode == 1
-    assert "there is no CUDA device here" in ran.stderr and "Traceback" not in ran.stderr
+    with pytest.raises(SystemExit, match="there is no CUDA device here"):
+        main()

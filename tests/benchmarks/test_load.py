@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import soak
 from benchmarks.soak import MIB, slope
 from tests.tiny_models import build
 
@@ -42,9 +43,14 @@ def test_overload_runs_and_reports(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_the_soak_runs_and_reports(tmp_path: Path) -> None:
-    options = ("--minutes", "0.8", "--max-tokens", "60", "--quick", "2", "--slow", "2", "--vanishing", "2")
-    result = measured(tmp_path, "soak", *options)
+def test_the_soak_runs_and_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak, "SAMPLE_SECONDS", 0.2)  # ten of them are enough for a slope
+    target, draft = build("llama", tmp_path / "target"), build("llama", tmp_path / "draft")
+    written = tmp_path / "result.json"
+    soak.main(
+        str(target), str(draft), 0.25, quick=2, slow=1, vanishing=1, max_tokens=16, seed=1, write=written
+    )
+    result = json.loads(written.read_text())
     assert result["answers"]["quick 200"] > 0 and result["answers"]["vanished"] > 0
     assert result["clients_failed"] == []
     assert set(result["processes"]) == {"router", "verifier", "drafter"}

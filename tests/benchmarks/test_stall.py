@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+import pytest
+
+from benchmarks import stall
 from tests.tiny_models import build
 
-ROOT = Path(__file__).parents[2]
 
-
-def test_it_runs_and_reports(tmp_path: Path) -> None:
+def test_it_runs_and_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stall.meter, "LONGEST_STEP", stall.meter.LONGEST_STEP)  # it changes it
     target = build("llama", tmp_path / "target", max_position_embeddings=256)
     written = tmp_path / "result.json"
-    command = ["benchmarks/stall.py", "--target", str(target), "--write", str(written)]
-    command += ["--prompt-tokens", "300", "--streams", "2", "--prefill-chunk", "64"]
-    run = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert run.returncode == 0, run.stderr
+    stall.main(str(target), prompt_tokens=300, streams=2, prefill_chunk=64, write=written)
     result = json.loads(written.read_text())
     for chunks in ("cut by what a step takes", "of 64"):
         assert result[chunks]["longest_over_median"] >= 1

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from benchmarks.step import (
     bytes_of_a_step,
     fastest,
     first_token,
+    main,
     products,
     together,
 )
@@ -24,26 +23,11 @@ from outrider.engine.loading import load_engine, load_tokenizer
 from outrider.engine.packed import PackedLinear
 from tests.tiny_models import build
 
-ROOT = Path(__file__).resolve().parents[2]
 
-
-def test_a_tiny_pair_is_measured(tmp_path: Path) -> None:
+def test_a_tiny_pair_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, kept = build("llama", tmp_path / "model", max_position_embeddings=4096), tmp_path / "result.json"
-    command = [
-        *(
-            "benchmarks/step.py",
-            "--target",
-            str(model),
-            "--draft",
-            str(model),
-            "--draft-quantization",
-            "int8",
-        ),
-        *("--context", "32", "--rounds", "1", "--no-verifier", "--write", str(kept)),
-    ]
-    ran = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=280)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "share of the bandwidth" in ran.stdout
+    main(str(model), str(model), "int8", context=32, rounds=1, verifier=False, write=kept)
+    assert "share of the bandwidth" in capsys.readouterr().out
     result = json.loads(kept.read_text())
     step = result["step"]
     assert result["target"]["bit_exact"]

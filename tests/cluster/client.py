@@ -58,5 +58,5 @@ class HostClient:
         return sum(self.metric("outrider_workers", f'role="{role}"'))
 
     def _get(self, path: str) -> httpx.Response:
-        with self.host.entered(), httpx.Client(trust_env=False, timeout=5) as http:
+        with self.host.entered(), httpx.Client(trust_env=False, timeout=30) as http:
             return http.get(self.url + path).raise_for_status()

@@ -11,7 +11,7 @@ from tests.cluster.hosts import Host, switched
 from tests.cluster.namespace import missing
 from tests.e2e.conftest import Alone
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 240.0
 Eventually = Callable[[Callable[[], bool], str], None]
 
 

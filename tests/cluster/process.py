@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_SECONDS = 120.0  # only a hang can reach it
+PATIENCE_SECONDS = 240.0  # only a hang can reach it
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _libc = ctypes.CDLL(None)

@@ -23,7 +23,7 @@ from tests.cluster.process import Process
 GCS_PORT = 6379
 BIN = Path(sys.executable).parent
 HTTP_PORT = 8000
-PATIENCE_SECONDS = 120.0  # only a hang can reach it
+PATIENCE_SECONDS = 240.0  # only a hang can reach it
 RECORDS = """
 import asyncio, json, sys
 import ray
