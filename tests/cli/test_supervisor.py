@@ -68,7 +68,7 @@ def python(program: str, role: str = "verifier") -> ChildSpec:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110  (processes and files raise no event of this loop)
             await asyncio.sleep(0.02)
 
@@ -91,7 +91,7 @@ async def test_workers_start_side_by_side(parent: Supervisor, record: Record, tm
         ChildSpec("verifier", f"verifier-{i}", (sys.executable, "-c", program, *order), restart=True)
         for i, order in enumerate((paths, paths[::-1]))
     ]
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         await parent.start_all(specs)
     assert sorted(record.became_ready) == ["verifier-0", "verifier-1"]
 
@@ -137,7 +137,7 @@ async def test_a_worker_that_keeps_dying_stops_everything(
     monkeypatch.setattr(supervisor, "FIRST_BACKOFF_SECONDS", 0.01)
     await parent.start(fake("verifier", "crashes"))
     with pytest.raises(ChildDied, match=r"verifier died more than 3 times in 60 s: exit code 3"):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await parent.failed()
     assert len(notes.pids("verifier")) == 4
 
@@ -147,7 +147,7 @@ async def test_the_routers_death_is_not_repaired(parent: Supervisor, notes: Any,
     await parent.start(fake("verifier"))
     os.kill(notes.pids("router")[0], signal.SIGKILL)
     with pytest.raises(ChildDied, match="router died: killed by signal 9"):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await parent.failed()
     await parent.stop()
     assert notes.none_left()
