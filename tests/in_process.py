@@ -151,7 +151,7 @@ class Cluster:
             ),
         )
         self._stack.push_async_callback(worker.kill)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             await joined.wait()
         return worker
 

@@ -157,7 +157,6 @@ async def test_a_signal_ends_it_cleanly_with_a_worker_joined_and_a_request_in_pr
     assert (await asked)[0] == 503
 
 
-@pytest.mark.timeout(40)  # gRPC alone would take a minute
 async def test_a_router_that_hangs_is_noticed_by_its_workers(
     router: tuple[Process, int, int], rig: Any
 ) -> None:
@@ -167,7 +166,8 @@ async def test_a_router_that_hangs_is_noticed_by_its_workers(
     assert (await verifier.states.get())[0] is not None
     process.send_signal(signal.SIGSTOP)
     try:
-        assert (await verifier.states.get())[0] is None
+        async with asyncio.timeout(40):  # takes about five seconds; gRPC alone would take a minute
+            assert (await verifier.states.get())[0] is None
     finally:
         process.send_signal(signal.SIGCONT)
     while (await verifier.states.get())[0] is None:
@@ -222,7 +222,7 @@ async def test_one_whose_event_loop_stands_still_ends_with_a_sentence() -> None:
         sys.executable, "-c", STANDING_STILL, stdout=PIPE, stderr=PIPE
     )
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             _, said = await process.communicate()
     finally:
         if process.returncode is None:

@@ -51,7 +51,7 @@ class Talk:
         self.outgoing.put_nowait(message)
 
     async def hear(self) -> Any:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             message = await self.call.read()
         assert message is not grpc.aio.EOF, "the stream ended"
         return message

@@ -30,7 +30,7 @@ def batch(**draft: Any) -> verifier_pb2.DraftBatch:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.002)
 

@@ -76,7 +76,7 @@ async def test_a_verifier_that_leaves_waits_for_no_router_whose_stream_breaks(ve
     assert (await talk.hear()).committed
     verifier.service.drain()
     talk.call.cancel()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         await verifier.service.until_idle()
     assert verifier.service.routers._orphans.all() == [] and verifier.stepper.get(b"s" * 16) is None
 
@@ -92,7 +92,7 @@ async def test_only_the_router_of_a_session_decides_how_far_it_speculates(verifi
     running = verifier.stepper.get(b"s" * 16)
     assert running is not None and running.session.num_speculative_tokens == 4
     owner.say(verifier_pb2.VerifierCommand(speculation=change))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while running.session.num_speculative_tokens != 9:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
@@ -105,7 +105,7 @@ async def test_what_is_given_back_can_go_on_elsewhere(verifier: Running) -> None
     verifier.service.give_back()
     given = await failure(talk)
     assert (given.session_id, given.code) == (b"s" * 16, grpc.StatusCode.UNAVAILABLE.value[0])
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         await verifier.service.until_idle()
     assert verifier.stepper.load.kv_usage == 0
 

@@ -121,7 +121,7 @@ async def begin(verifier: Running, talk: Talk, count: int = 20, **changed: Any) 
 async def broken_off(verifier: Running, talk: Talk) -> None:
     """The stream of a router breaks, and the verifier has noticed."""
     talk.call.cancel()
-    async with asyncio.timeout(50):
+    async with asyncio.timeout(120):
         while ID in verifier.service.routers._owners:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
@@ -152,7 +152,7 @@ async def test_a_router_that_returns_goes_on_and_nothing_is_computed_again(
     running = verifier.stepper.get(ID)
     assert running is not None and running.orphaned
     length = len(running.session.log)
-    async with asyncio.timeout(50):
+    async with asyncio.timeout(120):
         while len(running.session.log) == length:  # noqa: ASYNC110 (it runs on)
             await asyncio.sleep(0.005)
     returned = await router(verifier)
@@ -186,7 +186,7 @@ async def test_the_end_is_told_to_a_router_that_returns_after_it(
     talk = await router(verifier)
     known = await begin(verifier, talk)
     await broken_off(verifier, talk)
-    async with asyncio.timeout(50):
+    async with asyncio.timeout(120):
         await verifier.stepper.until_empty()
     computed = Computed(verifier, monkeypatch)
     returned = await router(verifier)
@@ -335,5 +335,5 @@ async def test_a_verifier_that_leaves_keeps_no_orphans(verifier: Running) -> Non
     verifier.service.drain()
     assert verifier.stepper.get(ID) is None
     other.call.cancel()
-    async with asyncio.timeout(50):
+    async with asyncio.timeout(120):
         await verifier.service.until_idle()

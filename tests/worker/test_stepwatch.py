@@ -154,4 +154,4 @@ def test_a_loop_that_stands_still_is_noticed_and_a_process_that_was_stopped_is_n
         process.send_signal(signal.SIGCONT)
         print("here still", file=say, flush=True)
         assert said.readline() == "here still\n"
-        assert process.wait(60) == 1
+        assert process.wait(120) == 1
