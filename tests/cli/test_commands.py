@@ -15,9 +15,7 @@ from typer.testing import CliRunner
 
 from demo import pair
 from drafter.config import DrafterConfig
-from outrider.errors import StartupError
 from outrider.options.engine import EngineOptions
-from outrider.options.memory import memory_text, parse_memory
 from outrider.options.option import options
 from outrider.options.protection import Protection
 from outrider.options.sessions import SessionOptions
@@ -343,29 +341,6 @@ def test_drafters_that_look_up_are_told_nothing_of_a_model() -> None:
 @pytest.mark.parametrize(("cores", "workers", "each"), [(8, 2, 4), (2, 2, 1), (1, 3, 1), (7, 2, 3)])
 def test_the_cores_are_divided(cores: int, workers: int, each: int) -> None:
     assert threads_each(cores, workers) == each
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("512MiB", 2**29), ("2G", 2**31), ("1.5 gb", 3 * 2**29), ("4096", 4096), ("1TiB", 2**40)],
-)
-def test_sizes(text: str, size: int) -> None:
-    assert parse_memory(text) == size
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0B"), (1, "1B"), (1023, "1023B"), (3 * 2**29 + 5, "1.5GiB"), (2**30 - 1, "1023.9MiB")],
-)
-def test_sizes_are_told_as_they_are_given(count: int, text: str) -> None:
-    assert memory_text(count) == text
-    assert parse_memory(text) <= count
-
-
-@pytest.mark.parametrize("text", ["", "GiB", "-1G", "1PiB", "1e9", "1 2"])
-def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(StartupError, match="--kv-memory must be a size such as 512MiB or 2GiB"):
-        parse_memory(text)
 
 
 def test_what_a_router_says_is_understood() -> None:
