@@ -57,7 +57,7 @@ class ScriptedEngine(Engine):
     """An engine with the target's answers, without its work."""
 
     def __init__(self, info: ModelInfo, num_blocks: int, drafted: Callable[[], bool]) -> None:
-        """`drafted` tells if the drafts for the next step are there."""
+        """Takes the answers from `text`; `drafted` tells if the drafts for the next step are there."""
         self.info = info
         self.pool = BlockPool(num_blocks, BLOCK)
         self.threads = 1
@@ -98,7 +98,7 @@ async def _measured(
     )  # nothing is computed: any length will do
 
     def drafted() -> bool:
-        """True if most sessions hold drafts for this step, its own token, and as many for the next."""
+        """Returns True if most sessions hold drafts for this step, its own token, and for the next step."""
         open_ones = (stepper.get(number.to_bytes(16, "big")) for number in range(sessions))
         ahead = [len(each.session.tree.path) > 2 * drafts for each in open_ones if each is not None]
         return sum(ahead) > 0.9 * sessions

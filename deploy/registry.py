@@ -62,7 +62,7 @@ class Registry:
         await self._store.answer(identity, router_id, refusal, trouble)
 
     async def workers(self, seen: Seen | None) -> tuple[Seen, Mapping[WorkerKey, WorkerRecord]]:
-        """The live records, once they differ from those `seen`, or after POLL_SECONDS."""
+        """Returns the live records, once they differ from those `seen`, or after POLL_SECONDS."""
         if seen is not None and seen[0] != self._life:
             # The asker knows workers of the registry that was here before: each has time to beat here first.
             await asyncio.sleep(max(0.0, self._born + TTL_SECONDS - time.monotonic()))
@@ -72,7 +72,7 @@ class Registry:
         return (self._life, self._number), await self.present()
 
     async def present(self) -> Mapping[WorkerKey, WorkerRecord]:
-        """The live records, with their loads as of the last beat."""
+        """Returns the live records, with their loads as of the last beat."""
         return await present(self._store)
 
 
@@ -125,7 +125,7 @@ async def _answering(seconds: float = ANSWER_SECONDS) -> AsyncIterator[None]:
 
 
 async def present(store: Store) -> Mapping[WorkerKey, WorkerRecord]:
-    """The live records, with their loads as of the last beat."""
+    """Returns the live records, with their loads as of the last beat."""
     async with aclosing(
         cast(AsyncGenerator[Mapping[WorkerKey, WorkerRecord], None], store.workers())
     ) as said:

@@ -25,5 +25,5 @@ app.add_typer(keys)
 
 
 def main() -> None:
-    """The `outrider` entry point."""
+    """Runs the command line: the `outrider` entry point."""
     app(prog_name="outrider")

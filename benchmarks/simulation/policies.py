@@ -25,7 +25,7 @@ class Fixed:
     """The same k all the time, for all sessions or for each its own; all that arrived is verified."""
 
     def __init__(self, name: str, k: Sequence[int], start: Start) -> None:
-        """`k` is that of each trace."""
+        """Decides nothing yet. `k` is that of each trace."""
         self.name, self._k, self._start = name, np.array(k), start
 
     def begin(self, world: World) -> None:

@@ -60,7 +60,7 @@ class ServerClient:
     """Asks one server. Raises Unavailable if none answers, otherwise what the server says is wrong."""
 
     def __init__(self, url: str, model: str | None, extras: Mapping[str, object]) -> None:
-        """`extras` are fields beyond OpenAI's own that this server takes."""
+        """Connects to nothing yet. `extras` are fields beyond OpenAI's own that this server takes."""
         self.url = url.rstrip("/")
         self._model = {} if model is None else {"model": model}
         self._extras = extras

@@ -68,7 +68,7 @@ class Bench:
     def __init__(
         self, settings: Settings, servers: Mapping[str, Server], relay: Relay | None, progress: Progress
     ) -> None:
-        """`servers` stand by their way; transformers with its best settings is added by `tune`."""
+        """Asks nobody yet. `servers` stand by their way; `tune` adds transformers with its best settings."""
         self._settings = settings
         self._servers = servers
         self._relay = relay

@@ -26,7 +26,7 @@ class Arrivals:
         self._prompt_seen = False
 
     def put(self, value: Any) -> None:
-        """Token ids [n] or [1, n]; the first call brings the prompt."""
+        """Takes token ids [n] or [1, n]; the first call brings the prompt."""
         if not self._prompt_seen:
             self._prompt_seen = True
             return
@@ -70,7 +70,7 @@ class Pair:
         }
 
     def answer(self, request: dict[str, Any]) -> dict[str, object]:
-        """`assistant`: None = plain, DEFAULT, or the number of tokens to draft at a time."""
+        """Returns what generate gave. `assistant`: None = plain, DEFAULT, or the tokens to draft at a time."""
         assistant = request["assistant"]
         if assistant is not None:
             chosen = self._defaults if assistant == DEFAULT else self._settings(int(assistant))
