@@ -149,6 +149,12 @@ def test_routers_are_told_how_long_a_stream_can_be_resumed() -> None:
         build({"router.session_ttl": 0})
 
 
+def test_routers_share_prefixes_among_keys_only_if_they_are_told_to() -> None:
+    for args, shared in (({}, False), ({"router.share_prefixes": True}, True)):
+        options, *_ = build(args)._bound_deployment.init_args
+        assert options.sessions.share_prefixes is shared
+
+
 def test_the_config_file_asks_for_what_there_is() -> None:
     config = yaml.safe_load((ROOT / "deploy" / "serve.yaml").read_text())
     assert config["grpc_options"]["grpc_servicer_functions"] == SERVICER_FUNCTIONS
