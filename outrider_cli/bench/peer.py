@@ -70,7 +70,7 @@ class Pair:
         }
 
     def answer(self, request: dict[str, Any]) -> dict[str, object]:
-        """Returns what generate gave. `assistant`: None = plain, DEFAULT, or the tokens to draft at a time."""
+        """Returns what generate gave. `assistant`: None = plain, DEFAULT, or the tokens to draft."""
         assistant = request["assistant"]
         if assistant is not None:
             chosen = self._defaults if assistant == DEFAULT else self._settings(int(assistant))
