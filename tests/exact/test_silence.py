@@ -14,8 +14,8 @@ import pytest
 from drafter.service import DrafterService
 from outrider.net.rpc import new_server
 from outrider.sampling.params import SamplingParams
-from outrider.v1 import drafter_pb2, drafter_pb2_grpc
-from outrider.wire.hello import Role, hello_to_wire
+from outrider.wire.drafter_sessions import DrafterEvents, OpenDraft
+from outrider.wire.hello import Role
 from outrider.wire.session import SessionParams
 from router.requests import GenerationRequest, TokensCommitted
 from tests.in_process import Cluster, Worker, load
@@ -34,11 +34,11 @@ class SilentDrafter(DrafterService):
         super().__init__(*about)
         self.given = asyncio.Event()
 
-    async def Sessions(self, request_iterator: Any, context: Any) -> Any:
-        async for command in request_iterator:
-            if command.HasField("hello"):
-                yield drafter_pb2.DrafterEvents(hello=hello_to_wire(self._info.identity.hello()))
-            elif command.HasField("open"):
+    async def sessions(self, messages: Any, context: Any) -> Any:
+        async for message in messages:
+            if message.hello is not None:
+                yield DrafterEvents(hello=self._info.identity.hello())
+            elif isinstance(message.command, OpenDraft):
                 self.given.set()
 
 
@@ -50,7 +50,7 @@ async def test_a_silent_drafter_is_replaced_and_acceptance_is_back(tmp_path: Pat
         _, tokenizer, info = load(Role.DRAFTER, target)
         silent = SilentDrafter(info, tokenizer)
         server = new_server()
-        drafter_pb2_grpc.add_DrafterServicer_to_server(silent, server)
+        silent.add_to(server)
         await cluster._join(Worker(server), info)
         tokens: list[int] = []
         steps: list[TokensCommitted] = []  # from the first accepted draft on
