@@ -7,6 +7,8 @@ import contextlib
 import os
 import signal
 import socket
+from functools import partial
+from typing import Any
 
 import grpc.aio
 import uvicorn
@@ -20,6 +22,15 @@ from outrider.worker.stepwatch import loop_watched
 from router.api.grpc_generation import add_generation_service
 from router.api.keys import keys_of
 from router.config import LOOPBACK, TLS_WORKER_PORT, RouterConfig
+from router.connections import (
+    HEAD_SECONDS,
+    HTTP_SHARE,
+    MOST_CONNECTIONS,
+    Connections,
+    LimitedProtocol,
+    descriptors,
+    grpc_options,
+)
 from router.registry import Registry
 from router.router import Router, store_at
 
@@ -41,7 +52,8 @@ async def serve(config: RouterConfig) -> None:
         keys=keys_of(config.api_keys, config.api_key_lines),
         tls=tls if tls is not None and tls.mutual else None,
     )
-    clients = new_server()
+    most = descriptors()
+    clients = new_server(grpc_options(most))
     add_generation_service(
         clients,
         router.sessions,
@@ -60,7 +72,7 @@ async def serve(config: RouterConfig) -> None:
         addresses = f"gRPC {bound}"
         if workers is not clients:
             addresses += f", workers {_bind_workers(workers, config, tls)}"
-        http_server = _HttpServer(router.app, tls)
+        http_server = _HttpServer(router.app, tls, Connections(min(MOST_CONNECTIONS, most // HTTP_SHARE)))
         await router.start()
         for server in {clients, workers}:
             await server.start()
@@ -109,10 +121,11 @@ async def _until_stopped(http_server: _HttpServer, ends: list[asyncio.Task[None]
 class _HttpServer(uvicorn.Server):
     """uvicorn in a loop that is not its own: signals are ours, and it says when it listens."""
 
-    def __init__(self, app: FastAPI, tls: Tls | None) -> None:
+    def __init__(self, app: FastAPI, tls: Tls | None, connections: Connections) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
+                http=partial(LimitedProtocol, connections),  # type: ignore[arg-type]
                 log_config=None,
                 log_level="warning",
                 access_log=False,
@@ -128,7 +141,26 @@ class _HttpServer(uvicorn.Server):
         return contextlib.nullcontext()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        """As uvicorn's, but that a TLS handshake has no more time than a request's head."""
+        config, loop = self.config, asyncio.get_running_loop()
+        protocol: Any = config.http_protocol_class
+        make = partial(
+            protocol,
+            config=config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        self.servers = [
+            await loop.create_server(
+                make,
+                sock=listener,
+                ssl=config.ssl,
+                backlog=config.backlog,
+                ssl_handshake_timeout=HEAD_SECONDS if config.ssl else None,
+            )
+            for listener in sockets or ()
+        ]
+        self.started = True
         self.listening.set()
 
 

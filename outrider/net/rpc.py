@@ -6,7 +6,15 @@ import asyncio
 import hashlib
 import inspect
 import logging
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Generic, TypeVar
 
@@ -88,13 +96,15 @@ def _names(context: grpc.aio.ServicerContext[Any, Any], kind: str) -> list[str]:
     return [name.decode(errors="replace") for name in context.auth_context().get(kind, ())]
 
 
-def new_server() -> grpc.aio.Server:
-    """Returns a server with the options that all roles share. Errors that its handlers raise become status
-    codes.
+def new_server(options: Sequence[tuple[str, int]] = ()) -> grpc.aio.Server:
+    """Returns a server with the options that all roles share, and these, which come before them. Errors that
+    its handlers raise become status codes.
 
     A message of more than MAX_MESSAGE_BYTES ends its call with RESOURCE_EXHAUSTED before it is read.
     """
-    return grpc.aio.server(interceptors=[_ErrorInterceptor()], options=_SERVER_OPTIONS)
+    return grpc.aio.server(
+        interceptors=[_ErrorInterceptor()], options=list({**dict(_SERVER_OPTIONS), **dict(options)}.items())
+    )
 
 
 def add_methods(server: grpc.aio.Server, behaviours: Mapping[Method[Any, Any], Callable[..., Any]]) -> None:

@@ -1,0 +1,170 @@
+"""The HTTP server's connections: how many there are, and how long one keeps its place without a request.
+
+An idle connection costs its client nothing, and the router a descriptor; without those it reaches no worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from router.api.body import MAX_BODY_BYTES
+
+logger = logging.getLogger(__name__)
+
+MOST_CONNECTIONS = 8192
+HTTP_SHARE, GRPC_SHARE = 2, 4  # one in so many descriptors; the rest is for workers and the store
+HEAD_SECONDS = 10.0  # in which the head of a request must have come, from its first byte or the beginning
+HEAD_BYTES = 64 * 1024
+UNREAD_BYTES = 4 * MAX_BODY_BYTES  # of a body that was refused while it came, before the next head
+IDLE_SECONDS = 60.0  # of a gRPC connection without calls; its client opens another with the next one
+MOST_CALLS = 1024  # of one gRPC connection
+SILENT_SECONDS = 60.0  # between two lines of the log
+
+
+def grpc_options(most: int) -> list[tuple[str, int]]:
+    """Returns the options of a gRPC server that clients reach. `most`: descriptors of the process."""
+    return [
+        ("grpc.max_allowed_incoming_connections", min(MOST_CONNECTIONS, most // GRPC_SHARE)),
+        ("grpc.server_handshake_timeout_ms", round(HEAD_SECONDS * 1000)),  # of TLS and of HTTP/2
+        ("grpc.max_connection_idle_ms", round(IDLE_SECONDS * 1000)),
+        ("grpc.max_concurrent_streams", MOST_CALLS),
+    ]
+
+
+class Connection(Protocol):
+    """What is known of one here."""
+
+    def waits(self) -> bool:
+        """Returns True if no whole request of its client is being answered."""
+        ...
+
+    def drop(self) -> None: ...
+
+
+class Connections:
+    """Those that are open, by their clients' addresses."""
+
+    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` gives seconds."""
+        self._most = most
+        self._clock = clock
+        self._open: dict[str, dict[Connection, None]] = {}  # in the order in which they came
+        self._count = 0
+        self._dropped = 0  # since the last line of the log
+        self._told_at: float | None = None
+
+    def add(self, address: str, connection: Connection) -> None:
+        """Takes a new one. If there are too many, one that waits for its client is dropped: the oldest of the
+        address that has most of them, so that who opens many loses its own. If none waits there, the new one
+        is."""
+        self._open.setdefault(address, {})[connection] = None
+        self._count += 1
+        if self._count <= self._most:
+            return
+        most = max(self._open.values(), key=len)
+        dropped = next((one for one in most if one.waits()), connection)
+        self._tell()
+        dropped.drop()
+
+    def remove(self, address: str, connection: Connection) -> None:
+        """It is closed."""
+        of_address = self._open.get(address, {})
+        if connection in of_address:
+            del of_address[connection]
+            self._count -= 1
+            if not of_address:
+                del self._open[address]
+
+    def _tell(self) -> None:
+        self._dropped += 1
+        now = self._clock()
+        if self._told_at is None or now - self._told_at >= SILENT_SECONDS:
+            logger.warning(
+                "%d connections are open, the most here: %d that waited for their clients were closed",
+                self._most,
+                self._dropped,
+            )
+            self._told_at, self._dropped = now, 0
+
+
+class Limits(asyncio.Protocol):
+    """What uvicorn's protocols lack: they wait for ever for the first byte, and for the end of a head."""
+
+    # Of both protocols:
+    transport: Any
+    client: Any
+    cycle: Any
+    loop: Any
+
+    def __init__(self, connections: Connections, head_seconds: float = HEAD_SECONDS, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._connections = connections
+        self._head_seconds = head_seconds
+        self._head_bytes = 0
+        self._late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._address = self.client[0] if self.client else ""
+        self._expect_head()
+        self._connections.add(self._address, self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.remove(self._address, self)
+        self._expect_none()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self._between_requests():
+            self._expect_none()
+            return
+        self._expect_head()
+        self._head_bytes += len(data)
+        unread = self.cycle is not None and self.cycle.more_body
+        if self._head_bytes > HEAD_BYTES + (UNREAD_BYTES if unread else 0):
+            self.drop()
+
+    def waits(self) -> bool:
+        return self._between_requests() or self.cycle.more_body
+
+    def drop(self) -> None:
+        self.transport.abort()
+
+    def _between_requests(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _expect_head(self) -> None:
+        if self._late is None:
+            self._late = self.loop.call_later(self._head_seconds, self._too_late)
+
+    def _expect_none(self) -> None:
+        self._head_bytes = 0
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _too_late(self) -> None:
+        self._late = None
+        if self._between_requests():
+            self.drop()
+
+
+class LimitedProtocol(Limits, AutoHTTPProtocol):  # type: ignore[valid-type, misc]
+    """The one of uvicorn's two that it takes by itself."""
+
+
+def descriptors() -> int:
+    """Lets this process have as many descriptors as the system allows it, and returns how many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    return soft

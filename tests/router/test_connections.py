@@ -1,0 +1,206 @@
+"""The HTTP server's connections: who gives way when there are too many, and who has waited for too long."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from outrider.net.rpc import bind, new_server
+from router.api.http import create_app
+from router.connections import (
+    GRPC_SHARE,
+    HEAD_BYTES,
+    SILENT_SECONDS,
+    Connections,
+    Limits,
+    grpc_options,
+)
+from router.metrics import Metrics
+from tests.router.api.scripted import ScriptedRunner, byte_level, served, steps, until
+
+ROOT = Path(__file__).parents[2]
+GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 14\r\n\r\n"
+
+
+@dataclass(eq=False)
+class Peer:
+    """A connection of nobody."""
+
+    idle: bool = True
+    dropped: bool = field(default=False)
+
+    def waits(self) -> bool:
+        return self.idle
+
+    def drop(self) -> None:
+        self.dropped = True
+
+
+def test_who_opens_many_connections_loses_its_own() -> None:
+    connections = Connections(most=4)
+    many = [Peer(idle=False), Peer(), Peer()]
+    for peer in many:
+        connections.add("a", peer)
+    others = [Peer(), Peer()]
+    for peer in others:
+        connections.add("b", peer)
+    assert [peer.dropped for peer in (*many, *others)] == [False, True, False, False, False]
+    connections.remove("a", many[1])
+    connections.remove("a", many[1])  # once is enough
+    connections.remove("b", others[0])
+    connections.add("b", another := Peer())
+    assert not another.dropped
+
+
+def test_if_all_are_busy_the_new_one_gives_way() -> None:
+    connections = Connections(most=2)
+    busy, new = [Peer(idle=False), Peer(idle=False)], Peer(idle=False)
+    for peer in (*busy, new):
+        connections.add("a", peer)
+    assert [peer.dropped for peer in (*busy, new)] == [False, False, True]
+
+
+def test_a_flood_is_told_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    connections = Connections(most=0, clock=lambda: now)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(1000):
+            connections.add("a", Peer())
+        assert len(caplog.records) == 1
+        now = SILENT_SECONDS
+        connections.add("a", Peer())
+    assert "1000 that waited" in caplog.records[1].getMessage()
+
+
+@dataclass
+class Served:
+    """A server whose answers wait for `runner.go_on`, and the connections that it has had."""
+
+    runner: ScriptedRunner
+    address: tuple[str, int]
+    had: list[Limits]
+
+    async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection(*self.address)
+
+
+class Noted(Connections):
+    """Connections, noted."""
+
+    def __init__(self) -> None:
+        super().__init__(most=100)
+        self.had: list[Any] = []
+
+    def add(self, address: str, connection: Any) -> None:
+        self.had.append(connection)
+        super().add(address, connection)
+
+
+Serve = Callable[..., Awaitable[Served]]
+
+
+@pytest.fixture(params=["h11_impl:H11Protocol", "httptools_impl:HttpToolsProtocol"])
+async def serve(request: pytest.FixtureRequest) -> AsyncIterator[Serve]:
+    module, _, name = request.param.partition(":")
+    base = getattr(pytest.importorskip(f"uvicorn.protocols.http.{module}"), name)
+    running = []
+
+    async def start(head_seconds: float = 600.0) -> Served:
+        runner = ScriptedRunner(served(byte_level()), lambda request: [None, *steps([5, 6, 7])])
+        app = create_app(runner, Metrics(), draw_below=lambda below: 0)
+        listener = socket.create_server(("127.0.0.1", 0))
+        noted = Noted()
+        protocol: Any = partial(type("Limited", (Limits, base), {}), noted, head_seconds)
+        server = uvicorn.Server(uvicorn.Config(app, http=protocol, log_level="warning", lifespan="off"))
+        running.append((server, asyncio.create_task(server.serve(sockets=[listener]))))
+        await until(lambda: server.started)
+        return Served(runner, listener.getsockname(), noted.had)
+
+    yield start
+    for server, task in running:
+        server.should_exit = True
+        await task
+
+
+async def closed(reader: asyncio.StreamReader) -> bool:
+    """Waits until the other side has closed it."""
+    try:
+        return await reader.read(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+async def test_who_says_nothing_or_half_is_closed(serve: Serve) -> None:
+    service = await serve(head_seconds=0.0)
+    for said in (b"", GET[:20]):
+        reader, writer = await service.open()
+        writer.write(said)
+        assert await closed(reader)
+        writer.close()
+
+
+async def test_half_a_head_after_an_answer_is_closed_too(serve: Serve) -> None:
+    service = await serve()
+    reader, writer = await service.open()
+    writer.write(GET)
+    assert b"200 OK" in await reader.readuntil(b"ready\n")
+    service.had[0]._head_seconds = 0.0
+    writer.write(GET[:20])
+    assert await closed(reader)
+    writer.close()
+
+
+async def test_a_head_without_an_end_is_closed(serve: Serve) -> None:
+    service = await serve()
+    reader, writer = await service.open()
+    writer.write(b"GET /health HTTP/1.1\r\n" + b"a: b\r\n" * (HEAD_BYTES // 6))
+    answered = await reader.read()  # one of the two says that this is no request
+    assert b"200" not in answered
+    writer.close()
+
+
+async def test_one_that_is_answered_has_no_time_limit_and_keeps_its_place(serve: Serve) -> None:
+    service = await serve()
+    reader, writer = await service.open()
+    writer.write(POST)
+    await until(lambda: len(service.had) == 1 and service.had[0].cycle is not None)
+    assert service.had[0].waits()  # for the body
+    writer.write(b'{"prompt":"a"}')
+    await service.runner.waiting.wait()
+    assert not service.had[0].waits() and service.had[0]._late is None
+    service.runner.go_on.set()
+    assert b"200 OK" in await reader.readuntil(b"}")
+    writer.close()
+
+
+async def test_grpc_has_so_many_connections() -> None:
+    server = new_server(grpc_options(2 * GRPC_SHARE))
+    port = int(bind(server, "127.0.0.1", 0).rpartition(":")[2])
+    await server.start()
+    opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+    begun = [await reader.read(9) for reader, _ in opened]  # the head of a frame of settings, or nothing
+    assert [len(each) for each in begun] == [9, 9, 0]
+    for _, writer in opened:
+        writer.close()
+    await server.stop(None)
+
+
+def test_a_router_takes_as_many_descriptors_as_it_may() -> None:
+    program = (
+        "import resource; from router.connections import descriptors; kind = resource.RLIMIT_NOFILE;"
+        "hard = resource.getrlimit(kind)[1]; resource.setrlimit(kind, (64, hard));"
+        "assert descriptors() == hard == resource.getrlimit(kind)[0]"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
