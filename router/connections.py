@@ -68,13 +68,16 @@ class Connections:
         self._count += 1
         if self._count <= self._most:
             return
-        most = max(self._open.values(), key=len)
-        dropped = next((one for one in most if one.waits()), connection)
+        most = max(self._open, key=lambda each: len(self._open[each]))
+        waiting = next((one for one in self._open[most] if one.waits()), None)
         self._tell()
-        dropped.drop()
+        if waiting is not None:
+            address, connection = most, waiting
+        self.remove(address, connection)  # at once: until it is closed others may come
+        connection.drop()
 
     def remove(self, address: str, connection: Connection) -> None:
-        """It is closed."""
+        """It is closed, or about to be."""
         of_address = self._open.get(address, {})
         if connection in of_address:
             del of_address[connection]

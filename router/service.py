@@ -34,6 +34,9 @@ from router.connections import (
 from router.registry import Registry
 from router.router import Router, store_at
 
+BACKLOG = 2048  # connections that wait to be taken
+GROUP = 32  # that are taken together
+
 
 async def serve(config: RouterConfig) -> None:
     """Serves until SIGINT or SIGTERM; prints the ready line once both servers listen.
@@ -141,7 +144,9 @@ class _HttpServer(uvicorn.Server):
         return contextlib.nullcontext()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, but that a TLS handshake has no more time than a request's head."""
+        """As uvicorn's, but that a TLS handshake has no more time than a request's head, and that connections
+        are taken in small groups: asyncio takes as many as there are places in the queue before it looks at
+        the first, and runs out of descriptors."""
         config, loop = self.config, asyncio.get_running_loop()
         protocol: Any = config.http_protocol_class
         make = partial(
@@ -155,11 +160,13 @@ class _HttpServer(uvicorn.Server):
                 make,
                 sock=listener,
                 ssl=config.ssl,
-                backlog=config.backlog,
+                backlog=GROUP,
                 ssl_handshake_timeout=HEAD_SECONDS if config.ssl else None,
             )
             for listener in sockets or ()
         ]
+        for listener in sockets or ():
+            listener.listen(BACKLOG)  # what waits in the system
         self.started = True
         self.listening.set()
 
@@ -168,7 +175,7 @@ def listen(host: str, port: int) -> socket.socket:
     """Returns the HTTP server's socket; its connections send what is written at once. Raises StartupError."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.create_server((host, port), family=family, backlog=2048)
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         reason = os.strerror(error.errno).lower() if error.errno else "the address cannot be had"
         raise StartupError(

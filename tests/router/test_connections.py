@@ -57,9 +57,10 @@ def test_who_opens_many_connections_loses_its_own() -> None:
     for peer in others:
         connections.add("b", peer)
     assert [peer.dropped for peer in (*many, *others)] == [False, True, False, False, False]
-    connections.remove("a", many[1])
-    connections.remove("a", many[1])  # once is enough
-    connections.remove("b", others[0])
+    connections.add("b", Peer())  # before the first is closed
+    assert [peer.dropped for peer in (*many, *others)] == [False, True, False, True, False]
+    connections.remove("a", many[1])  # which is known to have gone
+    connections.remove("b", others[1])
     connections.add("b", another := Peer())
     assert not another.dropped
 
