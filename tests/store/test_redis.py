@@ -197,7 +197,7 @@ async def test_expired_ids_do_not_pile_up(store: RedisStore, record: Record) -> 
 async def test_a_full_redis_as_in_the_manifests_evicts_logs_and_no_registration(
     redis: RedisServer, store: RedisStore, record: Record
 ) -> None:
-    """Somebody else's data fill it; what has no TTL, as Ray's state, stays too."""
+    """What has no TTL, as Ray's state, stays too. Redis tells ages by whole seconds: so long is a pause."""
     configured = {"maxmemory": "12mb", "maxmemory-policy": "volatile-lru", "maxmemory-samples": "10"}
     for name, value in configured.items():
         await store._redis.config_set(name, value)
@@ -205,12 +205,13 @@ async def test_a_full_redis_as_in_the_manifests_evicts_logs_and_no_registration(
     lasting = RedisStore(parse_store_url(redis.url), ttl_seconds=60)
     workers = [record(f"w{number}") for number in range(20)]
     logs = []
-    for batch in range(20):
+    for batch in range(4):
         for worker in workers:
             await lasting.beat(worker)
-        for number in range(100):
-            logs.append(SessionId((100 * batch + number + 1).to_bytes(16)))
+        for number in range(500):
+            logs.append(SessionId((500 * batch + number + 1).to_bytes(16)))
             await store.logs.append([Append(logs[-1], Owner("r"), 0, [b"x" * 9000])], 600)
+        await asyncio.sleep(1.1)
     assert (await store._redis.info("stats"))["evicted_keys"] > 0
     assert await store.logs.read(logs[0]) is None and await store.logs.read(logs[-1]) is not None
     assert len(await anext(store.workers())) == len(workers)

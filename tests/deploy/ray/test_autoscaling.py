@@ -105,7 +105,7 @@ def test_drafters_shrink_to_those_that_are_busy() -> None:
 
 def test_starvation_is_the_mean_over_sessions() -> None:
     def record(sessions: int, draft_starvation: float) -> Any:
-        return SimpleNamespace(load=SimpleNamespace(sessions=sessions, draft_starvation=draft_starvation))
+        return SimpleNamespace(load=VerifierLoad(running=sessions, draft_starvation=draft_starvation))
 
     assert starvation([]) == 0
     assert starvation([record(0, 1.0)]) == 0
