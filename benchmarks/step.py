@@ -295,6 +295,7 @@ def show(result: Mapping[str, Any]) -> None:
 def main(
     target: Target = "demo/models/target",
     draft: Draft = str(ROOT / "demo/models/draft"),
+    quantization: Annotated[str | None, typer.Option(help="Of the target: int8, or as it is.")] = None,
     draft_quantization: Annotated[str | None, typer.Option(help="int8, or as it is.")] = None,
     context: Annotated[int, typer.Option(min=1, help="Tokens in the cache before the step.")] = 256,
     threads: Annotated[int, typer.Option(min=1, help="Threads of the arithmetic.")] = 1,
@@ -305,7 +306,7 @@ def main(
     write: Write = None,
 ) -> None:
     """Measure what a step costs."""
-    engine = load_engine(target, threads=threads)
+    engine = load_engine(target, threads=threads, quantization=quantization)
     with torch.inference_mode(), Progress(console=CONSOLE) as progress:
 
         def ticking(what: str, times: int) -> Callable[[], None]:

@@ -32,12 +32,6 @@ class DrafterConfig:
     protection: Protection = field(default=Protection())
     engine: EngineOptions = field(default=EngineOptions())
     limits: StepLimits = field(default=StepLimits())
-    draft_quantization: str | None = option(
-        None,
-        "Run the draft model's linear layers in 8 bits on a CPU: faster, and the answers stay the same.",
-        choices=("int8",),
-        shown="none",
-    )
     branches: bool = option(
         True,
         "Draft on from likely corrections, too, where no session wants a next token.",
@@ -54,27 +48,16 @@ class DrafterConfig:
         else:
             self._check_propose(self.propose)
         check_worker(self.registration, self.listen, self.protection)
-        if self.draft_quantization is not None:
-            self._check_quantization()
 
     def _check_propose(self, kind: str) -> None:
         told = {
             "draft": self.draft is not None,
             "device": self.engine.device != "cpu",
             "tensor_parallel_size": self.engine.tensor_parallel_size > 1,
-            "draft_quantization": self.draft_quantization is not None,
+            "quantization": self.engine.quantization is not None,
         }
         for name in (name for name, given in told.items() if given):
             raise wrong(name, f"is for a draft model, which --propose {kind} replaces: leave one out")
-
-    def _check_quantization(self) -> None:
-        device, dtype = self.engine.device, self.engine.number_format
-        if device != "cpu" or dtype != "float32":
-            sentence = f"is for --device cpu in float32, not {device} in {dtype}: leave it out"
-            raise wrong("draft_quantization", f"{self.draft_quantization} {sentence}")
-        if self.engine.tensor_parallel_size > 1:
-            sentence = "is for a draft model in one process: leave it out"
-            raise wrong("draft_quantization", f"{self.draft_quantization} {sentence}")
 
     @property
     def model_name(self) -> str:

@@ -388,7 +388,6 @@ async def model_source(config: DrafterConfig, start_followers: StartFollowers | 
         config.model_name,
         config.engine,
         start_followers or FollowerProcesses,
-        config.draft_quantization,
     )
     await engine.run(engine.make_ready, config.limits.max_batch_tokens)
 

@@ -45,6 +45,7 @@ class BenchOptions:
     lock_step: bool = option(True, "Measure drafts that wait for each verdict too.", negated=True)
     chains: bool = option(False, "Measure streaming drafts without branches too.")
     kv_memory: str = same(EngineOptions, "kv_memory", "2GiB")
+    quantization: str | None = same(EngineOptions, "quantization")
     cores: str | None = option(
         None,
         "CPU cores of each model, such as 0/1 or 0,1/2,3; any = wherever the system puts them. "
@@ -92,7 +93,7 @@ def settings_of(told: BenchOptions) -> Settings:
         lock_step=told.lock_step,
         chains=told.chains,
         peers=told.peers,
-        engine=EngineOptions(kv_memory=told.kv_memory),
+        engine=EngineOptions(kv_memory=told.kv_memory, quantization=told.quantization),
         cores=parse_cores(told.cores, available),
     )
 

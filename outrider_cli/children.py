@@ -34,7 +34,7 @@ class Workers:
     verifiers: int
     drafters: int
     engine: EngineOptions = field(default=EngineOptions())  # of each; only verifiers are divided
-    draft_quantization: str | None = None  # of the drafters' linear layers
+    draft_quantization: str | None = None  # of the drafters; None = as the engine
     branches: bool = True  # whether drafters draft on from likely corrections, too
     lock_step: bool = False
     protection: Protection = field(default=Protection())
@@ -73,8 +73,11 @@ def worker_children(models: Models, workers: Workers, router: str) -> list[Child
             None,
             registration,
             protection=protection,
-            engine=replace(workers.engine, tensor_parallel_size=1),
-            draft_quantization=workers.draft_quantization,
+            engine=replace(
+                workers.engine,
+                tensor_parallel_size=1,
+                quantization=workers.draft_quantization or workers.engine.quantization,
+            ),
             branches=workers.branches and not workers.lock_step,
         )
     if drafter is not None:

@@ -48,7 +48,9 @@ class ServeOptions:
     grpc_port: int = same(RouterConfig, "grpc_port")
     sessions: SessionOptions = field(default=SessionOptions())
     engine: EngineOptions = field(default=EngineOptions())
-    draft_quantization: str | None = same(DrafterConfig, "draft_quantization")
+    draft_quantization: str | None = option(
+        None, "The same for the draft model alone.", choices=("int8",), shown="as --quantization"
+    )
     protection: Protection = field(default=Protection())
     api_keys: Path | None = same(RouterConfig, "api_keys")
     worker_port: int | None = same(RouterConfig, "worker_port")

@@ -86,8 +86,10 @@ class Cluster:
         k: int = 4,
         limits: StepLimits | None = None,
         kv_blocks: int | None = None,
+        quantization: str | None = None,
     ) -> None:
         self._target = target
+        self._quantization = quantization
         self._kv_blocks = kv_blocks
         self._limits = limits or StepLimits()
         self._router = Router(MemoryStore(), num_speculative_tokens=k, max_sessions=256)
@@ -109,7 +111,7 @@ class Cluster:
         await self._stack.aclose()
 
     async def add_verifier(self) -> Worker:
-        engine, tokenizer, info = load(Role.VERIFIER, self._target)
+        engine, tokenizer, info = load(Role.VERIFIER, self._target, self._quantization)
         if self._kv_blocks is not None:
             engine.pool = BlockPool(self._kv_blocks)
             info = replace(info, kv_blocks=self._kv_blocks)

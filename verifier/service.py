@@ -202,6 +202,7 @@ async def start(
         "model": info.identity.model_fingerprint,
         "device": config.engine.device,
         "dtype": config.engine.number_format,
+        "quantization": config.engine.quantization,
         "threads": config.engine.threads,
         "tensor_parallel_size": config.engine.tensor_parallel_size,
         "max_batch_tokens": config.limits.max_batch_tokens,

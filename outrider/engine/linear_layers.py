@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from outrider.engine import packed
-from outrider.engine.quantized import quantize
+from outrider.engine.quantized import Int8Linear
 
 
 class LinearLayers(Protocol):
@@ -60,15 +60,14 @@ class Packed:
 
 
 class Int8:
-    """8 bits on a CPU, and packed what cannot be put into them."""
+    """8 bits on a CPU, with rows that do not depend on one another."""
 
     name = "int8"
     keeps_numbers = False
-    keeps_bits = False
+    keeps_bits = True
 
     def put_into(self, model: Any) -> None:
-        quantize(model)
-        packed.pack(model)
+        packed.pack(model, Int8Linear)
 
     def make_ready(self, model: Any, most_rows: int) -> None:
         packed.make_ready(model, most_rows)

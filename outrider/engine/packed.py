@@ -84,9 +84,9 @@ class Together:
 
     Not a module: those take a microsecond or two for each attribute that is set, several times a layer."""
 
-    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+    def __init__(self, layers: Sequence[nn.Linear], kind: type[PackedLinear]) -> None:
         bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
-        self.linear = PackedLinear(torch.cat([layer.weight for layer in layers]), bias)
+        self.linear = kind(torch.cat([layer.weight for layer in layers]), bias)
         self._count = self._left = len(layers)  # layers that have not taken their columns yet
         self._input: torch.Tensor | None = None
         self._output: torch.Tensor | None = None
@@ -143,21 +143,21 @@ class PackedWeight(torch.Tensor):
             return func(*args, **(kwargs or {}))
 
 
-def pack(model: Any) -> None:
+def pack(model: Any, kind: type[PackedLinear] = PackedLinear) -> None:
     """Makes an fp32 CPU model's rows independent of one another, linear layers, experts and activations, and
-    joins what can be joined.
+    joins what can be joined. `kind` is what linear layers and experts become.
 
     The memory of the original weights is freed as it goes."""
     for parent in list(model.modules()):
         for names in SAME_INPUT:
-            _join(parent, names)
+            _join(parent, names, kind)
         for name, child in list(parent.named_children()):
-            replacement = _packed(child) or placeless(child) or in_one_call(child)
+            replacement = _packed(child, kind) or placeless(child) or in_one_call(child)
             if replacement is not None:
                 setattr(parent, name, replacement)
     for module in list(model.modules()):
         if _is_experts(module):
-            _pack_experts(module)
+            _pack_experts(module, kind)
         elif _multiplies_by_itself(module):
             weight = module._parameters["weight"]
             del module.weight
@@ -224,7 +224,7 @@ def fastest(seconds: Mapping[int, float]) -> int:
     return best if seconds[best] < WORTH_FILLING * seconds[smallest] else smallest
 
 
-def _join(parent: nn.Module, names: Sequence[str]) -> None:
+def _join(parent: nn.Module, names: Sequence[str], kind: type[PackedLinear]) -> None:
     """Lets the parent's layers of these names run together, where they can."""
     layers = [parent._modules.get(name) for name in names]
     if not all(type(layer) is nn.Linear for layer in layers):
@@ -232,18 +232,18 @@ def _join(parent: nn.Module, names: Sequence[str]) -> None:
     linears = cast(list[nn.Linear], layers)
     if len({(layer.weight.shape[1], layer.bias is None) for layer in linears}) > 1:
         return
-    together, first = Together(linears), 0
+    together, first = Together(linears, kind), 0
     for name, layer in zip(names, linears, strict=True):
         count = layer.weight.shape[0]  # of a divided layer, fewer than it has features
         setattr(parent, name, PackedColumns(together, first, count))
         first += count
 
 
-def _packed(module: Any) -> PackedLinear | None:
+def _packed(module: Any, kind: type[PackedLinear]) -> PackedLinear | None:
     if type(module) is nn.Linear:
-        return PackedLinear(module.weight, module.bias)
+        return kind(module.weight, module.bias)
     if type(module) is Conv1D:
-        return PackedLinear(module.weight.T, module.bias)
+        return kind(module.weight.T, module.bias)
     return None
 
 
@@ -263,7 +263,7 @@ def _is_experts(module: nn.Module) -> bool:
     )
 
 
-def _pack_experts(module: Any) -> None:
+def _pack_experts(module: Any, kind: type[PackedLinear]) -> None:
     for target, name in (
         ("packed_up", "gate_up_proj" if module.has_gate else "up_proj"),
         ("packed_down", "down_proj"),
@@ -271,7 +271,7 @@ def _pack_experts(module: Any) -> None:
         weights = getattr(module, name)
         biases = getattr(module, f"{name}_bias") if module.has_bias else [None] * len(weights)
         packed = [
-            PackedLinear(weight.T if module.is_transposed else weight, bias)
+            kind(weight.T if module.is_transposed else weight, bias)
             for weight, bias in zip(weights, biases, strict=True)
         ]
         delattr(module, name)

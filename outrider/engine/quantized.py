@@ -1,59 +1,99 @@
-"""Linear layers on CPU in 8 bits: for a draft model, whose numbers need not be exact.
+"""Linear layers on CPU in 8 bits whose rows do not depend on how many rows run together.
 
-Weights are rounded once, by output channel; activations at each call, by what the whole batch spans. So a
-row's result depends on the rows beside it.
+Weights are rounded once, by output channel, activations at each call, each row by its own largest number. The
+product of two such numbers is whole, and a sum of whole numbers is the same in any order: so it is exact for
+any number of rows and threads, where the processor's instructions do not overflow.
 """
 
 from __future__ import annotations
 
-import warnings
+from functools import cache
 
 import torch
+import torch.nn.functional as F
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
+from outrider.engine.packed import PackedLinear
 from outrider.errors import StartupError
 
-LARGEST = 127
+LARGEST = 127  # of a row's rounded numbers
+MIDDLE = 128  # is added to these: oneDNN has kernels for unsigned activations on more processors
+WEIGHTS = (127, 63)  # largest rounded weight: where sums of two products have 16 bits, a bit less fits
+PROBED = (64, 256)  # outputs and inputs of the trial: its sums are whole numbers that a float32 holds
+
+REFUSAL = "--quantization int8: this torch cannot multiply exactly in 8 bits on this machine; leave it out"
+
+product = torch.ops.onednn.qlinear_pointwise.default
+prepack = torch.ops.onednn.qlinear_prepack
 
 
-class Int8Linear(nn.Module):
+class Int8Linear(PackedLinear):
     """x @ weight.T + bias for a weight [out, in], float32 in and out."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self.out_features, self.in_features = weight.shape
-        weight = weight.detach().contiguous()
-        scales = (weight.abs().amax(1) / LARGEST).clamp_min(torch.finfo(torch.float32).tiny)  # [out]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch means to replace its quantized tensors one day
-            rounded = torch.quantize_per_channel(
-                weight, scales.double(), torch.zeros(len(scales), dtype=torch.int64), 0, torch.qint8
-            )
-            self._packed = torch.ops.quantized.linear_prepack(rounded, bias)
+        largest = largest_weight()
+        scales = weight.detach().abs().amax(1).div_(largest).clamp_min_(torch.finfo(torch.float32).tiny)
+        rounded = (weight.detach() / scales[:, None]).round_().to(torch.int8).contiguous()
+        self.packed = prepack(rounded, [1, self.in_features])
+        self.scales = scales  # [out]
+        self.zeros = torch.zeros(self.out_features, dtype=torch.int64)
+        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        self.fewest = 2  # rows: one alone runs by a kernel that is a hundred times slower
+        self._check(rounded)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # One bit less for activations: without VNNI, sums of full bytes would overflow.
-        found: torch.Tensor = torch.ops.quantized.linear_dynamic(x, self._packed, True)
-        return found
+    def _check(self, rounded: torch.Tensor) -> None:
+        """Raises StartupError if the product is not that of these whole weights."""
+        generator = torch.Generator().manual_seed(4)
+        rows = torch.randint(-LARGEST, LARGEST + 1, (2, self.in_features), generator=generator)
+        expected = F.linear(rows.float(), rounded.float()) * self.scales
+        found = _multiply((rows + MIDDLE).to(torch.uint8), self.packed, self.scales, self.zeros)
+        if not torch.allclose(found, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max())):
+            raise StartupError(REFUSAL)
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, self.in_features)  # [n, in]
+        scales = torch.linalg.vector_norm(rows, float("inf"), -1, keepdim=True).div_(LARGEST)
+        scales.clamp_min_(torch.finfo(torch.float32).tiny)  # [n, 1]
+        whole = (rows / scales).round_().add_(MIDDLE).to(torch.uint8)
+        found = _multiply(whole, self.packed, self.scales, self.zeros).mul_(scales)
+        if self.bias is not None:
+            found.add_(self.bias)
+        return found.view(*x.shape[:-1], self.out_features)
 
 
-def quantize(model: nn.Module) -> None:
-    """Puts every linear layer of an fp32 CPU model into 8 bits; embeddings, norms and experts stay.
+def _multiply(
+    whole: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor
+) -> torch.Tensor:
+    """Returns (whole - MIDDLE) @ weight.T * scales in float32: [n, out]."""
+    found: torch.Tensor = product(
+        whole, 1.0, MIDDLE, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+    return found
 
-    Raises StartupError where this torch cannot."""
-    if "x86" not in torch.backends.quantized.supported_engines:
-        raise StartupError("--draft-quantization int8: torch has no kernels for it here; leave it out")
-    try:
-        for parent in list(model.modules()):
-            for name, child in list(parent.named_children()):
-                if type(child) is nn.Linear:
-                    setattr(parent, name, Int8Linear(child.weight, child.bias))
-                elif type(child) is Conv1D:
-                    weight, bias = child._parameters["weight"], child._parameters["bias"]
-                    assert weight is not None
-                    setattr(parent, name, Int8Linear(weight.T, bias))
-    except (RuntimeError, AttributeError):  # another torch, without these operators
-        raise StartupError(
-            "--draft-quantization int8: this torch cannot multiply in 8 bits on a CPU; leave it out"
-        ) from None
+
+@cache
+def largest_weight() -> int:
+    """Returns the largest whole weight whose products are exact here, as the hardest numbers show it.
+
+    Processors with VNNI or AMX add in 32 bits; others add pairs of products in 16, which a full byte
+    overflows. Raises StartupError if nothing is exact."""
+    outputs, inputs = PROBED
+    generator = torch.Generator().manual_seed(6)
+    rows = torch.randint(-LARGEST, LARGEST + 1, (17, inputs), generator=generator)
+    rows[0], rows[1], rows[2, ::2] = LARGEST, -LARGEST, -LARGEST
+    for largest in WEIGHTS:
+        weight = torch.randint(-largest, largest + 1, (outputs, inputs), generator=generator)
+        weight[0], weight[1], weight[2, ::2] = largest, -largest, -largest
+        expected = (rows.double() @ weight.double().T).float()
+        try:
+            packed = prepack(weight.to(torch.int8), [1, inputs])
+            one, zeros = torch.ones(outputs), torch.zeros(outputs, dtype=torch.int64)
+            whole = (rows + MIDDLE).to(torch.uint8)
+            found = [_multiply(whole[:count], packed, one, zeros) for count in (2, len(rows))]
+        except (RuntimeError, AttributeError):  # another torch, without these operators
+            break
+        if all(torch.equal(each, expected[: len(each)]) for each in found):
+            return largest
+    raise StartupError(REFUSAL)

@@ -102,6 +102,21 @@ def check(engine: Engine, expected: torch.Tensor, *, bits: bool) -> ModelInfo:
     return replace(info, bit_exact=exact)
 
 
+def check_rounded(engine: Engine, expected: torch.Tensor, quantization: str) -> tuple[ModelInfo, float]:
+    """The engine's info once its layers are rounded, with `bit_exact` as found, and how far its logits are
+    from `expected`, those in float32: the length of the difference over theirs.
+
+    There is no other code to compare with: rows alone and in company are compared with one another."""
+    with _short_windows(engine.model):
+        engine.attention.batch_rows()
+        logits = _run(engine, [LENGTH])
+        chunked = _run(engine, [30, 1, 9, 17, 15], rejected=3)
+        exact = torch.equal(logits, chunked) and _same_bits(engine, logits)
+    exact = exact and linears_keep_bits(engine.model) and engine.attention.keeps_bits()
+    off = float((logits - expected).norm() / expected.norm())
+    return replace(engine.info, quantization=quantization, bit_exact=exact), off
+
+
 def _same_bits(engine: Engine, expected: torch.Tensor) -> bool:
     """Returns whether single tokens, and a batch with another session, give the bits of the one chunk."""
     alone = _run(engine, [LENGTH - 4, 1, 1, 1, 1])

@@ -33,6 +33,12 @@ class EngineOptions:
     tensor_parallel_size: int = option(
         1, "Processes (on GPUs: one each) that the model of a worker is divided among.", least=1
     )
+    quantization: str | None = option(
+        None,
+        "Run linear layers in 8 bits on a CPU: faster, bit-exact, and not the numbers of float32.",
+        choices=("int8",),
+        shown="none",
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -40,6 +46,15 @@ class EngineOptions:
             raise wrong("device", f"must be cpu, cuda or cuda:N, not {self.device!r}")
         if self.kv_memory_bytes < LEAST_KV_BYTES:
             raise wrong("kv_memory", f"must be at least 1MiB, not {self.kv_memory}")
+        if self.quantization is not None:
+            self._check_quantization(self.quantization)
+
+    def _check_quantization(self, kind: str) -> None:
+        if self.device != "cpu" or self.number_format != "float32":
+            told = f"{self.device} in {self.number_format}"
+            raise wrong("quantization", f"{kind} is for --device cpu in float32, not {told}: leave it out")
+        if self.tensor_parallel_size > 1:
+            raise wrong("quantization", f"{kind} is for a model in one process: leave it out")
 
     @property
     def kv_memory_bytes(self) -> int:

@@ -26,7 +26,6 @@ async def load(
     name: str,
     options: EngineOptions,
     start_followers: StartFollowers = FollowerProcesses,
-    quantization: str | None = None,
 ) -> tuple[Engine, TokenizerFiles, WorkerInfo]:
     """Returns the model with its description, loaded on a thread with progress lines.
 
@@ -60,7 +59,7 @@ async def load(
                 threads=options.threads,
                 progress=progress,
                 ranks=ranks,
-                quantization=quantization,
+                quantization=options.quantization,
             ),
         )
         tokenizer = await asyncio.to_thread(load_tokenizer, model)

@@ -42,7 +42,7 @@ def test_parts_that_go_together_give_the_same_tokens(parts: Parts, checkpoint: C
 def test_layers_in_8_bits_run_by_a_kernel_in_recorded_steps(checkpoint: Callable[..., Path]) -> None:
     parts = Parts(("reference",), "called-again", "int8")
     engine = load_engine(str(checkpoint("llama")), kv_memory_bytes=2**24, parts=parts)
-    assert (engine.info.dtype, engine.runner.name) == ("int8", "replayed")
+    assert (engine.info.quantization, engine.runner.name) == ("int8", "replayed")
     assert len(run(engine, sessions(), random.Random(8))) == len(sessions())
 
 

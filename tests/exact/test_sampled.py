@@ -66,6 +66,19 @@ async def test_with_a_drafter_at_any_k(
     assert sum(answer.accepted for answer in answers) > 0
 
 
+async def test_a_target_in_8_bits_writes_the_same_alone_and_in_company(pair: tuple[Path, Path]) -> None:
+    async with Cluster(pair[0], quantization="int8") as cluster:
+        alone = await ask_all(cluster)
+        await cluster.add_drafter(pair[1])
+        in_turn = await ask_all(cluster)
+        together = await asyncio.gather(
+            *(cluster.ask(prompt(index), variant, MAX_TOKENS) for index, variant in enumerate(VARIANTS))
+        )
+    for answers in (in_turn, together):
+        assert [answer.tokens for answer in answers] == [answer.tokens for answer in alone]
+        assert sum(answer.accepted for answer in answers) > 0
+
+
 async def test_a_draft_that_is_the_target_itself_is_always_right(
     pair: tuple[Path, Path], expected: list[list[int]]
 ) -> None:
