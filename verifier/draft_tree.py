@@ -49,13 +49,21 @@ class DraftTree:
     @property
     def chances(self) -> list[float]:
         """Returns for each token of the path P(accepted | all before it are), as far as that is believed."""
+        return self.believed(len(self.path))
+
+    def believed(self, count: int) -> list[float]:
+        """Returns `chances` of the path's first `count` tokens."""
+        if len(self.said) == 1:
+            ((source, chances),) = self.said.items()
+            factor = self._factors.get(source, 1.0)
+            return [factor * chance for chance in chances[:count]]
         believed: list[float] = []
         for source, chances in sorted(self.said.items(), key=lambda item: len(item[1]), reverse=True):
             factor = self._factors.get(source, 1.0)
             if not believed:
-                believed = [factor * chance for chance in chances]
+                believed = [factor * chance for chance in chances[:count]]
                 continue
-            for index, chance in enumerate(chances):
+            for index, chance in enumerate(chances[:count]):
                 believed[index] = max(believed[index], factor * chance)
         return believed
 
@@ -65,6 +73,12 @@ class DraftTree:
         self._factors = factors
         if self._root is not None and len(factors) > 1:
             self._find_path(self._root)
+
+    def length_of(self, source: Source) -> int:
+        """Returns the length of the likeliest path of what that source alone says."""
+        if self._root is None or len(self._held) < 2:
+            return len(self.said.get(source, ()))
+        return len(self.path_of(source))
 
     def path_of(self, source: Source) -> list[int]:
         """Returns the likeliest path of what that source alone says."""

@@ -66,11 +66,12 @@ class DrafterSeat:
         """Folds a draft of its drafter into the session's tree.
 
         Returns what became of it, and whether the path of what this seat has said has grown."""
-        before = len(self.path)
+        tree = self.session.tree
+        before = tree.length_of(self)
         fate = self.session.offer(base, tokens, parents, survival, self)
         if fate not in (DraftFate.AHEAD, DraftFate.BEFORE_OUTPUT):
             self.acknowledged = base
-        grown = len(self.path) - before
+        grown = tree.length_of(self) - before
         if fate is not DraftFate.TAKEN or self.pace is None or grown <= 0:
             return fate, False
         self.arrivals.arrived(now, grown, self.pace)
@@ -80,7 +81,7 @@ class DrafterSeat:
         """Learns from a step. `chances`: what it had promised of the first draft tokens of the path that was
         verified; it had not said those behind them. The step accepted the first `accepted` of the path."""
         self.calibration.observe(chances, min(accepted, len(chances)))
-        self.arrivals = self.arrivals.committed(now, len(chances), len(self.path))
+        self.arrivals = self.arrivals.committed(now, len(chances), self.session.tree.length_of(self))
         if self.arrivals.missed and self.pace is not None and self.session.wanted > 0:
             self.pace.missed()
 

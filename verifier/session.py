@@ -112,7 +112,7 @@ class Session:
         """Returns the draft tokens that may be verified now, and for each P(accepted | all before it are), as
         far as its seat is believed."""
         limit = self.wanted
-        return self.tree.path[:limit], self.tree.chances[:limit]
+        return self.tree.path[:limit], self.tree.believed(limit)
 
     def verify(self, path: Sequence[int], chosen: Sequence[int]) -> Outcome:
         """Appends what the target chose: `chosen[j]` follows the log and path[:j]; len(chosen) = len(path)
