@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 from redis.asyncio import Redis
 
+from outrider.errors import Unavailable
 from outrider.store.logs import MAX_BYTES, Append, Owner, Taken
 from outrider.wire.session import SessionId
 
@@ -168,7 +169,12 @@ class RedisSessionLogs:
             keys += _keys(one.session_id)
             args += (one.session_id.hex(), one.tenant)
             args += (one.owner.name, one.owner.generation, one.base, len(one.records), *one.records)
-        answers: list[int] = await self._asked(self._append(keys=keys, args=args))
+        try:
+            answers: list[int] = await self._asked(self._append(keys=keys, args=args))
+        except Unavailable:
+            # A Redis that does not read a command hangs up after its answer. What asks next connects anew.
+            await self._redis.connection_pool.disconnect(inuse_connections=False)
+            raise
         lengths: list[int | None] = [one.base + len(one.records) for one in appends]
         for index, length in zip(answers[::2], answers[1::2], strict=True):
             lengths[index] = None if length == SUPERSEDED else length
