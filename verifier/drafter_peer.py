@@ -6,11 +6,11 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 
+from outrider.net.token_bucket import TokenBucket
 from outrider.wire.speculation import Attach, Commit, CommitBatch
 from verifier.bounded_map import REMEMBERED, BoundedMap
 from verifier.drafter_seat import DrafterSeat
 from verifier.step_start import Pace
-from verifier.token_bucket import TokenBucket
 
 MAX_CLAIMS = 1024  # that wait for their sessions
 CLAIM_SECONDS = 60.0  # that one waits: what was closed meanwhile never comes

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from outrider.net.token_bucket import TokenBucket
 from verifier.drafters import host_of
 from verifier.misbehavior import BAN_SECONDS, LEAK, LIMIT, REMEMBERED, WEIGHTS, Misbehaviors
 from verifier.session import DraftFate
-from verifier.token_bucket import TokenBucket
 
 
 def test_one_that_keeps_offending_is_cut_off_and_let_in_again_later() -> None:
