@@ -14,7 +14,8 @@ import grpc.aio
 
 from drafter.session import DraftSession
 from drafter.survival import on_the_wire
-from outrider.errors import OutriderError
+from outrider.errors import InvalidRequest, OutriderError
+from outrider.net.allowance import CUT_OFF_SECONDS, Allowance, CutOff
 from outrider.net.heartbeat import SILENCE_SECONDS, Stillness, fell_silent
 from outrider.net.rpc import channel, converse, heard
 from outrider.net.tasks import propagate_cancel
@@ -29,6 +30,8 @@ FIRST_BACKOFF_SECONDS = 0.1
 LAST_BACKOFF_SECONDS = 2.0
 MOST_FAILURES = 3  # to connect, in a row: then the sessions are somebody else's
 ROUND_TRIPS_KEPT = 16
+BYTES_PER_SECOND = 16 * 2**20  # that a verifier may say
+BURST_BYTES = 32 * 2**20
 
 
 class VerifierLink:
@@ -61,6 +64,8 @@ class VerifierLink:
         self._ready = asyncio.Event()
         self._failures = 0  # to connect, since a verifier answered last
         self._round_trips: deque[float] = deque(maxlen=ROUND_TRIPS_KEPT)
+        self._allowance = Allowance("verifier", BYTES_PER_SECOND, BURST_BYTES, clock)
+        self._shut = ""  # why no session is taken at the moment
         self._task = asyncio.create_task(self._keep_connected())
 
     @property
@@ -69,6 +74,9 @@ class VerifierLink:
         return min(self._round_trips, default=0.0)
 
     def add(self, session: DraftSession) -> None:
+        if self._shut:
+            self._on_ended(session.id, self._shut)
+            return
         self._sessions[session.id] = session
         self._attach[session.id] = None
         self.changed(session)
@@ -95,6 +103,8 @@ class VerifierLink:
                 if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                     self._refused(error.details() or "the verifier refused this drafter")
                 log.info("stream to the verifier at %s ended: %s", self._address, error.details())
+            except (CutOff, InvalidRequest) as error:
+                await self._cut_off(error)
             except OutriderError as error:
                 self._refused(error.message)
             except Exception:
@@ -110,12 +120,20 @@ class VerifierLink:
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, LAST_BACKOFF_SECONDS)
 
+    async def _cut_off(self, error: OutriderError) -> None:
+        """Drafts for no session of this verifier for a while."""
+        log.warning("the verifier at %s is cut off: %s", self._address, error.message)
+        self._shut = error.message
+        self._refused(error.message)
+        await asyncio.sleep(CUT_OFF_SECONDS)
+        self._shut = ""
+
     def _refused(self, reason: str) -> None:
         for session_id in list(self._sessions):
             self._on_ended(session_id, reason)
 
     async def _speculate(self) -> None:
-        async with channel(self._address, self._tls) as connection:
+        async with channel(self._address, self._tls, SPECULATE.answered.max_bytes) as connection:
             self._attach = dict.fromkeys(self._sessions)
             self._changed = dict.fromkeys(self._sessions)
             for session in self._sessions.values():
@@ -126,7 +144,9 @@ class VerifierLink:
             writer = asyncio.create_task(self._write(stream, greeted))
             try:
                 silence = Stillness()
-                if await fell_silent(self._read(heard(stream, SPECULATE), silence, greeted), silence):
+                if await fell_silent(
+                    self._read(heard(stream, SPECULATE, self._allowance), silence, greeted), silence
+                ):
                     log.info("the verifier at %s has been silent for %g s", self._address, SILENCE_SECONDS)
             finally:  # a writer left over would take what is meant for the next stream
                 writer.cancel()
@@ -153,11 +173,11 @@ class VerifierLink:
     def _heard(self, batch: CommitBatch) -> None:
         if batch.echo_us:
             self._round_trips.append(max(0.0, self._clock() - (batch.echo_us + batch.held_us) / 1e6))
-        for commit in batch.commits:
+        for commit in self._allowance.entries(batch.commits):
             session = self._sessions.get(commit.session_id)
             if session is not None:
                 self._on_commit(session, commit.base, commit.tokens)
-        for claim in batch.revoked:
+        for claim in self._allowance.entries(batch.revoked):
             session = self._sessions.get(claim.session_id)
             # Another router may have opened the session here anew since, with another right.
             if session is not None and session.spec.draft_key == claim.draft_key:

@@ -23,6 +23,7 @@ from outrider.store.store import Registrar
 from outrider.wire.codec import session_id_from_wire
 from outrider.wire.description import TokenizerFiles, WorkerInfo
 from outrider.wire.drafter_sessions import (
+    MOST_ENDED,
     CloseDraft,
     DraftEnded,
     DrafterCommand,
@@ -164,7 +165,9 @@ class DrafterService:
                 except TimeoutError:
                     pass
                 peer.wake.clear()
-                ended, peer.ended = peer.ended, []
+                ended, peer.ended = peer.ended[:MOST_ENDED], peer.ended[MOST_ENDED:]
+                if peer.ended:
+                    peer.wake.set()
                 round_trips = {
                     address: link.round_trip_seconds
                     for address, link in self._links.items()

@@ -147,6 +147,9 @@ class Metrics:
             "Workers' words refused, by reason.",
             ["reason"],
         )
+        self.workers_cut_off = counter(
+            "outrider_workers_cut_off", "Workers cut off, as they said more than they may.", ["role"]
+        )
         self.connected = gauge("outrider_workers", "Workers connected.", ["role"])
         self.degraded = Gauge(
             "outrider_store_degraded",
@@ -247,6 +250,9 @@ class Metrics:
 
     def registration_refused(self, reason: str) -> None:
         self.registrations_refused.labels(reason).inc()
+
+    def worker_cut_off(self, role: str) -> None:
+        self.workers_cut_off.labels(role).inc()
 
     def workers(self, role: str, count: int) -> None:
         self.connected.labels(role).set(count)

@@ -10,12 +10,14 @@ from contextlib import suppress
 from typing import NoReturn
 
 from outrider.errors import OutriderError, PeerRefused
-from outrider.net.rpc import MAX_TOKENIZER_BYTES, channel
+from outrider.net.allowance import CUT_OFF_SECONDS, CutOff
+from outrider.net.rpc import channel
 from outrider.net.tasks import propagate_cancel
 from outrider.net.tls import Tls
 from outrider.store.store import Store
 from outrider.wire.description import WorkerRecord
 from outrider.wire.hello import Identity, Role, WorkerKey
+from outrider.wire.methods import DRAFTER_SESSIONS, MAX_TOKENIZER_BYTES, VERIFIER_SESSIONS
 from router.compatibility import FirstDifference, Registration, incompatibility, tokenizer_fits
 from router.fleet import Fleet
 from router.workers import Drafter, Verifier, fetch_tokenizer
@@ -86,6 +88,12 @@ class WorkerDiscovery:
             except PeerRefused as refused:
                 log.warning("%s is refused: %s", who, refused.message)
                 await self._tell(identity, refusal=refused.message)
+            except CutOff as cut_off:
+                log.warning("%s: %s", who, cut_off.message)
+                self._fleet.metrics.worker_cut_off(identity.role.name.lower())
+                backoff = CUT_OFF_SECONDS
+                with suppress(OutriderError):
+                    await self._store.answer(identity, self._router.worker_id, None, cut_off.message)
             except OutriderError as error:
                 if error.message != complained:
                     log.warning("%s is not taken in: %s; trying again", who, error.message)
@@ -106,9 +114,11 @@ class WorkerDiscovery:
         Raises PeerRefused if it does not fit, Unavailable if it cannot be reached."""
         async with channel(record.address, self._tls, MAX_TOKENIZER_BYTES) as connection:
             tokenizer = await fetch_tokenizer(connection, record.info.identity)
-        async with channel(record.address, self._tls) as connection:
+        verifies = record.info.identity.role is Role.VERIFIER
+        events = (VERIFIER_SESSIONS if verifies else DRAFTER_SESSIONS).answered
+        async with channel(record.address, self._tls, events.max_bytes) as connection:
             registration = Registration(record.info, record.address, tokenizer)
-            kind = Verifier if record.info.identity.role is Role.VERIFIER else Drafter
+            kind = Verifier if verifies else Drafter
             worker: Verifier | Drafter = kind(registration, connection, record.load)
             try:
                 await worker.connect(self._router)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -10,6 +11,7 @@ import grpc
 import grpc.aio
 
 from outrider.errors import InvalidRequest, OutriderError, PeerRefused, Unavailable
+from outrider.net.allowance import Allowance
 from outrider.net.heartbeat import SILENCE_SECONDS, Stillness, fell_silent
 from outrider.net.rpc import Outbox, ask, converse, heard
 from outrider.wire.description import TokenizerFiles
@@ -31,6 +33,8 @@ from router.compatibility import Registration
 from router.prefixes import PlacedPrefixes
 
 ANSWER_SECONDS = 5.0  # a worker that registers must answer within this
+BYTES_PER_SECOND = 2**18  # that a drafter may say: a hundred times what an honest one has to
+BURST_BYTES = 2**20
 MAX_UNSENT_COMMANDS = 16_384  # a worker that lets more pile up does not read; its stream is ended
 
 
@@ -60,14 +64,20 @@ class Worker(Generic[Listener]):
     """What verifiers and drafters have in common: a stream, and listeners by session id."""
 
     def __init__(
-        self, registration: Registration, connection: grpc.aio.Channel, method: Method[Any, Any]
+        self,
+        registration: Registration,
+        connection: grpc.aio.Channel,
+        method: Method[Any, Any],
+        allowance: Allowance | None = None,
     ) -> None:
+        """`allowance`: of a worker that is not trusted."""
         self.registration = registration
+        self._allowance = allowance
         # Why it does not fit, or None once it is known to fit.
         self.verdict: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._outbox: Outbox[Any] = Outbox(MAX_UNSENT_COMMANDS)
         self._call = converse(connection, method, aiter(self._outbox))
-        self._events = heard(self._call, method)
+        self._events = heard(self._call, method, allowance)
         self._unread = False  # more piled up than the outbox takes
         self._opening = 0  # number of the last one
         self._listeners: dict[SessionId, tuple[int, Listener]] = {}  # by session, with its opening's number
@@ -105,14 +115,18 @@ class Worker(Generic[Listener]):
 
     async def listen(self) -> str:
         """Passes events on until the stream ends, or nothing has come for SILENCE_SECONDS. Returns what
-        happened."""
+        happened. Raises CutOff if it has said more than it may."""
         silence = Stillness()
         try:
             if await fell_silent(self._read(silence), silence):
                 return f"it has been silent for {SILENCE_SECONDS:g} seconds"
         except grpc.aio.AioRpcError as error:
+            if self._allowance is not None and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise self._allowance.cut_off("a message is over the limit") from None
             return f"its stream broke off ({error.code().name})"
         except InvalidRequest as error:
+            if self._allowance is not None:
+                raise self._allowance.cut_off(error.message) from None
             return f"what it says is not understood: {error.message}"
         except asyncio.CancelledError:  # so ends a call that was cancelled here, too
             if not self._unread:
@@ -245,7 +259,8 @@ class Drafter(Worker[DrafterListener]):
 
     def __init__(self, registration: Registration, connection: grpc.aio.Channel, load: Load | None) -> None:
         """`load`: what the worker said before the router knew it."""
-        super().__init__(registration, connection, DRAFTER_SESSIONS)
+        allowance = Allowance("drafter", BYTES_PER_SECOND, BURST_BYTES, time.monotonic)
+        super().__init__(registration, connection, DRAFTER_SESSIONS, allowance)
         self.load = load if isinstance(load, DrafterLoad) else DrafterLoad()
         self.on_load: Callable[[Drafter, DrafterLoad], None] | None = None
 
@@ -290,7 +305,8 @@ class Drafter(Worker[DrafterListener]):
             self.load = events.load
             if self.on_load is not None:
                 self.on_load(self, self.load)
-        for end in events.ended:
+        assert self._allowance is not None
+        for end in self._allowance.entries(events.ended):
             listener = self._listener(end.session_id, end.opening, over=True)
             if listener is not None:
                 listener.draft_ended(end.reason)

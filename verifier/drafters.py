@@ -268,8 +268,3 @@ class Drafters:
             seat.leave()
         peer.end()
         return left
-
-
-def host_of(peer: str) -> str:
-    """Returns the host in a gRPC peer's name, such as "ipv4:192.0.2.1:50051"."""
-    return peer.rpartition(":")[0]

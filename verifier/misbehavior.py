@@ -4,7 +4,7 @@ Pure: every time is a number of seconds on the caller's clock.
 
 A batch counts as the worst thing in it. Offences leak away, so that a fault now and then costs nothing, and
 what honest drafters do too weighs nothing: drafts that the target has overtaken, that are known already, or
-that cross the end of their session. Those cost reading time alone, and that is rationed (outrider/net/token_bucket.py).
+that cross the end of their session. Those cost reading time alone, and that is rationed by a token bucket.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import grpc.aio
 
 from outrider.errors import StepHung, Unavailable
 from outrider.net.heartbeat import HEARTBEAT_SECONDS
-from outrider.net.rpc import add_methods, bind, new_server
+from outrider.net.rpc import add_methods, bind, host_of, new_server
 from outrider.net.tls import opened
 from outrider.store.store import Registrar
 from outrider.wire.description import TokenizerFiles, WorkerInfo
@@ -28,7 +28,7 @@ from outrider.worker.registration import check_admitted, registrar_at
 from outrider.worker.stepwatch import Pulse, StepWatch, watched
 from outrider.worker.worker import Worker, serve_until_stopped
 from verifier.config import VerifierConfig
-from verifier.drafters import Drafters, host_of
+from verifier.drafters import Drafters
 from verifier.orphans import GRACE_SECONDS
 from verifier.profile import profile, remembered
 from verifier.routers import Routers

@@ -23,6 +23,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from outrider.errors import InvalidRequest, OutriderError, PeerRefused, StartupError
+from outrider.net.allowance import Allowance
 from outrider.net.tls import Tls
 from outrider.wire import methods
 from outrider.wire.hello import Role
@@ -31,9 +32,6 @@ from outrider.wire.methods import Method
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 16 * 2**20  # received: a request of the largest body as token ids, or a batch of commits
-MAX_TOKENIZER_BYTES = (
-    64 * 2**20
-)  # the answer of GetTokenizer alone: a tokenizer.json has few MiB, rarely tens
 STOP_GRACE_SECONDS = 1.0  # what calls in progress are given when a server stops
 
 _COMMON_OPTIONS: list[tuple[str, int]] = [
@@ -96,6 +94,11 @@ def _names(context: grpc.aio.ServicerContext[Any, Any], kind: str) -> list[str]:
     return [name.decode(errors="replace") for name in context.auth_context().get(kind, ())]
 
 
+def host_of(peer: str) -> str:
+    """Returns the host in a gRPC peer's name, such as "ipv4:192.0.2.1:50051"."""
+    return peer.rpartition(":")[0]
+
+
 def new_server(options: Sequence[tuple[str, int]] = ()) -> grpc.aio.Server:
     """Returns a server with the options that all roles share, and these, which come before them. Errors that
     its handlers raise become status codes.
@@ -107,19 +110,40 @@ def new_server(options: Sequence[tuple[str, int]] = ()) -> grpc.aio.Server:
     )
 
 
-def add_methods(server: grpc.aio.Server, behaviours: Mapping[Method[Any, Any], Callable[..., Any]]) -> None:
+def add_methods(
+    server: grpc.aio.Server,
+    behaviours: Mapping[Method[Any, Any], Callable[..., Any]],
+    admit: Callable[[grpc.aio.ServicerContext[Any, Any], int], None] | None = None,
+) -> None:
     """Lets a server answer methods. A behaviour is called with what was asked, as plain data, and gRPC's
     context; a stream's, with an iterator, and it yields what it answers. Bytes that are no message raise
-    InvalidRequest there."""
+    InvalidRequest there. `admit` is called with the number of bytes of a question before they are decoded,
+    and raises if they are not to be."""
     services: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = {}
     for method, behaviour in behaviours.items():
         make = (
             grpc.stream_stream_rpc_method_handler if method.streams else grpc.unary_unary_rpc_method_handler
         )
-        handler = make(behaviour, method.asked.from_bytes, method.answered.to_bytes)
+        if admit is None:
+            handler = make(behaviour, method.asked.from_bytes, method.answered.to_bytes)
+        else:
+            assert not method.streams, "a stream has an allowance of its own"
+            handler = make(_admitted(admit, method, behaviour), None, method.answered.to_bytes)
         services.setdefault(method.service, {})[method.name] = handler
     for service, handlers in services.items():
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+
+
+def _admitted(
+    admit: Callable[[grpc.aio.ServicerContext[Any, Any], int], None],
+    method: Method[Any, Any],
+    behaviour: Callable[..., Any],
+) -> Callable[..., Any]:
+    async def answer(raw: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        admit(context, len(raw))
+        return await behaviour(method.asked.from_bytes(raw), context)
+
+    return answer
 
 
 def bind(
@@ -191,10 +215,13 @@ def converse(
 
 
 async def heard(
-    call: AsyncIterable[bytes], method: Method[Asked, Answered]
+    call: AsyncIterable[bytes], method: Method[Asked, Answered], allowance: Allowance | None = None
 ) -> AsyncGenerator[Answered, None]:
-    """Yields what the other side says. Raises InvalidRequest if the bytes are no message."""
+    """Yields what the other side says. Raises InvalidRequest if the bytes are no message, and CutOff if they
+    are more than the allowance of a peer that is not trusted."""
     async for raw in call:
+        if allowance is not None:
+            allowance.message(len(raw))
         yield method.answered.from_bytes(raw)
 
 

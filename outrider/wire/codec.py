@@ -25,6 +25,9 @@ from outrider.wire.session import (
 _VERIFIER_LOAD = [field.name for field in fields(VerifierLoad)]  # the message's fields have the same names
 _DRAFTER_LOAD = [field.name for field in fields(DrafterLoad)]
 
+MAX_BYTES = 16 * 2**20  # of what trusted peers say: a session with its prompt, the commits of many
+SMALL_BYTES = 4096  # of what says little
+
 Plain = TypeVar("Plain")
 Wire = TypeVar("Wire", bound=Message)
 
@@ -37,14 +40,14 @@ class Codec(Generic[Plain, Wire]):
         message: type[Wire],
         to_wire: Callable[[Plain], Wire],
         from_wire: Callable[[Wire], Plain],
-        max_bytes: int | None = None,
+        max_bytes: int,
     ) -> None:
         """`max_bytes`: of a message that is read; more are refused before it is parsed, as it may grow
         hundredfold by that."""
         self._message = message
         self._to_wire = to_wire
         self._from_wire = from_wire
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
 
     def to_bytes(self, plain: Plain) -> bytes:
         """Returns the same bytes for the same data."""
@@ -53,8 +56,8 @@ class Codec(Generic[Plain, Wire]):
     def from_bytes(self, raw: bytes) -> Plain:
         """Raises InvalidRequest if the bytes are no such message, and TooLarge if they are too many."""
         name = self._message.DESCRIPTOR.name
-        if self._max_bytes is not None and len(raw) > self._max_bytes:
-            raise TooLarge(f"a {name} may have at most {self._max_bytes} bytes, not {len(raw)}")
+        if len(raw) > self.max_bytes:
+            raise TooLarge(f"a {name} may have at most {self.max_bytes} bytes, not {len(raw)}")
         try:
             message = self._message.FromString(raw)
         except DecodeError:

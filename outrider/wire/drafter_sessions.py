@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from outrider.v1 import drafter_pb2
 from outrider.wire.codec import (
+    MAX_BYTES,
     Codec,
     drafter_load_from_wire,
     drafter_load_to_wire,
@@ -16,6 +17,9 @@ from outrider.wire.codec import (
 from outrider.wire.hello import Hello, hello_from_wire, hello_to_wire
 from outrider.wire.load import DrafterLoad
 from outrider.wire.session import SessionParams
+
+MOST_ENDED = 256  # sessions in one message
+MAX_EVENTS_BYTES = 2**18  # so many with their reasons, and the round trips to some thousand verifiers
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,5 +141,5 @@ def _events_from_wire(message: drafter_pb2.DrafterEvents) -> DrafterEvents:
     )
 
 
-COMMANDS = Codec(drafter_pb2.DrafterCommand, _command_to_wire, _command_from_wire)
-EVENTS = Codec(drafter_pb2.DrafterEvents, _events_to_wire, _events_from_wire)
+COMMANDS = Codec(drafter_pb2.DrafterCommand, _command_to_wire, _command_from_wire, MAX_BYTES)
+EVENTS = Codec(drafter_pb2.DrafterEvents, _events_to_wire, _events_from_wire, MAX_EVENTS_BYTES)

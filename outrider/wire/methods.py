@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 from outrider.v1 import common_pb2
 from outrider.wire import drafter_sessions, registry, speculation, verifier_sessions
 from outrider.wire.codec import (
+    SMALL_BYTES,
     Codec,
     tokenizer_from_wire,
     tokenizer_to_wire,
@@ -35,18 +36,20 @@ class Method(Generic[Asked, Answered]):
         return f"/{self.service}/{self.name}"
 
 
+MAX_TOKENIZER_BYTES = 64 * 2**20  # a tokenizer.json has few MiB, rarely tens
+
 VERIFIER = "outrider.v1.Verifier"
 DRAFTER = "outrider.v1.Drafter"
 REGISTRY = "outrider.v1.Registry"
 
 _INFO_ASKED: Codec[None, Any] = Codec(
-    common_pb2.GetInfoRequest, lambda _: common_pb2.GetInfoRequest(), lambda _: None
+    common_pb2.GetInfoRequest, lambda _: common_pb2.GetInfoRequest(), lambda _: None, SMALL_BYTES
 )
-_INFO = Codec(common_pb2.WorkerInfo, worker_info_to_wire, worker_info_from_wire)
+_INFO = Codec(common_pb2.WorkerInfo, worker_info_to_wire, worker_info_from_wire, registry.MAX_RECORD_BYTES)
 _TOKENIZER_ASKED: Codec[None, Any] = Codec(
-    common_pb2.GetTokenizerRequest, lambda _: common_pb2.GetTokenizerRequest(), lambda _: None
+    common_pb2.GetTokenizerRequest, lambda _: common_pb2.GetTokenizerRequest(), lambda _: None, SMALL_BYTES
 )
-_TOKENIZER = Codec(common_pb2.Tokenizer, tokenizer_to_wire, tokenizer_from_wire)
+_TOKENIZER = Codec(common_pb2.Tokenizer, tokenizer_to_wire, tokenizer_from_wire, MAX_TOKENIZER_BYTES)
 
 VERIFIER_SESSIONS = Method(
     VERIFIER, "Sessions", verifier_sessions.COMMANDS, verifier_sessions.EVENTS, streams=True

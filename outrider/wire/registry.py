@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from outrider.errors import InvalidRequest
 from outrider.v1 import registry_pb2
 from outrider.wire.codec import (
+    SMALL_BYTES,
     Codec,
     drafter_load_from_wire,
     drafter_load_to_wire,
@@ -82,10 +83,14 @@ def _leave_to_wire(identity: Identity) -> registry_pb2.LeaveRequest:
     return registry_pb2.LeaveRequest(hello=hello_to_wire(identity.hello()))
 
 
-RECORD = Codec(registry_pb2.Registration, record_to_wire, record_from_wire)  # as a store keeps it
-BEATS = Codec(registry_pb2.Registration, record_to_wire, _beat_from_wire)
-ANSWERS = Codec(registry_pb2.BeatReply, _answer_to_wire, _answer_from_wire)
-LEAVES = Codec(registry_pb2.LeaveRequest, _leave_to_wire, _leave_from_wire)
+MAX_RECORD_BYTES = 2**17  # a drafter's tells its round trips to some thousand verifiers
+
+RECORD = Codec(
+    registry_pb2.Registration, record_to_wire, record_from_wire, MAX_RECORD_BYTES
+)  # as a store keeps it
+BEATS = Codec(registry_pb2.Registration, record_to_wire, _beat_from_wire, MAX_RECORD_BYTES)
+ANSWERS = Codec(registry_pb2.BeatReply, _answer_to_wire, _answer_from_wire, MAX_RECORD_BYTES)
+LEAVES = Codec(registry_pb2.LeaveRequest, _leave_to_wire, _leave_from_wire, SMALL_BYTES)
 LEFT: Codec[None, registry_pb2.LeaveReply] = Codec(
-    registry_pb2.LeaveReply, lambda _: registry_pb2.LeaveReply(), lambda _: None
+    registry_pb2.LeaveReply, lambda _: registry_pb2.LeaveReply(), lambda _: None, SMALL_BYTES
 )

@@ -10,6 +10,7 @@ from outrider.wire.codec import Codec
 from outrider.wire.hello import Hello, hello_from_wire, hello_to_wire
 
 MAX_BATCH_BYTES = 2**20  # some thousand sessions' drafts
+MAX_COMMITS_BYTES = 2 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +54,12 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class CommitBatch:
-    """To a drafter: the verifier's hello, or what one target step committed."""
+    """To a drafter: the verifier's hello, or what one target step committed. What has come can be read once,
+    piece by piece."""
 
     hello: Hello | None = None
-    commits: Sequence[Commit] = ()
-    revoked: Sequence[Attach] = ()  # claims that stand no more
+    commits: Iterable[Commit] = ()
+    revoked: Iterable[Attach] = ()  # claims that stand no more
     echo_us: int = 0  # stamp_us of the last DraftBatch received; 0 = none yet
     held_us: int = 0  # time between that receipt and this sending
 
@@ -109,12 +111,12 @@ def _commits_to_wire(batch: CommitBatch) -> verifier_pb2.CommitBatch:
 def _commits_from_wire(message: verifier_pb2.CommitBatch) -> CommitBatch:
     return CommitBatch(
         hello_from_wire(message),
-        [Commit(one.session_id, one.base, list(one.tokens)) for one in message.commits],
-        [_attach_from_wire(one) for one in message.revoked],
+        (Commit(one.session_id, one.base, list(one.tokens)) for one in message.commits),
+        map(_attach_from_wire, message.revoked),
         message.echo_us,
         message.held_us,
     )
 
 
 DRAFTS = Codec(verifier_pb2.DraftBatch, _batch_to_wire, _batch_from_wire, MAX_BATCH_BYTES)
-COMMITS = Codec(verifier_pb2.CommitBatch, _commits_to_wire, _commits_from_wire)
+COMMITS = Codec(verifier_pb2.CommitBatch, _commits_to_wire, _commits_from_wire, MAX_COMMITS_BYTES)

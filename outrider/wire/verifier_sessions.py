@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from outrider.errors import OutriderError, from_grpc_code
 from outrider.v1 import verifier_pb2
 from outrider.wire.codec import (
+    MAX_BYTES,
     Codec,
     finish_reason_from_wire,
     params_from_wire,
@@ -241,5 +242,5 @@ def _events_from_wire(message: verifier_pb2.VerifierEvents) -> VerifierEvents:
     )
 
 
-COMMANDS = Codec(verifier_pb2.VerifierCommand, _command_to_wire, _command_from_wire)
-EVENTS = Codec(verifier_pb2.VerifierEvents, _events_to_wire, _events_from_wire)
+COMMANDS = Codec(verifier_pb2.VerifierCommand, _command_to_wire, _command_from_wire, MAX_BYTES)
+EVENTS = Codec(verifier_pb2.VerifierEvents, _events_to_wire, _events_from_wire, MAX_BYTES)

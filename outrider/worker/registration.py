@@ -104,7 +104,7 @@ class RouterRegistrar:
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                 return Answer(refusal=error.details() or "the router refused this worker")
-            if error.code() is grpc.StatusCode.ALREADY_EXISTS:
+            if error.code() in (grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.RESOURCE_EXHAUSTED):
                 return Answer(trouble=error.details())
             await self._reopen()
             raise _away(error) from None

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
+from drafter import link as link_module
 from drafter.link import MOST_FAILURES, VerifierLink
 from drafter.session import DraftSession, DraftSpec, Guess
 from outrider.net.heartbeat import HEARTBEAT_SECONDS, SILENCE_SECONDS
@@ -220,6 +221,50 @@ async def test_the_end_of_a_session_that_is_another_links_by_now_is_not_its_end(
         assert await ended.get() == b"s" * 16
     await link.close()
     await server.stop(0)
+
+
+class Flood(verifier_pb2_grpc.VerifierServicer):
+    """A verifier that commits nothing, without end."""
+
+    def __init__(self) -> None:
+        self.streams = 0
+
+    async def Speculate(self, request_iterator: Any, context: Any) -> AsyncIterator[verifier_pb2.CommitBatch]:
+        self.streams += 1
+        yield verifier_pb2.CommitBatch(
+            hello=hello_to_wire(Identity(Role.VERIFIER, "v", 1, "", TOKENS).hello())
+        )
+        while True:
+            yield verifier_pb2.CommitBatch(commits=[verifier_pb2.Commit()] * 1000)
+
+
+async def test_a_verifier_that_says_more_than_it_may_is_left_alone_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(link_module, "BURST_BYTES", 200_000)
+    monkeypatch.setattr(link_module, "BYTES_PER_SECOND", 1.0)
+    over = asyncio.Event()
+    monkeypatch.setattr(link_module, "CUT_OFF_SECONDS", 0.2)
+    flood, ended = Flood(), asyncio.Queue[str]()
+    server, address = await started(flood)
+    link = VerifierLink(
+        address,
+        Identity(Role.DRAFTER, "d", 1, "", TOKENS),
+        lambda *commit: None,
+        lambda session_id, reason: (link.remove(session_id), ended.put_nowait(reason)),
+        over.set,
+        time.monotonic,
+    )
+    try:
+        link.add(draft_session())
+        assert "the verifier is cut off for 60 seconds: it says more than" in await ended.get()
+        link.add(draft_session())
+        assert "is cut off" in ended.get_nowait()  # at once: its router finds another drafter, or none
+        await over.wait()  # and then the next session makes a new link
+        assert flood.streams == 1
+    finally:
+        await link.close()
+        await server.stop(None)
 
 
 async def test_a_right_that_is_revoked_ends_only_what_shows_it() -> None:

@@ -9,14 +9,15 @@ import grpc
 import grpc.aio
 import pytest
 
-from outrider.errors import Unavailable
+from outrider.errors import InvalidRequest, Unavailable
 from outrider.net.rpc import bind, channel, new_server
 from outrider.net.tls import Tls
 from outrider.store.memory import MemoryStore
 from outrider.v1 import registry_pb2, registry_pb2_grpc
 from outrider.wire.hello import Role
-from outrider.wire.registry import record_to_wire
+from outrider.wire.registry import MAX_RECORD_BYTES, record_to_wire
 from outrider.worker.registration import RouterRegistrar
+from router import registration_limits as limits_module
 from router.fleet import Fleet
 from router.metrics import Metrics
 from router.registry import Registry
@@ -157,6 +158,51 @@ async def test_a_live_worker_belongs_to_the_certificate_that_registered_it(
     await renewed.beat(anew.record())
     assert (await anext(rig.store.workers()))[Role.VERIFIER, "v"] == anew.record()
     await rig.until(lambda: rig.sessions.ready() and rig.fleet.verifiers["v"].identity.incarnation == 9)
+
+
+async def test_a_host_registers_so_many_workers_and_no_more(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits_module, "MOST_WORKERS", 3)
+    registrar = RouterRegistrar(rig.address)
+    workers = [await rig.worker(Role.VERIFIER, f"v{number}") for number in range(4)]
+    answers = [await registrar.beat(one.record()) for one in workers for _ in range(2)]
+    said = [answer.trouble or "" for answer in answers]
+    assert said[:6] == [""] * 6
+    assert all("3 workers are registered from this address" in trouble for trouble in said[6:])
+    refused = "outrider_registrations_refused_total", {"reason": "too_many"}
+    assert rig.metrics.registry.get_sample_value(*refused) == 2
+    await registrar.leave(workers[0].info.identity)
+    assert (await registrar.beat(workers[3].record())).trouble is None
+    await registrar.close()
+
+
+async def test_what_is_registered_is_rationed_and_bounded_before_it_is_decoded(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits_module, "BURST_BYTES", 200_000)
+    monkeypatch.setattr(limits_module, "BYTES_PER_SECOND", 1e-9)
+    garbage = b"\xff" * 70_000
+    async with channel(rig.address) as connection:
+        beat = connection.unary_unary("/outrider.v1.Registry/Beat")
+        code, sentence = await refusal(beat(b"\x00" * (MAX_RECORD_BYTES + 1)))
+        assert (code, "at most 131072 bytes" in sentence) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+        code, sentence = await refusal(beat(garbage))
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED and "too much is registered" in sentence
+    worker = await rig.worker(Role.VERIFIER, "v" * 257)
+    other = Registry(rig.store, rig.metrics)
+    with pytest.raises(InvalidRequest, match="at most 256 characters"):
+        await other.beat(worker.record(), Anonymous())
+
+
+class Anonymous:
+    """The context of a caller without a certificate."""
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {}
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
 
 
 async def test_a_worker_outlives_its_router(rig: Any) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from outrider.net.rpc import host_of
 from outrider.net.token_bucket import TokenBucket
-from verifier.drafters import host_of
 from verifier.misbehavior import BAN_SECONDS, LEAK, LIMIT, REMEMBERED, WEIGHTS, Misbehaviors
 from verifier.session import DraftFate
 

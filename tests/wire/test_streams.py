@@ -71,8 +71,6 @@ SAID = [
             dropped={"why": 8},
         ),
     ),
-    (SPECULATE.answered, CommitBatch(HELLO, [], [])),
-    (SPECULATE.answered, CommitBatch(None, [Commit(ID, 1, [2])], [Attach(ID, b"k")], 3, 4)),
     (DRAFTER_SESSIONS.asked, DrafterCommand(HELLO)),
     (DRAFTER_SESSIONS.asked, DrafterCommand(command=OpenDraft(ID, PARAMS, (6,), "h:1", b"k", 7, 8, 9))),
     (DRAFTER_SESSIONS.asked, DrafterCommand(command=SetWindow(ID, 2, 3))),
@@ -106,6 +104,13 @@ def test_what_drafters_send_is_unpacked_piece_by_piece() -> None:
     heard = SPECULATE.asked.from_bytes(SPECULATE.asked.to_bytes(said))
     assert isinstance(heard.attach, Iterator) and isinstance(heard.drafts, Iterator)
     assert replace(heard, attach=list(heard.attach), drafts=list(heard.drafts)) == said
+
+
+def test_what_a_verifier_commits_is_unpacked_piece_by_piece() -> None:
+    said = CommitBatch(HELLO, [Commit(ID, 1, [2, 3])], [Attach(ID, b"k")], 4, 5)
+    heard = SPECULATE.answered.from_bytes(SPECULATE.answered.to_bytes(said))
+    assert isinstance(heard.commits, Iterator) and isinstance(heard.revoked, Iterator)
+    assert replace(heard, commits=list(heard.commits), revoked=list(heard.revoked)) == said
 
 
 def test_what_a_drafter_ends_is_unpacked_piece_by_piece() -> None:

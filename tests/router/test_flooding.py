@@ -1,0 +1,60 @@
+"""A drafter that says more than it may: it is cut off for a while, and nobody else notices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outrider.v1 import drafter_pb2
+from outrider.wire.drafter_sessions import MAX_EVENTS_BYTES
+from router import worker_discovery as discovery_module
+from router import workers as workers_module
+from tests.router.asking import Running, committed, finished, request
+from tests.router.conftest import Rig, Worker
+
+
+def cut_off(rig: Rig) -> float | None:
+    return rig.metrics.registry.get_sample_value("outrider_workers_cut_off_total", {"role": "drafter"})
+
+
+def many(count: int) -> list[Any]:
+    return [drafter_pb2.DraftEnded()] * count
+
+
+async def until_cut_off(rig: Rig, drafter: Worker, why: str) -> None:
+    await rig.until(lambda: cut_off(rig) == 1 and not rig.fleet.drafters)
+    while why not in (said := (await drafter.states.get())[1]):
+        pass
+    assert "the drafter is cut off for 60 seconds" in said
+
+
+async def test_empty_entries_by_the_million_are_not_even_decoded(rig: Rig) -> None:
+    """Two bytes each: of 16 MiB the router made 1.1 GB."""
+    verifier, drafter = await rig.verifier(), await rig.drafter()
+    running = Running(rig, request())
+    opened = await verifier.next_command("open")
+    await drafter.next_command("open")
+    drafter.say(ended=many(MAX_EVENTS_BYTES // 2 + 1))
+    await until_cut_off(rig, drafter, "a message is over the limit")
+    verifier.say(**committed(opened.session_id, 3, 10))
+    verifier.say(**finished(opened.session_id))
+    await running.task  # it goes on plainly
+    assert list(rig.fleet.verifiers) == ["v"]
+
+
+async def test_many_entries_in_small_messages_are_too_many(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers_module, "BYTES_PER_SECOND", 1e-9)
+    _, drafter = await rig.verifier(), await rig.drafter()
+    for _ in range(30):
+        drafter.say(ended=many(1000))
+    await until_cut_off(rig, drafter, "it says more than")
+
+
+async def test_it_is_let_in_again_after_a_while(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery_module, "CUT_OFF_SECONDS", 0.1)
+    _, drafter = await rig.verifier(), await rig.drafter()
+    former = rig.fleet.drafters["d"]
+    drafter.say(ended=many(MAX_EVENTS_BYTES))
+    await rig.until(lambda: cut_off(rig) == 1)
+    await rig.until(lambda: rig.fleet.drafters.get("d") not in (None, former))
