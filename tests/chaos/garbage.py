@@ -26,6 +26,7 @@ from outrider.wire.hello import hello_to_wire
 from outrider.worker.registration import register, registrar_at
 
 PAUSE_SECONDS = 0.02  # between messages
+FLOOD = 500_000  # ends that a message tells of, at two bytes each
 RAW_SHARE = 0.05  # of messages, bytes that are no message
 SPECULATE = "/outrider.v1.Verifier/Speculate"
 
@@ -57,6 +58,7 @@ class Rogue(drafter_pb2_grpc.DrafterServicer):
                         ended = drafter_pb2.DraftEnded(session_id=self._rng.randbytes(16), reason="\0" * 99)
                         load = drafter_pb2.DrafterLoad(sessions=2**31, token_seconds=-1.0, busy=float("nan"))
                         yield drafter_pb2.DrafterEvents(ended=[ended], load=load)
+                        yield drafter_pb2.DrafterEvents(ended=[drafter_pb2.DraftEnded()] * FLOOD)
         finally:
             for task in tasks:
                 task.cancel()

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tests.chaos.clients import Record
+from tests.chaos.guests import Visit
 
 FLOWING_SECONDS = 2.0  # a stream whose last token is older was held up by something before the fault
 HELD_UP_SECONDS = 0.25  # a wait below it, or below so many of the stream's ordinary ones, is no fault's doing
@@ -59,11 +60,13 @@ class Report:
     longest_first_token: float  # from a request to its first token, seconds
     deaths: list[str] = field(default_factory=list)  # processes that ended without a fault
     no_cables: str | None = None  # why no link was cut
+    visit: Visit = field(default_factory=Visit)  # what the guests did that attacked all the time
 
     @property
     def sound(self) -> bool:
-        """Nothing lost, nothing doubled, nothing different, and something was done."""
-        return self.streams > 0 and self.tokens_compared > 0 and not (self.differences or self.unfinished)
+        """Nothing lost, nothing doubled, nothing different, nobody's death but by a fault, something done."""
+        bad = self.differences or self.unfinished or self.deaths or self.visit.errors
+        return self.streams > 0 and self.tokens_compared > 0 and not bad
 
 
 def summarise(
@@ -75,6 +78,7 @@ def summarise(
     streams: int,
     deaths: Sequence[str] = (),
     no_cables: str | None = None,
+    visit: Visit | None = None,
 ) -> Report:
     errors = [f"{record.client}, case {record.case}: {record.error}" for record in records if record.error]
     different = sum(1 for record in records if record.error and record.error.startswith("different"))
@@ -103,6 +107,7 @@ def summarise(
         ),
         deaths=[death[:4000] for death in deaths],
         no_cables=no_cables,
+        visit=visit or Visit(),
     )
 
 
@@ -183,6 +188,12 @@ def to_markdown(report: Report) -> str:
     ]
     if report.no_cables is not None:
         lines += [f"No link was cut: {report.no_cables}.", ""]
+    if report.visit.attempts:
+        did = ", ".join(f"{name} {count}" for name, count in sorted(report.visit.attempts.items()))
+        lines += [f"Guests that attacked all the time, by what they were answered: {did}.", ""]
+    if report.visit.errors:
+        lines += ["What guests should not have been answered:", ""]
+        lines += [*(f"- {error}" for error in report.visit.errors[:20]), ""]
     if report.errors:
         lines += ["Errors:", "", *(f"- {error}" for error in report.errors), ""]
     return "\n".join(lines)

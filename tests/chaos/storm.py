@@ -6,6 +6,7 @@ python -m tests.chaos.storm --seconds 600 --streams 64 [--seed N] [--out benchma
 from __future__ import annotations
 
 import argparse
+import contextlib
 import heapq
 import json
 import secrets
@@ -21,6 +22,7 @@ from pathlib import Path
 from tests.chaos.clients import Record, StormOptions
 from tests.chaos.cluster import CLIENT, MEMBERS, Cluster, cluster
 from tests.chaos.faults import ROGUE, Fault, Health, Kind, allowed, opening, proposals
+from tests.chaos.guests import GuestOptions, Visit
 from tests.chaos.references import Case, cases
 from tests.chaos.report import Happened, Report, summarise, to_markdown
 
@@ -129,7 +131,7 @@ def storm(
     first = opening(seed, [(role, kind) for role, kind in begins_with if kind not in without], names)
     service.wait()
     blowing = Storm(service, proposals(seed, hit, without), first)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, guests(service, seed, Path(folder)) as visit:
         records = _with_clients(service, known, len(known), seed, Path(folder), lambda: blowing.blow(seconds))
     return summarise(
         records,
@@ -139,7 +141,27 @@ def storm(
         streams=len(known),
         deaths=service.deaths,
         no_cables=service.no_cables,
+        visit=visit,
     )
+
+
+@contextlib.contextmanager
+def guests(service: Cluster, seed: int, folder: Path) -> Iterator[Visit]:
+    """Guests that attack, on the clients' host; what they did is there at the end."""
+    options = GuestOptions(service.urls, service.grpc_addresses, service.worker_addresses("verifier"), seed)
+    options_file, result_file = folder / "guests.json", folder / "visit.json"
+    options_file.write_text(json.dumps(asdict(options)))
+    module = (sys.executable, "-m", "tests.chaos.guests", str(options_file), str(result_file))
+    process = service.places[CLIENT].start(*module)
+    visit = Visit()
+    try:
+        process.wait_for("guests are in", END_SECONDS)
+        yield visit
+        process.signal(signal.SIGTERM)
+        process.wait(END_SECONDS)
+        vars(visit).update(json.loads(result_file.read_text()))
+    finally:
+        process.kill()
 
 
 def _with_clients(

@@ -41,7 +41,8 @@ def test_every_stream_ends_and_equals_its_reference(
     seed = int(os.environ.get("CHAOS_SEED", seed))
     report = storm(service, known, seconds=SECONDS, seed=seed, begins_with=first)
     print(to_markdown(report))
-    assert report.errors == [], f"CHAOS_SEED={seed}"
+    assert report.errors == report.visit.errors == report.deaths == [], f"CHAOS_SEED={seed}"
+    assert {"flood", "hop", "lie"} == {name.split()[0] for name in report.visit.attempts}
     assert report.sound
     expected = {
         f"{role} {kind.value}" for role, kind in first if kind is not Kind.CUT or not report.no_cables
