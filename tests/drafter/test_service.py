@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import replace
 
 from drafter.ngram import ngram_source
 from drafter.service import DrafterService, RouterPeer
 from drafter.session import DraftSpec
+from outrider.errors import MAX_MESSAGE
 from outrider.sampling.params import SamplingParams
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
-from outrider.wire.drafter_sessions import CloseDraft, DrafterCommand, OpenDraft, SetWindow
+from outrider.wire.drafter_sessions import (
+    MAX_EVENTS_BYTES,
+    MOST_ENDED,
+    CloseDraft,
+    DraftEnded,
+    DrafterCommand,
+    DrafterEvents,
+    OpenDraft,
+    SetWindow,
+)
 from outrider.wire.hello import Identity, Role
+from outrider.wire.load import DrafterLoad
+from outrider.wire.methods import DRAFTER_SESSIONS
 from outrider.wire.session import SessionParams
 
 MODEL = ModelInfo("draft", "", "LlamaForCausalLM", 1, 100, 64, (0,), "cpu", "float32", True)
@@ -51,4 +65,35 @@ async def test_a_command_for_a_former_opening_does_not_reach_the_one_after_it() 
     await service._obey(RouterPeer(), commands())
     session = service._link_of[FITS.session_id]._sessions[FITS.session_id]
     assert session.window == 3
+    await service.close()
+
+
+async def test_many_sessions_that_end_at_once_are_told_in_messages_that_a_router_takes() -> None:
+    found = ngram_source()
+    service = DrafterService(found.info, found.tokenizer)
+    service.use(found.proposer(service.on_change, service.on_failed))
+    count = 2 * MOST_ENDED + 1
+
+    async def messages() -> AsyncIterator[DrafterCommand]:
+        yield DrafterCommand(Identity(Role.ROUTER, "r", 1).hello())
+        for number in range(count):
+            session_id = number.to_bytes(16)  # whose target has no tokens: it is refused
+            yield DrafterCommand(
+                command=OpenDraft(session_id, FITS.params, (), "127.0.0.1:1", b"k" * 16, 3, 0, 1)
+            )
+        await asyncio.Event().wait()
+
+    told: list[DraftEnded] = []
+    async with aclosing(service.sessions(messages(), None)) as events:
+        while len(told) < count:
+            ended = list((await anext(events)).ended)
+            assert len(ended) <= MOST_ENDED
+            told += ended
+    assert [int.from_bytes(one.session_id) for one in told] == list(range(count))
+    longest = [DraftEnded(b"s" * 16, "x" * MAX_MESSAGE, 2**40)] * MOST_ENDED
+    trips = {f"{number}.outrider.pod.cluster.local:50051": 0.1 for number in range(1000)}
+    events_bytes = DRAFTER_SESSIONS.answered.to_bytes(
+        DrafterEvents(None, longest, DrafterLoad(round_trips=trips))
+    )
+    assert len(events_bytes) <= MAX_EVENTS_BYTES
     await service.close()
