@@ -63,6 +63,7 @@ class Ingress:
             session_ttl=sessions.session_ttl,
             seed=sessions.seed,
             share_prefixes=sessions.share_prefixes,
+            same_numerics=sessions.same_numerics,
             keys=keys,
             tls=opened(options.protection.tls),
         )

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from outrider.wire.load import DrafterLoad, VerifierLoad
-from outrider.wire.session import SessionId, SessionParams
+from outrider.wire.session import SessionId
 from router.metrics import Metrics
 from router.placement import DrafterCandidate, VerifierCandidate, choose_drafter, choose_verifier
 from router.requests import ServedModel
+from router.transcript import Transcript
 from router.workers import Drafter, Verifier
 
 log = logging.getLogger(__name__)
@@ -52,6 +54,12 @@ class Fleet:
         verifier.on_dropped = self._observe_dropped
         self._count()
         model = verifier.registration.info.model
+        if len(found := self._numerics(model.name)) > 1:
+            log.warning(
+                "the verifiers of %r do not compute alike (%s): a session that moves among them may choose "
+                "another token where two are nearly equal; see --same-numerics",
+                *(model.name, ", ".join(sorted(found))),
+            )
         if model.name not in self._served:
             self._served[model.name] = ServedModel(
                 name=model.name,
@@ -105,13 +113,40 @@ class Fleet:
             verifier.cancel(session_id)
 
     def models(self) -> list[ServedModel]:
-        return sorted(self._served.values(), key=lambda model: model.name)
+        return [
+            replace(model, numerics=tuple(sorted(self._numerics(model.name))))
+            for model in sorted(self._served.values(), key=lambda model: model.name)
+        ]
 
-    def verifier_for(self, model: str, tokens: Sequence[int], params: SessionParams) -> Verifier | None:
-        """Returns the verifier for a session of the model that was asked for so and whose log is `tokens`."""
-        candidates = self.candidates(tokens, params.cache_salt)
-        chosen = choose_verifier(candidates, model, len(tokens), params.most_tokens)
+    def _numerics(self, model: str) -> set[str]:
+        """Returns those of all verifiers of a model, as far as they tell."""
+        return {
+            one.numerics
+            for one in self.verifiers.values()
+            if one.registration.info.model.name == model and one.numerics
+        }
+
+    def verifier_for(self, transcript: Transcript, same_numerics: bool = False) -> Verifier | None:
+        """Returns the verifier that a session goes on at: if `same_numerics`, one with those of its text."""
+        request, tokens = transcript.request, transcript.log
+        chosen = choose_verifier(
+            self.candidates(tokens, request.params.cache_salt),
+            request.model,
+            len(tokens),
+            request.params.most_tokens,
+            transcript.numerics,
+            same_numerics,
+        )
         return None if chosen is None else self.verifiers[chosen]
+
+    def numerics_changed(self, session_id: SessionId, transcript: Transcript, here: str) -> None:
+        """Tells that a text goes on at a verifier with other numerics."""
+        self.metrics.numerics_changed(transcript.request.model)
+        log.warning(
+            "session %s: after %d tokens with the numerics %s it goes on with %s, as no target worker has "
+            "the former: where two tokens are nearly equal it may choose another one",
+            *(session_id.hex(), transcript.output_tokens, transcript.numerics, here),
+        )
 
     def candidates(self, tokens: Sequence[int], cache_salt: bytes = b"") -> list[VerifierCandidate]:
         """Returns all verifiers, as they are for a session whose log is `tokens`."""
@@ -123,6 +158,7 @@ class Fleet:
                 one.placed,
                 kv_tokens=one.registration.info.kv_blocks * one.registration.info.kv_block_size,
                 cached_tokens=one.prefixes.match(tokens, cache_salt),
+                numerics=one.numerics,
             )
             for worker_id, one in self.verifiers.items()
         ]

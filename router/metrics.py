@@ -150,6 +150,11 @@ class Metrics:
         self.workers_cut_off = counter(
             "outrider_workers_cut_off", "Workers cut off, as they said more than they may.", ["role"]
         )
+        self.numerics_changes = counter(
+            "outrider_numerics_changes",
+            "Texts that went on at a verifier whose logits are rounded otherwise.",
+            MODEL,
+        )
         self.connected = gauge("outrider_workers", "Workers connected.", ["role"])
         self.degraded = Gauge(
             "outrider_store_degraded",
@@ -215,6 +220,9 @@ class Metrics:
         before = seen.get(what, 0)
         seen[what] = count
         return count - before if count >= before else count  # below: the worker was restarted
+
+    def numerics_changed(self, model: str) -> None:
+        self.numerics_changes.labels(model).inc()
 
     def drafter_cut_off(self) -> None:
         self.cut_off.inc()

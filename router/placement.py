@@ -28,6 +28,7 @@ class VerifierCandidate:
     placed: int  # sessions that this router has open there; newer than `load`
     kv_tokens: int  # that its KV pool has room for
     cached_tokens: int = 0  # of the prompt's beginning, that were placed there before
+    numerics: str = ""  # the same for verifiers that give the same logits to the bit
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,12 @@ class DrafterCandidate:
 
 
 def choose_verifier(
-    candidates: Iterable[VerifierCandidate], model: str, prompt_tokens: int, most_tokens: int
+    candidates: Iterable[VerifierCandidate],
+    model: str,
+    prompt_tokens: int,
+    most_tokens: int,
+    numerics: str = "",
+    same_numerics: bool = False,
 ) -> str | None:
     """Returns the verifier of `model` for a prompt of that length, which with its output may come to
     `most_tokens`.
@@ -53,8 +59,14 @@ def choose_verifier(
     the cheapest, counted in sessions: those running, one each for a full KV pool and for a price of 1, less
     what the prompt's cached beginning is worth. Draining ones are left out; ties go to the smallest
     worker_id. None if no verifier serves the model.
+
+    Where the session has text that a verifier of some `numerics` gave, others come after all of these, and
+    with `same_numerics` not at all.
     """
     fitting = [one for one in candidates if one.model == model and not one.load.draining]
+    if numerics:
+        alike = [one for one in fitting if one.numerics == numerics]
+        fitting = alike if alike or same_numerics else fitting
     if not fitting:
         return None
     return min(

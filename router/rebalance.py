@@ -1,7 +1,8 @@
 """Decides which sessions move from verifiers that have no room for them to one that has: a pure function.
 
 A session waits where it was placed, and a verifier that comes later, or is done with its own, would idle
-beside the queue. Only sessions that have not begun move: they lose nothing but their place in that queue.
+beside the queue. Only sessions that have not begun there move: they lose nothing but their place in that
+queue. Text that was begun elsewhere goes on with the same numerics.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class Unbegun:
     tokens: int  # of its log
     most_tokens: int  # that its log may grow to
     asked_back: bool  # it is about to move
+    numerics: str = ""  # of its text so far; empty = there is none
 
 
 def sessions_to_move(
@@ -47,7 +49,7 @@ def sessions_to_move(
     found = []
     for index in sorted(waiting):
         one = sessions[index]
-        if one.asked_back or one.most_tokens > roomy.kv_tokens:
+        if one.asked_back or one.most_tokens > roomy.kv_tokens or one.numerics not in ("", roomy.numerics):
             continue
         spare -= one.tokens + GROWTH_TOKENS
         if spare < 0:

@@ -32,6 +32,7 @@ class TokensCommitted:
     accepted: int  # draft tokens accepted
     verified: int  # draft tokens verified; 0 = a plain step
     cached_prompt_tokens: int = 0  # with the first output: prompt tokens found in the KV cache
+    numerics: str = ""  # of the verifier, with the first output and if it is not that of the step before
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ class ServedModel:
     eos_token_ids: frozenset[int]
     tokenizer: TokenizerFiles
     created: int  # unix seconds
+    numerics: tuple[str, ...] = ()  # of its verifiers: those of one give the same logits to the bit
 
 
 class SessionRunner(Protocol):

@@ -48,6 +48,7 @@ class Router:
         session_ttl: float = SESSION_TTL_SECONDS,
         seed: int | None = None,
         lock_step: bool = False,
+        same_numerics: bool = False,
         share_prefixes: bool = False,
         keys: Keys | None = None,
         tls: Tls | None = None,
@@ -66,6 +67,7 @@ class Router:
             max_sessions=max_sessions,
             num_speculative_tokens=num_speculative_tokens,
             lock_step=lock_step,
+            same_numerics=same_numerics,
         )
         self.draw_below = _draw_below(seed)
         self.threads = Threads()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from outrider.errors import Cancelled, DeadlineExceeded, OutriderError, Unavailable
 from outrider.net.draft_right import right
 from outrider.wire.session import FinishReason, SessionId
+from router import numerics
 from router.fleet import Fleet
 from router.reader import Reader, superseded
 from router.rebalance import Unbegun
@@ -49,9 +50,10 @@ class Session:
         cap: int,
         lock_step: bool = False,
         taken: TakenSession | None = None,
+        same_numerics: bool = False,
     ) -> None:
         """`cap`: most draft tokens in a step; 0 = no speculation. `lock_step`: the window is k. `taken`: the
-        log that it goes on with; None = it begins one."""
+        log that it goes on with; None = it begins one. `same_numerics`: rather than with others it waits."""
         request = transcript.request
         assert request.session_id is not None and request.fingerprint is not None, "named when it is admitted"
         self.id: SessionId = request.session_id
@@ -77,6 +79,7 @@ class Session:
         self._pair_for = pair_for
         self._cap = cap
         self._lock_step = lock_step
+        self._same_numerics = same_numerics
         self.outcome: SessionEnded | OutriderError | None = None  # None = it goes on
         self.reader: Reader | None = None
         self.news = asyncio.Event()  # for readers
@@ -110,7 +113,7 @@ class Session:
         """Gives the session a verifier, and with it a drafter, where it has none and one runs its model."""
         if self._state not in (State.SEEKING, State.GIVEN_BACK):
             return
-        verifier = self._fleet.verifier_for(self._request.model, self.transcript.log, self._request.params)
+        verifier = self._fleet.verifier_for(self.transcript, self._same_numerics)
         if verifier is None or verifier.identity.model_fingerprint != self._fingerprint:
             return
         self._verifier = verifier
@@ -139,7 +142,8 @@ class Session:
         if self._verifier is None or self._state not in (State.WAITING, State.ASKED_BACK):
             return None
         worker_id, tokens = self._verifier.identity.worker_id, len(self.transcript.log)
-        return Unbegun(worker_id, tokens, self._request.params.most_tokens, self._state is State.ASKED_BACK)
+        most, asked_back = self._request.params.most_tokens, self._state is State.ASKED_BACK
+        return Unbegun(worker_id, tokens, most, asked_back, self.transcript.numerics)
 
     def ask_back(self) -> None:
         """Has it move to another verifier, unless it has begun where it is."""
@@ -153,8 +157,15 @@ class Session:
             self._expiry.cancel()
         self._expiry = None
         if deadline is not None:
-            error = DeadlineExceeded("the request was not finished by its deadline")
-            self._expiry = asyncio.get_running_loop().call_at(deadline, self._end, error)
+            self._expiry = asyncio.get_running_loop().call_at(deadline, self._expire)
+
+    def _expire(self) -> None:
+        self._end(DeadlineExceeded(f"the request was not finished by its deadline{self._missing_numerics}"))
+
+    @property
+    def _missing_numerics(self) -> str:
+        waits = self._verifier is None and self._same_numerics
+        return numerics.missing(self.transcript.numerics, waits)
 
     def close(self) -> None:
         """Frees the session on every worker that still has it, at once."""
@@ -194,13 +205,17 @@ class Session:
             return
         if known >= len(tokens):
             return
+        here = self._verifier.numerics if self._verifier is not None else ""
         step = TokensCommitted(
             tokens=tuple(tokens[known:]),
             accepted=max(0, accepted - known),
             verified=max(0, verified - known),
             # At a second verifier it is the first one's work that is, or is not, found in a cache.
             cached_prompt_tokens=cached_prompt_tokens if base == len(self._request.params.prompt) else 0,
+            numerics=numerics.news(self.transcript.numerics, here),
         )
+        if step.numerics and self.transcript.numerics:
+            self._fleet.numerics_changed(self.id, self.transcript, here)
         self._losses = 0
         self._note(Event.TOKENS)
         self.transcript.add(step)
@@ -245,12 +260,15 @@ class Session:
             self._await_verifier()
 
     def _await_verifier(self) -> None:
+        missing = self._missing_numerics
+        if missing and self._expiry is not None:
+            return  # it waits as long as its client does
         self._deadline = asyncio.get_running_loop().call_later(
             RESUME_SECONDS,
             self._end,
             Unavailable(
                 "the target worker that served this request was lost, and none came in its place within "
-                f"{RESUME_SECONDS:g} seconds; resume it later, or send it again"
+                f"{RESUME_SECONDS:g} seconds; resume it later, or send it again{missing}"
             ),
         )
 

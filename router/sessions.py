@@ -44,15 +44,17 @@ class Sessions:
         max_sessions: int,
         num_speculative_tokens: int,
         lock_step: bool = False,
+        same_numerics: bool = False,
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         """`num_speculative_tokens`: most draft tokens in one step of any session. `lock_step`: no draft runs
-        ahead of its verdict."""
+        ahead of its verdict. `same_numerics`: a text goes on only where it is computed alike."""
         self._fleet = fleet
         self._log_writer = log_writer
         self._max_sessions = max_sessions
         self._num_speculative_tokens = num_speculative_tokens
         self._lock_step = lock_step
+        self._same_numerics = same_numerics
         self._random_bytes = random_bytes
         self._open: dict[SessionId, Session] = {}
         self._lasting = Lasting()
@@ -181,6 +183,7 @@ class Sessions:
             self._cap(transcript.request),
             self._lock_step,
             taken,
+            self._same_numerics,
         )
         self._open[session.id] = session
         self._idle.clear()

@@ -27,6 +27,7 @@ class Transcript:
         self._accepted = array("I")
         self._verified = array("I")
         self._cached_prompt_tokens = 0
+        self._numerics: dict[int, str] = {}  # by the step from which on they hold
 
     @classmethod
     def from_log(cls, session_id: SessionId, content: bytes) -> Transcript:
@@ -56,6 +57,11 @@ class Transcript:
         return len(self.log) - len(self.request.params.prompt)
 
     @property
+    def numerics(self) -> str:
+        """Returns the numerics of the verifier that committed the last step; empty = none, or not known."""
+        return next(reversed(self._numerics.values()), "")
+
+    @property
     def steps(self) -> int:
         return len(self._ends)
 
@@ -66,11 +72,14 @@ class Transcript:
             self._accepted[index],
             self._verified[index],
             0 if index else self._cached_prompt_tokens,
+            self._numerics.get(index, ""),
         )
 
     def add(self, step: TokensCommitted) -> None:
         if not self._ends:
             self._cached_prompt_tokens = step.cached_prompt_tokens
+        if step.numerics:
+            self._numerics[self.steps] = step.numerics
         self.log.extend(step.tokens)
         self._ends.append(len(self.log))
         self._accepted.append(step.accepted)
@@ -96,7 +105,9 @@ class Transcript:
             yield self._request_record()
         for index in range(max(start - 1, 0), self.steps):
             step = self.step(index)
-            yield step_record(step.tokens, step.accepted, step.verified, step.cached_prompt_tokens)
+            yield step_record(
+                step.tokens, step.accepted, step.verified, step.cached_prompt_tokens, step.numerics
+            )
         if self.end is not None and start < self.length:
             yield end_record(self.end)
 

@@ -87,6 +87,10 @@ class Worker(Generic[Listener]):
         return self.registration.info.identity
 
     @property
+    def numerics(self) -> str:
+        return self.registration.info.model.numerics
+
+    @property
     def placed(self) -> int:
         """Returns how many sessions this router has open there."""
         return len(self._listeners)

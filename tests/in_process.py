@@ -110,8 +110,9 @@ class Cluster:
     async def __aexit__(self, *exc: object) -> None:
         await self._stack.aclose()
 
-    async def add_verifier(self) -> Worker:
-        engine, tokenizer, info = load(Role.VERIFIER, self._target, self._quantization)
+    async def add_verifier(self, dtype: str | None = None) -> Worker:
+        """`dtype`: the number format, if another than the usual one."""
+        engine, tokenizer, info = load(Role.VERIFIER, self._target, self._quantization, dtype)
         if self._kv_blocks is not None:
             engine.pool = BlockPool(self._kv_blocks)
             info = replace(info, kv_blocks=self._kv_blocks)
@@ -190,10 +191,15 @@ class Cluster:
 
 
 def load(
-    role: Role, model: Path, quantization: str | None = None
+    role: Role, model: Path, quantization: str | None = None, dtype: str | None = None
 ) -> tuple[Engine, TokenizerFiles, WorkerInfo]:
     engine = load_engine(
-        str(model), name=model.name, kv_memory_bytes=KV_BYTES, threads=1, quantization=quantization
+        str(model),
+        name=model.name,
+        kv_memory_bytes=KV_BYTES,
+        threads=1,
+        quantization=quantization,
+        **({} if dtype is None else {"dtype": dtype}),
     )
     tokenizer = load_tokenizer(str(model))
     incarnation = random.getrandbits(64)

@@ -16,6 +16,7 @@ from outrider.engine.fusing import fused
 from outrider.engine.gathered_attention import GatheredAttention
 from outrider.engine.group import Alone
 from outrider.engine.kernel_choice import with_kernel
+from outrider.engine.numerics import numerics
 from outrider.engine.parts import CALLS, GATHERED, LINEARS, RECORDS, Parts, kernels
 from outrider.engine.process_memory import keep_freed_memory, use_huge_pages
 from outrider.engine.rank_group import RankGroup
@@ -82,6 +83,7 @@ def build_engine(
         engine.runner = recorded(
             calls, checked, record, lambda share: tell("recording steps", 0.9 + 0.1 * share)
         )
+    engine.info = replace(checked, numerics=numerics(engine))
     if ranked is not None:
         ranked.ranks.settle()
         if ranked.ranks.leads:

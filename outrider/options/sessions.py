@@ -38,6 +38,11 @@ class SessionOptions:
         "Share cached prefixes among all API keys, not only among requests of one: what is found cached then "
         "tells a client what others have sent.",
     )
+    same_numerics: bool = option(
+        False,
+        "Let a text that lost its target worker wait for one that computes alike, to the bit, rather than go "
+        "on at another one, which might choose another token where two are nearly equal.",
+    )
     lock_step: bool = option(
         False, "For comparison only: draft k tokens, wait for the verdict, and so on; slower."
     )

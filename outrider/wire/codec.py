@@ -167,6 +167,7 @@ def model_info_to_wire(model: ModelInfo) -> common_pb2.ModelInfo:
         bit_exact=model.bit_exact,
         tensor_parallel_size=model.tensor_parallel_size,
         quantization=model.quantization,
+        numerics=model.numerics,
     )
 
 
@@ -184,6 +185,7 @@ def model_info_from_wire(message: common_pb2.ModelInfo) -> ModelInfo:
         bit_exact=message.bit_exact,
         tensor_parallel_size=message.tensor_parallel_size,
         quantization=message.quantization,
+        numerics=message.numerics,
     )
 
 

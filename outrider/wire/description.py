@@ -36,6 +36,7 @@ class ModelInfo:
     quantization: str = (
         ""  # how its products are rounded: int8, or as its checkpoint says; empty = they are not
     )
+    numerics: str = ""  # the same for engines that give the same logits to the bit; empty = not known
 
 
 @dataclass(frozen=True, slots=True)

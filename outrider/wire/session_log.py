@@ -29,8 +29,8 @@ class LoggedRequest:
 UNLOGGED_RECORD = session_pb2.SessionLog(end=session_pb2.SessionEnd()).SerializeToString()
 """A log that is an end alone: the store did not take the session's request."""
 
-LoggedStep = tuple[tuple[int, ...], int, int, int]
-"""(tokens, accepted, verified, cached prompt tokens) of one step."""
+LoggedStep = tuple[tuple[int, ...], int, int, int, str]
+"""(tokens, accepted, verified, cached prompt tokens, numerics) of one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,16 @@ def request_record(request: LoggedRequest) -> bytes:
     return session_pb2.SessionLog(request=message).SerializeToString()
 
 
-def step_record(tokens: Sequence[int], accepted: int, verified: int, cached_prompt_tokens: int) -> bytes:
+def step_record(
+    tokens: Sequence[int], accepted: int, verified: int, cached_prompt_tokens: int, numerics: str = ""
+) -> bytes:
+    """`numerics`: of the verifier, if the step before was another's."""
     step = session_pb2.SessionStep(
-        tokens=tokens, accepted=accepted, verified=verified, cached_prompt_tokens=cached_prompt_tokens
+        tokens=tokens,
+        accepted=accepted,
+        verified=verified,
+        cached_prompt_tokens=cached_prompt_tokens,
+        numerics=numerics,
     )
     return session_pb2.SessionLog(steps=(step,)).SerializeToString()
 
@@ -93,7 +100,7 @@ def log_from_bytes(raw: bytes) -> SessionLog:
     return SessionLog(
         _request(request),
         [
-            (tuple(step.tokens), step.accepted, step.verified, step.cached_prompt_tokens)
+            (tuple(step.tokens), step.accepted, step.verified, step.cached_prompt_tokens, step.numerics)
             for step in message.steps
         ],
         finish_reason_from_wire(message.end.reason) if message.HasField("end") else None,

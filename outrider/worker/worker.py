@@ -193,5 +193,6 @@ def _ready_line(info: WorkerInfo, address: str) -> str:
     size = f"{model.parameters / 1e6:.1f} M parameters"
     return (
         f"outrider {info.identity.role.name.lower()} ready: {address} "
-        f"(model {model.name}, {size}, {model.device} {model.quantization or model.dtype}, {exact})"
+        f"(model {model.name}, {size}, {model.device} {model.quantization or model.dtype}, {exact}, "
+        f"numerics {model.numerics})"
     )

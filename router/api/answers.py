@@ -38,6 +38,14 @@ class Speculation(TypedDict):
 
 class GenerationMetrics(TypedDict):
     speculative_decoding: Speculation
+    numerics_changes: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="Times that a text went on at a verifier whose logits are rounded otherwise: "
+            "of tokens that are nearly equal another one may have been chosen.",
+        ),
+    ]
 
 
 class Totals(TypedDict):
@@ -98,6 +106,9 @@ class Model(TypedDict):
     created: int
     owned_by: str
     max_model_len: Annotated[int, Field(ge=1)]
+    numerics: Annotated[
+        list[str], Field(description="Of its target workers: those of one give the same logits to the bit.")
+    ]
 
 
 class Models(TypedDict):

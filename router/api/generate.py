@@ -43,6 +43,7 @@ class Result:
     finish_reason: FinishReason
     usage: Usage
     speculation: SpeculationStats
+    numerics_changes: int = 0  # of verifiers with other numerics, amid the text
 
     @property
     def position(self) -> int:
@@ -59,6 +60,7 @@ class _Output:
     end_ids: frozenset[int]  # tokens that end the text and are no part of it
     usage: Usage
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
+    numerics: list[str] = field(default_factory=list)  # one after the other, that it was computed with
 
     def add(self, event: TokensCommitted, after: int) -> Chunk:
         """Takes a step's tokens; those after a stop string are dropped.
@@ -66,6 +68,8 @@ class _Output:
         The client has the first `after` tokens and their text: it is the same however steps were cut."""
         self.usage.cached_prompt_tokens = self.usage.cached_prompt_tokens or event.cached_prompt_tokens
         self.speculation.add(event.accepted, event.verified)
+        if event.numerics:
+            self.numerics.append(event.numerics)
         before, text, taken = self.usage.completion_tokens, "", 0
         for token in event.tokens:
             taken += 1
@@ -133,7 +137,8 @@ async def generate(
             rest = output.finish()
         reason = FinishReason.STOP if output.matcher.stopped or reason is None else reason
         ended = reason.openai
-        yield Result(rest, reason, output.usage, output.speculation)
+        changes = max(0, len(output.numerics) - 1)
+        yield Result(rest, reason, output.usage, output.speculation, changes)
     except Exception:
         ended = "error"
         raise

@@ -202,4 +202,5 @@ def _completed(result: Result) -> generation_pb2.Completed:
             num_accepted_draft_tokens=stats.accepted,
             num_draft_tokens=stats.drafted,
         ),
+        numerics_changes=result.numerics_changes,
     )

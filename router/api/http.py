@@ -218,6 +218,7 @@ def _described(model: ServedModel) -> answers.Model:
         "created": model.created,
         "owned_by": "outrider",
         "max_model_len": model.max_context,
+        "numerics": list(model.numerics),
     }
 
 

@@ -107,16 +107,17 @@ class Envelope:
 
 def totals(results: Iterable[Result]) -> Totals:
     """Returns `usage` and `metrics` over all answers of a response."""
-    prompt = completion = cached = 0
+    prompt = completion = cached = changes = 0
     speculation = SpeculationStats()
     for result in results:
         prompt += result.usage.prompt_tokens
         completion += result.usage.completion_tokens
         cached += result.usage.cached_prompt_tokens
         speculation.merge(result.speculation)
+        changes += result.numerics_changes
     return {
         "usage": {**usage(prompt, completion), "prompt_tokens_details": {"cached_tokens": cached}},
-        "metrics": {"speculative_decoding": speculation.as_json()},
+        "metrics": {"speculative_decoding": speculation.as_json(), "numerics_changes": changes},
     }
 
 

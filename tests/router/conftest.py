@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc.aio
@@ -166,6 +166,7 @@ class Rig:
         model: str = "m",
         fingerprint: str = "",
         tokenizer: str = "tokens",
+        numerics: str = "",
         answers_as: Identity | None = None,
     ) -> Worker:
         """A worker that listens but has not registered."""
@@ -173,6 +174,7 @@ class Rig:
         described = ModelInfo(
             model, identity.model_fingerprint, "Arch", 1000, VOCAB_SIZE, 64, EOS, "cpu", "float32", True
         )
+        described = replace(described, numerics=numerics)
         files = TokenizerFiles(tokenizer, f"json of {tokenizer}", "", {})
         info = WorkerInfo(identity, described, 8, 16)
         worker = Worker(info, files, answers_as or identity)

@@ -55,6 +55,26 @@ def drafting(*candidates: DrafterCandidate, excluded: frozenset[tuple[str, int]]
 # Verifiers.
 
 
+def test_text_goes_on_with_the_same_numerics_while_there_is_one() -> None:
+    alike, other = (
+        dataclasses.replace(verifier(name, **load), numerics=numerics)
+        for name, numerics, load in (("z", "float32-1", {"waiting": 9}), ("a", "bfloat16-2", {}))
+    )
+    leaving = dataclasses.replace(alike, load=dataclasses.replace(alike.load, draining=True))
+
+    def going_on(
+        *candidates: VerifierCandidate, numerics: str = "float32-1", same: bool = False
+    ) -> str | None:
+        return choose_verifier(candidates, "m", 100, 0, numerics, same)
+
+    assert going_on(alike, other) == "z"
+    assert going_on(alike, other, numerics="") == "a", "there is no text yet"
+    assert going_on(other) == going_on(leaving, other) == "a"
+    assert going_on(other, same=True) is going_on(leaving, other, same=True) is None
+    assert going_on(alike, other, same=True) == "z"
+    assert going_on(other, numerics="", same=True) == "a"
+
+
 def test_nobody_is_sent_where_sessions_wait_while_another_has_room() -> None:
     assert chosen(verifier("a", waiting=1), verifier("b", running=9)) == "b"
     assert chosen(verifier("a", waiting=1, cached=96), verifier("b", running=9, waiting=0)) == "b"

@@ -38,6 +38,13 @@ def test_who_waits_moves_where_there_is_room_and_in_order_of_arrival() -> None:
     assert moved(unbegun(500), unbegun(490), unbegun(60)) == [0]  # nobody is overtaken by who is shorter
 
 
+def test_text_moves_within_its_numerics() -> None:
+    here = replace(ROOMY, numerics="float32-1")
+    text = [replace(unbegun(), numerics=one) for one in ("bfloat16-2", "float32-1", "")]
+    assert moved(*text, roomy=here) == [1, 2]
+    assert moved(*text) == [2], "of a verifier that does not tell, nothing is known"
+
+
 def test_those_whose_prompt_is_being_read_stay() -> None:
     assert moved(*[unbegun()] * 5) == [2, 3, 4]
 

@@ -10,7 +10,11 @@ from router.transcript import Transcript
 from tests.router.asking import request
 
 ID = SessionId(bytes(range(16)))
-STEPS = [TokensCommitted((10, 0, 12), 2, 4, 3), TokensCommitted((2**31,), 0, 0), TokensCommitted((14,), 0, 2)]
+STEPS = [
+    TokensCommitted((10, 0, 12), 2, 4, 3, "float32-1"),
+    TokensCommitted((2**31,), 0, 0),
+    TokensCommitted((14,), 0, 2, numerics="bfloat16-2"),
+]
 
 
 def transcript(*steps: TokensCommitted, max_tokens: int = 50) -> Transcript:
@@ -40,6 +44,11 @@ def test_it_is_the_same_after_it_was_written_and_read(end: FinishReason | None) 
     assert [read.step(index) for index in range(read.steps)] == STEPS
     assert (read.output, read.log, read.end) == ([10, 0, 12, 2**31, 14], written.log, end)
     assert list(read.records(0)) == records
+    assert (read.numerics, transcript(*STEPS[:2]).numerics, transcript().numerics) == (
+        "bfloat16-2",
+        "float32-1",
+        "",
+    )
 
 
 @pytest.mark.parametrize("start", range(7))

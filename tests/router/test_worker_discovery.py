@@ -16,7 +16,9 @@ from outrider.wire.load import VerifierLoad
 from router import worker_discovery as discovery_module
 from router.fleet import Fleet
 from router.metrics import Metrics
+from router.transcript import Transcript
 from router.worker_discovery import WorkerDiscovery
+from tests.router.asking import request
 
 
 async def test_a_verifier_that_joins_is_served_and_one_that_leaves_is_not(rig: Any) -> None:
@@ -123,7 +125,7 @@ async def test_what_a_worker_said_of_its_load_counts_until_it_says_more(rig: Any
     await rig.until(lambda: bool(rig.fleet.verifiers))
     load = rig.fleet.verifiers["v"].load
     assert (load.running, load.waiting, load.kv_usage, load.typical_step_seconds) == (3, 2, 0.5, 0.1)
-    assert rig.fleet.verifier_for("m", [1, 2], 3) is None  # it drains
+    assert rig.fleet.verifier_for(Transcript(request())) is None  # it drains
 
 
 async def test_what_a_verifier_says_of_its_load_with_its_hello_counts_from_the_first_session_on(

@@ -47,6 +47,7 @@ models = st.builds(
     bit_exact=st.booleans(),
     tensor_parallel_size=uint32,
     quantization=text,
+    numerics=text,
 )
 workers = st.builds(
     WorkerInfo,

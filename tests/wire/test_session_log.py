@@ -26,7 +26,7 @@ REQUEST = LoggedRequest(
     answer=b"\x00\xff",
     owner="alice",
 )
-STEPS = [((0, 5), 1, 4, 3), ((7,), 0, 0, 0), ((2**31, 8, 9), 2, 2, 0)]
+STEPS = [((0, 5), 1, 4, 3, "float32-1"), ((7,), 0, 0, 0, ""), ((2**31, 8, 9), 2, 2, 0, "int8-2")]
 
 
 @pytest.mark.parametrize("end", [None, *FinishReason])

@@ -74,7 +74,7 @@ async def test_a_completion(client_of: ClientOf) -> None:
         "seed": DRAWN,
         "choices": [{"index": 0, "text": TEXT, "logprobs": None, "finish_reason": "length"}],
         "usage": usage(PROMPT),
-        "metrics": {"speculative_decoding": speculation(4)},
+        "metrics": {"speculative_decoding": speculation(4), "numerics_changes": 0},
     }
 
 
@@ -146,7 +146,7 @@ async def test_a_streamed_chat_with_usage(client_of: ClientOf) -> None:
     assert all(chunk["usage"] is None for chunk in (first, *chunks, end))
     assert all(chunk["object"] == "chat.completion.chunk" for chunk in (first, *chunks, end, last))
     assert (last["choices"], last["usage"]) == ([], usage(CHAT_PROMPT))
-    assert last["metrics"] == {"speculative_decoding": speculation(4)}
+    assert last["metrics"] == {"speculative_decoding": speculation(4), "numerics_changes": 0}
     assert first["seed"] == last["seed"] == DRAWN
 
 
@@ -333,6 +333,7 @@ async def test_models_health_and_metrics(client_of: ClientOf) -> None:
                 "created": 1_700_000_000,
                 "owned_by": "outrider",
                 "max_model_len": 64,
+                "numerics": [],
             }
         ],
     }

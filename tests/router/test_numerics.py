@@ -1,0 +1,121 @@
+"""Sessions whose verifier is lost, among verifiers that round in different ways."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from outrider.errors import DeadlineExceeded, Unavailable
+from router import session as session_module
+from router.numerics import missing, news
+from router.requests import SessionEnded, TokensCommitted
+from tests.router.asking import Running, committed, finished, first_step, request
+
+
+def changes(rig: Any) -> float:
+    found = rig.metrics.registry.get_sample_value("outrider_numerics_changes_total", {"model_name": "m"})
+    return found or 0.0
+
+
+def test_what_there_is_to_tell() -> None:
+    assert [news("", "a"), news("a", "a"), news("a", "b"), news("a", ""), news("", "")] == [
+        "a",
+        "",
+        "b",
+        "",
+        "",
+    ]
+    assert missing("", True) == missing("a", False) == ""
+    assert "numerics a, and --same-numerics" in missing("a", True)
+
+
+async def begun(rig: Any, numerics: str = "float32-1", **asked: Any) -> tuple[Any, Running, bytes]:
+    """A session with one token of a verifier of those numerics."""
+    verifier = await rig.verifier("first", numerics=numerics)
+    running = Running(rig, request(**asked))
+    session_id = (await verifier.next_command("open")).session_id
+    verifier.say(**committed(session_id, 3, 10))
+    await rig.until(lambda: len(running.events) == 1)
+    return verifier, running, session_id
+
+
+async def ended(verifier: Any, running: Running) -> list[Any]:
+    """Takes the session in at a verifier, gives two steps there and ends it."""
+    opened = await verifier.next_command("open")
+    assert list(opened.output) == [10]
+    verifier.say(**committed(opened.session_id, 4, 11))
+    verifier.say(**committed(opened.session_id, 5, 12), **finished(opened.session_id))
+    found: list[Any] = await running.task
+    return found
+
+
+async def test_it_goes_on_with_its_own_while_one_is_left(rig: Any) -> None:
+    first, running, _ = await begun(rig)
+    await rig.verifier("a", numerics="bfloat16-2")
+    alike = await rig.verifier("z", numerics="float32-1")
+    await first.stop()
+    *steps, _end = await ended(alike, running)
+    assert [step.numerics for step in steps] == ["float32-1", "", ""]
+    assert changes(rig) == 0
+    assert rig.sessions.models()[0].numerics == ("bfloat16-2", "float32-1")
+
+
+async def test_otherwise_it_goes_on_with_others_and_that_is_told(
+    rig: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, running, session_id = await begun(rig)
+    with caplog.at_level(logging.WARNING):
+        other = await rig.verifier("other", numerics="bfloat16-2")
+        assert "the verifiers of 'm' do not compute alike (bfloat16-2, float32-1)" in caplog.text
+        await first.stop()
+        *steps, _end = await ended(other, running)
+    assert [step.numerics for step in steps] == ["float32-1", "bfloat16-2", ""]
+    assert changes(rig) == 1
+    assert f"session {session_id.hex()}: after 1 tokens with the numerics float32-1 it goes on" in caplog.text
+
+
+async def test_another_router_knows_from_the_log(rig: Any) -> None:
+    first, running, session_id = await begun(rig)
+    await rig.verifier("a", numerics="bfloat16-2")
+    alike = await rig.verifier("z", numerics="float32-1")
+    running.task.cancel()
+    await asyncio.gather(running.task, return_exceptions=True)
+    await first.stop()
+    await rig.until(lambda: "first" not in rig.fleet.verifiers)
+    events = rig.sessions.resume(session_id)
+    assert await first_step(events) == TokensCommitted((10,), 0, 0, numerics="float32-1")
+    following = asyncio.create_task(anext(events))
+    opened = await alike.next_command("open")
+    alike.say(**committed(opened.session_id, 4, 11), **finished(opened.session_id))
+    assert await following == TokensCommitted((11,), 0, 0)
+    assert isinstance(await anext(events), SessionEnded)
+
+
+async def test_if_asked_to_it_waits_for_its_own(rig: Any) -> None:
+    rig.sessions._same_numerics = True
+    first, running, _ = await begun(rig)
+    other = await rig.verifier("other", numerics="bfloat16-2")
+    await first.stop()
+    await rig.until(lambda: "first" not in rig.fleet.verifiers)
+    alike = await rig.verifier("alike", numerics="float32-1")
+    *steps, _end = await ended(alike, running)
+    assert [step.numerics for step in steps] == ["float32-1", "", ""]
+    assert other.commands.empty() and changes(rig) == 0
+
+
+@pytest.mark.parametrize("deadline", [None, 0.3])
+async def test_its_wait_ends_with_the_client_s_or_with_a_minute(
+    rig: Any, monkeypatch: pytest.MonkeyPatch, deadline: float | None
+) -> None:
+    monkeypatch.setattr(session_module, "RESUME_SECONDS", 0.05)
+    rig.sessions._same_numerics = True
+    until = None if deadline is None else asyncio.get_running_loop().time() + deadline
+    first, running, _ = await begun(rig, deadline=until)
+    await rig.verifier("other", numerics="bfloat16-2")
+    await first.stop()
+    with pytest.raises(Unavailable if deadline is None else DeadlineExceeded) as error:
+        await running.task
+    assert "its text began with the numerics float32-1, and --same-numerics" in str(error.value.message)
