@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 HERE = Path(__file__).parent
-PATIENCE_SECONDS = 30.0  # how long a test waits for what must happen; never a measure of speed
+PATIENCE_SECONDS = 120.0  # how long a test waits for what must happen; never a measure of speed
 
 
 def eventually(condition: Callable[[], bool], what: str) -> None:

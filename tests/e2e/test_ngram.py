@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -28,12 +29,17 @@ atexit.register(tell)
 
 
 @pytest.fixture(scope="module")
-def looked_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
-    """Each of its processes tells at its end what its garbage collector passes over, and what it does not."""
+def told_at_exit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where each process tells what its garbage collector passes over, and what it does not."""
     folder = tmp_path_factory.mktemp("at-exit")
     (folder / "sitecustomize.py").write_text(AT_EXIT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def looked_up(told_at_exit: Path) -> Iterator[Serve]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(folder), prepend=":")
+        patch.setenv("PYTHONPATH", str(told_at_exit), prepend=":")
         running = start("--propose", "ngram")
     yield running
     if running.process.poll() is None:
@@ -66,12 +72,11 @@ async def test_one_that_is_killed_is_replaced_and_changes_nothing(
 
 
 def test_full_rounds_of_garbage_collection_pass_over_what_was_there_before_it_served(
-    looked_up: Serve, tmp_path_factory: pytest.TempPathFactory
+    looked_up: Serve, told_at_exit: Path
 ) -> None:
     """The last test here: the service ends."""
     looked_up.process.send_signal(signal.SIGINT)
     assert looked_up.process.wait(END_SECONDS) == 0, "".join(looked_up.said[-30:])
-    [folder] = tmp_path_factory.getbasetemp().glob("at-exit*")
     for role in ("router", "verifier", "drafter"):
-        passed_over, left = (int(count) for count in (folder / role).read_text().split())
+        passed_over, left = (int(count) for count in (told_at_exit / role).read_text().split())
         assert passed_over > 10 * left, (role, passed_over, left)

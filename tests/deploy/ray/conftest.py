@@ -26,7 +26,7 @@ from tests.e2e.conftest import DRAFT, TARGET, Alone
 
 ROOT = Path(__file__).parents[3]
 BIN = Path(sys.executable).parent
-PATIENCE_SECONDS = 120
+PATIENCE_SECONDS = 240
 CONFIG = yaml.safe_load((ROOT / "deploy" / "serve.yaml").read_text())
 # What would tell a client of our insides: traces, addresses, process ids, paths.
 LEAKS = re.compile(r"Traceback|\bFile \"|\d+\.\d+\.\d+\.\d+|\bpid\b|/tmp|\.py\b|\bray\b", re.IGNORECASE)
