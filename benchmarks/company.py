@@ -12,13 +12,11 @@ fastest counts.
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,12 +28,12 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.keep import Write, keep
 from benchmarks.step import works
 from outrider.engine.engine import Engine
 from outrider.engine.loading import load_engine
 from outrider.sampling.params import MAX_BIASES, SamplingParams
 from outrider.sampling.sampler import Row, TokenCounts, draw, rank
-from outrider_cli.bench_command import machine
 
 CONSOLE = Console()
 ROOT = Path(__file__).resolve().parent.parent
@@ -145,7 +143,7 @@ def main(
     draft: Annotated[str, typer.Option(help="Folder of the draft model.")] = str(ROOT / "demo/models/draft"),
     vocabulary: Annotated[int, typer.Option(min=5000, help="Of the draws alone.")] = LARGE_VOCABULARY,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, of which the fastest counts.")] = 12,
-    write: Annotated[Path | None, typer.Option(help="File to keep the result in, as JSON.")] = None,
+    write: Write = None,
 ) -> None:
     """Measure what one session's parameters cost the others."""
     engines = {"target's step": load_engine(target, threads=1), "draft's step": load_engine(draft, threads=1)}
@@ -162,13 +160,7 @@ def main(
                 task = progress.add_task(f"{name}, {which}", total=rounds)
                 result[f"{name}, {which}"] = ratios(each, rounds, lambda task=task: progress.advance(task))  # type: ignore[misc]
     show(result)
-    if write is not None:
-        about = {
-            "command": "python " + " ".join(sys.argv),
-            "machine": machine(),
-            "versions": {name: version(name) for name in ("torch", "transformers", "numpy")},
-        }
-        write.write_text(json.dumps(about | {"ratios": result}, indent=1) + "\n", encoding="utf-8")
+    keep(write, {"ratios": result})
 
 
 if __name__ == "__main__":
