@@ -54,7 +54,7 @@ def test_pickles_in_a_folder_are_never_read(name: str, copy: Path, tmp_path: Pat
     (copy / name).write_bytes(pickle.dumps(Trap(sprung)))
     load_engine(str(copy), kv_memory_bytes=2**22)  # beside safetensors they do no harm
     (copy / "model.safetensors").unlink()
-    with pytest.raises(StartupError, match=r"as pickles .* only safetensors are read"):
+    with pytest.raises(StartupError, match=r"as pickles .* only safetensors and GGUF are read"):
         load_engine(str(copy))
     assert not sprung.exists()
 
