@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from outrider.errors import PeerRefused
 from outrider.wire.description import TokenizerFiles, WorkerInfo
 from outrider.wire.hello import Role, WorkerKey
-
-FirstDifference = Callable[[TokenizerFiles, TokenizerFiles], str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,25 +15,22 @@ class Registration:
 
     info: WorkerInfo
     address: str  # host:port of its own server
-    tokenizer: TokenizerFiles
+    tokenizer: TokenizerFiles | None  # of a verifier; a drafter's is known by its hash alone
 
     @property
     def key(self) -> WorkerKey:
         return self.info.identity.key
 
 
-def incompatibility(
-    newcomer: Registration, verifiers: Iterable[Registration], first_difference: FirstDifference
-) -> str | None:
+def incompatibility(newcomer: Registration, verifiers: Iterable[Registration]) -> str | None:
     """Returns a sentence that says why `newcomer` cannot work with `verifiers`, or None.
 
     A verifier must run the same model as every other of its name; a drafter must have the tokenizer of a
-    served model, or no tokenizer, and fits while no model is served. `first_difference(target, draft)` words
-    what differs.
+    served model, or no tokenizer, and fits while no model is served.
     """
     others = [one for one in verifiers if one.key != newcomer.key]
     if newcomer.info.identity.role is Role.DRAFTER:
-        return _drafter_misfit(newcomer, others, first_difference)
+        return _drafter_misfit(newcomer, others)
     name = newcomer.info.model.name
     for other in (one for one in others if one.info.model.name == name):
         for what, theirs, ours in (
@@ -51,19 +45,16 @@ def incompatibility(
     return None
 
 
-def _drafter_misfit(
-    drafter: Registration, verifiers: list[Registration], first_difference: FirstDifference
-) -> str | None:
+def _drafter_misfit(drafter: Registration, verifiers: list[Registration]) -> str | None:
     ours = drafter.info.identity.tokenizer_hash
     if not verifiers or any(tokenizer_fits(ours, one.info.identity.tokenizer_hash) for one in verifiers):
         return None
     target = min(verifiers, key=lambda one: one.info.model.name)
-    try:
-        difference = first_difference(target.tokenizer, drafter.tokenizer) or "their hashes differ"
-    except PeerRefused as unreadable:
-        difference = unreadable.message
-    name = target.info.model.name
-    return f"the draft model's tokenizer differs from that of the target {name!r}: {difference}"
+    name, theirs = target.info.model.name, target.info.identity.tokenizer_hash
+    return (
+        f"the draft model's tokenizer differs from that of the target {name!r} (its hash is {ours}, the "
+        f"target's {theirs}): choose a draft model that numbers its tokens alike, or --propose ngram"
+    )
 
 
 def tokenizer_fits(drafter_hash: str, target_hash: str) -> bool:

@@ -61,6 +61,7 @@ class Fleet:
                 *(model.name, ", ".join(sorted(found))),
             )
         if model.name not in self._served:
+            assert verifier.registration.tokenizer is not None, "a verifier brings one"
             self._served[model.name] = ServedModel(
                 name=model.name,
                 fingerprint=model.fingerprint,

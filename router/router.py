@@ -30,7 +30,6 @@ from router.fleet import Fleet
 from router.metrics import Metrics
 from router.session_log_writer import SessionLogWriter
 from router.sessions import Sessions
-from router.tokenizer import first_difference
 from router.worker_discovery import WorkerDiscovery
 
 FLUSH_SECONDS = 2.0  # a router that stops gives its sessions' logs so long to be written
@@ -82,7 +81,7 @@ class Router:
         self.access = None if keys is None else Access(keys, self.metrics)
         if self.access is not None:
             self.app.add_middleware(HttpAccess, access=self.access)
-        self._discovery = WorkerDiscovery(store, self.fleet, self.identity, first_difference, tls=tls)
+        self._discovery = WorkerDiscovery(store, self.fleet, self.identity, tls=tls)
         self._tasks: list[asyncio.Task[Any]] = []
 
     async def start(self) -> None:

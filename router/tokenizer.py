@@ -79,21 +79,3 @@ def _parse(files: TokenizerFiles) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_str(files.json)
     except Exception as error:  # the library raises plain Exception
         raise PeerRefused(f"the tokenizer cannot be read: {error}") from error
-
-
-def first_difference(target: TokenizerFiles, draft: TokenizerFiles) -> str | None:
-    """Returns a phrase that names the first id whose token differs, or None if the tables are the same.
-
-    Raises PeerRefused if the files cannot be read."""
-    targets, drafts = (
-        {id: token for token, id in _parse(files).get_vocab().items()} for files in (target, draft)
-    )
-    for id in sorted(targets.keys() | drafts.keys()):
-        if targets.get(id) != drafts.get(id):
-            shown, other = _shown(targets.get(id)), _shown(drafts.get(id))
-            return f"token id {id} is {shown} for the target and {other} for the draft"
-    return None
-
-
-def _shown(token: str | None) -> str:
-    return "missing" if token is None else repr(token)

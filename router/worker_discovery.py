@@ -18,7 +18,7 @@ from outrider.store.store import Store
 from outrider.wire.description import WorkerRecord
 from outrider.wire.hello import Identity, Role, WorkerKey
 from outrider.wire.methods import DRAFTER_SESSIONS, MAX_TOKENIZER_BYTES, VERIFIER_SESSIONS
-from router.compatibility import FirstDifference, Registration, incompatibility, tokenizer_fits
+from router.compatibility import Registration, incompatibility, tokenizer_fits
 from router.fleet import Fleet
 from router.workers import Drafter, Verifier, fetch_tokenizer
 
@@ -37,14 +37,12 @@ class WorkerDiscovery:
         store: Store,
         fleet: Fleet,
         router: Identity,
-        first_difference: FirstDifference,
         jitter: Callable[[], float] = random.random,
         tls: Tls | None = None,
     ) -> None:
         self._store = store
         self._fleet = fleet
         self._router = router
-        self._first_difference = first_difference
         self._jitter = jitter
         self._tls = tls
         self._records: dict[WorkerKey, WorkerRecord] = {}  # each has its task
@@ -112,9 +110,10 @@ class WorkerDiscovery:
         """Connects, takes the worker in, and returns why it is given up when its stream ends, or is silent.
 
         Raises PeerRefused if it does not fit, Unavailable if it cannot be reached."""
-        async with channel(record.address, self._tls, MAX_TOKENIZER_BYTES) as connection:
-            tokenizer = await fetch_tokenizer(connection, record.info.identity)
-        verifies = record.info.identity.role is Role.VERIFIER
+        verifies, tokenizer = record.info.identity.role is Role.VERIFIER, None
+        if verifies:  # a drafter is not trusted with the memory and the time that a tokenizer takes
+            async with channel(record.address, self._tls, MAX_TOKENIZER_BYTES) as connection:
+                tokenizer = await fetch_tokenizer(connection, record.info.identity)
         events = (VERIFIER_SESSIONS if verifies else DRAFTER_SESSIONS).answered
         async with channel(record.address, self._tls, events.max_bytes) as connection:
             registration = Registration(record.info, record.address, tokenizer)
@@ -138,7 +137,7 @@ class WorkerDiscovery:
             self._fleet.add_drafter(worker)
             return
         served = [one.registration for one in self._fleet.verifiers.values()]
-        sentence = incompatibility(worker.registration, served, self._first_difference)
+        sentence = incompatibility(worker.registration, served)
         if sentence is not None:
             raise PeerRefused(sentence)
         worker.verdict.set_result(None)
@@ -152,7 +151,7 @@ class WorkerDiscovery:
         served = [one.registration for one in self._fleet.verifiers.values()]
         if drafter.verdict.done() or not served:
             return
-        sentence = incompatibility(drafter.registration, served, self._first_difference)
+        sentence = incompatibility(drafter.registration, served)
         if sentence is None or not self._awaited(drafter.identity.tokenizer_hash):
             drafter.verdict.set_result(sentence)
 

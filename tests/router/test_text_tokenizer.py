@@ -5,12 +5,12 @@ from dataclasses import replace
 from datetime import datetime
 
 import pytest
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from outrider.errors import InvalidRequest, PeerRefused
 from router.chat_template import ChatTemplate
-from router.tokenizer import first_difference, load
+from router.tokenizer import load
 from tests.router.api import scripted
 
 BYTE_LEVEL = scripted.byte_level()
@@ -100,30 +100,11 @@ def test_built_once_for_the_same_files_and_anew_for_another_template() -> None:
     assert load(files) is not load(replace(files, chat_template="{{ 1 }}"))
 
 
-def test_the_first_differing_token_is_named() -> None:
-    target = scripted.files(BYTE_LEVEL)
-    assert first_difference(target, scripted.files(BYTE_LEVEL)) is None
-    other = target.json.replace('"content":"w→rd"', '"content":"ward"')
-    size = BYTE_LEVEL.get_vocab_size()
-    assert (
-        first_difference(target, replace(target, json=other))
-        == f"token id {size - 1} is 'w→rd' for the target and 'ward' for the draft"
-    )
-    longer = Tokenizer.from_str(target.json)
-    longer.add_tokens([AddedToken("extra", special=False)])
-    assert (
-        first_difference(scripted.files(longer), target)
-        == f"token id {size} is 'extra' for the target and missing for the draft"
-    )
-
-
 @pytest.mark.parametrize("broken", ["", "{}", "not json"])
 def test_a_tokenizer_that_cannot_be_read_is_refused(broken: str) -> None:
     files = replace(scripted.files(BYTE_LEVEL), json=broken)
     with pytest.raises(PeerRefused, match="tokenizer cannot be read"):
         load(files)
-    with pytest.raises(PeerRefused, match="tokenizer cannot be read"):
-        first_difference(files, files)
 
 
 def test_a_template_that_cannot_be_compiled_is_refused() -> None:

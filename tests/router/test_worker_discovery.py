@@ -1,6 +1,7 @@
 """Workers join and leave: real registration on both sides, over real loopback gRPC."""
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -10,10 +11,10 @@ from outrider.errors import PeerRefused
 from outrider.net.rpc import MAX_MESSAGE_BYTES, Outbox
 from outrider.store.memory import MemoryStore
 from outrider.v1 import verifier_pb2
-from outrider.wire.description import TokenizerFiles
 from outrider.wire.hello import Identity, Role
 from outrider.wire.load import VerifierLoad
 from router import worker_discovery as discovery_module
+from router.compatibility import Registration, incompatibility
 from router.fleet import Fleet
 from router.metrics import Metrics
 from router.transcript import Transcript
@@ -46,10 +47,10 @@ async def test_a_model_is_served_until_its_last_verifier_leaves(rig: Any) -> Non
     await rig.until(lambda: rig.sessions.models() == [])
 
 
-async def test_a_drafter_of_another_tokenizer_is_refused_with_the_first_difference(rig: Any) -> None:
+async def test_a_drafter_of_another_tokenizer_is_refused(rig: Any) -> None:
     await rig.verifier()
     drafter = await rig.worker(Role.DRAFTER, "d", tokenizer="other")
-    with pytest.raises(PeerRefused, match="the target 'm': 'json of tokens' is not 'json of other'"):
+    with pytest.raises(PeerRefused, match=r"of the target 'm' \(its hash is other, the target's tokens"):
         await drafter.register(rig.address)
     assert rig.fleet.drafters == {}
 
@@ -63,7 +64,7 @@ async def test_a_drafter_that_comes_early_hears_when_there_is_a_target_to_compar
     await rig.until(lambda: len(rig.fleet.drafters) == 2)
     assert wrong.states.empty() and right.states.empty()
     await rig.verifier()
-    with pytest.raises(PeerRefused, match="'json of tokens' is not 'json of other'"):
+    with pytest.raises(PeerRefused, match="its hash is other"):
         await refused
     router, _ = await right.states.get()
     assert router is not None
@@ -207,6 +208,19 @@ async def test_a_worker_that_talks_nonsense_is_tried_again_and_harms_nobody(rig:
     assert (await worker.states.get())[0] is not None
 
 
+async def test_no_drafter_is_asked_for_a_tokenizer(rig: Any) -> None:
+    """Reading one takes memory and stops the event loop: seconds for a few MiB of whoever may register."""
+    await rig.verifier()
+    for hash in ("tokens", "other"):
+        drafter = await rig.worker(Role.DRAFTER, hash, tokenizer=hash)
+        drafter.tokenizer = None  # GetTokenizer fails
+        drafter.register(rig.address)
+        await asyncio.wait(
+            {drafter.registration, asyncio.create_task(drafter.states.get())}, return_when="FIRST_COMPLETED"
+        )
+    assert list(rig.fleet.drafters) == ["tokens"] and drafter.registration.done()
+
+
 async def test_only_a_tokenizer_may_be_larger_than_other_messages(
     rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,25 +253,25 @@ async def test_a_word_that_the_store_lost_is_said_again(rig: Any, monkeypatch: p
 
 
 async def test_a_mistake_of_the_routers_own_is_logged_and_the_worker_tried_again(
-    rig: Any, caplog: pytest.LogCaptureFixture
+    rig: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verifier = await rig.worker(Role.VERIFIER, "v")
     drafter = await rig.worker(Role.DRAFTER, "d", tokenizer="other")
-    tries = []
+    mistakes, compare = [RuntimeError("a mistake")], incompatibility
 
-    def mistaken(target: TokenizerFiles, draft: TokenizerFiles) -> str:
-        tries.append(draft)
-        if len(tries) == 1:
-            raise RuntimeError("a mistake")
-        return "they differ"
+    def mistaken(newcomer: Registration, verifiers: Iterable[Registration]) -> str | None:
+        if newcomer.key[0] is Role.DRAFTER and mistakes:
+            raise mistakes.pop()
+        return compare(newcomer, verifiers)
 
+    monkeypatch.setattr(discovery_module, "incompatibility", mistaken)
     store, fleet = MemoryStore(ttl_seconds=1000), Fleet(Metrics(), clock=lambda: 1.0)
-    recruiting = asyncio.create_task(WorkerDiscovery(store, fleet, rig.identity("another"), mistaken).run())
+    recruiting = asyncio.create_task(WorkerDiscovery(store, fleet, rig.identity("another")).run())
     await store.beat(verifier.record())
     await rig.until(lambda: bool(fleet.verifiers))
     while not (refusal := (await store.beat(drafter.record())).refusal):
         await asyncio.wait((recruiting,), timeout=0.01)
-    assert refusal == "the draft model's tokenizer differs from that of the target 'm': they differ"
+    assert "its hash is other" in refusal
     assert "the router failed on drafter d; trying again" in caplog.text
     recruiting.cancel()
     await asyncio.gather(recruiting, return_exceptions=True)
