@@ -80,7 +80,12 @@ def start(*arguments: str) -> Serve:
             serve.said.append(line)
 
     threading.Thread(target=read, daemon=True).start()
-    found = re.search(r"is ready: (http://\S+) .*gRPC (\S+?)\)", serve.wait_for("is ready: http"))
+    try:
+        said = serve.wait_for("is ready: http")
+    except BaseException:
+        process.kill()  # its children end with it
+        raise
+    found = re.search(r"is ready: (http://\S+) .*gRPC (\S+?)\)", said)
     assert found is not None
     serve.url, serve.grpc_address = found[1], found[2]
     return serve
