@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import END_SECONDS, Alone, Eventually, Serve, start
-from tests.e2e.test_serve import ask_all, cases, check, drafter_joined, metric, runs
+from tests.e2e.test_serve import ask_all, cases, check, metric
 
 pytestmark = pytest.mark.process
 
@@ -66,8 +66,9 @@ async def test_one_that_is_killed_is_replaced_and_changes_nothing(
     looked_up.child("drafter").kill()
     texts, _ = await asked
     check(alone, list(zip(asked_for, texts, strict=True)), [])
+    ready = "outrider drafter ready"  # said once by each
     await asyncio.to_thread(
-        eventually, lambda: drafter_joined(looked_up) and runs(looked_up), "another joins"
+        eventually, lambda: sum(ready in line for line in list(looked_up.said)) == 2, "another joins"
     )
 
 
