@@ -127,11 +127,17 @@ class Fleet:
             if one.registration.info.model.name == model and one.numerics
         }
 
-    def verifier_for(self, transcript: Transcript, same_numerics: bool = False) -> Verifier | None:
-        """Returns the verifier that a session goes on at: if `same_numerics`, one with those of its text."""
+    def verifier_for(
+        self,
+        transcript: Transcript,
+        same_numerics: bool = False,
+        lost: frozenset[tuple[str, int]] = frozenset(),
+    ) -> Verifier | None:
+        """Returns the verifier that a session goes on at: if `same_numerics`, one with those of its text.
+        `lost`: (worker_id, incarnation) of those that have lost it."""
         request, tokens = transcript.request, transcript.log
         chosen = choose_verifier(
-            self.candidates(tokens, request.params.cache_salt),
+            self.candidates(tokens, request.params.cache_salt, lost),
             request.model,
             len(tokens),
             request.params.most_tokens,
@@ -149,8 +155,10 @@ class Fleet:
             *(session_id.hex(), transcript.output_tokens, transcript.numerics, here),
         )
 
-    def candidates(self, tokens: Sequence[int], cache_salt: bytes = b"") -> list[VerifierCandidate]:
-        """Returns all verifiers, as they are for a session whose log is `tokens`."""
+    def candidates(
+        self, tokens: Sequence[int], cache_salt: bytes = b"", lost: frozenset[tuple[str, int]] = frozenset()
+    ) -> list[VerifierCandidate]:
+        """Returns all verifiers, as they are for a session whose log is `tokens` and that some have lost."""
         return [
             VerifierCandidate(
                 worker_id,
@@ -159,6 +167,7 @@ class Fleet:
                 one.placed,
                 kv_tokens=one.registration.info.kv_blocks * one.registration.info.kv_block_size,
                 cached_tokens=one.prefixes.match(tokens, cache_salt),
+                lost=(worker_id, one.identity.incarnation) in lost,
                 numerics=one.numerics,
             )
             for worker_id, one in self.verifiers.items()

@@ -28,6 +28,7 @@ class VerifierCandidate:
     placed: int  # sessions that this router has open there; newer than `load`
     kv_tokens: int  # that its KV pool has room for
     cached_tokens: int = 0  # of the prompt's beginning, that were placed there before
+    lost: bool = False  # the session was lost there before
     numerics: str = ""  # the same for verifiers that give the same logits to the bit
 
 
@@ -54,11 +55,12 @@ def choose_verifier(
     """Returns the verifier of `model` for a prompt of that length, which with its output may come to
     `most_tokens`.
 
-    First come those whose KV pool can hold them all: others refuse. Then those where nothing has to wait for
-    KV blocks: fewest sessions waiting, the new one included if it does not fit into what is free. Among these
-    the cheapest, counted in sessions: those running, one each for a full KV pool and for a price of 1, less
-    what the prompt's cached beginning is worth. Draining ones are left out; ties go to the smallest
-    worker_id. None if no verifier serves the model.
+    First come those whose KV pool can hold them all: others refuse. Then those that have not lost the session
+    before: one that loses whatever it gets looks idle, and would get it again. Then those where nothing has
+    to wait for KV blocks: fewest sessions waiting, the new one included if it does not fit into what is free.
+    Among these the cheapest, counted in sessions: those running, one each for a full KV pool and for a price
+    of 1, less what the prompt's cached beginning is worth. Draining ones are left out; ties go to the
+    smallest worker_id. None if no verifier serves the model.
 
     Where the session has text that a verifier of some `numerics` gave, others come after all of these, and
     with `same_numerics` not at all.
@@ -70,7 +72,7 @@ def choose_verifier(
     if not fitting:
         return None
     return min(
-        fitting, key=lambda one: (one.kv_tokens < most_tokens, *_verifier_order(one, prompt_tokens))
+        fitting, key=lambda one: (one.kv_tokens < most_tokens, one.lost, *_verifier_order(one, prompt_tokens))
     ).worker_id
 
 

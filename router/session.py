@@ -69,6 +69,7 @@ class Session:
         )
         self._verifier: Verifier | None = None  # None = not opened yet, or lost and not replaced yet
         self._losses = 0  # of verifiers, since the last committed token
+        self._lost: frozenset[tuple[str, int]] = frozenset()  # verifiers where it was lost: others come first
         self._state = State.NEW
         self._deadline: asyncio.TimerHandle | None = None  # while there is no verifier
         self._expiry: asyncio.TimerHandle | None = None  # where the request has a deadline
@@ -113,7 +114,7 @@ class Session:
         """Gives the session a verifier, and with it a drafter, where it has none and one runs its model."""
         if self._state not in (State.SEEKING, State.GIVEN_BACK):
             return
-        verifier = self._fleet.verifier_for(self.transcript, self._same_numerics)
+        verifier = self._fleet.verifier_for(self.transcript, self._same_numerics, self._lost)
         if verifier is None or verifier.identity.model_fingerprint != self._fingerprint:
             return
         self._verifier = verifier
@@ -192,16 +193,14 @@ class Session:
     ) -> None:
         if not self._state.placed:
             return
-        committed = self.transcript.log
-        known = len(committed) - base  # tokens of the message that are committed already
-        repeated = list(tokens[: max(known, 0)])
-        sound = known >= 0 and repeated == committed[base : base + len(repeated)].tolist()
-        if not sound or accepted > min(verified, len(tokens)):
+        known = len(self.transcript.log) - base  # tokens of the message that are committed already
+        vocab_size = self._verifier.registration.info.model.vocab_size if self._verifier is not None else 0
+        if not self.transcript.continued_by(base, tokens, accepted, verified, vocab_size):
             log.error(
                 "session %s: %d tokens (%d of %d drafts accepted) at %d do not continue a log of %d",
-                *(self.id.hex(), len(tokens), accepted, verified, base, len(committed)),
+                *(self.id.hex(), len(tokens), accepted, verified, base, len(self.transcript.log)),
             )
-            self.failed(OutriderError("the target worker lost track of this request; send it again"))
+            self.failed(_lost_track())
             return
         if known >= len(tokens):
             return
@@ -211,7 +210,9 @@ class Session:
             accepted=max(0, accepted - known),
             verified=max(0, verified - known),
             # At a second verifier it is the first one's work that is, or is not, found in a cache.
-            cached_prompt_tokens=cached_prompt_tokens if base == len(self._request.params.prompt) else 0,
+            cached_prompt_tokens=min(cached_prompt_tokens, base)
+            if base == len(self._request.params.prompt)
+            else 0,
             numerics=numerics.news(self.transcript.numerics, here),
         )
         if step.numerics and self.transcript.numerics:
@@ -225,6 +226,9 @@ class Session:
         self._steer()
 
     def finished(self, reason: FinishReason) -> None:
+        if reason is FinishReason.CANCELLED:  # nobody ends a session so; a cancelled one fails
+            self._end(_lost_track())
+            return
         self._end(SessionEnded(reason))
 
     def failed(self, error: OutriderError) -> None:
@@ -238,6 +242,8 @@ class Session:
     def verifier_lost(self) -> None:
         """The session goes on at another verifier, unless it may be what they die of."""
         self._losses += 1
+        if self._verifier is not None:
+            self._lost |= {(self._verifier.identity.worker_id, self._verifier.identity.incarnation)}
         if self._losses > MAX_LOSSES:
             self._verifier = None
             self._end(Unavailable(f"{self._losses} target workers in a row were lost on this request"))
@@ -384,3 +390,7 @@ class Session:
             drafter.load.round_trips.get(verifier.registration.address, drafter.load.round_trip_seconds),
             drafter.load.token_seconds,
         )
+
+
+def _lost_track() -> OutriderError:
+    return OutriderError("the target worker lost track of this request; send it again")

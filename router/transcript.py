@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from outrider.wire.session import FinishReason, SessionId
 from outrider.wire.session_log import LoggedRequest, end_record, log_from_bytes, request_record, step_record
@@ -84,6 +84,24 @@ class Transcript:
         self._ends.append(len(self.log))
         self._accepted.append(step.accepted)
         self._verified.append(step.verified)
+
+    def continued_by(
+        self, base: int, tokens: Sequence[int], accepted: int, verified: int, vocab_size: int
+    ) -> bool:
+        """Returns whether a sound verifier may commit these tokens at that position, in a step that accepted
+        so many of so many draft tokens: they repeat what is known or follow it, are the model's, and no more
+        than was asked for."""
+        known = len(self.log) - base
+        repeated = list(tokens[: max(known, 0)])
+        most = self.request.params.max_tokens
+        return (
+            known >= 0
+            and repeated == self.log[base : base + len(repeated)].tolist()
+            and accepted <= min(verified, len(tokens))
+            and verified <= most
+            and len(tokens) - known <= most - self.output_tokens
+            and max(tokens, default=0) < vocab_size
+        )
 
     @property
     def reached(self) -> FinishReason | None:

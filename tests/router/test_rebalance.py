@@ -114,7 +114,9 @@ async def test_a_session_that_waits_is_asked_for_once_and_moves_when_it_is_given
 
 
 async def test_one_that_is_given_back_again_and_again_ends(rig: Any) -> None:
-    full, _, running, opened = await waiting_session(rig)
+    full, roomy, running, opened = await waiting_session(rig)
+    await roomy.stop()
+    await rig.until(lambda: list(rig.fleet.verifiers) == ["full"])
     for _ in range(1 + MAX_LOSSES):
         full.say(load=verifier_pb2.VerifierLoad(), **give_back(opened.session_id))  # there is room again
         assert (await full.next_command("open")).session_id == opened.session_id

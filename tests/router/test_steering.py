@@ -22,7 +22,7 @@ async def test_k_and_window_follow_price_and_acceptance_and_are_sent_only_when_t
     verifier, drafter = await rig.verifier(), await rig.drafter()
     drafter.say(load=drafter_pb2.DrafterLoad(token_seconds=0.01, round_trip_seconds=0.001))
     await rig.until(lambda: rig.fleet.drafters["d"].load.token_seconds > 0)
-    running = Running(rig, request())
+    running = Running(rig, request(max_tokens=500))
     sid = (await verifier.next_command("open")).session_id
     await drafter.next_command("open")
     base = 3
