@@ -23,6 +23,7 @@ HTTP_SHARE, GRPC_SHARE = 2, 4  # one in so many descriptors; the rest is for wor
 HEAD_SECONDS = 10.0  # in which the head of a request must have come, from its first byte or the beginning
 HEAD_BYTES = 64 * 1024
 UNREAD_BYTES = 4 * MAX_BODY_BYTES  # of a body that was refused while it came, before the next head
+UNTAKEN_SECONDS = 60.0  # in which a client takes what waits for it: about 48 KiB
 IDLE_SECONDS = 60.0  # of a gRPC connection without calls; its client opens another with the next one
 MOST_CALLS = 1024  # of one gRPC connection
 SILENT_SECONDS = 60.0  # between two lines of the log
@@ -98,7 +99,13 @@ class Connections:
 
 
 class Limits(asyncio.Protocol):
-    """What uvicorn's protocols lack: they wait for ever for the first byte, and for the end of a head."""
+    """What uvicorn's protocols lack: they wait for ever for the first byte, the end of a head, and for who
+    does not read.
+
+    And they take requests that come before the former is answered (pipelining), however many. A few bytes of
+    each become kilobytes in memory, and of a client that leaves only the last one is told. So the former is
+    answered, the connection closed, and what came too early is not looked at: its client sends it again
+    (RFC 9112, 9.3.2)."""
 
     # Of both protocols:
     transport: Any
@@ -106,12 +113,22 @@ class Limits(asyncio.Protocol):
     cycle: Any
     loop: Any
 
-    def __init__(self, connections: Connections, head_seconds: float = HEAD_SECONDS, **settings: Any) -> None:
+    def __init__(
+        self,
+        connections: Connections,
+        head_seconds: float = HEAD_SECONDS,
+        untaken_seconds: float = UNTAKEN_SECONDS,
+        **settings: Any,
+    ) -> None:
+        self._too_early = False  # a request has come before the former was answered
+        self._in_head = True
         super().__init__(**settings)
         self._connections = connections
         self._head_seconds = head_seconds
+        self._untaken_seconds = untaken_seconds
         self._head_bytes = 0
         self._late: asyncio.TimerHandle | None = None
+        self._untaken: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -122,9 +139,12 @@ class Limits(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.remove(self._address, self)
         self._expect_none()
+        self._taken()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._too_early:
+            return
         super().data_received(data)
         if not self._between_requests():
             self._expect_none()
@@ -134,6 +154,52 @@ class Limits(asyncio.Protocol):
         unread = self.cycle is not None and self.cycle.more_body
         if self._head_bytes > HEAD_BYTES + (UNREAD_BYTES if unread else 0):
             self.drop()
+
+    # Of the transport, if what is written waits for the client:
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._taken()
+        self._untaken = self.loop.call_later(self._untaken_seconds, self.drop)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._taken()
+
+    def _taken(self) -> None:
+        if self._untaken is not None:
+            self._untaken.cancel()
+            self._untaken = None
+
+    # Of the parser of httptools. That of h11 looks at one request at a time, and bounds its head by itself.
+
+    def on_message_begin(self) -> None:
+        if not self._between_requests():
+            self._too_early = True
+            self.cycle.keep_alive = False
+        self._in_head = True
+        self._unless_too_early("on_message_begin")
+
+    def on_url(self, url: bytes) -> None:
+        self._unless_too_early("on_url", url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # what follows a body is not asked for by anybody
+            self._unless_too_early("on_header", name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._unless_too_early("on_headers_complete")
+
+    def on_body(self, body: bytes) -> None:
+        self._unless_too_early("on_body", body)
+
+    def on_message_complete(self) -> None:
+        self._unless_too_early("on_message_complete")
+
+    def _unless_too_early(self, callback: str, *arguments: bytes) -> None:
+        if not self._too_early:
+            getattr(super(), callback)(*arguments)
 
     def waits(self) -> bool:
         return self._between_requests() or self.cycle.more_body

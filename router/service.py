@@ -130,8 +130,9 @@ class _HttpServer(uvicorn.Server):
             uvicorn.Config(
                 app,
                 http=partial(LimitedProtocol, connections),  # type: ignore[arg-type]
+                ws="none",  # it would take the connection away from its limits
                 log_config=None,
-                log_level="warning",
+                log_level="error",  # a warning is what any client can cause, as often as it likes
                 access_log=False,
                 lifespan="off",
                 ssl_context_factory=None if tls is None else lambda *_: tls.http_context(),

@@ -85,6 +85,7 @@ def _refused(what: str) -> PydanticCustomError:
 def _unknown(name: str) -> PydanticCustomError:
     kind = "unsupported" if name in UNSUPPORTED else "unknown"
     shown = name if len(name) <= SHOWN else f"{name[:SHOWN]}..."
+    shown = shown.encode(errors="backslashreplace").decode()  # JSON may hold half of a surrogate pair
     return PydanticCustomError(kind, "{name}", {"name": shown})
 
 

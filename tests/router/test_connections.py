@@ -118,12 +118,12 @@ async def serve(request: pytest.FixtureRequest) -> AsyncIterator[Serve]:
     base = getattr(pytest.importorskip(f"uvicorn.protocols.http.{module}"), name)
     running = []
 
-    async def start(head_seconds: float = 600.0) -> Served:
+    async def start(head_seconds: float = 600.0, untaken_seconds: float = 600.0) -> Served:
         runner = ScriptedRunner(served(byte_level()), lambda request: [None, *steps([5, 6, 7])])
         app = create_app(runner, Metrics(), draw_below=lambda below: 0)
         listener = socket.create_server(("127.0.0.1", 0))
         noted = Noted()
-        protocol: Any = partial(type("Limited", (Limits, base), {}), noted, head_seconds)
+        protocol: Any = partial(type("Limited", (Limits, base), {}), noted, head_seconds, untaken_seconds)
         server = uvicorn.Server(uvicorn.Config(app, http=protocol, log_level="warning", lifespan="off"))
         running.append((server, asyncio.create_task(server.serve(sockets=[listener]))))
         await until(lambda: server.started)
@@ -131,7 +131,7 @@ async def serve(request: pytest.FixtureRequest) -> AsyncIterator[Serve]:
 
     yield start
     for server, task in running:
-        server.should_exit = True
+        server.should_exit = server.force_exit = True
         await task
 
 
@@ -183,6 +183,53 @@ async def test_one_that_is_answered_has_no_time_limit_and_keeps_its_place(serve:
     assert not service.had[0].waits() and service.had[0]._late is None
     service.runner.go_on.set()
     assert b"200 OK" in await reader.readuntil(b"}")
+    writer.close()
+
+
+async def test_requests_that_come_before_the_former_is_answered_take_no_place(serve: Serve) -> None:
+    service = await serve()
+    reader, writer = await service.open()
+    writer.write(POST + b'{"prompt":"a"}' + GET * 5000)
+    await service.runner.waiting.wait()
+    answered = service.had[0].cycle
+    writer.write(GET * 5000)
+    assert len(getattr(service.had[0], "pipeline", ())) == 0
+    assert service.had[0].cycle is answered  # so that it is told if its client leaves
+    service.runner.go_on.set()
+    assert b"200 OK" in await reader.readuntil(b"}")
+    writer.close()
+
+
+async def test_headers_after_a_body_are_dropped(serve: Serve) -> None:
+    service = await serve()
+    _, writer = await service.open()
+    chunked = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    writer.write(chunked + b'e\r\n{"prompt":"a"}\r\n0\r\n' + b"a: b\r\n" * 1000)
+    writer.write(b"\r\n")
+    await service.runner.waiting.wait()
+    assert len(service.had[0].cycle.scope["headers"]) == 2
+    writer.close()
+
+
+async def test_who_does_not_take_what_is_written_is_closed(serve: Serve) -> None:
+    service = await serve(untaken_seconds=0.0)
+    reader, writer = await service.open()
+    writer.write(POST + b'{"prompt":"a"}')
+    await service.runner.waiting.wait()
+    service.had[0].pause_writing()  # as the transport does
+    assert await closed(reader)
+    await until(lambda: service.runner.open == 0)
+    writer.close()
+
+
+async def test_who_takes_it_at_last_is_not(serve: Serve) -> None:
+    service = await serve()
+    _, writer = await service.open()
+    writer.write(GET)
+    await until(lambda: len(service.had) == 1)
+    service.had[0].pause_writing()
+    service.had[0].resume_writing()
+    assert service.had[0]._untaken is None
     writer.close()
 
 

@@ -206,6 +206,7 @@ async def test_a_body_that_is_no_json_object(
         ('"logit_bias": {"5": 1' + "0" * 400 + "}", "logit_bias", "[-100, 100]"),
         ('"best_of": 2', "best_of", "best_of is not supported"),
         ('"foo": 2', "foo", "unknown field foo"),
+        ('"\\ud800": 2', "\\ud800", "unknown field \\ud800"),
     ],
 )
 async def test_bad_fields_over_http(client_of: ClientOf, raw: str, param: str, message: str) -> None:
