@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc.aio
 
-from outrider.errors import IdInUse, InvalidRequest, Overloaded, PeerRefused
+from outrider.errors import IdInUse, InvalidRequest, Overloaded
 from outrider.net.rpc import add_methods, caller, check_certified, host_of
 from outrider.store.store import Answer, Registrar, WorkerRecord
 from outrider.wire.hello import Identity
@@ -46,8 +46,6 @@ class Registry:
     async def beat(self, record: WorkerRecord, context: Any) -> Answer:
         identity = record.info.identity
         check_certified(context, frozenset({identity.role}))
-        if not record.address:
-            raise PeerRefused("address must be the host:port on which the worker serves its own RPCs")
         if max(map(len, (identity.worker_id, record.info.model.name, record.address))) > MAX_NAME:
             raise InvalidRequest(
                 f"the worker's id, its model's name and its address have at most {MAX_NAME} characters"

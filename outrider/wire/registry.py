@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-from outrider.errors import InvalidRequest
+from outrider.errors import InvalidRequest, PeerRefused
 from outrider.v1 import registry_pb2
 from outrider.wire.codec import (
     SMALL_BYTES,
@@ -41,8 +42,24 @@ def record_to_wire(record: WorkerRecord) -> registry_pb2.Registration:
 
 
 def record_from_wire(message: registry_pb2.Registration) -> WorkerRecord:
-    """Returns the record. Raises InvalidRequest as worker_info_from_wire does."""
+    """Returns the record. Raises InvalidRequest as worker_info_from_wire does, and unless its names are
+    printable and its address is a host and a port: gRPC would take others for files or for name servers."""
     info = worker_info_from_wire(message.info)
+    if not _is_address(message.address):
+        raise InvalidRequest(
+            "address must be the host:port on which the worker serves its own RPCs", field="address"
+        )
+    who, model = info.identity, info.model
+    told = (
+        who.worker_id,
+        who.model_fingerprint,
+        who.tokenizer_hash,
+        model.name,
+        model.fingerprint,
+        model.numerics,
+    )
+    if not "".join(told).isprintable():  # they stand in logs
+        raise InvalidRequest("the worker's and its model's names and hashes must be printable characters")
     load: Load | None = None
     if info.identity.role is Role.VERIFIER and message.HasField("verifier_load"):
         load = verifier_load_from_wire(message.verifier_load)
@@ -51,9 +68,17 @@ def record_from_wire(message: registry_pb2.Registration) -> WorkerRecord:
     return WorkerRecord(info, message.address, load)
 
 
+def _is_address(address: str) -> bool:
+    parts = re.fullmatch(r"(\[[0-9A-Fa-f:.]+(%[\w.-]+)?\]|[\w.-]+):([0-9]{1,5})", address, re.ASCII)
+    return parts is not None and 0 < int(parts[3]) < 2**16
+
+
 def _beat_from_wire(message: registry_pb2.Registration) -> WorkerRecord:
     _worker(hello_from_wire(message.info))
-    return record_from_wire(message)
+    try:
+        return record_from_wire(message)
+    except InvalidRequest as error:  # the worker was started with something that it has to be told
+        raise PeerRefused(error.message) from None
 
 
 def _leave_from_wire(message: registry_pb2.LeaveRequest) -> Identity:

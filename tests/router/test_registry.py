@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from outrider.net.tls import Tls
 from outrider.store.memory import MemoryStore
 from outrider.v1 import registry_pb2, registry_pb2_grpc
 from outrider.wire.hello import Role
-from outrider.wire.registry import MAX_RECORD_BYTES, record_to_wire
+from outrider.wire.registry import MAX_RECORD_BYTES, record_from_wire, record_to_wire
 from outrider.worker.registration import RouterRegistrar
 from router import registration_limits as limits_module
 from router.fleet import Fleet
@@ -98,6 +99,28 @@ async def test_a_registration_that_describes_nothing_or_no_address_is_refused(ri
         assert (code, "address must be" in sentence) == (grpc.StatusCode.FAILED_PRECONDITION, True)
         code, sentence = await refusal(stub.Leave(registry_pb2.LeaveRequest()))
         assert (code, "hello must say" in sentence) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["unix:/run/a.sock", "dns://192.0.2.1/h:1", "h", "h:", "h:0", "h:70000", "a b:1", "h\n:1", "x@h:1"],
+)
+async def test_an_address_is_a_host_and_a_port(rig: Any, address: str) -> None:
+    """gRPC would open files, and ask name servers, that others name."""
+    record = (await rig.worker(Role.DRAFTER, "d")).record()
+    registrar = RouterRegistrar(rig.address)
+    answer = await registrar.beat(replace(record, address=address))
+    assert "address must be the host:port" in (answer.refusal or "")
+    for sound in ("127.0.0.1:1", "[::1]:1", "[fe80::1%eth0]:65535", "10-0-0-1.outrider.pod.cluster.local:1"):
+        assert record_from_wire(record_to_wire(replace(record, address=sound))).address == sound
+    await registrar.close()
+
+
+async def test_a_name_cannot_forge_lines_of_the_log(rig: Any) -> None:
+    worker = await rig.worker(Role.DRAFTER, "d\n2026-01-01 ERROR router: all is lost")
+    registrar = RouterRegistrar(rig.address)
+    assert "must be printable" in ((await registrar.beat(worker.record())).refusal or "")
+    await registrar.close()
 
 
 @pytest.fixture

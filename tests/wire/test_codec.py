@@ -33,10 +33,12 @@ sampling_params = st.builds(
     logit_bias=st.dictionaries(uint32, st.floats(width=32, allow_nan=False), max_size=5),
     seed=uint64,
 )
+printable = text.filter(str.isprintable)
+addresses = st.integers(1, 2**16 - 1).map("h-1.example:{}".format)
 models = st.builds(
     ModelInfo,
-    name=text,
-    fingerprint=text,
+    name=printable,
+    fingerprint=printable,
     architecture=text,
     parameters=uint64,
     vocab_size=uint32,
@@ -47,17 +49,17 @@ models = st.builds(
     bit_exact=st.booleans(),
     tensor_parallel_size=uint32,
     quantization=text,
-    numerics=text,
+    numerics=printable,
 )
 workers = st.builds(
     WorkerInfo,
     identity=st.builds(
         Identity,
         role=st.sampled_from([Role.VERIFIER, Role.DRAFTER]),
-        worker_id=text,
+        worker_id=printable,
         incarnation=uint64,
-        model_fingerprint=text,
-        tokenizer_hash=text,
+        model_fingerprint=printable,
+        tokenizer_hash=printable,
     ),
     model=models,
     kv_blocks=uint32,
@@ -72,7 +74,7 @@ drafter_loads = st.builds(
 
 def with_load(info: WorkerInfo) -> st.SearchStrategy[WorkerRecord]:
     loads = verifier_loads if info.identity.role is Role.VERIFIER else drafter_loads
-    return st.builds(WorkerRecord, info=st.just(info), address=text, load=st.none() | loads)
+    return st.builds(WorkerRecord, info=st.just(info), address=addresses, load=st.none() | loads)
 
 
 records = workers.flatmap(with_load)
