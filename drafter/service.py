@@ -239,6 +239,10 @@ class DrafterService:
         model = self._info.model
         if not spec.target_vocab_size:
             return "target_vocab_size must be at least 1"  # else it would end the whole batch
+        if not spec.params.prompt:
+            return "prompt must hold at least one token"
+        if not len(spec.output) < spec.params.max_tokens:  # its log would outgrow what is checked below
+            return f"max_tokens must be more than the {len(spec.output)} tokens of output so far"
         total = spec.params.most_tokens
         if total > model.max_context:
             return f"prompt and max_tokens need {total} tokens; the draft's context has {model.max_context}"

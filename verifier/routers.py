@@ -104,8 +104,7 @@ class Routers:
                         if running is not None and self._owners.get(session_id) == (peer, number):
                             running.session.num_speculative_tokens = num_speculative_tokens
                     case CloseSession(session_id, number):
-                        opening = Opening(peer, number)
-                        if self._owners.get(session_id, opening) == opening:
+                        if self._owners.get(session_id) == Opening(peer, number):
                             self._close(session_id)
                         peer.report(self._stepper.load)
                     case GiveBack(session_id, number):

@@ -42,6 +42,8 @@ def test_a_session_that_cannot_be_drafted_for_is_refused_by_a_sentence() -> None
         ({"params": replace(FITS.params, max_tokens=63)}, "the draft's context has 64"),
         ({"params": replace(FITS.params, max_tokens=47)}, "the drafter's KV pool holds 48"),
         ({"output": (100,)}, "no token ids above 99"),
+        ({"params": replace(FITS.params, prompt=())}, "prompt must hold"),
+        ({"output": (1,) * 8}, "more than the 8 tokens of output"),
         ({"params": replace(FITS.params, sampling=SamplingParams(temperature=-1))}, "temperature must be in"),
     ):
         assert sentence in str(service._unfit(replace(FITS, **change)))

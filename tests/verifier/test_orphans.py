@@ -320,6 +320,16 @@ async def test_a_cancelled_orphan_is_closed_and_stays_so(verifier: Running) -> N
     assert verifier.stepper.load.running == 0
 
 
+async def test_a_close_is_for_a_session_of_ones_own(verifier: Running) -> None:
+    talk, other = await router(verifier), await router(verifier)
+    await begin(verifier, talk)
+    await broken_off(verifier, talk)
+    other.say(verifier_pb2.VerifierCommand(close=verifier_pb2.CloseSession(session_id=ID)))
+    other.say(open_session(b"too short"))
+    await failure(other)  # so the close has been read
+    assert ID in verifier.service.routers._orphans
+
+
 async def test_a_verifier_whose_step_hangs_keeps_no_orphans(verifier: Running) -> None:
     talk = await router(verifier)
     await begin(verifier, talk)
