@@ -22,7 +22,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from outrider.errors import InvalidRequest, OutriderError, PeerRefused, StartupError
+from outrider.errors import InvalidRequest, OutriderError, PeerRefused, StartupError, Unavailable
 from outrider.net.allowance import Allowance
 from outrider.net.tls import Tls
 from outrider.wire import methods
@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 16 * 2**20  # received: a request of the largest body as token ids, or a batch of commits
 STOP_GRACE_SECONDS = 1.0  # what calls in progress are given when a server stops
+UNTAKEN_SECONDS = 60.0  # in which a peer takes a message that is written to it
 
 _COMMON_OPTIONS: list[tuple[str, int]] = [
     # A peer that is silent (its machine gone, a cable pulled) is noticed after time + timeout.
@@ -299,6 +300,20 @@ def _decoding(
     return lambda request, context: behaviour(read(request), context)
 
 
+async def _written(context: grpc.aio.ServicerContext[Any, Any], response: Any) -> None:
+    """Raises Unavailable if the peer does not take it, and CancelledError if it has gone meanwhile: gRPC's own
+    error would be logged with a trace."""
+    try:
+        async with asyncio.timeout(UNTAKEN_SECONDS):
+            await context.write(response)
+    except TimeoutError:
+        raise Unavailable(
+            f"nothing that was written to this call was taken for {UNTAKEN_SECONDS:g} s"
+        ) from None
+    except grpc.aio.InternalError:
+        raise asyncio.CancelledError from None
+
+
 def _guarded(
     behaviour: Callable[..., Any], roles: frozenset[Role] | None, generates: bool
 ) -> Callable[..., Any]:
@@ -309,7 +324,7 @@ def _guarded(
                 check_certified(context, roles)
                 async with aclosing(behaviour(request, context)) as responses:
                     async for response in responses:
-                        await context.write(response)
+                        await _written(context, response)
 
         return guarded_stream
 

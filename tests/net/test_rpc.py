@@ -10,6 +10,7 @@ import grpc.aio
 import pytest
 
 from outrider.errors import Overloaded, PeerRefused, StartupError
+from outrider.net import rpc
 from outrider.net.rpc import MAX_MESSAGE_BYTES, Outbox, bind, channel, new_server
 from outrider.v1 import common_pb2, registry_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider.wire.hello import Identity, Role, check_hello, hello_from_wire, hello_to_wire
@@ -214,3 +215,47 @@ async def test_an_outbox_is_bounded_and_ends_after_what_it_holds() -> None:
     outbox.close()
     assert not outbox.put(9)
     assert [number async for number in outbox] == [0, 1]
+
+
+@asynccontextmanager
+async def unread_stream() -> AsyncIterator[tuple[asyncio.Event, grpc.aio.UnaryStreamCall[Any, Any]]]:
+    """Gives a call that is written to for ever, one message of which is read, and what is set when its end is
+    noticed."""
+    noticed = asyncio.Event()
+
+    async def endless(request: Any, context: Any) -> Any:
+        try:
+            while True:
+                yield b"x" * 100_000
+        finally:
+            noticed.set()
+
+    server = new_server()
+    handlers = {"Endless": grpc.unary_stream_rpc_method_handler(endless)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Unread", handlers),))
+    port = bind(server, "127.0.0.1", 0).rpartition(":")[2]
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as client:
+        call = client.unary_stream("/test.Unread/Endless")(b"")
+        assert await call.read()
+        yield noticed, call
+    await server.stop(None)
+
+
+async def test_a_call_whose_messages_are_not_taken_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc, "UNTAKEN_SECONDS", 0.2)
+    async with unread_stream() as (noticed, call):
+        await asyncio.wait_for(noticed.wait(), 10)
+        with pytest.raises(grpc.aio.AioRpcError, match="was not taken for"):
+            while await call.read() is not grpc.aio.EOF:
+                pass
+
+
+async def test_who_leaves_while_it_is_written_to_leaves_no_trace_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with unread_stream() as (noticed, call):
+        await asyncio.sleep(0.1)  # until a write waits
+        call.cancel()
+        await asyncio.wait_for(noticed.wait(), 10)
+    assert not caplog.records
