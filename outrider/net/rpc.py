@@ -301,15 +301,13 @@ def _decoding(
 
 
 async def _written(context: grpc.aio.ServicerContext[Any, Any], response: Any) -> None:
-    """Raises Unavailable if the peer does not take it, and CancelledError if it has gone meanwhile: gRPC's own
+    """Raises Unavailable if the peer does not take it, and CancelledError if it has gone: gRPC's own
     error would be logged with a trace."""
     try:
         async with asyncio.timeout(UNTAKEN_SECONDS):
             await context.write(response)
     except TimeoutError:
-        raise Unavailable(
-            f"nothing that was written to this call was taken for {UNTAKEN_SECONDS:g} s"
-        ) from None
+        raise Unavailable(f"what was written to this call was not taken for {UNTAKEN_SECONDS:g} s") from None
     except grpc.aio.InternalError:
         raise asyncio.CancelledError from None
 
