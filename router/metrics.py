@@ -58,6 +58,7 @@ _WINDOWS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 
 MODEL = ["model_name"]
 WORKER = ["model_name", "engine"]  # engine: vLLM's label; here the worker's id
+MOST_REASONS = 64  # of one verifier: each is a series of its own
 MOST_LEFT = (
     256  # workers that have left whose counts are still told: new ones come for as long as a router runs
 )
@@ -202,8 +203,11 @@ class Metrics:
         )
 
     def observe_dropped(self, worker_id: str, model: str, counts: Mapping[str, int]) -> None:
-        """Takes in a verifier's counts since its start, by reason."""
+        """Takes in a verifier's counts since its start, by reason: no more reasons than MOST_REASONS."""
+        known = self._seen[(Role.VERIFIER, worker_id), model]
         for reason, count in counts.items():
+            if _DROPPED + reason not in known and len(known) >= MOST_REASONS:
+                continue
             new = self._new((Role.VERIFIER, worker_id), model, _DROPPED + reason, count)
             self.dropped.labels(model, worker_id, reason).inc(new)
 

@@ -6,6 +6,7 @@ import pytest
 
 from outrider.errors import OutriderError
 from outrider.v1 import verifier_pb2
+from router.metrics import MOST_REASONS
 from tests.router.asking import Running, committed, finished, request
 
 LARGEST = 2**32 - 1
@@ -52,3 +53,10 @@ async def test_a_verifier_that_gives_all_back_and_claims_to_idle_does_not_get_th
     assert (await sound.next_command("open")).session_id == sid
     sound.say(**committed(sid, 3, 10), **finished(sid))
     assert len(await running.task) == 2
+
+
+async def test_a_verifier_does_not_fill_the_metrics(rig: Any) -> None:
+    verifier = await rig.verifier()
+    verifier.say(dropped={f"reason {number}": 1 for number in range(1000)})
+    await rig.until(lambda: b"outrider_drafts_dropped_total{" in rig.metrics.exposition())
+    assert rig.metrics.exposition().count(b"outrider_drafts_dropped_total{") <= MOST_REASONS
