@@ -260,11 +260,14 @@ def _name(identity: Identity) -> str:
 
 
 def _words(fields: list[bytes]) -> dict[str, Word]:
-    """Returns [name, value, name, value, ...] as words by router id."""
+    """Returns [name, value, name, value, ...] as words by router id, without those that are damaged."""
     words = {}
     for name, value in zip(fields[::2], fields[1::2], strict=True):
-        refusal, trouble = json.loads(value)
-        words[name[len(WORD) :].decode()] = (refusal, trouble)
+        try:
+            refusal, trouble = json.loads(value)
+            words[name[len(WORD) :].decode()] = (refusal, trouble)
+        except (ValueError, TypeError):
+            log.debug("a router's word in the store is not understood")
     return words
 
 
