@@ -18,6 +18,7 @@ from router.workers import Drafter, Verifier
 log = logging.getLogger(__name__)
 
 DISTRUST_SECONDS = 600.0
+SILENCE_SECONDS = 60.0  # for which a drafter is not preferred whose drafts never came
 CANCEL_SECONDS = 60.0  # as long as a session waits for a verifier
 MOST_CANCELLED = 4096  # that are remembered; the oldest go first
 
@@ -175,12 +176,31 @@ class Fleet:
 
     def distrust(self, drafter: Drafter, reason: str) -> None:
         """Prefers others for a while, because a verifier cut the drafter off for what no drafter may send."""
-        worker_id, now = drafter.identity.worker_id, self._clock()
-        if self._distrusted_until.get(worker_id, 0.0) <= now:
+        if self._prefer_others(drafter, DISTRUST_SECONDS):
+            worker_id = drafter.identity.worker_id
             log.warning("drafter %s was cut off by a verifier (%s): others are preferred", worker_id, reason)
             self.metrics.drafter_cut_off()
+
+    def passed_over(
+        self, silent: Drafter, verifier: Verifier, gave_up: frozenset[tuple[str, int]], acceptance: Acceptance
+    ) -> bool:
+        """Returns whether another could draft for a session in the place of one of which nothing is verified;
+        if so, others are preferred to it for a while."""
+        if self.drafter_for(verifier, gave_up | {silent.instance}, acceptance) is None:
+            return False
+        if self._prefer_others(silent, SILENCE_SECONDS):
+            worker_id = silent.identity.worker_id
+            log.warning("nothing that drafter %s sends is verified: others are preferred", worker_id)
+            self.metrics.drafter_silent()
+        return True
+
+    def _prefer_others(self, drafter: Drafter, seconds: float) -> bool:
+        """Returns whether they were not yet."""
+        worker_id, now = drafter.identity.worker_id, self._clock()
+        new = self._distrusted_until.get(worker_id, 0.0) <= now
         self._distrusted_until = {key: at for key, at in self._distrusted_until.items() if at > now}
-        self._distrusted_until[worker_id] = now + DISTRUST_SECONDS
+        self._distrusted_until[worker_id] = max(now + seconds, self._distrusted_until.get(worker_id, 0.0))
+        return new
 
     def drafter_for(
         self, verifier: Verifier, excluded: frozenset[tuple[str, int]], acceptance: Acceptance

@@ -143,6 +143,11 @@ class Metrics:
             "Drafters that a verifier cut off, as they sent what no drafter may.",
             registry=self.registry,
         )
+        self.silent = Counter(
+            "outrider_drafters_silent",
+            "Drafters that others were preferred to, as nothing that they sent was verified.",
+            registry=self.registry,
+        )
         self.registrations_refused = counter(
             "outrider_registrations_refused",
             "Workers' words refused, by reason.",
@@ -230,6 +235,9 @@ class Metrics:
 
     def drafter_cut_off(self) -> None:
         self.cut_off.inc()
+
+    def drafter_silent(self) -> None:
+        self.silent.inc()
 
     def worker_left(self, key: WorkerKey, model: str) -> None:
         """Takes a worker's gauges out; what it has done stays counted until many have left after it."""

@@ -43,3 +43,8 @@ class Reader:
 
 def superseded() -> Superseded:
     return Superseded("the session goes on elsewhere: its client has come back by another connection")
+
+
+def lost_track() -> OutriderError:
+    """Returns what a session ends with whose verifier said what no sound one says."""
+    return OutriderError("the target worker lost track of this request; send it again")

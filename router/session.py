@@ -15,12 +15,12 @@ from outrider.net.draft_right import right
 from outrider.wire.session import FinishReason, SessionId
 from router import numerics
 from router.fleet import Fleet
-from router.reader import Reader, superseded
+from router.reader import Reader, lost_track, superseded
 from router.rebalance import Unbegun
 from router.requests import SessionEnded, TokensCommitted
 from router.session_log_writer import SessionLogWriter, TakenSession
 from router.session_state import TRANSITIONS, Event, State
-from router.speculation import Estimator, PairAcceptance, choose_k, settled, window, worth_sending
+from router.speculation import Estimator, PairAcceptance, choose_k, settled, welcome, window, worth_sending
 from router.transcript import Transcript
 from router.workers import Drafter, Verifier
 
@@ -200,7 +200,7 @@ class Session:
                 "session %s: %d tokens (%d of %d drafts accepted) at %d do not continue a log of %d",
                 *(self.id.hex(), len(tokens), accepted, verified, base, len(self.transcript.log)),
             )
-            self.failed(_lost_track())
+            self.failed(lost_track())
             return
         if known >= len(tokens):
             return
@@ -223,13 +223,12 @@ class Session:
         self._log_writer.note(self._cursor)
         self.news.set()
         self._estimator.observe(step.accepted, step.verified, len(step.tokens))
+        self._leave_if_silent(step)
         self._steer()
 
     def finished(self, reason: FinishReason) -> None:
-        if reason is FinishReason.CANCELLED:  # nobody ends a session so; a cancelled one fails
-            self._end(_lost_track())
-            return
-        self._end(SessionEnded(reason))
+        # Nobody ends a session as cancelled: such a one fails.
+        self._end(lost_track() if reason is FinishReason.CANCELLED else SessionEnded(reason))
 
     def failed(self, error: OutriderError) -> None:
         if not isinstance(error, Unavailable):
@@ -243,7 +242,7 @@ class Session:
         """The session goes on at another verifier, unless it may be what they die of."""
         self._losses += 1
         if self._verifier is not None:
-            self._lost |= {(self._verifier.identity.worker_id, self._verifier.identity.incarnation)}
+            self._lost |= {self._verifier.instance}
         if self._losses > MAX_LOSSES:
             self._verifier = None
             self._end(Unavailable(f"{self._losses} target workers in a row were lost on this request"))
@@ -313,13 +312,24 @@ class Session:
         drafter = self._drafter
         if drafter is not None:
             log.info("session %s: drafter %s ended it: %s", self.id.hex(), drafter.identity.worker_id, reason)
-            self._gave_up |= {(drafter.identity.worker_id, drafter.identity.incarnation)}
+            self._gave_up |= {drafter.instance}
         self.drafter_lost()
 
     def drafter_lost(self) -> None:
         """The session goes on plainly; another drafter starts from prompt and output."""
         self._drafter = None
         self.seek_drafter()
+
+    def _leave_if_silent(self, step: TokensCommitted) -> None:
+        """Another drafts, if there is one, where nothing came of this one that could be verified."""
+        drafter, verifier = self._drafter, self._verifier
+        if drafter is None or verifier is None:
+            return
+        wanted = welcome(self._k, self._estimator.acceptance, verifier.load.price)
+        silent = wanted and drafter.silent(step.verified, len(step.tokens))
+        if silent and self._fleet.passed_over(drafter, verifier, self._gave_up, self._acceptance):
+            drafter.close(self.id)
+            self.draft_ended("nothing of it was verified")
 
     def _leave_drafter(self) -> None:
         if self._drafter is not None:
@@ -384,13 +394,6 @@ class Session:
     def _wanted_window(self, verifier: Verifier, drafter: Drafter) -> int:
         if self._lock_step:
             return self._k
-        return window(
-            self._k,
-            verifier.load.typical_step_seconds,
-            drafter.load.round_trips.get(verifier.registration.address, drafter.load.round_trip_seconds),
-            drafter.load.token_seconds,
-        )
-
-
-def _lost_track() -> OutriderError:
-    return OutriderError("the target worker lost track of this request; send it again")
+        load = drafter.load
+        round_trip = load.round_trips.get(verifier.registration.address, load.round_trip_seconds)
+        return window(self._k, verifier.load.typical_step_seconds, round_trip, load.token_seconds)

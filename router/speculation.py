@@ -18,6 +18,9 @@ PROBE_TOKENS = 64  # with k = 0 by price, one draft token is tried after this ma
 MAX_WINDOW = 256
 WORTH_A_MESSAGE = 0.25  # relative change below which a window is left as it is
 
+SILENT_TOKENS = 128  # committed of a drafter's sessions, in the mean, without a draft of its among them
+WELCOME = 0.25  # of the acceptance: a price up to it lets any good draft in
+
 FIRST_ACCEPTANCE = 0.65  # of a pair that nothing is known of
 LEAST_ACCEPTANCE, MOST_ACCEPTANCE = 0.05, 0.97  # that a session begins with
 PAIR_RATE = 0.03  # how fast a pair's mean follows its sessions, once it has seen some
@@ -85,6 +88,12 @@ def choose_k(estimator: Estimator, price: float, cap: int) -> int:
         return cap
     k = min(cap, int(math.log(least) / math.log(estimator.acceptance))) if least < 1 else 0
     return min(1, cap) if k == 0 and estimator.unobserved_tokens >= PROBE_TOKENS else k
+
+
+def welcome(k: int, acceptance: float, price: float) -> bool:
+    """Returns whether a step would have verified a draft, had there been one: it is not for the price that
+    there was none."""
+    return k > 0 and price <= WELCOME * acceptance
 
 
 def settled(current: int, wanted: int) -> int:

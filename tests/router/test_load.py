@@ -9,6 +9,7 @@ import pytest
 
 from outrider.errors import DeadlineExceeded, Overloaded
 from outrider.v1 import drafter_pb2, verifier_pb2
+from router.speculation import SILENT_TOKENS
 from tests.router.asking import Running, committed, request
 
 
@@ -86,6 +87,47 @@ async def test_a_drafter_that_a_verifier_cut_off_is_replaced_and_others_are_pref
     assert (await honest.next_command("open")).session_id not in ids
     for session in [*running, third]:
         session.task.cancel()
+
+
+async def test_a_drafter_of_which_nothing_is_verified_is_left_whatever_it_says_of_its_pace(rig: Any) -> None:
+    verifier, liar, honest = await rig.verifier(), await rig.drafter("a"), await rig.drafter("b")
+    liar.say(load=drafter_pb2.DrafterLoad(token_seconds=1e-6))
+    honest.say(load=drafter_pb2.DrafterLoad(token_seconds=1.0))
+    await rig.until(lambda: rig.fleet.drafters["b"].load.token_seconds == 1.0)
+    running = Running(rig, request(max_tokens=4 * SILENT_TOKENS))
+    session_id = (await verifier.next_command("open")).session_id
+    await liar.next_command("open")
+    for base in range(3, 3 + SILENT_TOKENS - 1):
+        verifier.say(**committed(session_id, base, 10))
+    await rig.until(lambda: len(running.events) == SILENT_TOKENS - 1)
+    assert rig.fleet.drafters["a"].placed == 1
+    verifier.say(**committed(session_id, 3 + SILENT_TOKENS - 1, 10))
+    assert (await liar.next_command("close")).session_id == session_id
+    assert (await honest.next_command("open")).session_id == session_id
+    second = Running(rig, request())
+    assert (await honest.next_command("open")).session_id != session_id
+    assert "outrider_drafters_silent_total 1.0" in rig.metrics.exposition().decode()
+    for session in (running, second):
+        session.task.cancel()
+
+
+@pytest.mark.parametrize(
+    ("price", "verified"),
+    [(0.9, 0), (0.0, 1)],  # no draft is worth that price; now and then one is verified
+)
+async def test_a_drafter_is_not_left_for_the_price_nor_while_something_comes(
+    rig: Any, price: float, verified: int
+) -> None:
+    verifier, first, _ = await rig.verifier(), await rig.drafter("a"), await rig.drafter("b")
+    running = Running(rig, request(max_tokens=4 * SILENT_TOKENS))
+    session_id = (await verifier.next_command("open")).session_id
+    await first.next_command("open")
+    verifier.say(load=verifier_pb2.VerifierLoad(price=price))
+    for base in range(3, 3 + 2 * SILENT_TOKENS):
+        verifier.say(**committed(session_id, base, 10, verified=verified if base % 100 == 0 else 0))
+    await rig.until(lambda: len(running.events) == 2 * SILENT_TOKENS)
+    assert [rig.fleet.drafters[each].placed for each in "ab"] == [1, 0]
+    running.task.cancel()
 
 
 async def test_where_there_is_no_other_a_distrusted_drafter_is_better_than_none(rig: Any) -> None:
