@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -76,7 +76,7 @@ def load_engine(
     checkpoint = locate(path_or_id)
     look_over(checkpoint)
     config = _config(checkpoint)
-    quantized = prepare(config, str(checkpoint), target)
+    quantized = prepare(config, checkpoint, target)
     digest = fingerprint(checkpoint) if ranks is None or ranks.leads else ""
     if ranks is not None:
         check_divisible(config, checkpoint_name(path_or_id), size)
@@ -178,19 +178,30 @@ def _model(
             raise PeerLost("a process of the tensor-parallel group ended") from error
         reason = str(error).strip().split("\n")[0]
         raise StartupError(f"the weights in {checkpoint} do not load ({reason})") from None
-    missing = sorted(report["missing_keys"])
-    if missing:
+    _all_used(checkpoint, type(model).__name__, report)
+    if not {"distributed_config", "device_map"} & told.keys():  # otherwise it is there
+        model = model.to(device)
+    return model.eval().requires_grad_(False)
+
+
+def _all_used(checkpoint: Checkpoint, architecture: str, report: Mapping[str, Any]) -> None:
+    """Raises StartupError unless the checkpoint's tensors are those that the model has, but for what
+    transformers knows not to be a part of it."""
+    if missing := sorted(report["missing_keys"]):
         raise StartupError(
             f"the weights in {checkpoint} lack {missing[0]} ({len(missing)} missing in all), which "
-            f"{type(model).__name__} needs"
+            f"{architecture} needs"
         )
     for key, found, expected in report["mismatched_keys"]:
         raise StartupError(
             f"{key} in {checkpoint} has the shape {list(found)} where config.json asks for {list(expected)}"
         )
-    if not {"distributed_config", "device_map"} & told.keys():  # otherwise it is there
-        model = model.to(device)
-    return model.eval().requires_grad_(False)
+    if unused := sorted(report["unexpected_keys"]):
+        raise StartupError(
+            f"{architecture} has no place for {unused[0]} in {checkpoint} ({len(unused)} such in all), and "
+            "would give another text without: the checkpoint was quantised or changed in a way that "
+            "config.json does not tell; give it as it was before"
+        )
 
 
 def _device(device: str) -> torch.device:

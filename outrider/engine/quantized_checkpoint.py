@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
+from outrider.engine.checkpoint import Checkpoint
 from outrider.errors import StartupError
 
+BESIDE = "hf_quant_config.json"  # where NVIDIA's modelopt tells how it quantised, often there alone
 PACKAGES = {  # that transformers leaves the work to, by the quant_method of config.json
     "aqlm": ("aqlm",),
     "auto-round": ("auto-round",),
@@ -29,13 +31,17 @@ PACKAGES = {  # that transformers leaves the work to, by the quant_method of con
 }
 
 
-def prepare(config: Any, where: str, device: torch.device) -> str | None:
+def prepare(config: Any, where: Checkpoint, device: torch.device) -> str | None:
     """Returns how the weights are quantised that a configuration describes; None if they are not.
 
     On a CPU the configuration is changed, so that they are loaded as plain numbers if transformers can do
     that: there are no kernels to run them as they are. Raises StartupError, naming the package, if one is
     missing."""
     told = getattr(config, "quantization_config", None)
+    if told is None:
+        told = getattr(config.get_text_config(), "quantization_config", None)
+    if told is None and where.gguf is None and (where.folder / BESIDE).is_file():
+        told = {"quant_method": f"modelopt ({BESIDE})"}
     if told is None:
         return None
     values: dict[str, Any] = told if isinstance(told, dict) else told.to_dict()

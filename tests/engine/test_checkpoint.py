@@ -158,6 +158,8 @@ def test_fp8_weights_are_plain_numbers_on_a_cpu(checkpoint: Callable[..., Path],
         ({"quant_method": "compressed-tensors"}, "which needs compressed-tensors: pip install"),
         ({"load_in_4bit": True}, "by bitsandbytes, which needs bitsandbytes: pip install"),
         ({"quant_method": "exl2"}, "by exl2, which transformers does not know; give it in another"),
+        ({"quant_method": "modelopt"}, "by modelopt, which transformers does not know"),
+        ({}, "by unknown, which transformers does not know"),
     ],
 )
 def test_a_missing_package_is_named(
@@ -165,6 +167,25 @@ def test_a_missing_package_is_named(
 ) -> None:
     folder = copied(checkpoint("llama"), tmp_path / "quantized", quantization_config=told)
     assert sentence in refusal(folder)
+
+
+def test_a_quantisation_that_is_told_beside_the_configuration_is_refused(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = copied(checkpoint("llama"), tmp_path / "quantized")
+    (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
+    assert "by modelopt (hf_quant_config.json), which transformers does not know" in refusal(folder)
+
+
+def test_a_tensor_that_the_model_has_no_place_for_is_refused_by_name(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = copied(checkpoint("llama"), tmp_path / "scaled")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight_scale"] = torch.ones(())
+    save_file(weights, folder / "scaled.safetensors", metadata={"format": "pt"})
+    (folder / "scaled.safetensors").replace(folder / "model.safetensors")
+    assert "no place for model.layers.1.mlp.up_proj.weight_scale" in refusal(folder)
 
 
 @pytest.mark.parametrize(
