@@ -16,6 +16,7 @@ from drafter.session import DraftSession
 from drafter.survival import on_the_wire
 from outrider.errors import InvalidRequest, OutriderError
 from outrider.net.allowance import CUT_OFF_SECONDS, Allowance, CutOff
+from outrider.net.backoff import Backoff
 from outrider.net.heartbeat import SILENCE_SECONDS, Stillness, fell_silent
 from outrider.net.rpc import channel, converse, heard
 from outrider.net.tasks import propagate_cancel
@@ -94,7 +95,7 @@ class VerifierLink:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _keep_connected(self) -> None:
-        backoff = FIRST_BACKOFF_SECONDS
+        backoff = Backoff(FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS, good=LAST_BACKOFF_SECONDS)
         while True:
             connected_at = self._clock()
             try:
@@ -115,10 +116,7 @@ class VerifierLink:
             if not self._sessions:
                 self._on_over()
                 return
-            if self._clock() - connected_at > LAST_BACKOFF_SECONDS:
-                backoff = FIRST_BACKOFF_SECONDS
-            await asyncio.sleep(backoff)
-            backoff = min(2 * backoff, LAST_BACKOFF_SECONDS)
+            await asyncio.sleep(backoff.after(self._clock() - connected_at))
 
     async def _cut_off(self, error: OutriderError) -> None:
         """Drafts for no session of this verifier for a while."""

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from outrider.errors import OutriderError, PeerRefused
 from outrider.net.allowance import CUT_OFF_SECONDS, CutOff
+from outrider.net.backoff import Backoff
 from outrider.net.rpc import channel
 from outrider.net.tasks import propagate_cancel
 from outrider.net.tls import Tls
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 
 FIRST_BACKOFF_SECONDS = 0.1
 MAX_BACKOFF_SECONDS = 2.0
+GOOD_SECONDS = 10.0  # for which a worker must be held, for the pauses to begin anew
 REPEAT_SECONDS = 2.0  # between two tellings of the same word: a store may have lost the first
 
 
@@ -79,8 +81,10 @@ class WorkerDiscovery:
             await asyncio.wait((former,))
         identity = record.info.identity
         who = f"{identity.role.name.lower()} {identity.worker_id}"
-        backoff, complained = FIRST_BACKOFF_SECONDS, ""
+        backoff, complained = Backoff(FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, GOOD_SECONDS), ""
+        loop = asyncio.get_running_loop()
         while True:
+            began, held, least = loop.time(), 0.0, 0.0
             try:
                 why = await propagate_cancel(self._hold(record))
             except PeerRefused as refused:
@@ -89,7 +93,7 @@ class WorkerDiscovery:
             except CutOff as cut_off:
                 log.warning("%s: %s", who, cut_off.message)
                 self._fleet.metrics.worker_cut_off(identity.role.name.lower())
-                backoff = CUT_OFF_SECONDS
+                least = CUT_OFF_SECONDS
                 with suppress(OutriderError):
                     await self._store.answer(identity, self._router.worker_id, None, cut_off.message)
             except OutriderError as error:
@@ -102,9 +106,8 @@ class WorkerDiscovery:
                 log.exception("the router failed on %s; trying again", who)
             else:
                 log.warning("%s is given up: %s; trying again", who, why)
-                backoff, complained = FIRST_BACKOFF_SECONDS, ""
-            await asyncio.sleep(backoff * (0.5 + self._jitter() / 2))
-            backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
+                held, complained = loop.time() - began, ""
+            await asyncio.sleep(max(backoff.after(held), least) * (0.5 + self._jitter() / 2))
 
     async def _hold(self, record: WorkerRecord) -> str:
         """Connects, takes the worker in, and returns why it is given up when its stream ends, or is silent.

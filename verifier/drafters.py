@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 MAX_KEY_BYTES = 64
 MAX_NAME = 256  # characters
 MAX_STREAMS = 1024
-HELLO_SECONDS = 5.0
+IDENTITY_SHARE = 4  # one identity has at most one in so many of the streams
 
 # What reading costs, in units of about half a microsecond, which is what a token of a chain takes.
 BATCH_UNITS = 100
@@ -58,7 +58,7 @@ class Drafters:
         self._seats: dict[bytes, list[DrafterSeat]] = {}  # by session
         self._ended = BoundedMap()
         self._misbehaviors = Misbehaviors()
-        self._open = 0  # streams, those without a hello included
+        self._open: Counter[str] = Counter()  # streams by whose they are, those without a hello included
         self.dropped: Counter[str] = Counter()  # drafts, claims and messages, by reason
 
     # -- the verifier's sessions --
@@ -112,12 +112,14 @@ class Drafters:
     # -- the streams --
 
     async def speculate(
-        self, messages: AsyncIterator[DraftBatch], host: str = ""
+        self, messages: AsyncIterator[DraftBatch], host: str = "", certificate: str = ""
     ) -> AsyncGenerator[CommitBatch, None]:
-        """Serves a stream from `host`. Raises what ends it, with a sentence for the drafter."""
-        if self._open >= MAX_STREAMS:
+        """Serves a stream from `host`, of who showed that certificate, if any. Raises what ends it, with a
+        sentence for the drafter."""
+        whose = certificate or host
+        if self._open.total() >= MAX_STREAMS or self._open[whose] >= MAX_STREAMS // IDENTITY_SHARE:
             raise Overloaded("this verifier has as many drafters as it takes; try again later")
-        self._open += 1
+        self._open[whose] += 1
         peer = reader = None
         try:
             name, batches = await self._greeted(messages, host)
@@ -130,7 +132,7 @@ class Drafters:
             if reader.done():
                 reader.result()  # raises what ended it
         finally:
-            self._open -= 1
+            self._open -= Counter([whose])  # which forgets who has none left
             if reader is not None:
                 reader.cancel()
             if peer is not None:
@@ -140,13 +142,9 @@ class Drafters:
         self, messages: AsyncIterator[DraftBatch], host: str
     ) -> tuple[str, AsyncIterator[DraftBatch]]:
         """Returns the name to keep its misbehavior by, and the batches that follow. Raises PeerRefused."""
-        try:
-            async with asyncio.timeout(HELLO_SECONDS):
-                drafter, batches = await read_hello(
-                    messages, Role.DRAFTER, tokenizer_hash=self._identity.tokenizer_hash
-                )
-        except TimeoutError:
-            raise PeerRefused(f"no hello came within {HELLO_SECONDS:g} seconds") from None
+        drafter, batches = await read_hello(
+            messages, Role.DRAFTER, tokenizer_hash=self._identity.tokenizer_hash
+        )
         if len(drafter.worker_id) > MAX_NAME:
             raise PeerRefused(f"the hello's worker_id has more than {MAX_NAME} characters")
         name = f"{drafter.worker_id} at {host}" if host else drafter.worker_id

@@ -13,7 +13,7 @@ import grpc.aio
 
 from outrider.errors import StepHung, Unavailable
 from outrider.net.heartbeat import HEARTBEAT_SECONDS
-from outrider.net.rpc import add_methods, bind, host_of, new_server
+from outrider.net.rpc import add_methods, bind, caller, host_of, new_server
 from outrider.net.tls import opened
 from outrider.store.store import Registrar
 from outrider.wire.description import TokenizerFiles, WorkerInfo
@@ -109,7 +109,8 @@ class VerifierService:
                 yield batch
 
     async def speculate(self, drafts: AsyncIterator[DraftBatch], context: Any) -> AsyncIterator[CommitBatch]:
-        async with aclosing(self.drafters.speculate(drafts, host_of(context.peer()))) as batches:
+        stream = self.drafters.speculate(drafts, host_of(context.peer()), caller(context))
+        async with aclosing(stream) as batches:
             async for batch in batches:
                 yield batch
 

@@ -57,7 +57,11 @@ WORKER, INDEX, EPOCH, CHANGES = (f"outrider:{name}" for name in ("worker:", "wor
 WORD = b"word:"
 
 BEAT = """
-local known = redis.call('HMGET', KEYS[1], 'incarnation', 'description', 'caller')
+local known = redis.pcall('HMGET', KEYS[1], 'incarnation', 'description', 'caller')
+if known.err then  -- something else stands there
+  redis.call('DEL', KEYS[1])
+  known = {}
+end
 if known[1] and known[3] ~= ARGV[7] then return false end
 if known[1] ~= ARGV[2] then redis.call('DEL', KEYS[1]) end
 redis.call('HSET', KEYS[1], 'incarnation', ARGV[2], 'description', ARGV[3], 'record', ARGV[4])
@@ -68,8 +72,9 @@ if known[1] ~= ARGV[2] or known[2] ~= ARGV[3] then redis.call('PUBLISH', KEYS[3]
 local fields, time, words = redis.call('HGETALL', KEYS[1]), redis.call('TIME'), {}
 for i = 1, #fields, 2 do
   if string.sub(fields[i], 1, 5) == 'word:' then
-    local said, word = string.match(fields[i + 1], '^(%S+) (.*)$')
-    if time[1] + time[2] / 1e6 - said > tonumber(ARGV[6]) then
+    local said, word = string.match(fields[i + 1], '^([%d.]+) (.*)$')
+    said = tonumber(said or '')
+    if not said or time[1] + time[2] / 1e6 - said > tonumber(ARGV[6]) then
       redis.call('HDEL', KEYS[1], fields[i])
     else
       table.insert(words, fields[i])
@@ -100,8 +105,8 @@ redis.call('SET', KEYS[2], ARGV[1], 'NX')
 redis.call('PEXPIRE', KEYS[2], ARGV[3])
 local found = {redis.call('GET', KEYS[2])}
 for _, id in ipairs(redis.call('SMEMBERS', KEYS[1])) do
-  local record = redis.call('HGET', ARGV[2] .. id, 'record')
-  if record then table.insert(found, record) else redis.call('SREM', KEYS[1], id) end
+  local record = redis.pcall('HGET', ARGV[2] .. id, 'record')
+  if type(record) == 'string' then table.insert(found, record) else redis.call('SREM', KEYS[1], id) end
 end
 return found
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from typing import Generic, TypeVar
 
@@ -26,6 +26,7 @@ _VERIFIER_LOAD = [field.name for field in fields(VerifierLoad)]  # the message's
 _DRAFTER_LOAD = [field.name for field in fields(DrafterLoad)]
 
 MAX_BYTES = 16 * 2**20  # of what trusted peers say: a session with its prompt, the commits of many
+MOST_MEASURED = 2.0**32  # of a number that a worker measures: none is infinite, nor near it
 SMALL_BYTES = 4096  # of what says little
 
 Plain = TypeVar("Plain")
@@ -215,7 +216,11 @@ def verifier_load_to_wire(load: VerifierLoad) -> verifier_pb2.VerifierLoad:
 
 
 def verifier_load_from_wire(message: verifier_pb2.VerifierLoad) -> VerifierLoad:
-    return VerifierLoad(*[getattr(message, name) for name in _VERIFIER_LOAD])
+    """Returns the load. Raises InvalidRequest if a number is none, or beyond all that can be measured: one
+    such would spoil a histogram's sum for good."""
+    load = VerifierLoad(*[getattr(message, name) for name in _VERIFIER_LOAD])
+    _check_measured([getattr(load, name) for name in _VERIFIER_LOAD])
+    return load
 
 
 def drafter_load_to_wire(load: DrafterLoad) -> drafter_pb2.DrafterLoad:
@@ -223,5 +228,14 @@ def drafter_load_to_wire(load: DrafterLoad) -> drafter_pb2.DrafterLoad:
 
 
 def drafter_load_from_wire(message: drafter_pb2.DrafterLoad) -> DrafterLoad:
+    """Returns the load. Raises InvalidRequest as verifier_load_from_wire does."""
     load = DrafterLoad(*[getattr(message, name) for name in _DRAFTER_LOAD])
-    return replace(load, round_trips=dict(message.round_trips))  # a copy: the message is not kept
+    load = replace(load, round_trips=dict(message.round_trips))  # a copy: the message is not kept
+    _check_measured([*(getattr(load, name) for name in _DRAFTER_LOAD), *load.round_trips.values()])
+    return load
+
+
+def _check_measured(values: Iterable[object]) -> None:
+    for value in values:
+        if isinstance(value, float) and not abs(value) <= MOST_MEASURED:  # nor is NaN
+            raise InvalidRequest(f"a worker's load holds {value}: no such number can be measured")

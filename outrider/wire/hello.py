@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from enum import IntEnum
@@ -10,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 from outrider.errors import PeerRefused
 from outrider.v1 import common_pb2
 
+HELLO_SECONDS = 5.0  # in which a stream's first message must come
 PROTOCOL_VERSION = 2  # of the messages in proto/: both ends of a stream have the same
 
 
@@ -102,9 +104,13 @@ async def read_hello(
     messages: AsyncIterator[G], role: Role, *, tokenizer_hash: str | None = None
 ) -> tuple[Identity, AsyncIterator[G]]:
     """Returns who opened a stream, and the messages that follow the hello. Raises PeerRefused as
-    check_hello does."""
+    check_hello does, and if no hello comes within HELLO_SECONDS."""
     rest = aiter(messages)
-    first = await anext(rest, None)
+    try:
+        async with asyncio.timeout(HELLO_SECONDS):
+            first = await anext(rest, None)
+    except TimeoutError:
+        raise PeerRefused(f"no hello came within {HELLO_SECONDS:g} seconds") from None
     if first is None:
         raise PeerRefused("the stream ended before its hello")
     return check_hello(first.hello, role, tokenizer_hash=tokenizer_hash), rest

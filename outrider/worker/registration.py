@@ -13,7 +13,7 @@ from typing import NoReturn
 import grpc
 import grpc.aio
 
-from outrider.errors import OutriderError, PeerRefused, StartupError, Unavailable
+from outrider.errors import IdInUse, OutriderError, Overloaded, PeerRefused, StartupError, Unavailable
 from outrider.net.rpc import ask, channel
 from outrider.net.tasks import propagate_cancel
 from outrider.net.tls import Tls
@@ -32,6 +32,12 @@ FIRST_BEAT_SECONDS = 0.1  # and between the first ones; the pause grows up to BE
 GROWTH = 1.25
 ANSWER_SECONDS = 3.0  # a store or router that has not answered a beat by then is away
 LEAVE_SECONDS = 1.0
+
+REFUSALS: dict[grpc.StatusCode, type[OutriderError]] = {  # what a router that is there may answer
+    grpc.StatusCode.FAILED_PRECONDITION: PeerRefused,
+    grpc.StatusCode.ALREADY_EXISTS: IdInUse,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
+}
 
 OnState = Callable[[str | None, str], None]
 """Called with a router's id when it takes the worker in; with None and the reason while none has."""
@@ -104,7 +110,7 @@ class RouterRegistrar:
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                 return Answer(refusal=error.details() or "the router refused this worker")
-            if error.code() in (grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.RESOURCE_EXHAUSTED):
+            if error.code() in REFUSALS:
                 return Answer(trouble=error.details())
             await self._reopen()
             raise _away(error) from None
@@ -113,6 +119,9 @@ class RouterRegistrar:
         try:
             await ask(self._channel, LEAVE, identity, LEAVE_SECONDS)
         except grpc.aio.AioRpcError as error:
+            refused = REFUSALS.get(error.code())
+            if refused is not None:
+                raise refused(error.details() or "the router refused this worker") from None
             raise _away(error) from None
 
     async def _reopen(self) -> None:

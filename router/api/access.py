@@ -133,6 +133,10 @@ class Access:
                 f"this API key may have {key.max_concurrent} requests in progress, each prompt counted; try "
                 "again when one has ended"
             )
+        self.check_rate(key, more)
+
+    def check_rate(self, key: ApiKey, more: int) -> None:
+        """Takes so many requests out of the key's rate. Raises Overloaded."""
         if key.requests_per_minute is not None:
             # The generic cell rate algorithm: a minute's requests may come at once, then evenly.
             now, each = self._clock(), MINUTE / key.requests_per_minute
@@ -208,7 +212,11 @@ class GrpcAccess:
                 yield response
 
     async def Cancel(self, request: Any, context: Any) -> Any:
-        await self._identify(context)
+        key = await self._identify(context)
+        try:
+            self._access.check_rate(key, 1)
+        except Overloaded as error:
+            await self._abort(context, error)
         return await self._generation.Cancel(request, context)
 
     async def _stream(

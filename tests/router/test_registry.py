@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from outrider.errors import InvalidRequest, Unavailable
+from outrider.errors import IdInUse, InvalidRequest, PeerRefused
 from outrider.net.rpc import bind, channel, new_server
 from outrider.net.tls import Tls
 from outrider.store.memory import MemoryStore
@@ -155,7 +155,7 @@ async def test_a_drafter_that_calls_itself_as_a_verifier_disturbs_none(
     await rig.until(lambda: rig.fleet.drafters.get("v") is not None)
     await hostile.leave(impostor.info.identity)
     await rig.until(lambda: not rig.fleet.drafters)
-    with pytest.raises(Unavailable):  # its certificate is a drafter's
+    with pytest.raises(PeerRefused, match="certificate is a drafter's"):
         await hostile.leave(verifier.info.identity)
     assert rig.fleet.verifiers == {"v": held} and not verifier.stream_over.is_set()
 
@@ -171,7 +171,7 @@ async def test_a_live_worker_belongs_to_the_certificate_that_registered_it(
         another = await rig.worker(Role.VERIFIER, "v", incarnation=incarnation)
         answer = await other.beat(another.record())  # no refusal: it may be let in later, and need not end
         assert answer.trouble is not None and "is registered with another certificate" in answer.trouble
-        with pytest.raises(Unavailable):
+        with pytest.raises(IdInUse, match="is registered with another certificate"):
             await other.leave(another.info.identity)
     refused = "outrider_registrations_refused_total", {"reason": "id_in_use"}
     assert rig.metrics.registry.get_sample_value(*refused) == 4

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from outrider.errors import PeerRefused
+from outrider.net.backoff import Backoff
 from outrider.net.rpc import MAX_MESSAGE_BYTES, Outbox
 from outrider.store.memory import MemoryStore
 from outrider.v1 import verifier_pb2
@@ -278,12 +279,22 @@ async def test_a_mistake_of_the_routers_own_is_logged_and_the_worker_tried_again
 
 
 async def test_a_verifier_that_says_what_cannot_be_is_given_up_and_tried_again(
-    rig: Any, caplog: pytest.LogCaptureFixture
+    rig: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pauses = list[float]()
+
+    class Recorded(Backoff):
+        def after(self, lasted: float) -> float:
+            pauses.append(super().after(lasted))
+            return 0.001
+
+    monkeypatch.setattr(discovery_module, "Backoff", Recorded)
     worker = await rig.verifier()
-    worker.say(finished=[verifier_pb2.Finished(session_id=b"s" * 16, reason=77)])  # type: ignore[arg-type]
-    await worker.stream_over.wait()
-    await rig.until(lambda: "v" in rig.fleet.verifiers)
+    for turn in range(3):
+        await rig.until(lambda: "v" in rig.fleet.verifiers)
+        worker.say(finished=[verifier_pb2.Finished(session_id=b"s" * 16, reason=77)])  # type: ignore[arg-type]
+        await rig.until(lambda turn=turn: len(pauses) > turn)
+    assert pauses == [0.1, 0.2, 0.4]  # that it is taken in each time does not make them begin anew
     assert (
         "verifier v is given up: what it says is not understood: there is no finish reason 77" in caplog.text
     )

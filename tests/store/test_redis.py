@@ -174,6 +174,20 @@ async def test_what_is_not_understood_is_passed_over(store: RedisStore, record: 
     assert ids(await anext(store.workers())) == {"v"}
 
 
+async def test_what_is_damaged_stands_in_nobodys_way(store: RedisStore, record: Record) -> None:
+    """Neither in that of the worker whose record or word it is, nor in that of who looks for others."""
+    key, name = "outrider:worker:verifier:v", "outrider:workers"
+    await store._redis.sadd(name, "verifier:v", "verifier:w")
+    await store._redis.set(key, "no hash")
+    await store._redis.set("outrider:worker:verifier:w", "no hash")
+    assert ids(await anext(store.workers())) == set()
+    await store.beat(record())
+    await store._redis.hset(key, mapping={"word:a": "7", "word:b": "soon [null, null]", "word:c": ". [1]"})
+    assert await store.beat(record()) == Answer()
+    assert not [one for one in await store._redis.hkeys(key) if one.startswith(b"word:")]
+    assert ids(await anext(store.workers())) == {"v"}
+
+
 async def test_a_clock_that_jumps_over_records_jumps_over_the_epoch_too(
     store: RedisStore, record: Record
 ) -> None:

@@ -16,7 +16,7 @@ from outrider.v1 import verifier_pb2
 from outrider.wire.methods import SPECULATE
 from outrider.wire.speculation import MAX_BATCH_BYTES
 from tests.verifier.talk import KEY, Running, Talk, attach, drafter, greeting, open_session, output, router
-from verifier.drafters import BATCH_UNITS, MAX_NAME, MAX_STREAMS
+from verifier.drafters import BATCH_UNITS, MAX_NAME
 from verifier.misbehavior import BAD_ATTACH, HELD_BACK, LIMIT, NOT_GIVEN, TOO_MANY_CLAIMS, WEIGHTS
 
 PROMPT = 3  # tokens of talk.open_session's prompt
@@ -380,17 +380,3 @@ async def test_nothing_is_read_of_one_that_has_used_up_its_allowance(
     other.say(attach(b"short"))
     await until(lambda: dropped[BAD_ATTACH] == 1)
     assert dropped == {NOT_GIVEN: 1, HELD_BACK: 1, BAD_ATTACH: 1}
-
-
-async def test_streams_are_bounded_and_one_without_a_hello_ends(
-    verifier: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("verifier.drafters.HELLO_SECONDS", 0.05)
-    silent = Talk.start(verifier.stub.Speculate)
-    assert "no hello" in ((await status(silent)).details() or "")
-    monkeypatch.setattr("verifier.drafters.MAX_STREAMS", 1)
-    assert MAX_STREAMS > 1
-    await drafter(verifier)
-    second = Talk.start(verifier.stub.Speculate)
-    second.say(greeting(verifier))
-    assert (await status(second)).code() is grpc.StatusCode.RESOURCE_EXHAUSTED

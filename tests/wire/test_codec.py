@@ -65,7 +65,7 @@ workers = st.builds(
     kv_blocks=uint32,
     kv_block_size=uint32,
 )
-number = st.floats(allow_nan=False)
+number = st.floats(-codec.MOST_MEASURED, codec.MOST_MEASURED)
 verifier_loads = st.builds(VerifierLoad, running=uint32, waiting=uint32, price=number, draining=st.booleans())
 drafter_loads = st.builds(
     DrafterLoad, sessions=uint32, busy=number, round_trips=st.dictionaries(text, number, max_size=4)
@@ -116,6 +116,19 @@ def test_a_workers_record_survives_the_wire_and_is_always_written_alike(record: 
     raw = RECORD.to_bytes(record)
     assert RECORD.from_bytes(raw) == record
     assert RECORD.to_bytes(RECORD.from_bytes(raw)) == raw
+
+
+@pytest.mark.parametrize("measured", [math.inf, -math.inf, math.nan, 1e300])
+def test_a_load_of_which_no_measurement_can_come_is_refused(measured: float) -> None:
+    """A histogram's sum would be spoilt for good."""
+    verifier = codec.verifier_load_to_wire(VerifierLoad(step_seconds=measured))
+    busy = codec.drafter_load_to_wire(DrafterLoad(busy=measured))
+    far = codec.drafter_load_to_wire(DrafterLoad(round_trips={"v:1": measured}))
+    with pytest.raises(InvalidRequest, match="no such number can be measured"):
+        codec.verifier_load_from_wire(verifier)
+    for drafter in (busy, far):
+        with pytest.raises(InvalidRequest, match="no such number can be measured"):
+            codec.drafter_load_from_wire(drafter)
 
 
 @pytest.mark.parametrize("raw", [b"\xff\xff", b""])

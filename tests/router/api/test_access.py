@@ -270,6 +270,20 @@ async def test_over_the_rate_the_answer_says_when_to_come_back(serve: Serve) -> 
     assert (await service.post("bob")).status_code == 200
 
 
+async def test_a_cancel_counts_as_a_request_but_not_as_one_in_progress(serve: Serve) -> None:
+    limits: dict[str, Any] = {"requests_per_minute": 2, "max_concurrent": 1}
+    service = await serve(waiting(), ApiKey("alice", ALICE.digest, **limits))
+    stub: Any = Stub(service.channel)
+    call = stub.Generate(generation_pb2.GenerateRequest(text="the fox"), metadata=metadata("alice"))
+    started = (await anext(aiter(call))).started
+    cancel = generation_pb2.CancelRequest(id=started.id)
+    await stub.Cancel(cancel, metadata=metadata("alice"))
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await stub.Cancel(cancel, metadata=metadata("alice"))
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    call.cancel()
+
+
 async def test_keys_come_and_go_without_a_restart(serve: Serve, tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(ALICE.line)
