@@ -83,7 +83,7 @@ class _Wait:
         load = one.load
         needed = max(prompt_tokens - one.cached_tokens, 1)
         free = (1 - bounded(load.kv_usage, 0.0, 1.0)) * one.kv_tokens
-        unreported = max(one.placed - load.running - load.waiting, 0)  # placed since the last report
+        unreported = max(one.placed - load.running - load.waiting, one.unreported)  # placed since it came
         coming = unreported + 1
         unread = load.unread_prompt_tokens + coming * needed
         # Those without blocks yet, this one included. As far as there is room they only wait for a step, also

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import logging
+import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from outrider.wire.load import DrafterLoad, VerifierLoad
 from outrider.wire.session import SessionId
+from router.compatibility import Registration, tokenizer_fits
 from router.metrics import Metrics
-from router.placement import DrafterCandidate, VerifierCandidate, choose_drafter, choose_verifier
+from router.placement import (
+    DrafterCandidate,
+    VerifierCandidate,
+    choose_drafter,
+    choose_verifier,
+    host_of,
+    well_placed,
+)
+from router.pool import Below, Pools
+from router.prefixes import PrefixHolders, PromptBlocks
 from router.requests import ServedModel
 from router.transcript import Transcript
 from router.workers import Drafter, Verifier
@@ -21,6 +33,9 @@ DISTRUST_SECONDS = 600.0
 SILENCE_SECONDS = 60.0  # for which a drafter is not preferred whose drafts never came
 CANCEL_SECONDS = 60.0  # as long as a session waits for a verifier
 MOST_CANCELLED = 4096  # that are remembered; the oldest go first
+FEW = 8  # workers that are drawn to be looked at; of drafters, of each model
+FEW_MODELS = 8  # of drafters, of which some are looked at
+NEIGHBOURS = 4  # drafters of a verifier's host that are looked at, too
 
 Acceptance = Callable[[str, str], float]
 """Returns the share of draft tokens that a (target fingerprint, draft fingerprint) pair has accepted."""
@@ -30,17 +45,29 @@ class Fleet:
     """Live workers by role and worker_id. `clock` gives seconds."""
 
     def __init__(
-        self, metrics: Metrics, clock: Callable[[], float], unix_time: Callable[[], float] = time.time
+        self,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        unix_time: Callable[[], float] = time.time,
+        below: Below = random.randrange,
     ) -> None:
-        """`unix_time` is for what people are told: since when a model is served."""
+        """`unix_time` is for what people are told: since when a model is served. `below` draws those that are
+        looked at, and one of those that are as good."""
         self.metrics = metrics
         self._clock = clock
         self._unix_time = unix_time
+        self._below = below
         self.verifiers: dict[str, Verifier] = {}
         self.drafters: dict[str, Drafter] = {}
         self.on_verifier_joined: list[Callable[[], None]] = []
         self.on_drafter_joined: list[Callable[[], None]] = []
         self.on_verifier_load: list[Callable[[Verifier], None]] = []
+        self._of_model: Pools[str, Verifier] = Pools()
+        self._numerics: defaultdict[str, Counter[str]] = defaultdict(Counter)  # by model, where they are told
+        self._block_sizes: Counter[int] = Counter()  # of all verifiers
+        self._holders = PrefixHolders()
+        self._of_draft: Pools[tuple[str, str], Drafter] = Pools()  # by tokenizer and model fingerprint
+        self._on_host: Pools[str, Drafter] = Pools()
         self._served: dict[str, ServedModel] = {}
         self._distrusted_until: dict[str, float] = {}  # drafters, by worker_id
         self._cancelled: dict[SessionId, float] = {}  # until when verifiers that join are told of it
@@ -55,7 +82,11 @@ class Fleet:
         verifier.on_dropped = self._observe_dropped
         self._count()
         model = verifier.registration.info.model
-        if len(found := self._numerics(model.name)) > 1:
+        self._of_model.add(model.name, verifier)
+        self._block_sizes[verifier.prefixes.block_size] += 1
+        if verifier.numerics:
+            self._numerics[model.name][verifier.numerics] += 1
+        if len(found := self._numerics[model.name]) > 1:
             log.warning(
                 "the verifiers of %r do not compute alike (%s): a session that moves among them may choose "
                 "another token where two are nearly equal; see --same-numerics",
@@ -79,6 +110,8 @@ class Fleet:
         self.drafters[drafter.identity.worker_id] = drafter
         self.metrics.worker_joined(drafter.identity.key, drafter.registration.info.model.name)
         drafter.on_load = self._observe_drafter
+        self._of_draft.add(_draft(drafter), drafter)
+        self._on_host.add(host_of(drafter.registration.address), drafter)
         self._count()
         for joined in self.on_drafter_joined:
             joined()
@@ -93,14 +126,19 @@ class Fleet:
         self.metrics.worker_left(worker.identity.key, name)
         if isinstance(worker, Drafter):
             del self.drafters[worker_id]
+            self._of_draft.remove(_draft(worker), worker)
+            self._on_host.remove(host_of(worker.registration.address), worker)
             self._count()
             for session in worker.take_listeners():
                 session.drafter_lost()
             return True
         del self.verifiers[worker_id]
+        self._of_model.remove(name, worker)
+        self._block_sizes -= Counter([worker.prefixes.block_size])
+        self._numerics[name] -= Counter([worker.numerics])
         self._count()
-        if all(other.registration.info.model.name != name for other in self.verifiers.values()):
-            del self._served[name]
+        if not self._of_model[name]:
+            del self._served[name], self._numerics[name]
         for listener in worker.take_listeners():
             listener.verifier_lost()
         return True
@@ -116,17 +154,13 @@ class Fleet:
 
     def models(self) -> list[ServedModel]:
         return [
-            replace(model, numerics=tuple(sorted(self._numerics(model.name))))
+            replace(model, numerics=tuple(sorted(self._numerics[model.name])))
             for model in sorted(self._served.values(), key=lambda model: model.name)
         ]
 
-    def _numerics(self, model: str) -> set[str]:
-        """Returns those of all verifiers of a model, as far as they tell."""
-        return {
-            one.numerics
-            for one in self.verifiers.values()
-            if one.registration.info.model.name == model and one.numerics
-        }
+    def served(self) -> list[Registration]:
+        """Returns a verifier of each model that is served, which all others of it are like."""
+        return [next(iter(self._of_model[name])).registration for name in self._served]
 
     def verifier_for(
         self,
@@ -137,15 +171,25 @@ class Fleet:
         """Returns the verifier that a session goes on at: if `same_numerics`, one with those of its text.
         `lost`: (worker_id, incarnation) of those that have lost it."""
         request, tokens = transcript.request, transcript.log
-        chosen = choose_verifier(
-            self.candidates(tokens, request.params.cache_salt, lost),
-            request.model,
-            len(tokens),
-            request.params.most_tokens,
-            transcript.numerics,
-            same_numerics,
-        )
-        return None if chosen is None else self.verifiers[chosen]
+        blocks, most = PromptBlocks(tokens, request.params.cache_salt), request.params.most_tokens
+        verifier = None
+        for candidates in self._looks(request.model, blocks, lost):
+            chosen = choose_verifier(
+                candidates.values(),
+                request.model,
+                len(tokens),
+                most,
+                transcript.numerics,
+                same_numerics,
+                self._below,
+            )
+            if chosen is not None:
+                verifier = self.verifiers[chosen]
+                if well_placed(candidates[chosen], len(tokens), most, transcript.numerics):
+                    break
+        if verifier is not None:
+            self._holders.place(blocks.of(verifier.prefixes.block_size), verifier.identity.worker_id)
+        return verifier
 
     def numerics_changed(self, session_id: SessionId, transcript: Transcript, here: str) -> None:
         """Tells that a text goes on at a verifier with other numerics."""
@@ -156,23 +200,52 @@ class Fleet:
             *(session_id.hex(), transcript.output_tokens, transcript.numerics, here),
         )
 
-    def candidates(
-        self, tokens: Sequence[int], cache_salt: bytes = b"", lost: frozenset[tuple[str, int]] = frozenset()
-    ) -> list[VerifierCandidate]:
-        """Returns all verifiers, as they are for a session whose log is `tokens` and that some have lost."""
-        return [
-            VerifierCandidate(
-                worker_id,
+    def looks(
+        self, model: str, tokens: Sequence[int], cache_salt: bytes = b""
+    ) -> Iterator[Iterable[VerifierCandidate]]:
+        """Yields a few verifiers of the model, drawn at random, with those that may hold the beginning of
+        `tokens`; then, for who finds none there that suits, all of them."""
+        for candidates in self._looks(model, PromptBlocks(tokens, cache_salt)):
+            yield candidates.values()
+
+    def _looks(
+        self, model: str, blocks: PromptBlocks, lost: frozenset[tuple[str, int]] = frozenset()
+    ) -> Iterator[dict[str, VerifierCandidate]]:
+        pool = self._of_model[model]
+        few = dict.fromkeys(pool.draw(FEW, self._below))
+        if len(few) < len(pool):
+            for size in self._block_sizes:
+                for worker_id in self._holders.find(blocks.of(size)):
+                    holder = self.verifiers.get(worker_id)
+                    if holder is not None and holder.registration.info.model.name == model:
+                        few[holder] = None
+            yield self._candidates(few, blocks, lost)
+        yield self._candidates(pool, blocks, lost)
+
+    def candidates(self, model: str) -> dict[str, VerifierCandidate]:
+        """Returns all verifiers of a model, whatever a session's prompt, by worker_id."""
+        return self._candidates(self._of_model[model], PromptBlocks(()))
+
+    def _candidates(
+        self,
+        verifiers: Iterable[Verifier],
+        blocks: PromptBlocks,
+        lost: frozenset[tuple[str, int]] = frozenset(),
+    ) -> dict[str, VerifierCandidate]:
+        return {
+            one.identity.worker_id: VerifierCandidate(
+                one.identity.worker_id,
                 one.registration.info.model.name,
                 one.load,
                 one.placed,
                 kv_tokens=one.registration.info.kv_blocks * one.registration.info.kv_block_size,
-                cached_tokens=one.prefixes.match(tokens, cache_salt),
-                lost=(worker_id, one.identity.incarnation) in lost,
+                cached_tokens=one.prefixes.match(blocks.of(one.prefixes.block_size)),
+                lost=one.instance in lost,
                 numerics=one.numerics,
+                unreported=one.unreported,
             )
-            for worker_id, one in self.verifiers.items()
-        ]
+            for one in verifiers
+        }
 
     def distrust(self, drafter: Drafter, reason: str) -> None:
         """Prefers others for a while, because a verifier cut the drafter off for what no drafter may send."""
@@ -206,26 +279,48 @@ class Fleet:
         self, verifier: Verifier, excluded: frozenset[tuple[str, int]], acceptance: Acceptance
     ) -> Drafter | None:
         """Returns a drafter for a session at the verifier."""
-        target = verifier.identity
-        chosen = choose_drafter(
-            (
-                DrafterCandidate(
-                    worker_id,
-                    one.identity.incarnation,
-                    one.identity.tokenizer_hash,
-                    one.registration.address,
-                    one.load,
-                    one.placed,
-                    acceptance(target.model_fingerprint, one.identity.model_fingerprint),
-                    distrusted=self._distrusted_until.get(worker_id, 0.0) > self._clock(),
-                )
-                for worker_id, one in self.drafters.items()
-            ),
-            target.tokenizer_hash,
-            verifier.registration.address,
-            excluded,
-        )
+        target, now, chosen = verifier.identity, self._clock(), None
+        for drafters in self._drafter_looks(verifier):
+            chosen = choose_drafter(
+                (
+                    DrafterCandidate(
+                        one.identity.worker_id,
+                        one.identity.incarnation,
+                        one.identity.tokenizer_hash,
+                        one.registration.address,
+                        one.load,
+                        one.placed,
+                        acceptance(target.model_fingerprint, one.identity.model_fingerprint),
+                        distrusted=self._distrusted_until.get(one.identity.worker_id, 0.0) > now,
+                        unreported=one.unreported,
+                    )
+                    for one in drafters
+                ),
+                target.tokenizer_hash,
+                verifier.registration.address,
+                excluded,
+                self._below,
+            )
+            if chosen is not None and self._distrusted_until.get(chosen, 0.0) <= now:
+                verifier.drafted_by(chosen)
+                return self.drafters[chosen]
         return None if chosen is None else self.drafters[chosen]
+
+    def _drafter_looks(self, verifier: Verifier) -> Iterator[Iterable[Drafter]]:
+        """Yields a few drafters of each model, drawn at random, with those that are near; then all."""
+        tokenizer = verifier.identity.tokenizer_hash
+        fitting = [draft for draft in self._of_draft if tokenizer_fits(draft[0], tokenizer)]
+        drafts = fitting[:]
+        while len(drafts) > FEW_MODELS:
+            drafts.pop(self._below(len(drafts)))
+        few = dict.fromkeys(one for draft in drafts for one in self._of_draft[draft].draw(FEW, self._below))
+        if len(few) < sum(len(self._of_draft[draft]) for draft in fitting):
+            host = host_of(verifier.registration.address)
+            few.update(dict.fromkeys(self._on_host[host].draw(NEIGHBOURS, self._below)))
+            known = (self.drafters.get(worker_id) for worker_id in verifier.drafters)
+            few.update(dict.fromkeys(one for one in known if one is not None))
+            yield few
+        yield (one for draft in fitting for one in self._of_draft[draft])
 
     def _count(self) -> None:
         self.metrics.workers("verifier", len(self.verifiers))
@@ -254,3 +349,7 @@ class Fleet:
         )
         for reported in self.on_verifier_load:
             reported(verifier)
+
+
+def _draft(drafter: Drafter) -> tuple[str, str]:
+    return drafter.identity.tokenizer_hash, drafter.identity.model_fingerprint

@@ -1,6 +1,11 @@
 """Decides which workers serve a session: pure decisions over what the workers said last.
 
 What workers report may be anything, infinite and NaN included: it is bounded before it counts.
+
+Several routers decide by the same reports, and none hears of what the others place until the next one. So
+each adds its own placements, looks at a few workers that were drawn at random, and draws among those that are
+nearly as good as the best: else all would send all to the one that the last report called emptiest
+(Mitzenmacher, "How useful is old information?", 2000).
 """
 
 from __future__ import annotations
@@ -10,14 +15,22 @@ from dataclasses import dataclass
 
 from outrider.wire.load import DrafterLoad, VerifierLoad
 from router.compatibility import tokenizer_fits
+from router.pool import Below
 
 AFFINITY_TOKENS = 256  # cached prompt tokens that make up for one session more in the batch
 MAX_AFFINITY = 4.0  # sessions that a cached prefix makes up for at most: beyond, it is computed elsewhere
+
+NEAR_SESSIONS = 0.5  # that a verifier may be dearer than the cheapest and count as good as it
+NEAR_SHARE = 0.05  # of what the best drafter promises, that one may promise less and count as good
 
 SAME_HOST_SECONDS = 0.0002  # round trips that are assumed if none is measured
 OTHER_HOST_SECONDS = 0.002
 LEAST_TOKEN_SECONDS = 1e-5
 MAX_SECONDS = 60.0
+
+Rank = tuple[bool, bool, int]
+"""Whether a verifier's KV pool is too small, whether it has lost the session, and how many would wait."""
+UNTROUBLED: Rank = (False, False, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +43,7 @@ class VerifierCandidate:
     cached_tokens: int = 0  # of the prompt's beginning, that were placed there before
     lost: bool = False  # the session was lost there before
     numerics: str = ""  # the same for verifiers that give the same logits to the bit
+    unreported: int = 0  # sessions that this router has opened there since `load` came
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +56,12 @@ class DrafterCandidate:
     placed: int  # sessions that this router has open there; newer than `load`
     acceptance: float  # share of its model's draft tokens that this target accepts, 0..1
     distrusted: bool = False  # a verifier cut it off lately
+    unreported: int = 0  # sessions that this router has opened there since `load` came
+
+
+def first(count: int) -> int:
+    """Draws nothing: of those that are as good, the one with the smallest worker_id."""
+    return 0
 
 
 def choose_verifier(
@@ -51,6 +71,7 @@ def choose_verifier(
     most_tokens: int,
     numerics: str = "",
     same_numerics: bool = False,
+    below: Below = first,
 ) -> str | None:
     """Returns the verifier of `model` for a prompt of that length, which with its output may come to
     `most_tokens`.
@@ -59,8 +80,9 @@ def choose_verifier(
     before: one that loses whatever it gets looks idle, and would get it again. Then those where nothing has
     to wait for KV blocks: fewest sessions waiting, the new one included if it does not fit into what is free.
     Among these the cheapest, counted in sessions: those running, one each for a full KV pool and for a price
-    of 1, less what the prompt's cached beginning is worth. Draining ones are left out; ties go to the
-    smallest worker_id. None if no verifier serves the model.
+    of 1, less what the prompt's cached beginning is worth. Of those that are nearly as cheap, those that hold
+    most of the prompt, and of them one that is drawn by `below`. Draining ones are left out. None if no
+    verifier serves the model.
 
     Where the session has text that a verifier of some `numerics` gave, others come after all of these, and
     with `same_numerics` not at all.
@@ -71,20 +93,36 @@ def choose_verifier(
         fitting = alike if alike or same_numerics else fitting
     if not fitting:
         return None
-    return min(
-        fitting, key=lambda one: (one.kv_tokens < most_tokens, one.lost, *_verifier_order(one, prompt_tokens))
-    ).worker_id
+    costs = {one.worker_id: _verifier_cost(one, prompt_tokens, most_tokens) for one in fitting}
+    rank, least = min(costs.values())
+    near = [
+        one
+        for one in fitting
+        if costs[one.worker_id][0] == rank and costs[one.worker_id][1] <= least + NEAR_SESSIONS
+    ]
+    most_cached = max(one.cached_tokens for one in near)
+    best = sorted(one.worker_id for one in near if one.cached_tokens == most_cached)
+    return best[below(len(best))]
 
 
-def _verifier_order(one: VerifierCandidate, prompt_tokens: int) -> tuple[int, float, str]:
+def well_placed(one: VerifierCandidate, prompt_tokens: int, most_tokens: int, numerics: str = "") -> bool:
+    """Returns whether a session is so well off there that nobody need look at more verifiers than the few
+    that it was chosen of: nothing is worse than that others have fewer sessions."""
+    rank, _ = _verifier_cost(one, prompt_tokens, most_tokens)
+    return rank == UNTROUBLED and numerics in ("", one.numerics)
+
+
+def _verifier_cost(one: VerifierCandidate, prompt_tokens: int, most_tokens: int) -> tuple[Rank, float]:
+    """Returns what matters first, and then the cost in sessions; less is better."""
     load = one.load
     kv_usage = bounded(load.kv_usage, 0.0, 1.0)
     needed = prompt_tokens - one.cached_tokens
     waiting = load.waiting + (needed > (1 - kv_usage) * one.kv_tokens)
-    # A load report is up to a step old; sessions placed since then must already count.
-    sessions = max(load.running, one.placed - load.waiting)
+    # A report is up to a step old: what was placed since then counts, whosever the sessions in it are.
+    sessions = max(load.running + one.unreported, one.placed - load.waiting)
     affinity = min(one.cached_tokens / AFFINITY_TOKENS, MAX_AFFINITY)
-    return waiting, sessions + kv_usage + bounded(load.price, 0.0, 1.0) - affinity, one.worker_id
+    rank = one.kv_tokens < most_tokens, one.lost, waiting
+    return rank, sessions + kv_usage + bounded(load.price, 0.0, 1.0) - affinity
 
 
 def choose_drafter(
@@ -92,13 +130,14 @@ def choose_drafter(
     tokenizer_hash: str,
     verifier_address: str,
     excluded: frozenset[tuple[str, int]] = frozenset(),
+    below: Below = first,
 ) -> str | None:
     """Returns the drafter of the target's tokenizer that promises the session most, its share of it
     considered.
 
-    That is goodput / (sessions + 1). One that is distrusted comes after all others. Ties go to the smallest
-    worker_id. `excluded`: (worker_id, incarnation)
-    of those that gave this session up before. None means plain decoding.
+    That is goodput / (sessions + 1). One that is distrusted comes after all others. Of those that promise
+    nearly as much, one is drawn by `below`. `excluded`: (worker_id, incarnation) of those that gave this
+    session up before. None means plain decoding.
     """
     fitting = [
         one
@@ -112,12 +151,16 @@ def choose_drafter(
     measured = [one.load.token_seconds for one in fitting if one.load.token_seconds > 0]
     assumed = min(measured, default=LEAST_TOKEN_SECONDS)
 
-    def order(one: DrafterCandidate) -> tuple[bool, float, str]:
+    def promise(one: DrafterCandidate) -> float:
         pace = one.load.token_seconds if one.load.token_seconds > 0 else assumed
         promised = goodput(one.acceptance, pace, round_trip(one, verifier_address))
-        return one.distrusted, -promised / (max(one.load.sessions, one.placed, 0) + 1), one.worker_id
+        return promised / (max(one.load.sessions + one.unreported, one.placed, 0) + 1)
 
-    return min(fitting, key=order).worker_id
+    trusted = [one for one in fitting if not one.distrusted] or fitting
+    promises = {one.worker_id: promise(one) for one in trusted}
+    enough = max(promises.values()) * (1 - NEAR_SHARE)
+    best = sorted(worker_id for worker_id, promised in promises.items() if promised >= enough)
+    return best[below(len(best))]
 
 
 def goodput(acceptance: float, token_seconds: float, round_trip_seconds: float) -> float:
@@ -138,10 +181,11 @@ def round_trip(drafter: DrafterCandidate, verifier_address: str) -> float:
     measured = drafter.load.round_trips.get(verifier_address)
     if measured is not None:
         return measured
-    return SAME_HOST_SECONDS if _host(drafter.address) == _host(verifier_address) else OTHER_HOST_SECONDS
+    return SAME_HOST_SECONDS if host_of(drafter.address) == host_of(verifier_address) else OTHER_HOST_SECONDS
 
 
-def _host(address: str) -> str:
+def host_of(address: str) -> str:
+    """Returns the host of host:port."""
     return address.rpartition(":")[0]
 
 

@@ -134,7 +134,8 @@ class Session:
             draft_key=self._draft_key if self._cap else b"",
             listener=self,
         )
-        self.seek_drafter()
+        if drafter is not None:
+            self._open_at(drafter, verifier)
 
     @property
     def unbegun(self) -> Unbegun | None:
@@ -342,6 +343,9 @@ class Session:
         if drafter is None or verifier is None:
             return
         self._expect(drafter)
+        self._open_at(drafter, verifier)
+
+    def _open_at(self, drafter: Drafter, verifier: Verifier) -> None:
         self._drafter = drafter
         self._turn += 1
         self._set_window(self._wanted_window(verifier, drafter))

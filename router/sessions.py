@@ -166,12 +166,16 @@ class Sessions:
         """Refuses what would wait too long for its first token."""
         by = [at for at in (request.first_token_by, request.deadline) if at is not None]
         patience = min(by) - asyncio.get_running_loop().time() if by else math.inf
-        candidates = self._fleet.candidates(request.params.prompt, request.params.cache_salt)
-        refusal = refused(candidates, model, len(request.params.prompt), patience, self._lasting.seconds)
+        params = request.params
+        refusal = None
+        for candidates in self._fleet.looks(model, params.prompt, params.cache_salt):
+            refusal = refused(candidates, model, len(params.prompt), patience, self._lasting.seconds)
+            chosen = choose_verifier(candidates, model, len(params.prompt), params.most_tokens)
+            if refusal is None and chosen is not None:
+                return
         if refusal is not None:
             raise Overloaded(refusal.message, retry_after=refusal.retry_after)
-        if choose_verifier(candidates, model, len(request.params.prompt), request.params.most_tokens) is None:
-            raise Unavailable(f"no target worker for {model!r} is free to take requests at the moment")
+        raise Unavailable(f"no target worker for {model!r} is free to take requests at the moment")
 
     def _add(self, transcript: Transcript, taken: TakenSession | None = None) -> Session:
         session = Session(
@@ -218,7 +222,7 @@ class Sessions:
         """Has sessions that wait at others and have not begun move to a verifier that has room for them."""
         if not any(one.load.waiting for one in self._fleet.verifiers.values() if one is not verifier):
             return
-        candidates = {one.worker_id: one for one in self._fleet.candidates(())}
+        candidates = self._fleet.candidates(verifier.registration.info.model.name)
         roomy = candidates.get(verifier.identity.worker_id)
         if roomy is None:  # it has left meanwhile
             return

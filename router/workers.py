@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -30,12 +31,13 @@ from outrider.wire.verifier_sessions import (
     VerifierEvents,
 )
 from router.compatibility import Registration
-from router.prefixes import PlacedPrefixes
+from router.prefixes import PlacedPrefixes, block_hashes
 from router.speculation import SILENT_TOKENS
 
 ANSWER_SECONDS = 5.0  # a worker that registers must answer within this
 BYTES_PER_SECOND = 2**18  # that a drafter may say: a hundred times what an honest one has to
 BURST_BYTES = 2**20
+MOST_DRAFTERS = 4  # of a verifier that are remembered: how far they are from it is known
 MAX_UNSENT_COMMANDS = 16_384  # a worker that lets more pile up does not read; its stream is ended
 
 
@@ -81,6 +83,7 @@ class Worker(Generic[Listener]):
         self._events = heard(self._call, method, allowance)
         self._unread = False  # more piled up than the outbox takes
         self._opening = 0  # number of the last one
+        self.unreported = 0  # sessions opened since its last report
         self._listeners: dict[SessionId, tuple[int, Listener]] = {}  # by session, with its opening's number
 
     @property
@@ -163,6 +166,7 @@ class Worker(Generic[Listener]):
     def _opened(self, session_id: SessionId, listener: Listener) -> int:
         """Returns the number of this opening."""
         self._opening += 1
+        self.unreported += 1
         self._listeners[session_id] = self._opening, listener
         return self._opening
 
@@ -199,6 +203,13 @@ class Verifier(Worker[VerifierListener]):
         self.prefixes = PlacedPrefixes(registration.info.kv_blocks, registration.info.kv_block_size)
         self.on_load: Callable[[Verifier, VerifierLoad], None] | None = None
         self.on_dropped: Callable[[Verifier, Mapping[str, int]], None] | None = None
+        self.drafters: OrderedDict[str, None] = OrderedDict()  # worker_ids of those that drafted here last
+
+    def drafted_by(self, worker_id: str) -> None:
+        self.drafters[worker_id] = None
+        self.drafters.move_to_end(worker_id)
+        if len(self.drafters) > MOST_DRAFTERS:
+            self.drafters.popitem(last=False)
 
     async def connect(self, router: Identity) -> None:
         self._dispatch(await self.greet(VerifierCommand(hello=router.hello())))
@@ -214,7 +225,8 @@ class Verifier(Worker[VerifierListener]):
         listener: VerifierListener,
     ) -> None:
         opening = self._opened(session_id, listener)
-        self.prefixes.place([*params.prompt, *output], params.cache_salt)
+        placed = block_hashes([*params.prompt, *output], self.prefixes.block_size, params.cache_salt)
+        self.prefixes.place(placed)
         self._tell(OpenSession(session_id, params, tuple(output), num_speculative_tokens, draft_key, opening))
 
     def set_speculation(self, session_id: SessionId, num_speculative_tokens: int) -> None:
@@ -239,7 +251,7 @@ class Verifier(Worker[VerifierListener]):
 
     def _dispatch(self, events: VerifierEvents) -> None:
         if events.load is not None:  # first: the sessions below decide by it
-            self.load = events.load
+            self.load, self.unreported = events.load, 0
             if self.on_load is not None:
                 self.on_load(self, self.load)
         if events.dropped and self.on_dropped is not None:
@@ -324,7 +336,7 @@ class Drafter(Worker[DrafterListener]):
 
     def _dispatch(self, events: DrafterEvents) -> None:
         if events.load is not None:
-            self.load = events.load
+            self.load, self.unreported = events.load, 0
             if self.on_load is not None:
                 self.on_load(self, self.load)
         assert self._allowance is not None

@@ -208,7 +208,7 @@ TTL_SECONDS = 2.0  # two missed beats
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
     metrics = Metrics()
-    fleet = Fleet(metrics, clock=lambda: 1.0, unix_time=lambda: 1234.5)
+    fleet = Fleet(metrics, clock=lambda: 1.0, unix_time=lambda: 1234.5, below=lambda count: 0)
     store = MemoryStore(TTL_SECONDS)
     log_writer = SessionLogWriter(store.logs, ROUTER.worker_id, metrics)
     sessions = Sessions(fleet, log_writer, max_sessions=4, num_speculative_tokens=8)

@@ -97,13 +97,37 @@ def test_a_session_goes_where_all_that_it_may_become_can_be_held() -> None:
 
 
 def test_then_the_fewest_sessions_then_the_emptier_pool_and_the_lower_price() -> None:
-    assert chosen(verifier("a", running=3), verifier("b", running=2, kv_usage=0.9)) == "b"
-    assert chosen(verifier("a", kv_usage=0.5), verifier("b", kv_usage=0.4)) == "b"
-    assert chosen(verifier("a", price=0.3), verifier("b", price=0.2)) == "b"
+    assert chosen(verifier("a", running=3), verifier("b", running=2, kv_usage=0.4)) == "b"
+    assert chosen(verifier("a", kv_usage=0.8), verifier("b", kv_usage=0.2)) == "b"
+    assert chosen(verifier("a", price=0.8), verifier("b", price=0.2)) == "b"
+
+
+def test_of_those_that_are_nearly_as_good_one_is_drawn() -> None:
+    near = [verifier("a", kv_usage=0.1), verifier("b"), verifier("c", price=0.3), verifier("d", running=1)]
+    assert {
+        choose_verifier(near, "m", 100, 0, below=lambda count, at=at: at % count) for at in range(12)
+    } == {
+        "a",
+        "b",
+        "c",
+    }
+    cached = [*near, verifier("e", kv_usage=0.2, cached=32), verifier("f", kv_usage=0.9, cached=32)]
+    assert choose_verifier(cached, "m", 100, 0, below=lambda count: count - 1) == "e"
+    drafters = [drafter("a", token_seconds=0.0102), drafter("b", token_seconds=0.01), drafter("c", placed=1)]
+    draws = {choose_drafter(drafters, "t", HOST, below=lambda count, at=at: at % count) for at in range(6)}
+    assert draws == {"a", "b"}
 
 
 def test_sessions_placed_since_the_last_report_count() -> None:
     assert chosen(verifier("a", placed=4, running=1), verifier("b", running=2)) == "b"
+    others = dataclasses.replace(verifier("a", placed=2, running=20), unreported=2)  # 18 are of other routers
+    assert chosen(others, verifier("b", running=21)) == "b"
+    assert (
+        drafting(
+            dataclasses.replace(drafter("a", sessions=3, placed=2), unreported=2), drafter("b", sessions=4)
+        )
+        == "b"
+    )
 
 
 def test_only_verifiers_of_the_model_that_do_not_drain_are_chosen() -> None:

@@ -1,0 +1,188 @@
+"""A fleet of many workers: how evenly sessions come to them, and how few of them are looked at for one."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from outrider.sampling.params import SamplingParams
+from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
+from outrider.wire.drafter_sessions import DrafterEvents
+from outrider.wire.hello import Identity, Role
+from outrider.wire.load import DrafterLoad, VerifierLoad
+from outrider.wire.session import SessionId, SessionParams
+from outrider.wire.verifier_sessions import VerifierEvents
+from router.compatibility import Registration
+from router.fleet import FEW, FEW_MODELS, NEIGHBOURS, Fleet
+from router.metrics import Metrics
+from router.placement import DrafterCandidate, VerifierCandidate
+from router.prefixes import MOST_HOLDERS
+from router.requests import GenerationRequest
+from router.transcript import Transcript
+from router.workers import MOST_DRAFTERS, Drafter, Verifier
+
+
+class NoStream:
+    """In the place of a channel, and of its calls: nobody is there."""
+
+    def stream_stream(self, *_: Any, **__: Any) -> Any:
+        return lambda *_, **__: self
+
+    def cancel(self) -> None: ...
+
+
+def registration(role: Role, number: int, **about: Any) -> Registration:
+    identity = Identity(role, f"{role.name.lower()}-{number:04d}", 1, f"{role.name} model", "t")
+    model = ModelInfo("m", identity.model_fingerprint, "Arch", 1, 100, 8192, (0,), "cpu", "float32", True)
+    info = WorkerInfo(identity, replace(model, **about), 4096, 16)
+    return Registration(
+        info, f"10.0.{number // 8 % 256}.{number // 2048}:5000", TokenizerFiles("t", "{}", "")
+    )
+
+
+async def fleet_of(verifiers: int, drafters: int = 0, seed: int = 1) -> Fleet:
+    fleet = Fleet(Metrics(), clock=lambda: 1.0, below=random.Random(seed).randrange)
+    connection: Any = NoStream()
+    for number in range(verifiers):
+        fleet.add_verifier(Verifier(registration(Role.VERIFIER, number), connection, None))
+    for number in range(drafters):
+        fleet.add_drafter(Drafter(registration(Role.DRAFTER, number), connection, None))
+    return fleet
+
+
+def report(fleet: Fleet, running: Sequence[int]) -> None:
+    for one, sessions in zip(fleet.verifiers.values(), running, strict=True):
+        one._dispatch(VerifierEvents(load=VerifierLoad(running=sessions, kv_usage=0.3, price=0.1)))
+
+
+class Placing:
+    """Places sessions as a router does, each with a prompt of its own."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self._ids: Iterator[int] = iter(range(10**6))
+
+    def place(self, prompt: Sequence[int] = (), owner: str = "") -> Verifier:
+        number = next(self._ids)
+        tokens = tuple(prompt) or tuple((number * 7919 + each) % 97 for each in range(64))
+        params = SessionParams(tokens, SamplingParams(seed=1), 20)
+        verifier = self.fleet.verifier_for(Transcript(GenerationRequest("m", params)))
+        assert verifier is not None
+        name, listener = SessionId(f"{owner:8}{number:08}".encode()), object()
+        opened: Any = {"output": (), "num_speculative_tokens": 0, "draft_key": b"", "listener": listener}
+        verifier.open(name, params, **opened)
+        return verifier
+
+
+@pytest.mark.parametrize("routers", [1, 2, 4, 10])
+async def test_routers_do_not_herd_between_two_reports(routers: int) -> None:
+    burst, verifiers, running = 100, 100, [20] * 100
+    got: Counter[str] = Counter()
+    placings = [Placing(await fleet_of(verifiers, seed=seed)) for seed in range(routers)]
+    for one in placings:
+        report(one.fleet, running)
+    for number in range(burst):
+        got[placings[number % routers].place().identity.worker_id] += 1
+    assert max(got.values()) <= burst / verifiers + 4
+
+
+async def test_routers_do_not_herd_where_one_verifier_is_emptier_than_all_others() -> None:
+    placings = [Placing(await fleet_of(100, seed=seed)) for seed in range(10)]
+    for one in placings:
+        report(one.fleet, [20] * 99 + [0])
+    got = Counter(placings[number % 10].place().identity.worker_id for number in range(100))
+    assert 1 <= got["verifier-0099"] <= 20 and max(got.values()) <= 20
+
+
+async def test_one_router_fills_a_fleet_evenly() -> None:
+    placing = Placing(await fleet_of(50))
+    got = Counter(placing.place().identity.worker_id for _ in range(500))
+    assert max(got.values()) - min(got.values()) <= 4
+
+
+async def test_a_placement_looks_at_a_few_workers_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: Counter[str] = Counter()
+    fleet = await fleet_of(300, 600)
+    for kind in (VerifierCandidate, DrafterCandidate):
+
+        def counted(*args: Any, kind: Any = kind, **fields: Any) -> Any:
+            looked[kind.__name__] += 1
+            return kind(*args, **fields)
+
+        monkeypatch.setattr(f"router.fleet.{kind.__name__}", counted)
+    placing = Placing(fleet)
+    for _ in range(20):
+        drafter = fleet.drafter_for(placing.place(), frozenset(), lambda *_: 0.7)
+        assert drafter is not None
+    assert looked["VerifierCandidate"] <= 20 * (FEW + MOST_HOLDERS)
+    assert looked["DrafterCandidate"] <= 20 * (FEW + NEIGHBOURS + MOST_DRAFTERS)
+
+
+async def test_a_prompt_goes_where_its_like_went_before_among_many() -> None:
+    placing, prompt = Placing(await fleet_of(500)), range(512)
+    held = placing.place(prompt)
+    for _ in range(20):
+        placing.place()
+    assert placing.place(prompt) is held
+
+
+async def test_all_are_looked_at_where_the_few_do_not_suit() -> None:
+    fleet = await fleet_of(200)
+    report(fleet, [20] * 200)
+    waiting = VerifierEvents(load=VerifierLoad(running=20, waiting=1))
+    for one in list(fleet.verifiers.values())[:-1]:
+        one._dispatch(waiting)
+    placing = Placing(fleet)
+    assert {placing.place().identity.worker_id for _ in range(5)} == {"verifier-0199"}
+
+
+async def test_a_rare_draft_model_that_is_better_is_found_among_many() -> None:
+    fleet = await fleet_of(1, 500)
+    connection: Any = NoStream()
+    better = registration(Role.DRAFTER, 999)
+    identity = replace(better.info.identity, model_fingerprint="better")
+    fleet.add_drafter(
+        Drafter(replace(better, info=replace(better.info, identity=identity)), connection, None)
+    )
+    for one in fleet.drafters.values():
+        one._dispatch(DrafterEvents(load=DrafterLoad(token_seconds=0.01)))
+    (verifier,) = fleet.verifiers.values()
+    acceptance = {"better": 0.9, "DRAFTER model": 0.5}
+    drafter = fleet.drafter_for(verifier, frozenset(), lambda _, draft: acceptance[draft])
+    assert drafter is not None and drafter.identity.worker_id == "drafter-0999"
+
+
+async def test_a_drafter_is_found_where_nearly_all_gave_the_session_up() -> None:
+    fleet = await fleet_of(1, 100)
+    (verifier,) = fleet.verifiers.values()
+    gave_up = frozenset(one.instance for one in list(fleet.drafters.values())[:-1])
+    drafter = fleet.drafter_for(verifier, gave_up, lambda *_: 0.7)
+    assert drafter is not None and drafter.identity.worker_id == "drafter-0099"
+    assert fleet.drafter_for(verifier, gave_up | {drafter.instance}, lambda *_: 0.7) is None
+
+
+async def test_what_an_own_report_says_of_drafters_does_not_count_twice() -> None:
+    fleet = await fleet_of(1, 1)
+    (drafter,) = fleet.drafters.values()
+    drafter._opened(SessionId(b"x" * 16), object())  # type: ignore[arg-type]
+    assert drafter.unreported == 1
+    drafter._dispatch(DrafterEvents(load=DrafterLoad(sessions=1)))
+    assert drafter.unreported == 0
+
+
+async def test_more_draft_models_than_are_looked_at_cost_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = await fleet_of(1)
+    connection: Any = NoStream()
+    for number in range(3 * FEW_MODELS):
+        one = registration(Role.DRAFTER, number)
+        identity = replace(one.info.identity, model_fingerprint=f"draft {number}")
+        fleet.add_drafter(Drafter(replace(one, info=replace(one.info, identity=identity)), connection, None))
+    asked: list[str] = []
+    (verifier,) = fleet.verifiers.values()
+    assert fleet.drafter_for(verifier, frozenset(), lambda _, draft: asked.append(draft) or 0.7) is not None  # type: ignore[func-returns-value]
+    assert len(asked) <= FEW_MODELS + NEIGHBOURS
