@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from outrider.errors import Cancelled, DeadlineExceeded, OutriderError, Unavailable
 from outrider.net.draft_right import right
 from outrider.wire.session import FinishReason, SessionId
-from router import numerics
+from router import losses, numerics
 from router.fleet import Fleet
 from router.reader import Reader, lost_track, superseded
 from router.rebalance import Unbegun
@@ -27,8 +27,6 @@ from router.workers import Drafter, Verifier
 log = logging.getLogger(__name__)
 
 RESUME_SECONDS = 60.0  # a session that lost its verifier waits so long for another
-MAX_LOSSES = 3  # of verifiers, without a token gained: the request itself may be what they die of
-
 
 PairFor = Callable[[str, str], PairAcceptance]
 """Gives the acceptance of a (target fingerprint, draft fingerprint) pair."""
@@ -68,7 +66,8 @@ class Session:
             else log_writer.go_on(taken, self._superseded)
         )
         self._verifier: Verifier | None = None  # None = not opened yet, or lost and not replaced yet
-        self._losses = 0  # of verifiers, since the last committed token
+        self._losses = losses.Losses()
+        self._pause: asyncio.TimerHandle | None = None  # until it seeks another verifier
         self._lost: frozenset[tuple[str, int]] = frozenset()  # verifiers where it was lost: others come first
         self._state = State.NEW
         self._deadline: asyncio.TimerHandle | None = None  # while there is no verifier
@@ -112,7 +111,7 @@ class Session:
 
     def seek_verifier(self) -> None:
         """Gives the session a verifier, and with it a drafter, where it has none and one runs its model."""
-        if self._state not in (State.SEEKING, State.GIVEN_BACK):
+        if self._state not in (State.SEEKING, State.GIVEN_BACK) or self._pause is not None:
             return
         verifier = self._fleet.verifier_for(self.transcript, self._same_numerics, self._lost)
         if verifier is None or verifier.identity.model_fingerprint != self._fingerprint:
@@ -134,8 +133,7 @@ class Session:
             draft_key=self._draft_key if self._cap else b"",
             listener=self,
         )
-        if drafter is not None:
-            self._open_at(drafter, verifier)
+        self._open_at(drafter, verifier)
 
     @property
     def unbegun(self) -> Unbegun | None:
@@ -174,10 +172,9 @@ class Session:
         if self._state is State.OVER:
             return
         self._note(Event.ENDED)
-        if self._expiry is not None:
-            self._expiry.cancel()
-        if self._deadline is not None:
-            self._deadline.cancel()
+        for timer in (self._expiry, self._deadline, self._pause):
+            if timer is not None:
+                timer.cancel()
         if self._verifier is not None:
             self._verifier.close(self.id)
         self._leave_drafter()
@@ -218,7 +215,7 @@ class Session:
         )
         if step.numerics and self.transcript.numerics:
             self._fleet.numerics_changed(self.id, self.transcript, here)
-        self._losses = 0
+        self._losses.gained()
         self._note(Event.TOKENS)
         self.transcript.add(step)
         self._log_writer.note(self._cursor)
@@ -241,42 +238,40 @@ class Session:
 
     def verifier_lost(self) -> None:
         """The session goes on at another verifier, unless it may be what they die of."""
-        self._losses += 1
         if self._verifier is not None:
             self._lost |= {self._verifier.instance}
-        if self._losses > MAX_LOSSES:
-            self._verifier = None
-            self._end(Unavailable(f"{self._losses} target workers in a row were lost on this request"))
+        pause, too_many = self._losses.lost(asyncio.get_running_loop().time()), self._losses.too_many
+        if too_many is None:
+            self._move(Event.LOST, pause)
         else:
-            self._move(Event.LOST)
+            self._verifier = None
+            self._end(too_many)
 
-    def _move(self, why: Event) -> None:
-        """Goes on at another verifier, now or as soon as there is one."""
+    def _move(self, why: Event, pause: float = 0.0) -> None:
+        """Goes on at another verifier, after so many seconds or as soon as there is one."""
         if not self._state.placed:
             return
         self._note(why)
         self._verifier = None
         self._leave_drafter()  # it drafts for the old verifier's address
         self._gave_up = frozenset()  # perhaps only because that verifier was gone
-        log.info(
-            "session %s: lost its verifier after %d tokens", self.id.hex(), self.transcript.output_tokens
-        )
+        log.info("session %s: no verifier after %d tokens", self.id.hex(), self.transcript.output_tokens)
+        if pause:
+            self._pause = asyncio.get_running_loop().call_later(pause, self._go_on)
         self.seek_verifier()
         if self._verifier is None:
             self._await_verifier()
+
+    def _go_on(self) -> None:
+        self._pause = None
+        self.seek_verifier()
 
     def _await_verifier(self) -> None:
         missing = self._missing_numerics
         if missing and self._expiry is not None:
             return  # it waits as long as its client does
-        self._deadline = asyncio.get_running_loop().call_later(
-            RESUME_SECONDS,
-            self._end,
-            Unavailable(
-                "the target worker that served this request was lost, and none came in its place within "
-                f"{RESUME_SECONDS:g} seconds; resume it later, or send it again{missing}"
-            ),
-        )
+        none_came = losses.none_came(RESUME_SECONDS, missing)
+        self._deadline = asyncio.get_running_loop().call_later(RESUME_SECONDS, self._end, none_came)
 
     def stop(self) -> None:
         """The router is about to go."""
@@ -340,12 +335,13 @@ class Session:
     def seek_drafter(self) -> None:
         """Gives the session a drafter where it has none and one fits."""
         drafter, verifier = self._find_drafter(), self._verifier
-        if drafter is None or verifier is None:
-            return
-        self._expect(drafter)
-        self._open_at(drafter, verifier)
+        if drafter is not None and verifier is not None:
+            self._expect(drafter)
+            self._open_at(drafter, verifier)
 
-    def _open_at(self, drafter: Drafter, verifier: Verifier) -> None:
+    def _open_at(self, drafter: Drafter | None, verifier: Verifier) -> None:
+        if drafter is None:
+            return
         self._drafter = drafter
         self._turn += 1
         self._set_window(self._wanted_window(verifier, drafter))

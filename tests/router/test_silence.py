@@ -11,7 +11,7 @@ import pytest
 from outrider.errors import Unavailable
 from outrider.v1 import drafter_pb2, verifier_pb2
 from outrider.wire.hello import Role
-from router.session import MAX_LOSSES
+from router.losses import MAX_LOSSES
 from tests.router.asking import Running, committed, finished, request
 
 
@@ -229,7 +229,8 @@ async def test_what_verifiers_that_leave_give_back_does_not_count_as_lost(rig: A
     assert len(await running.task) == 2
 
 
-async def test_a_request_that_verifiers_die_of_ends(rig: Any) -> None:
+async def test_a_request_that_verifiers_die_of_ends(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.losses.APART_SECONDS", 0.001)
     worker = await rig.verifier("v")
     running = Running(rig, request())
     for turn in range(MAX_LOSSES):
@@ -240,3 +241,19 @@ async def test_a_request_that_verifiers_die_of_ends(rig: Any) -> None:
     await worker.stop()
     with pytest.raises(Unavailable, match=f"{MAX_LOSSES + 1} target workers in a row"):
         await running.task
+
+
+async def test_a_request_outlives_many_verifiers_that_are_lost_at_once(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apart = 0.2
+    monkeypatch.setattr("router.losses.APART_SECONDS", apart)
+    workers = [await rig.verifier(f"v{number}") for number in range(MAX_LOSSES + 3)]
+    running = Running(rig, request())
+    await workers[0].next_command("open")
+    for worker in workers[:-1]:
+        rig.fleet.remove(rig.fleet.verifiers[worker.worker_id])
+    assert workers[-1].commands.empty()
+    opened = await workers[-1].next_command("open")
+    workers[-1].say(**committed(opened.session_id, 3, 1, 2, 3), **finished(opened.session_id))
+    assert len(await running.task) == 2
