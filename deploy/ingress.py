@@ -17,6 +17,7 @@ from ray.serve.handle import DeploymentHandle
 from deploy.grpc_context import call, stream
 from deploy.registry import StoreSource, open_store
 from outrider.errors import Unhealthy
+from outrider.net.grpc_health import HealthServicer
 from outrider.net.tls import opened
 from outrider.options.protection import Protection
 from outrider.options.sessions import SessionOptions
@@ -24,7 +25,6 @@ from outrider.worker.garbage import spare_what_is_there
 from router.api.access import guarded
 from router.api.generation_wire import SERVICE
 from router.api.grpc_generation import GenerationServicer
-from router.api.grpc_health import HealthServicer
 from router.api.keys import keys_of
 from router.router import Router
 

@@ -33,7 +33,8 @@ from outrider.wire.drafter_sessions import (
 )
 from outrider.wire.hello import Role, read_hello
 from outrider.wire.load import DrafterLoad
-from outrider.wire.methods import DRAFTER_SESSIONS, GET_INFO, GET_TOKENIZER, Method
+from outrider.wire.methods import DRAFTER_SESSIONS
+from outrider.worker.described import add_description
 from outrider.worker.registration import check_admitted, registrar_at
 from outrider.worker.stepwatch import Pulse, StepWatch, watched
 from outrider.worker.worker import Worker, serve_until_stopped
@@ -136,18 +137,8 @@ class DrafterService:
     # -- routers and their streams --
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        methods: dict[Method[Any, Any], Any] = {
-            GET_INFO[Role.DRAFTER]: self.get_info,
-            GET_TOKENIZER[Role.DRAFTER]: self.get_tokenizer,
-            DRAFTER_SESSIONS: self.sessions,
-        }
-        add_methods(server, methods)
-
-    async def get_info(self, asked: None, context: Any) -> WorkerInfo:
-        return self._info
-
-    async def get_tokenizer(self, asked: None, context: Any) -> TokenizerFiles:
-        return self._tokenizer
+        add_methods(server, {DRAFTER_SESSIONS: self.sessions})
+        add_description(server, self._info, self._tokenizer, lambda: True)  # one that is not well has ended
 
     async def sessions(
         self, messages: AsyncIterator[DrafterCommand], context: Any

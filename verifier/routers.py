@@ -240,6 +240,11 @@ class Routers:
             router.dropped(self._drafters.dropped)
             router.beat(load)
 
+    @property
+    def open(self) -> bool:
+        """True while routers are let in and it is not about to leave."""
+        return self._closed is None and not self._leaving
+
     def drain(self) -> None:
         """Waits for nobody any more."""
         self._leaving = True

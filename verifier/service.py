@@ -19,9 +19,10 @@ from outrider.store.store import Registrar
 from outrider.wire.description import TokenizerFiles, WorkerInfo
 from outrider.wire.hello import Role
 from outrider.wire.load import VerifierLoad
-from outrider.wire.methods import GET_INFO, GET_TOKENIZER, SPECULATE, VERIFIER_SESSIONS, Method
+from outrider.wire.methods import SPECULATE, VERIFIER_SESSIONS
 from outrider.wire.speculation import CommitBatch, DraftBatch
 from outrider.wire.verifier_sessions import VerifierCommand, VerifierEvents
+from outrider.worker.described import add_description
 from outrider.worker.followers import FollowerProcesses, StartFollowers
 from outrider.worker.model import load
 from outrider.worker.registration import check_admitted, registrar_at
@@ -87,19 +88,8 @@ class VerifierService:
     # -- what it answers --
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        methods: dict[Method[Any, Any], Any] = {
-            GET_INFO[Role.VERIFIER]: self.get_info,
-            GET_TOKENIZER[Role.VERIFIER]: self.get_tokenizer,
-            VERIFIER_SESSIONS: self.sessions,
-            SPECULATE: self.speculate,
-        }
-        add_methods(server, methods)
-
-    async def get_info(self, asked: None, context: Any) -> WorkerInfo:
-        return self._info
-
-    async def get_tokenizer(self, asked: None, context: Any) -> TokenizerFiles:
-        return self._tokenizer
+        add_methods(server, {VERIFIER_SESSIONS: self.sessions, SPECULATE: self.speculate})
+        add_description(server, self._info, self._tokenizer, lambda: self.routers.open)
 
     async def sessions(
         self, commands: AsyncIterator[VerifierCommand], context: Any

@@ -152,10 +152,10 @@ async def _serve_until_stopped(worker: Worker, role: str, drain_seconds: float) 
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
-    announced = False
+    announced = missing = False
 
     def on_state(taken_in_by: str | None, reason: str) -> None:
-        nonlocal announced
+        nonlocal announced, missing
         if drain.is_set():
             return  # nobody waits for it to be registered, and the router may be leaving, too
         if taken_in_by is None:
@@ -164,6 +164,9 @@ async def _serve_until_stopped(worker: Worker, role: str, drain_seconds: float) 
             announced = True
             spare_what_is_there()
             say(_ready_line(worker.info, worker.address))
+        elif missing:
+            say(f"outrider {role}: registered again")
+        missing = taken_in_by is None
 
     say(f"outrider {role}: listening on {worker.address}, registering")
     await worker.start(on_state)

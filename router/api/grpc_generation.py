@@ -9,10 +9,9 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from outrider.errors import InvalidRequest, OutriderError, Overloaded, UnknownSession
+from outrider.net.grpc_health import add_health
 from outrider.net.rpc import errors_as_status, status
 from outrider.wire.session import new_session_id
 from router.api import generation_wire, position, schema
@@ -20,7 +19,6 @@ from router.api.access import Access, guarded, owner
 from router.api.cache_salt import cache_salt
 from router.api.deadline import TimeLimits, call_limits
 from router.api.generate import Chunk, Result, generate
-from router.api.grpc_health import HealthServicer
 from router.api.record import Record, check_owner, named, recalled
 from router.api.stream import internal_error
 from router.api.threads import TINY_BYTES, Threads
@@ -30,7 +28,6 @@ from router.requests import Events, SessionBegun, SessionRunner
 
 logger = logging.getLogger(__name__)
 
-HEALTH = "grpc.health.v1.Health"
 
 Items = AsyncGenerator[SessionBegun | Chunk | Result, None]
 
@@ -150,7 +147,4 @@ def add_generation_service(
         runner, metrics, draw_below, threads=threads, share_prefixes=share_prefixes
     )
     generation_wire.add_to_server(guarded(generation, access), server)
-    health_pb2_grpc.add_HealthServicer_to_server(
-        HealthServicer(runner.ready, [generation_wire.SERVICE]), server
-    )
-    reflection.enable_server_reflection([generation_wire.SERVICE, HEALTH, reflection.SERVICE_NAME], server)
+    add_health(server, runner.ready, generation_wire.SERVICE)

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.errors import StepHung, Unavailable
 from outrider.v1 import verifier_pb2
@@ -88,6 +89,9 @@ async def test_its_routers_lose_the_worker_and_nobody_is_let_in_until_the_step_e
     assert "does not end" in await until_turned_away(idle)
     assert verifier.stepper.get(b"s" * 16) is None  # nor an orphan
     assert "does not end" in await until_turned_away(await stranger(verifier))
+    health = health_pb2_grpc.HealthStub(verifier.connection)
+    asked = health_pb2.HealthCheckRequest()
+    assert (await health.Check(asked)).status == health_pb2.HealthCheckResponse.NOT_SERVING
     hang.go_on.set()
     impatient(30.0)
     async with asyncio.timeout(120):
@@ -97,6 +101,7 @@ async def test_its_routers_lose_the_worker_and_nobody_is_let_in_until_the_step_e
                 await again.call.read()
                 break
             await asyncio.sleep(0.05)
+    assert (await health.Check(asked)).status == health_pb2.HealthCheckResponse.SERVING
     again.say(open_session(b"s" * 16))
     assert len(await output(again, b"s" * 16)) == 4
 

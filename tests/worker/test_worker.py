@@ -126,6 +126,35 @@ async def test_whether_it_is_registered_is_told_unless_it_is_about_to_leave(
     assert ("the router does not answer" in capsys.readouterr().out) is not leaving
 
 
+async def test_that_it_is_registered_again_is_told_too(
+    role: Busy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Taken(Store):
+        async def beat(self, record: WorkerRecord) -> Answer:
+            await super().beat(record)
+            return Answer(taken_in_by=("router",))
+
+    store = Taken()
+    task = asyncio.create_task(serve_until_stopped(worker_of(role, store), LONG))
+    said = ""
+
+    async def until(words: str) -> None:
+        nonlocal said
+        while words not in said:
+            said += capsys.readouterr().out
+            await asyncio.sleep(0.01)
+
+    await until("verifier ready")
+    store.away.set()
+    await until("not registered")
+    assert "again" not in said.replace("trying again", "")
+    store.away.clear()
+    await until("registered again")
+    await terminate(role)
+    role.idle.set()
+    await task
+
+
 async def test_what_does_not_end_in_time_is_given_back(
     role: Busy, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,5 @@
-"""The standard gRPC health service (grpc.health.v1), answered from what is true at that moment."""
+"""The standard gRPC services: health (grpc.health.v1), answered from what is true at that moment, and
+reflection."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
 
 WATCH_SECONDS = 0.5  # how soon a watcher hears of a change
 
@@ -40,3 +42,12 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # g
                 yield response
                 last = response
             await asyncio.sleep(WATCH_SECONDS)
+
+
+def add_health(server: grpc.aio.Server, ready: Callable[[], bool], service: str) -> None:
+    """Lets a server that has this service tell its health (SERVING while `ready()`) and describe itself.
+
+    Call it before the server starts."""
+    health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(ready, [service]), server)
+    names = [service, "grpc.health.v1.Health", reflection.SERVICE_NAME]
+    reflection.enable_server_reflection(names, server)
