@@ -1,4 +1,4 @@
-"""One session: its transcript, its workers, and how far its draft runs ahead.
+"""One session: its transcript, and the verifier that has it.
 
 Everything is decided when an event arrives, whether or not a client is reading. A reader goes through the
 transcript from its beginning; there is one at a time.
@@ -8,28 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from outrider.errors import Cancelled, DeadlineExceeded, OutriderError, Unavailable
-from outrider.net.draft_right import right
 from outrider.wire.session import FinishReason, SessionId
 from router import losses, numerics
 from router.fleet import Fleet
 from router.reader import Reader, lost_track, superseded
 from router.rebalance import Unbegun
 from router.requests import SessionEnded, TokensCommitted
+from router.session_draft import PairFor, SessionDraft
 from router.session_log_writer import SessionLogWriter, TakenSession
 from router.session_state import TRANSITIONS, Event, State
-from router.speculation import Estimator, PairAcceptance, choose_k, settled, welcome, window, worth_sending
 from router.transcript import Transcript
-from router.workers import Drafter, Verifier
+from router.workers import Verifier
 
 log = logging.getLogger(__name__)
 
 RESUME_SECONDS = 60.0  # a session that lost its verifier waits so long for another
-
-PairFor = Callable[[str, str], PairAcceptance]
-"""Gives the acceptance of a (target fingerprint, draft fingerprint) pair."""
 
 
 class Session:
@@ -57,7 +53,6 @@ class Session:
         self.id: SessionId = request.session_id
         self._fingerprint: str = request.fingerprint
         self.transcript = transcript
-        self._draft_key = draft_key
         self._request = request
         self._log_writer = log_writer
         self._cursor = (
@@ -72,21 +67,12 @@ class Session:
         self._state = State.NEW
         self._deadline: asyncio.TimerHandle | None = None  # while there is no verifier
         self._expiry: asyncio.TimerHandle | None = None  # where the request has a deadline
-        self._drafter: Drafter | None = None
-        self._turn = -1  # how many drafters it has had before the last one
-        self._gave_up: frozenset[tuple[str, int]] = frozenset()  # drafters that ended it of their own accord
         self._fleet = fleet
-        self._pair_for = pair_for
-        self._cap = cap
-        self._lock_step = lock_step
+        self._draft = SessionDraft(transcript, draft_key, fleet, pair_for, cap, lock_step)
         self._same_numerics = same_numerics
         self.outcome: SessionEnded | OutriderError | None = None  # None = it goes on
         self.reader: Reader | None = None
         self.news = asyncio.Event()  # for readers
-        self._pair = pair_for(self._fingerprint, "")
-        self._estimator = Estimator(self._pair.mean)
-        self._k = 0
-        self._window = 0
 
     def read(self) -> Reader:
         """Gives it a reader, which begins with the first output token. The former one hears Superseded."""
@@ -121,19 +107,15 @@ class Session:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-        drafter = self._find_drafter()
-        if drafter is not None:
-            self._expect(drafter)
-        self._k = choose_k(self._estimator, verifier.load.price, self._cap)
         verifier.open(
             self.id,
             self._request.params,
             output=self.transcript.output,
-            num_speculative_tokens=self._k,
-            draft_key=self._draft_key if self._cap else b"",
+            num_speculative_tokens=self._draft.begin(verifier),
+            draft_key=self._draft.key,
             listener=self,
         )
-        self._open_at(drafter, verifier)
+        self._draft.start()
 
     @property
     def unbegun(self) -> Unbegun | None:
@@ -177,8 +159,7 @@ class Session:
                 timer.cancel()
         if self._verifier is not None:
             self._verifier.close(self.id)
-        self._leave_drafter()
-        self._pair.absorb(self._estimator.accepted, self._estimator.observed)
+        self._draft.close()
         self._log_writer.close(self._cursor)
 
     def _note(self, event: Event) -> None:
@@ -220,9 +201,7 @@ class Session:
         self.transcript.add(step)
         self._log_writer.note(self._cursor)
         self.news.set()
-        self._estimator.observe(step.accepted, step.verified, len(step.tokens))
-        self._leave_if_silent(step)
-        self._steer()
+        self._draft.committed(step)
 
     def finished(self, reason: FinishReason) -> None:
         # Nobody ends a session as cancelled: such a one fails.
@@ -253,8 +232,7 @@ class Session:
             return
         self._note(why)
         self._verifier = None
-        self._leave_drafter()  # it drafts for the old verifier's address
-        self._gave_up = frozenset()  # perhaps only because that verifier was gone
+        self._draft.pause()
         log.info("session %s: no verifier after %d tokens", self.id.hex(), self.transcript.output_tokens)
         if pause:
             self._pause = asyncio.get_running_loop().call_later(pause, self._go_on)
@@ -295,105 +273,8 @@ class Session:
         self.close()
 
     def drafter_cut_off(self, turn: int, reason: str) -> None:
-        """The verifier takes nothing of the drafter of that turn any more: another one drafts."""
-        drafter = self._drafter
-        if drafter is not None and turn == self._turn:
-            self._fleet.distrust(drafter, reason)
-            drafter.close(self.id)
-            self.draft_ended(f"the verifier cut it off: {reason}")
-
-    # From the drafter.
-
-    def draft_ended(self, reason: str) -> None:
-        drafter = self._drafter
-        if drafter is not None:
-            log.info("session %s: drafter %s ended it: %s", self.id.hex(), drafter.identity.worker_id, reason)
-            self._gave_up |= {drafter.instance}
-        self.drafter_lost()
-
-    def drafter_lost(self) -> None:
-        """The session goes on plainly; another drafter starts from prompt and output."""
-        self._drafter = None
-        self.seek_drafter()
-
-    def _leave_if_silent(self, step: TokensCommitted) -> None:
-        """Another drafts, if there is one, where nothing came of this one that could be verified."""
-        drafter, verifier = self._drafter, self._verifier
-        if drafter is None or verifier is None:
-            return
-        wanted = welcome(self._k, self._estimator.acceptance, verifier.load.price)
-        silent = wanted and drafter.silent(step.verified, len(step.tokens))
-        if silent and self._fleet.passed_over(drafter, verifier, self._gave_up, self._acceptance):
-            drafter.close(self.id)
-            self.draft_ended("nothing of it was verified")
-
-    def _leave_drafter(self) -> None:
-        if self._drafter is not None:
-            self._drafter.close(self.id)
-            self._drafter = None
+        self._draft.cut_off(turn, reason)
 
     def seek_drafter(self) -> None:
         """Gives the session a drafter where it has none and one fits."""
-        drafter, verifier = self._find_drafter(), self._verifier
-        if drafter is not None and verifier is not None:
-            self._expect(drafter)
-            self._open_at(drafter, verifier)
-
-    def _open_at(self, drafter: Drafter | None, verifier: Verifier) -> None:
-        if drafter is None:
-            return
-        self._drafter = drafter
-        self._turn += 1
-        self._set_window(self._wanted_window(verifier, drafter))
-        drafter.open(
-            self.id,
-            self._request.params,
-            output=self.transcript.output,
-            verifier_address=verifier.registration.address,
-            draft_key=right(self._draft_key, self._turn),
-            window=self._window,
-            target_vocab_size=verifier.registration.info.model.vocab_size,
-            listener=self,
-        )
-
-    def _find_drafter(self) -> Drafter | None:
-        if self._state is State.OVER or self._cap == 0 or self._drafter is not None or self._verifier is None:
-            return None
-        return self._fleet.drafter_for(self._verifier, self._gave_up, self._acceptance)
-
-    def _acceptance(self, target: str, draft: str) -> float:
-        return self._pair_for(target, draft).mean
-
-    def _expect(self, drafter: Drafter) -> None:
-        """What was learnt about one draft model says nothing about another."""
-        pair = self._pair_for(self._fingerprint, drafter.identity.model_fingerprint)
-        if pair is not self._pair:
-            self._pair.absorb(self._estimator.accepted, self._estimator.observed)
-            self._pair = pair
-            self._estimator = Estimator(pair.mean)
-
-    def _steer(self) -> None:
-        """Sends k and the window where they have changed."""
-        verifier = self._verifier
-        if verifier is None:
-            return
-        k = settled(self._k, choose_k(self._estimator, verifier.load.price, self._cap))
-        if k != self._k:
-            self._k = k
-            verifier.set_speculation(self.id, k)
-        if self._drafter is not None:
-            wanted = self._wanted_window(verifier, self._drafter)
-            if wanted != self._window if self._lock_step else worth_sending(self._window, wanted):
-                self._set_window(wanted)
-                self._drafter.set_window(self.id, wanted)
-
-    def _set_window(self, tokens: int) -> None:
-        self._window = tokens
-        self._fleet.metrics.draft_window(self._request.model, tokens)
-
-    def _wanted_window(self, verifier: Verifier, drafter: Drafter) -> int:
-        if self._lock_step:
-            return self._k
-        load = drafter.load
-        round_trip = load.round_trips.get(verifier.registration.address, load.round_trip_seconds)
-        return window(self._k, verifier.load.typical_step_seconds, round_trip, load.token_seconds)
+        self._draft.seek()

@@ -18,7 +18,7 @@ PROBE_TOKENS = 64  # with k = 0 by price, one draft token is tried after this ma
 MAX_WINDOW = 256
 WORTH_A_MESSAGE = 0.25  # relative change below which a window is left as it is
 
-SILENT_TOKENS = 128  # committed of a drafter's sessions, in the mean, without a draft of its among them
+SILENT_TOKENS = 128  # committed of a session without one of its drafter's, though drafts were welcome
 WELCOME = 0.25  # of the acceptance: a price up to it lets any good draft in
 
 FIRST_ACCEPTANCE = 0.65  # of a pair that nothing is known of

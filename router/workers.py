@@ -32,7 +32,6 @@ from outrider.wire.verifier_sessions import (
 )
 from router.compatibility import Registration
 from router.prefixes import PlacedPrefixes, block_hashes
-from router.speculation import SILENT_TOKENS
 
 ANSWER_SECONDS = 5.0  # a worker that registers must answer within this
 BYTES_PER_SECOND = 2**18  # that a drafter may say: a hundred times what an honest one has to
@@ -285,21 +284,9 @@ class Drafter(Worker[DrafterListener]):
         super().__init__(registration, connection, DRAFTER_SESSIONS, allowance)
         self.load = load if isinstance(load, DrafterLoad) else DrafterLoad()
         self.on_load: Callable[[Drafter, DrafterLoad], None] | None = None
-        self._unverified = 0  # tokens committed of its sessions since a draft of its was verified
 
     async def connect(self, router: Identity) -> None:
         await self.greet(DrafterCommand(hello=router.hello()))
-
-    def silent(self, verified: int, committed: int) -> bool:
-        """Notes a step of one of its sessions in which a draft was welcome.
-
-        Returns whether too much was committed without one, and counts anew then. What the drafter says of
-        itself is not asked."""
-        self._unverified = 0 if verified else self._unverified + committed
-        if self._unverified < SILENT_TOKENS * max(self.placed, 1):
-            return False
-        self._unverified = 0
-        return True
 
     def open(
         self,

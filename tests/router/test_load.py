@@ -111,6 +111,22 @@ async def test_a_drafter_of_which_nothing_is_verified_is_left_whatever_it_says_o
         session.task.cancel()
 
 
+async def test_one_session_that_a_drafter_serves_does_not_hide_those_that_it_starves(rig: Any) -> None:
+    verifier, drafter, other = await rig.verifier(), await rig.drafter("a"), await rig.drafter("b")
+    other.say(load=drafter_pb2.DrafterLoad(token_seconds=1.0, sessions=60))
+    await rig.until(lambda: rig.fleet.drafters["b"].load.token_seconds == 1.0)
+    running = [Running(rig, request(max_tokens=4 * SILENT_TOKENS)) for _ in range(2)]
+    served, starved = [(await verifier.next_command("open")).session_id for _ in running]
+    assert {(await drafter.next_command("open")).session_id for _ in running} == {served, starved}
+    for base in range(3, 3 + SILENT_TOKENS):
+        verifier.say(**committed(served, base, 10, verified=1))
+        verifier.say(**committed(starved, base, 10))
+    assert (await other.next_command("open")).session_id == starved
+    assert rig.fleet.drafters["a"].placed == 1
+    for session in running:
+        session.task.cancel()
+
+
 @pytest.mark.parametrize(
     ("price", "verified"),
     [(0.9, 0), (0.0, 1)],  # no draft is worth that price; now and then one is verified
