@@ -30,13 +30,15 @@ log = logging.getLogger(__name__)
 FIRST_BACKOFF_SECONDS = 0.1
 LAST_BACKOFF_SECONDS = 2.0
 MOST_FAILURES = 3  # to connect, in a row: then the sessions are somebody else's
+IDLE_SECONDS = 30.0  # without a session: then the stream is ended, which the verifier has but so many of
 ROUND_TRIPS_KEPT = 16
 BYTES_PER_SECOND = 16 * 2**20  # that a verifier may say
 BURST_BYTES = 32 * 2**20
 
 
 class VerifierLink:
-    """Reconnects for as long as it has sessions; without any, the end of the stream is the end of the link.
+    """Reconnects for as long as it has sessions; without any, the end of the stream is the end of the link,
+    and the stream is ended after a while.
 
     After a reconnect the sessions are attached and acknowledged anew. Those of a verifier that cannot be
     reached are given up: a drafter that can may have them.
@@ -66,6 +68,7 @@ class VerifierLink:
         self._failures = 0  # to connect, since a verifier answered last
         self._round_trips: deque[float] = deque(maxlen=ROUND_TRIPS_KEPT)
         self._allowance = Allowance("verifier", BYTES_PER_SECOND, BURST_BYTES, clock)
+        self._idle_since = clock()  # where it has no sessions
         self._shut = ""  # why no session is taken at the moment
         self._task = asyncio.create_task(self._keep_connected())
 
@@ -83,7 +86,8 @@ class VerifierLink:
         self.changed(session)
 
     def remove(self, session_id: bytes) -> None:
-        self._sessions.pop(session_id, None)
+        if self._sessions.pop(session_id, None) is not None and not self._sessions:
+            self._idle_since = self._clock()
 
     def changed(self, session: DraftSession) -> None:
         """Notes that the session's log or draft is not what the verifier was told last."""
@@ -160,6 +164,8 @@ class VerifierLink:
                 greeted.set()
             silence.moved()
             self._heard(batch)
+            if not self._sessions and self._clock() - self._idle_since >= IDLE_SECONDS:
+                return
 
     async def _write(self, stream: grpc.aio.StreamStreamCall[Any, Any], greeted: asyncio.Event) -> None:
         await stream.write(DraftBatch(hello=self._identity.hello()))

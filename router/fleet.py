@@ -62,6 +62,7 @@ class Fleet:
         self.on_verifier_joined: list[Callable[[], None]] = []
         self.on_drafter_joined: list[Callable[[], None]] = []
         self.on_verifier_load: list[Callable[[Verifier], None]] = []
+        self.waiting: dict[Verifier, None] = {}  # those that have sessions that wait for KV blocks
         self._of_model: Pools[str, Verifier] = Pools()
         self._numerics: defaultdict[str, Counter[str]] = defaultdict(Counter)  # by model, where they are told
         self._block_sizes: Counter[int] = Counter()  # of all verifiers
@@ -83,6 +84,7 @@ class Fleet:
         self._count()
         model = verifier.registration.info.model
         self._of_model.add(model.name, verifier)
+        self._note_waiting(verifier)
         self._block_sizes[verifier.prefixes.block_size] += 1
         if verifier.numerics:
             self._numerics[model.name][verifier.numerics] += 1
@@ -133,6 +135,7 @@ class Fleet:
                 session.drafter_lost()
             return True
         del self.verifiers[worker_id]
+        self.waiting.pop(worker, None)
         self._of_model.remove(name, worker)
         self._block_sizes -= Counter([worker.prefixes.block_size])
         self._numerics[name] -= Counter([worker.numerics])
@@ -222,9 +225,9 @@ class Fleet:
             yield self._candidates(few, blocks, lost)
         yield self._candidates(pool, blocks, lost)
 
-    def candidates(self, model: str) -> dict[str, VerifierCandidate]:
-        """Returns all verifiers of a model, whatever a session's prompt, by worker_id."""
-        return self._candidates(self._of_model[model], PromptBlocks(()))
+    def candidates(self, verifiers: Iterable[Verifier]) -> list[VerifierCandidate]:
+        """Returns them as they are, whatever a session's prompt."""
+        return list(self._candidates(verifiers, PromptBlocks(())).values())
 
     def _candidates(
         self,
@@ -322,6 +325,12 @@ class Fleet:
             yield few
         yield (one for draft in fitting for one in self._of_draft[draft])
 
+    def _note_waiting(self, verifier: Verifier) -> None:
+        if verifier.load.waiting:
+            self.waiting[verifier] = None
+        else:
+            self.waiting.pop(verifier, None)
+
     def _count(self) -> None:
         self.metrics.workers("verifier", len(self.verifiers))
         self.metrics.workers("drafter", len(self.drafters))
@@ -347,6 +356,9 @@ class Fleet:
             step_tokens=load.step_tokens,
             preemptions=load.preemptions,
         )
+        if self.verifiers.get(verifier.identity.worker_id) is not verifier:
+            return
+        self._note_waiting(verifier)
         for reported in self.on_verifier_load:
             reported(verifier)
 

@@ -34,8 +34,7 @@ def sessions_to_move(
 
     Those wait at a verifier that came there last, as prompts are begun in order; more than it says that wait
     there do not. `roomy` takes none while its report may not include all that it has."""
-    load = roomy.load
-    if load.draining or roomy.placed > load.running + load.waiting:
+    if not has_room(roomy):
         return []
     full = {
         one.worker_id: one.load.waiting
@@ -56,6 +55,12 @@ def sessions_to_move(
             break
         found.append(index)
     return found
+
+
+def has_room(one: VerifierCandidate) -> bool:
+    """Returns whether it may be one that others' sessions move to."""
+    load = one.load
+    return not load.draining and one.placed <= load.running + load.waiting and _spare(one) >= GROWTH_TOKENS
 
 
 def _spare(one: VerifierCandidate) -> float:

@@ -14,7 +14,7 @@ from outrider.wire.session import FinishReason, SessionId, new_session_id
 from router.admission import Lasting, refused, retry_after
 from router.fleet import Fleet
 from router.placement import choose_verifier
-from router.rebalance import sessions_to_move
+from router.rebalance import has_room, sessions_to_move
 from router.requests import (
     GenerationRequest,
     Recalled,
@@ -220,14 +220,20 @@ class Sessions:
 
     def _offer_room(self, verifier: Verifier) -> None:
         """Has sessions that wait at others and have not begun move to a verifier that has room for them."""
-        if not any(one.load.waiting for one in self._fleet.verifiers.values() if one is not verifier):
+        full = [one for one in self._fleet.waiting if one is not verifier]
+        if not full:
             return
-        candidates = self._fleet.candidates(verifier.registration.info.model.name)
-        roomy = candidates.get(verifier.identity.worker_id)
-        if roomy is None:  # it has left meanwhile
+        (roomy,) = self._fleet.candidates([verifier])
+        if not has_room(roomy):
             return
-        waiting = [(session, one) for session in self._open.values() if (one := session.unbegun) is not None]
-        for index in sessions_to_move([one for _, one in waiting], candidates.values(), roomy):
+        there = {one.identity.worker_id for one in full}
+        waiting = [
+            (session, one)
+            for session in self._open.values()
+            if (one := session.unbegun) is not None and one.at in there
+        ]
+        candidates = self._fleet.candidates(full)
+        for index in sessions_to_move([one for _, one in waiting], candidates, roomy):
             waiting[index][0].ask_back()
 
     def _offer_drafter(self) -> None:

@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from redis.asyncio import Redis
-from redis.asyncio.connection import ConnectionPool, SSLConnection
+from redis.asyncio.connection import BlockingConnectionPool, ConnectionPool, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError, RedisError
@@ -52,6 +52,7 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.5
 EPOCH_SHARE = 0.75  # of a record's time: a clock that jumps over records jumps over the epoch, too
 REDIS_ANSWER_SECONDS = 2.0  # a Redis that has not answered by then is away
+MOST_CONNECTIONS = 16  # of one process; who finds all in use waits for one, and then as for an answer
 AWAY_SECONDS = 0.25  # between attempts to reach one that is away
 WORKER, INDEX, EPOCH, CHANGES = (f"outrider:{name}" for name in ("worker:", "workers", "epoch", "changes"))
 WORD = b"word:"
@@ -257,7 +258,7 @@ def _pool(url: StoreUrl) -> ConnectionPool:
     }
     if url.tls:
         options |= {"connection_class": SSLConnection, "ssl_ca_certs": url.ca_certs}
-    return ConnectionPool(**options)
+    return BlockingConnectionPool(max_connections=MOST_CONNECTIONS, timeout=REDIS_ANSWER_SECONDS, **options)
 
 
 def _name(identity: Identity) -> str:

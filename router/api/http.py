@@ -64,6 +64,7 @@ def create_app(
     """The application. `draw_below` draws seeds (`secrets.randbelow`); `clock` gives unix seconds. `threads`:
     those that read requests, if others use them too."""
     reading, incoming = threads or Threads(), bodies or Bodies()
+    exposing = asyncio.Lock()  # whose text is long: one is made at a time, beside the event loop
     app = Application(
         title="Outrider",
         version=__version__,
@@ -206,7 +207,9 @@ def create_app(
     @app.get("/metrics", response_class=PlainTextResponse)
     async def exposition() -> Response:
         """For Prometheus."""
-        return Response(metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+        async with exposing:
+            text = await asyncio.to_thread(metrics.exposition)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     return app
 

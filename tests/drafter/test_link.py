@@ -132,6 +132,27 @@ async def test_without_sessions_the_end_of_the_stream_is_the_end_of_the_link() -
     await server.stop(0)
 
 
+async def test_a_stream_without_sessions_is_ended_after_a_while_and_one_with_sessions_is_not() -> None:
+    listener, now = Listener(), 0.0
+    server, address = await started(listener)
+    over = asyncio.Event()
+    drafter = Identity(Role.DRAFTER, "d", 1, "", TOKENS)
+    link = VerifierLink(address, drafter, print, print, over.set, lambda: now)
+    link.add(draft_session())
+    await until_attached(listener, 1)
+    now += 2 * link_module.IDLE_SECONDS
+    beaten = listener.beaten
+    while listener.beaten < beaten + 2:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert not over.is_set()
+    link.remove(b"s" * 16)
+    now += link_module.IDLE_SECONDS
+    async with asyncio.timeout(120):
+        await over.wait()
+    await link.close()
+    await server.stop(0)
+
+
 async def test_a_verifier_with_another_tokenizer_is_given_up_with_a_sentence() -> None:
     listener = Listener("another")
     server, address = await started(listener)

@@ -14,7 +14,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.wire.session import SessionParams
 from router import session as session_module
 from router.requests import GenerationRequest, TokensCommitted
-from router.session import MAX_LOSSES
+from router.losses import MAX_LOSSES
 from tests.in_process import Cluster, Worker
 from tests.tiny_models import build
 from verifier.stepper import Stepper

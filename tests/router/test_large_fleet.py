@@ -141,6 +141,21 @@ async def test_all_are_looked_at_where_the_few_do_not_suit() -> None:
     assert {placing.place().identity.worker_id for _ in range(5)} == {"verifier-0199"}
 
 
+async def test_where_sessions_wait_is_known_without_looking_at_all() -> None:
+    fleet = await fleet_of(50)
+    heard: list[Verifier] = []
+    fleet.on_verifier_load.append(heard.append)
+    first, second, *_ = fleet.verifiers.values()
+    first._dispatch(VerifierEvents(load=VerifierLoad(waiting=2)))
+    assert list(fleet.waiting) == [first]
+    first._dispatch(VerifierEvents(load=VerifierLoad()))
+    assert not fleet.waiting
+    second._dispatch(VerifierEvents(load=VerifierLoad(waiting=2)))
+    fleet.remove(second)
+    second._dispatch(VerifierEvents(load=VerifierLoad(waiting=2)))
+    assert not fleet.waiting and heard == [first, first, second]
+
+
 async def test_a_rare_draft_model_that_is_better_is_found_among_many() -> None:
     fleet = await fleet_of(1, 500)
     connection: Any = NoStream()

@@ -11,9 +11,9 @@ import pytest
 from outrider.errors import Unavailable
 from outrider.v1 import verifier_pb2
 from outrider.wire.load import VerifierLoad
+from router.losses import MAX_LOSSES
 from router.placement import VerifierCandidate
 from router.rebalance import Unbegun, sessions_to_move
-from router.session import MAX_LOSSES
 from tests.router.asking import Running, committed, finished, request
 
 FULL = VerifierCandidate("full", "m", VerifierLoad(running=4, waiting=3, kv_usage=1.0), 7, 1000)
@@ -102,7 +102,7 @@ async def test_a_session_that_waits_is_asked_for_once_and_moves_when_it_is_given
     assert (moved.session_id, list(moved.output)) == (opened.session_id, [])
     assert full.commands.empty()
     (session,) = rig.sessions._open.values()
-    assert session._losses == 0
+    assert session._losses._last is None
     roomy.say(load=NO_ROOM)  # others were quicker
     await rig.until(lambda: rig.fleet.verifiers["roomy"].load.waiting == 1)
     for _ in range(3):
@@ -113,7 +113,8 @@ async def test_a_session_that_waits_is_asked_for_once_and_moves_when_it_is_given
     assert roomy.commands.empty()  # it is not asked for again
 
 
-async def test_one_that_is_given_back_again_and_again_ends(rig: Any) -> None:
+async def test_one_that_is_given_back_again_and_again_ends(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.losses.APART_SECONDS", 0.001)
     full, roomy, running, opened = await waiting_session(rig)
     await roomy.stop()
     await rig.until(lambda: list(rig.fleet.verifiers) == ["full"])

@@ -14,7 +14,7 @@ import pytest
 
 from outrider.errors import StartupError, Unavailable
 from outrider.store.logs import Append, Owner
-from outrider.store.redis import RedisStore
+from outrider.store.redis import MOST_CONNECTIONS, RedisStore
 from outrider.store.store import Answer
 from outrider.store.url import parse_store_url
 from outrider.wire.description import WorkerRecord
@@ -197,6 +197,13 @@ async def test_a_clock_that_jumps_over_records_jumps_over_the_epoch_too(
         await anext(store.workers())
         assert 500 < await store._redis.pttl("outrider:epoch") <= 750 < 1000 * TTL_SECONDS
         await store._redis.pexpire("outrider:epoch", 400)
+
+
+async def test_many_that_ask_at_once_share_a_few_connections(redis: RedisServer, store: RedisStore) -> None:
+    record = [store.logs.append((), 60) for _ in range(10 * MOST_CONNECTIONS)]
+    await asyncio.gather(*record)
+    info = await store._redis.info("stats")
+    assert int(info["total_connections_received"]) <= MOST_CONNECTIONS + 5  # and those that look if it is up
 
 
 async def test_expired_ids_do_not_pile_up(store: RedisStore, record: Record) -> None:

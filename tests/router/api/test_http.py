@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -348,6 +350,28 @@ async def test_models_health_and_metrics(client_of: ClientOf) -> None:
     assert f'vllm:generation_tokens_total{{model_name="demo"}} {float(len(IDS))}' in text
     assert 'vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name="demo",position="2"}' in text
     assert 'outrider_requests_refused_total{reason="invalid_request_error"} 1.0' in text
+
+
+async def test_metrics_are_written_beside_the_event_loop_one_text_at_a_time(
+    client_of: ClientOf, metrics: Metrics
+) -> None:
+    threads, at_once = [], []
+
+    class Slow:
+        def collect(self) -> list[Any]:
+            at_once.append(1)
+            assert len(at_once) == 1
+            time.sleep(0.01)
+            threads.append(threading.get_ident())
+            at_once.pop()
+            return []
+
+    metrics.registry.register(Slow())  # type: ignore[arg-type]
+    threads.clear()
+    client = client_of(answering())
+    answers = await asyncio.gather(*(client.get("/metrics") for _ in range(3)))
+    assert [answer.status_code for answer in answers] == [200, 200, 200]
+    assert len(threads) == 3 and threading.get_ident() not in threads
 
 
 async def test_many_at_once_each_get_their_own_text(client_of: ClientOf) -> None:
