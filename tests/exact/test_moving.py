@@ -13,8 +13,8 @@ from outrider.errors import Cancelled, Unavailable
 from outrider.sampling.params import SamplingParams
 from outrider.wire.session import SessionParams
 from router import session as session_module
-from router.requests import GenerationRequest, TokensCommitted
 from router.losses import MAX_LOSSES
+from router.requests import GenerationRequest, TokensCommitted
 from tests.in_process import Cluster, Worker
 from tests.tiny_models import build
 from verifier.stepper import Stepper

@@ -114,7 +114,7 @@ async def test_a_session_that_waits_is_asked_for_once_and_moves_when_it_is_given
 
 
 async def test_one_that_is_given_back_again_and_again_ends(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.losses.APART_SECONDS", 0.001)
+    monkeypatch.setattr("router.losses.APART_SECONDS", 0.0)
     full, roomy, running, opened = await waiting_session(rig)
     await roomy.stop()
     await rig.until(lambda: list(rig.fleet.verifiers) == ["full"])
