@@ -53,7 +53,8 @@ class MemoryStore:
         said = {} if former is None else former.words
         words = {router_id: word for router_id, word in said.items() if word[0] > now}
         self._entries[identity.key] = _Entry(record, caller, now + self._ttl_seconds, words)
-        self._tell()
+        if former is None or (former.record.info, former.record.address) != (record.info, record.address):
+            self._tell()
         return answer_of({router_id: word for router_id, (_, word) in words.items()})
 
     async def leave(self, identity: Identity, caller: str = "") -> None:

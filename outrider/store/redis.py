@@ -3,7 +3,7 @@
 | key | type | content |
 |---|---|---|
 | `outrider:worker:ROLE:ID` | hash, expires | `record` (outrider.v1.Registration), `description` (the same without its load), `incarnation`, `caller` (whose record it is), and a `word:ROUTER` for each router: when it was said (unix seconds), a blank, JSON [refusal, trouble] |
-| `outrider:workers` | set | the ROLE:IDs of the above; those that have expired are taken out when somebody reads it |
+| `outrider:workers`, `outrider:alive`, `outrider:mark` | sorted sets, string | which of the above there are, and what is new of them: redis_listing.py |
 | `outrider:epoch` | string, expires | random; another one than before means that the Redis has lost its memory, or that its clock jumped so far that records expired |
 | `outrider:session:HEX`, `outrider:owner:HEX` | stream, hash | a session's log: redis_logs.py |
 | `outrider:changes` | channel | the ROLE:ID of a worker that came, changed or left |
@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import secrets
 import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
@@ -30,8 +29,9 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError, RedisError
 
-from outrider.errors import InvalidRequest, StartupError, Unavailable
+from outrider.errors import StartupError, Unavailable
 from outrider.net.tasks import propagate_cancel
+from outrider.store.redis_listing import ALIVE, INDEX, MARK, NOW, WORKER, Listing
 from outrider.store.redis_logs import RedisSessionLogs
 from outrider.store.store import (
     TTL_SECONDS,
@@ -54,10 +54,13 @@ EPOCH_SHARE = 0.75  # of a record's time: a clock that jumps over records jumps 
 REDIS_ANSWER_SECONDS = 2.0  # a Redis that has not answered by then is away
 MOST_CONNECTIONS = 16  # of one process; who finds all in use waits for one, and then as for an answer
 AWAY_SECONDS = 0.25  # between attempts to reach one that is away
-WORKER, INDEX, EPOCH, CHANGES = (f"outrider:{name}" for name in ("worker:", "workers", "epoch", "changes"))
+LISTING_SECONDS = 0.2  # between two listings at least: many that come at once are one change
+CHANGES = "outrider:changes"
 WORD = b"word:"
 
-BEAT = """
+BEAT = (
+    NOW
+    + """
 local known = redis.pcall('HMGET', KEYS[1], 'incarnation', 'description', 'caller')
 if known.err then  -- something else stands there
   redis.call('DEL', KEYS[1])
@@ -68,9 +71,13 @@ if known[1] ~= ARGV[2] then redis.call('DEL', KEYS[1]) end
 redis.call('HSET', KEYS[1], 'incarnation', ARGV[2], 'description', ARGV[3], 'record', ARGV[4])
 redis.call('HSET', KEYS[1], 'caller', ARGV[7])
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
-redis.call('SADD', KEYS[2], ARGV[1])
-if known[1] ~= ARGV[2] or known[2] ~= ARGV[3] then redis.call('PUBLISH', KEYS[3], ARGV[1]) end
-local fields, time, words = redis.call('HGETALL', KEYS[1]), redis.call('TIME'), {}
+local time = redis.call('TIME')
+redis.call('ZADD', KEYS[4], time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[5], ARGV[1])
+if known[1] ~= ARGV[2] or known[2] ~= ARGV[3] or not redis.call('ZSCORE', KEYS[3], ARGV[1]) then
+  redis.call('ZADD', KEYS[3], mark(), ARGV[1])
+  redis.call('PUBLISH', KEYS[5], ARGV[1])
+end
+local fields, words = redis.call('HGETALL', KEYS[1]), {}
 for i = 1, #fields, 2 do
   if string.sub(fields[i], 1, 5) == 'word:' then
     local said, word = string.match(fields[i + 1], '^([%d.]+) (.*)$')
@@ -85,31 +92,27 @@ for i = 1, #fields, 2 do
 end
 return words
 """
-LEAVE = """
+)
+LEAVE = (
+    NOW
+    + """
 local known = redis.call('HMGET', KEYS[1], 'incarnation', 'caller')
 if known[1] and known[2] ~= ARGV[3] then return false end
 if known[1] == ARGV[2] then
   redis.call('DEL', KEYS[1])
-  redis.call('SREM', KEYS[2], ARGV[1])
-  redis.call('PUBLISH', KEYS[3], ARGV[1])
+  redis.call('ZREM', KEYS[3], ARGV[1])
+  redis.call('ZREM', KEYS[4], ARGV[1])
+  mark()
+  redis.call('PUBLISH', KEYS[5], ARGV[1])
 end
 return 1
 """
+)
 ANSWER = """
 if redis.call('HGET', KEYS[1], 'incarnation') == ARGV[1] then
   local time = redis.call('TIME')
   redis.call('HSET', KEYS[1], ARGV[2], string.format('%.3f %s', time[1] + time[2] / 1e6, ARGV[3]))
 end
-"""
-LIST = """
-redis.call('SET', KEYS[2], ARGV[1], 'NX')
-redis.call('PEXPIRE', KEYS[2], ARGV[3])
-local found = {redis.call('GET', KEYS[2])}
-for _, id in ipairs(redis.call('SMEMBERS', KEYS[1])) do
-  local record = redis.pcall('HGET', ARGV[2] .. id, 'record')
-  if type(record) == 'string' then table.insert(found, record) else redis.call('SREM', KEYS[1], id) end
-end
-return found
 """
 T = TypeVar("T")
 Records = Mapping[WorkerKey, WorkerRecord]
@@ -136,8 +139,8 @@ class RedisStore:
         self._word_seconds = word_seconds
         self._reached = False
         self.logs = RedisSessionLogs(self._redis, self._asked)
-        self._beat, self._leave, self._answer, self._list = (
-            self._redis.register_script(script) for script in (BEAT, LEAVE, ANSWER, LIST)
+        self._beat, self._leave, self._answer = (
+            self._redis.register_script(script) for script in (BEAT, LEAVE, ANSWER)
         )
 
     async def beat(self, record: WorkerRecord, caller: str = "") -> Answer:
@@ -146,7 +149,7 @@ class RedisStore:
         description = RECORD.to_bytes(replace(record, load=None))
         words = await self._asked(
             self._beat(
-                keys=[WORKER + name, INDEX, CHANGES],
+                keys=_keys(name),
                 args=[
                     *(name, str(identity.incarnation), description, RECORD.to_bytes(record)),
                     *(round(self._ttl_seconds * 1000), self._word_seconds, caller),
@@ -160,7 +163,7 @@ class RedisStore:
     async def leave(self, identity: Identity, caller: str = "") -> None:
         name = _name(identity)
         left = await self._asked(
-            self._leave(keys=[WORKER + name, INDEX, CHANGES], args=[name, str(identity.incarnation), caller])
+            self._leave(keys=_keys(name), args=[name, str(identity.incarnation), caller])
         )
         if left is None:
             raise id_in_use(identity)
@@ -184,7 +187,7 @@ class RedisStore:
                         away, epoch = False, found_epoch
                         if said is not None and self._clock() < trusted_from:
                             records = {**said, **records}
-                        if said is None or changed(said, records):
+                        if said is None or (records is not said and changed(said, records)):
                             said = records
                             yield records
             except Unavailable as error:
@@ -194,32 +197,17 @@ class RedisStore:
             await asyncio.sleep(AWAY_SECONDS)
 
     async def _listings(self) -> AsyncGenerator[tuple[bytes, Records], None]:
-        """Yields (epoch, live records): at once, at every message, and every POLL_SECONDS. Raises
-        Unavailable."""
+        """Yields (epoch, live records): at once, at messages, and every POLL_SECONDS. Raises Unavailable."""
+        listing = Listing(self._redis, self._asked, round(EPOCH_SHARE * self._ttl_seconds * 1000))
         async with self._redis.pubsub() as messages:
             await self._asked(messages.subscribe(CHANGES))
             while True:
-                yield await self._listing()
+                yield await listing.ask()
+                listed_at = self._clock()
                 await self._asked(messages.get_message(timeout=POLL_SECONDS))
+                await asyncio.sleep(max(listed_at + LISTING_SECONDS - self._clock(), 0.0))
                 while await self._asked(messages.get_message(timeout=0)) is not None:
                     pass  # one listing answers them all
-
-    async def _listing(self) -> tuple[bytes, Records]:
-        epoch, *raw = await self._asked(
-            self._list(
-                keys=[INDEX, EPOCH],
-                args=[secrets.token_hex(8), WORKER, round(EPOCH_SHARE * self._ttl_seconds * 1000)],
-            )
-        )
-        records = {}
-        for one in raw:
-            try:
-                record = RECORD.from_bytes(one)
-            except InvalidRequest as error:
-                log.debug("a record in the store is not understood: %s", error.message)
-                continue
-            records[record.info.identity.key] = record
-        return epoch, records
 
     async def answer(
         self, identity: Identity, router_id: str, refusal: str | None, trouble: str | None = None
@@ -259,6 +247,10 @@ def _pool(url: StoreUrl) -> ConnectionPool:
     if url.tls:
         options |= {"connection_class": SSLConnection, "ssl_ca_certs": url.ca_certs}
     return BlockingConnectionPool(max_connections=MOST_CONNECTIONS, timeout=REDIS_ANSWER_SECONDS, **options)
+
+
+def _keys(name: str) -> list[str]:
+    return [WORKER + name, MARK, INDEX, ALIVE, CHANGES]
 
 
 def _name(identity: Identity) -> str:

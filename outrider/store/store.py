@@ -58,9 +58,10 @@ class Store(Registrar, Protocol):
     def workers(self) -> AsyncIterator[Mapping[WorkerKey, WorkerRecord]]:
         """Yields all live records by role and id: now, and whenever a worker came, went or changed.
 
-        A load alone is no change. Changes that come faster than the reader takes them are joined. While the
-        store cannot be reached nothing is yielded, and the last records stay good; after the store's return
-        each has TTL_SECONDS in which to be renewed. It raises nothing and waits for the store.
+        A load alone is no change, and may be as old as the worker's last one. Changes that come faster than
+        the reader takes them are joined. While the store cannot be reached nothing is yielded, and the last
+        records stay good; after the store's return each has TTL_SECONDS in which to be renewed. It raises
+        nothing and waits for the store.
         """
         ...
 

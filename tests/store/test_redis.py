@@ -8,6 +8,7 @@ import signal
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -15,10 +16,12 @@ import pytest
 from outrider.errors import StartupError, Unavailable
 from outrider.store.logs import Append, Owner
 from outrider.store.redis import MOST_CONNECTIONS, RedisStore
+from outrider.store.redis_listing import RECORDS_AT_ONCE, Listing
 from outrider.store.store import Answer
 from outrider.store.url import parse_store_url
 from outrider.wire.description import WorkerRecord
 from outrider.wire.hello import Role, WorkerKey
+from outrider.wire.registry import RECORD
 from outrider.wire.session import SessionId
 from outrider.worker.registration import register
 from tests.redis_server import PASSWORD, QUOTED_PASSWORD, RedisServer, TlsTerminator
@@ -168,7 +171,7 @@ async def test_a_worker_that_stops_leaves(redis: RedisServer, record: Record) ->
 
 async def test_what_is_not_understood_is_passed_over(store: RedisStore, record: Record) -> None:
     await store.beat(record())
-    await store._redis.sadd("outrider:workers", "verifier:nonsense", "verifier:router")
+    await store._redis.zadd("outrider:workers", {"verifier:nonsense": 1, "verifier:router": 2})
     await store._redis.hset("outrider:worker:verifier:nonsense", "record", b"\xff\xff")
     await store._redis.hset("outrider:worker:verifier:router", "record", b"")
     assert ids(await anext(store.workers())) == {"v"}
@@ -177,7 +180,7 @@ async def test_what_is_not_understood_is_passed_over(store: RedisStore, record: 
 async def test_what_is_damaged_stands_in_nobodys_way(store: RedisStore, record: Record) -> None:
     """Neither in that of the worker whose record or word it is, nor in that of who looks for others."""
     key, name = "outrider:worker:verifier:v", "outrider:workers"
-    await store._redis.sadd(name, "verifier:v", "verifier:w")
+    await store._redis.zadd(name, {"verifier:v": 1, "verifier:w": 2})
     await store._redis.set(key, "no hash")
     await store._redis.set("outrider:worker:verifier:w", "no hash")
     assert ids(await anext(store.workers())) == set()
@@ -206,12 +209,59 @@ async def test_many_that_ask_at_once_share_a_few_connections(redis: RedisServer,
     assert int(info["total_connections_received"]) <= MOST_CONNECTIONS + 5  # and those that look if it is up
 
 
+async def test_only_what_has_changed_is_read_again(
+    store: RedisStore, record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[bytes] = []
+
+    def counted(raw: bytes) -> WorkerRecord:
+        read.append(raw)
+        return RECORD.from_bytes(raw)
+
+    monkeypatch.setattr("outrider.store.redis_listing.RECORD", SimpleNamespace(from_bytes=counted))
+    listing = Listing(store._redis, store._asked, 60_000)
+    for number in range(2 * RECORDS_AT_ONCE + 1):
+        await store.beat(record(f"w{number}"))
+    _, first = await listing.ask()
+    assert len(first) == len(read) == 2 * RECORDS_AT_ONCE + 1
+    await store.beat(record("w3", running=5))
+    _, same = await listing.ask()
+    assert same is first and len(read) == len(first)
+    await store.beat(record("w3", address="h:2"))
+    await store.beat(record("new"))
+    await store.leave(record("w4").info.identity)
+    _, later = await listing.ask()
+    assert len(read) == len(first) + 2 and ids(later) == ids(first) - {"w4"} | {"new"}
+    assert later[Role.VERIFIER, "w3"].address == "h:2"
+
+
+async def test_a_redis_that_has_lost_a_change_does_not_hide_the_next(
+    store: RedisStore, record: Record
+) -> None:
+    """As a replica that takes over: it may be a few words behind."""
+    listing = Listing(store._redis, store._asked, 60_000)
+    await store.beat(record("a"))
+    await listing.ask()
+    behind = await store._redis.get("outrider:mark")
+    await store.beat(record("b"))
+    _, both = await listing.ask()
+    assert ids(both) == {"a", "b"}
+    await store._redis.delete("outrider:worker:verifier:b")
+    for name in ("outrider:workers", "outrider:alive"):
+        await store._redis.zrem(name, "verifier:b")
+    await store._redis.set("outrider:mark", behind)
+    await store.beat(record("c"))
+    _, found = await listing.ask()
+    assert ids(found) == {"a", "c"}
+
+
 async def test_expired_ids_do_not_pile_up(store: RedisStore, record: Record) -> None:
     said = store.workers()
     await store.beat(record())
     while (await anext(said)) != {}:
         pass
-    assert await store._redis.smembers("outrider:workers") == set()
+    for name in ("outrider:workers", "outrider:alive"):
+        assert await store._redis.zcard(name) == 0
     await said.aclose()
 
 
