@@ -16,7 +16,7 @@ from outrider.net.rpc import channel
 from outrider.net.tasks import propagate_cancel
 from outrider.net.tls import Tls
 from outrider.store.store import Store
-from outrider.wire.description import WorkerRecord
+from outrider.wire.description import TokenizerFiles, WorkerRecord
 from outrider.wire.hello import Identity, Role, WorkerKey
 from outrider.wire.methods import DRAFTER_SESSIONS, MAX_TOKENIZER_BYTES, VERIFIER_SESSIONS
 from router.compatibility import Registration, incompatibility, tokenizer_fits
@@ -28,7 +28,13 @@ log = logging.getLogger(__name__)
 FIRST_BACKOFF_SECONDS = 0.1
 MAX_BACKOFF_SECONDS = 2.0
 GOOD_SECONDS = 10.0  # for which a worker must be held, for the pauses to begin anew
-REPEAT_SECONDS = 2.0  # between two tellings of the same word: a store may have lost the first
+REPEAT_SECONDS = 10.0  # between two tellings of the same word: a store may have lost the first
+RETRY_SECONDS = 1.0  # after a telling that the store did not take
+JOIN_SECONDS = 0.005  # between two workers of a role that the router connects to: sessions run meanwhile
+
+
+Tokenized = tuple[str, str]
+"""(fingerprint of a model, hash of its tokenizer): verifiers that have both in common send the same files."""
 
 
 class WorkerDiscovery:
@@ -49,6 +55,10 @@ class WorkerDiscovery:
         self._tls = tls
         self._records: dict[WorkerKey, WorkerRecord] = {}  # each has its task
         self._tasks: dict[WorkerKey, asyncio.Task[None]] = {}
+        self._next_turns: dict[Role, float] = {}  # when the next worker may be connected to
+        self._tokenizers: dict[Tokenized, TokenizerFiles] = {}  # of the verifiers in the store, one of a kind
+        self._fetching: dict[Tokenized, asyncio.Lock] = {}  # for each kind of verifier in the store
+        self._unjudged: dict[Drafter, None] = {}  # of the fleet: nobody to compare them with has come yet
 
     async def run(self) -> NoReturn:
         """Runs until it is cancelled."""
@@ -74,6 +84,9 @@ class WorkerDiscovery:
                 former = self._tasks.get(key)
                 self._tasks[key] = asyncio.create_task(self._keep_hold(record, former))
         self._tasks = {key: task for key, task in self._tasks.items() if not task.done()}
+        there = {_tokenized(one) for (role, _), one in self._records.items() if role is Role.VERIFIER}
+        self._tokenizers = {key: files for key, files in self._tokenizers.items() if key in there}
+        self._fetching = {key: self._fetching.get(key) or asyncio.Lock() for key in there}
 
     async def _keep_hold(self, record: WorkerRecord, former: asyncio.Task[None] | None) -> None:
         """Holds the worker, again and again, until it is cancelled; first waits for its predecessor's end."""
@@ -114,9 +127,9 @@ class WorkerDiscovery:
 
         Raises PeerRefused if it does not fit, Unavailable if it cannot be reached."""
         verifies, tokenizer = record.info.identity.role is Role.VERIFIER, None
+        await self._turn(record.info.identity.role)
         if verifies:  # a drafter is not trusted with the memory and the time that a tokenizer takes
-            async with channel(record.address, self._tls, MAX_TOKENIZER_BYTES) as connection:
-                tokenizer = await fetch_tokenizer(connection, record.info.identity)
+            tokenizer = await self._tokenizer(record)
         events = (VERIFIER_SESSIONS if verifies else DRAFTER_SESSIONS).answered
         async with channel(record.address, self._tls, events.max_bytes) as connection:
             registration = Registration(record.info, record.address, tokenizer)
@@ -128,43 +141,59 @@ class WorkerDiscovery:
                 return await self._until_gone(worker)
             finally:
                 worker.hang_up()
+                self._unjudged.pop(worker, None)  # type: ignore[arg-type]  # verifiers never are
                 if self._fleet.remove(worker):
                     log.info("%s %s is out", worker.identity.role.name.lower(), worker.identity.worker_id)
+
+    async def _turn(self, role: Role) -> None:
+        """Waits until the router may connect to another worker: many may come at once, or a few again and
+        again."""
+        now = asyncio.get_running_loop().time()
+        at = max(now, self._next_turns.get(role, 0.0))
+        self._next_turns[role] = at + JOIN_SECONDS
+        await asyncio.sleep(at - now)
+
+    async def _tokenizer(self, record: WorkerRecord) -> TokenizerFiles:
+        """Returns a verifier's tokenizer, which is fetched from the first of its kind."""
+        key = _tokenized(record)
+        async with self._fetching.setdefault(key, asyncio.Lock()):
+            if key not in self._tokenizers:
+                async with channel(record.address, self._tls, MAX_TOKENIZER_BYTES) as connection:
+                    self._tokenizers[key] = await fetch_tokenizer(connection, record.info.identity)
+            return self._tokenizers[key]
 
     def _admit(self, worker: Verifier | Drafter) -> None:
         """Checks and adds in one go: nothing can join in between."""
         if isinstance(worker, Drafter):
             self._judge(worker)
-            if worker.verdict.done() and (sentence := worker.verdict.result()) is not None:
+            if not worker.verdict.done():
+                self._unjudged[worker] = None
+            elif (sentence := worker.verdict.result()) is not None:
                 raise PeerRefused(sentence)
             self._fleet.add_drafter(worker)
             return
-        served = [one.registration for one in self._fleet.verifiers.values()]
-        sentence = incompatibility(worker.registration, served)
+        sentence = incompatibility(worker.registration, self._fleet.served())
         if sentence is not None:
             raise PeerRefused(sentence)
         worker.verdict.set_result(None)
         self._fleet.add_verifier(worker)
-        for drafter in self._fleet.drafters.values():
+        for drafter in list(self._unjudged):
             self._judge(drafter)
 
     def _judge(self, drafter: Drafter) -> None:
         """Sets the worker's verdict once it can be known: there is a target to compare it with, and none that
         it fits is in the store but not in the fleet yet."""
-        served = [one.registration for one in self._fleet.verifiers.values()]
+        served = self._fleet.served()
         if drafter.verdict.done() or not served:
             return
         sentence = incompatibility(drafter.registration, served)
         if sentence is None or not self._awaited(drafter.identity.tokenizer_hash):
             drafter.verdict.set_result(sentence)
+            self._unjudged.pop(drafter, None)
 
     def _awaited(self, tokenizer_hash: str) -> bool:
         """Returns True if the store has a verifier with that tokenizer."""
-        identities = (record.info.identity for record in self._records.values())
-        return any(
-            one.role is Role.VERIFIER and tokenizer_fits(tokenizer_hash, one.tokenizer_hash)
-            for one in identities
-        )
+        return any(tokenizer_fits(tokenizer_hash, one) for _, one in self._fetching)
 
     async def _until_gone(self, worker: Verifier | Drafter) -> str:
         """Returns why the worker is gone, once it is. Raises PeerRefused if it turns out not to fit."""
@@ -188,6 +217,12 @@ class WorkerDiscovery:
     async def _tell(self, worker: Identity, refusal: str | None = None) -> NoReturn:
         """Tells the worker its verdict again and again: the store may be away, or lose it."""
         while True:
+            pause = RETRY_SECONDS
             with suppress(OutriderError):
                 await self._store.answer(worker, self._router.worker_id, refusal)
-            await asyncio.sleep(REPEAT_SECONDS)
+                pause = REPEAT_SECONDS
+            await asyncio.sleep(pause * (0.5 + self._jitter() / 2))
+
+
+def _tokenized(record: WorkerRecord) -> Tokenized:
+    return record.info.identity.model_fingerprint, record.info.identity.tokenizer_hash

@@ -55,6 +55,7 @@ class Worker:
     greeting_load: verifier_pb2.VerifierLoad | None = None
     beats: bool = True  # False: it is silent, but for what `say` is given
     registration: asyncio.Task[Any] | None = None
+    tokenizer_sent: Callable[..., Any] | None = None  # in the place of `tokenizer`
 
     @property
     def worker_id(self) -> str:
@@ -106,7 +107,9 @@ class Worker:
     # The RPCs that the router calls.
 
     async def GetTokenizer(self, request: Any, context: Any) -> Any:
-        return tokenizer_to_wire(self.tokenizer)
+        return (
+            await self.tokenizer_sent(request) if self.tokenizer_sent else tokenizer_to_wire(self.tokenizer)
+        )
 
     async def GetInfo(self, request: Any, context: Any) -> Any:
         raise NotImplementedError("the router does not ask")

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from outrider.sampling.params import SamplingParams
+from outrider.store.memory import MemoryStore
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
 from outrider.wire.drafter_sessions import DrafterEvents
 from outrider.wire.hello import Identity, Role
 from outrider.wire.load import DrafterLoad, VerifierLoad
 from outrider.wire.session import SessionId, SessionParams
 from outrider.wire.verifier_sessions import VerifierEvents
-from router.compatibility import Registration
+from router.compatibility import Registration, incompatibility
 from router.fleet import FEW, FEW_MODELS, NEIGHBOURS, Fleet
 from router.metrics import Metrics
 from router.placement import DrafterCandidate, VerifierCandidate
 from router.prefixes import MOST_HOLDERS
 from router.requests import GenerationRequest
 from router.transcript import Transcript
+from router.worker_discovery import WorkerDiscovery
 from router.workers import MOST_DRAFTERS, Drafter, Verifier
 
 
@@ -201,3 +203,27 @@ async def test_more_draft_models_than_are_looked_at_cost_no_more(monkeypatch: py
     (verifier,) = fleet.verifiers.values()
     assert fleet.drafter_for(verifier, frozenset(), lambda _, draft: asked.append(draft) or 0.7) is not None  # type: ignore[func-returns-value]
     assert len(asked) <= FEW_MODELS + NEIGHBOURS
+
+
+async def test_joining_compares_by_models_and_not_by_pairs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each newcomer is compared with the models that are served, and who comes before them once more."""
+    fleet = await fleet_of(0)
+    discovery = WorkerDiscovery(MemoryStore(), fleet, Identity(Role.ROUTER, "router", 1))
+    compared: list[Registration] = []
+
+    def counted(newcomer: Registration, verifiers: Iterable[Registration]) -> str | None:
+        others = list(verifiers)
+        compared.extend(others)
+        return incompatibility(newcomer, others)
+
+    monkeypatch.setattr("router.worker_discovery.incompatibility", counted)
+    connection: Any = NoStream()
+    verifiers = [Verifier(registration(Role.VERIFIER, number), connection, None) for number in range(100)]
+    drafters = [Drafter(registration(Role.DRAFTER, number), connection, None) for number in range(400)]
+    for worker in [*drafters[:200], *verifiers, *drafters[200:]]:
+        discovery._admit(worker)
+    assert len(fleet.verifiers) == 100 and len(fleet.drafters) == 400
+    assert all(one.verdict.done() and one.verdict.result() is None for one in drafters)
+    assert len(compared) <= len(verifiers) + len(drafters)

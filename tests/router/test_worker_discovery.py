@@ -12,6 +12,7 @@ from outrider.net.backoff import Backoff
 from outrider.net.rpc import MAX_MESSAGE_BYTES, Outbox
 from outrider.store.memory import MemoryStore
 from outrider.v1 import verifier_pb2
+from outrider.wire.codec import tokenizer_to_wire
 from outrider.wire.hello import Identity, Role
 from outrider.wire.load import VerifierLoad
 from router import worker_discovery as discovery_module
@@ -200,7 +201,7 @@ async def test_of_a_worker_whose_server_is_gone_no_task_is_left_that_would_write
 
 async def test_a_worker_that_talks_nonsense_is_tried_again_and_harms_nobody(rig: Any) -> None:
     await rig.verifier("sound")
-    worker = await rig.worker(Role.VERIFIER, "v")
+    worker = await rig.worker(Role.VERIFIER, "v", model="n", fingerprint="another")
     sound, worker.tokenizer = worker.tokenizer, None  # GetTokenizer fails
     worker.register(rig.address)
     assert (await worker.states.get())[0] is None
@@ -231,14 +232,54 @@ async def test_only_a_tokenizer_may_be_larger_than_other_messages(
     assert (await worker.states.get())[0] is not None
     assert rig.fleet.verifiers["v"].registration.tokenizer == worker.tokenizer
     monkeypatch.setattr(discovery_module, "MAX_TOKENIZER_BYTES", MAX_MESSAGE_BYTES)
-    other = await rig.worker(Role.VERIFIER, "w")
+    other = await rig.worker(Role.VERIFIER, "w", model="n", fingerprint="another")
     other.tokenizer = worker.tokenizer
     with pytest.raises(PeerRefused, match="the worker's tokenizer is too large"):
         await other.register(rig.address)
     assert list(rig.fleet.verifiers) == ["v"]
 
 
+async def test_a_tokenizer_is_fetched_and_kept_once_for_all_verifiers_that_have_it(rig: Any) -> None:
+    fetched: list[str] = []
+    workers = [await rig.worker(Role.VERIFIER, f"v{number}") for number in range(6)]
+    for worker in workers:
+
+        async def send(worker: Any = worker) -> Any:
+            fetched.append(worker.worker_id)
+            return tokenizer_to_wire(replace(worker.tokenizer, chat_template=worker.worker_id))
+
+        worker.tokenizer_sent = send
+        worker.register(rig.address)
+    await rig.until(lambda: len(rig.fleet.verifiers) == 6)
+    assert len(fetched) == 1
+    files = {id(one.registration.tokenizer) for one in rig.fleet.verifiers.values()}
+    assert len(files) == 1
+    for worker in workers:
+        worker.registration.cancel()
+    await rig.until(lambda: not rig.fleet.verifiers)
+    workers[0].register(rig.address)
+    await rig.until(lambda: bool(rig.fleet.verifiers))
+    assert len(fetched) == 2  # it may have been started anew with another one
+
+
+async def test_workers_are_connected_to_one_after_another(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And those of one role do not wait for those of the other."""
+    waits: list[float] = []
+    discovery = WorkerDiscovery(MemoryStore(), rig.fleet, rig.identity("another"))
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "time", lambda: 100.0)
+
+    async def wait(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr(discovery_module.asyncio, "sleep", wait)
+    for role in (Role.DRAFTER, Role.DRAFTER, Role.DRAFTER, Role.VERIFIER):
+        await discovery._turn(role)
+    assert [round(seconds / discovery_module.JOIN_SECONDS) for seconds in waits] == [0, 1, 2, 0]
+
+
 async def test_a_word_that_the_store_lost_is_said_again(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery_module, "REPEAT_SECONDS", 0.05)
     worker = await rig.worker(Role.VERIFIER, "v")
     said = asyncio.Event()
 
