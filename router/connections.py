@@ -123,6 +123,10 @@ class Limits(asyncio.Protocol):
         self._too_early = False  # a request has come before the former was answered
         self._in_head = True
         super().__init__(**settings)
+        if hasattr(self, "parser"):  # httptools' protocol: of that of h11 no request loses its body
+            from router.request_parser import RequestParser  # httptools may not be installed
+
+            self.parser: Any = RequestParser(self)
         self._connections = connections
         self._head_seconds = head_seconds
         self._untaken_seconds = untaken_seconds

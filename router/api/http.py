@@ -71,6 +71,7 @@ def create_app(
         description="The OpenAI-compatible HTTP API. A null is an absent field.",
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # to where, the client would say; and behind a proxy it would be in the clear
     )
     _add_error_handlers(app, metrics)
 

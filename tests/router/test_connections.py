@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 import uvicorn
 
@@ -211,6 +213,24 @@ async def test_headers_after_a_body_are_dropped(serve: Serve) -> None:
     writer.close()
 
 
+async def test_a_request_that_asks_for_another_protocol_keeps_its_body(serve: Serve) -> None:
+    service = await serve()
+    upgrade = b"connection: upgrade\r\nupgrade: h2c\r\n"
+    chunked = POST.replace(b"content-length: 14", b"transfer-encoding: chunked")
+    service.runner.go_on.set()
+    for head, body in ((POST, b'{"prompt":"a"}'), (chunked, b'e\r\n{"prompt":"a"}\r\n0\r\n\r\n')):
+        asked = head.replace(b"\r\n\r\n", b"\r\n" + upgrade + b"\r\n")
+        for pieces in ([asked + body], [asked, body[:5], body[5:]]):
+            reader, writer = await service.open()
+            for piece in pieces:
+                writer.write(piece)
+                await asyncio.sleep(0.01)  # most likely as a segment of its own
+            assert b"200 OK" in await reader.readuntil(b'"numerics_changes":0}}')
+            writer.write(GET)
+            assert b"200 OK" in await reader.readuntil(b"ready\n")
+            writer.close()
+
+
 async def test_who_does_not_take_what_is_written_is_closed(serve: Serve) -> None:
     service = await serve(untaken_seconds=0.0)
     reader, writer = await service.open()
@@ -242,6 +262,25 @@ async def test_grpc_has_so_many_connections() -> None:
     assert [len(each) for each in begun] == [9, 9, 0]
     for _, writer in opened:
         writer.close()
+    await server.stop(None)
+
+
+async def test_calls_that_come_faster_than_they_are_looked_at_wait_for_their_turn() -> None:
+    async def answer(request: bytes, context: Any) -> bytes:
+        return request
+
+    server = new_server(grpc_options(100))
+    handlers = {"Ask": grpc.unary_unary_rpc_method_handler(answer)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", handlers),))
+    address = bind(server, "127.0.0.1", 0)
+    await server.start()
+    alone = [("grpc.use_local_subchannel_pool", 1)]  # two connections, not one
+    async with (
+        grpc.aio.insecure_channel(address, options=alone) as one,
+        grpc.aio.insecure_channel(address, options=alone) as other,
+    ):
+        calls = [each.unary_unary("/test/Ask")(b"a") for each in (one, other) for _ in range(1000)]
+        assert await asyncio.gather(*calls) == [b"a"] * 2000
     await server.stop(None)
 
 

@@ -230,6 +230,8 @@ async def test_an_unknown_model_and_unknown_routes(client_of: ClientOf) -> None:
     response = await client.get("/v1/nothing")
     assert response.status_code == 404
     assert refusal(response)["message"] == "GET /v1/nothing is not served"
+    response = await client.post("/v1/completions/", headers={"host": "elsewhere"})  # nor sent on there
+    assert response.status_code == 404
     response = await client.get("/v1/completions")
     assert response.status_code == 405 and response.headers["allow"] == "POST"
     assert refusal(response)["message"] == "GET /v1/completions is not served; allowed here: POST"
