@@ -30,9 +30,12 @@ from outrider.wire.hello import Role
 from outrider.wire.methods import Method
 
 log = logging.getLogger(__name__)
+# What a peer that hangs up can cause as often as it likes: its answer has nobody to go to.
+logging.getLogger("grpc._cython.cygrpc").addFilter(lambda told: "ExecuteBatchError" not in told.getMessage())
 
 MAX_MESSAGE_BYTES = 16 * 2**20  # received: a request of the largest body as token ids, or a batch of commits
 STOP_GRACE_SECONDS = 1.0  # what calls in progress are given when a server stops
+MOST_PENDING = 2**14  # calls that have come to a server and were not looked at yet
 UNTAKEN_SECONDS = 60.0  # in which a peer takes a message that is written to it
 
 _COMMON_OPTIONS: list[tuple[str, int]] = [
@@ -46,6 +49,10 @@ _COMMON_OPTIONS: list[tuple[str, int]] = [
 _SERVER_OPTIONS = [
     *_COMMON_OPTIONS,
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # By default gRPC cancels calls at random, whoever makes them, once a thousand wait: who opens thousands,
+    # or opens and resets them, would end everybody's, and no worker's beats would get through.
+    ("grpc.server.max_pending_requests", MOST_PENDING),
+    ("grpc.server.max_pending_requests_hard_limit", MOST_PENDING),
     ("grpc.so_reuseport", 0),  # a second process on the same port fails instead of stealing half the calls
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     ("grpc.http2.max_ping_strikes", 0),

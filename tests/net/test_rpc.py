@@ -1,6 +1,7 @@
 """The shared gRPC conventions, over real loopback connections."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -259,3 +260,12 @@ async def test_who_leaves_while_it_is_written_to_leaves_no_trace_in_the_log(
         call.cancel()
         await asyncio.wait_for(noticed.wait(), 10)
     assert not caplog.records
+
+
+def test_what_grpc_says_of_an_answer_that_nobody_waits_for_is_not_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told = logging.getLogger("grpc._cython.cygrpc")
+    told.error("ExecuteBatchError raised in core by servicer method [%s]", "/outrider.v1.Registry/Beat")
+    told.error("something else")
+    assert [record.getMessage() for record in caplog.records] == ["something else"]
