@@ -199,6 +199,11 @@ BY_GRPC_CODE: dict[int, type[OutriderError]] = {
 }
 
 
+def unknown_session() -> UnknownSession:
+    """Returns the refusal of an id that is nobody's or another's: nothing tells them apart."""
+    return UnknownSession("no session with this id is known: it never was, or it was too long ago")
+
+
 def from_grpc_code(code: int, message: str) -> OutriderError:
     """Returns the typed error for a status code that a peer reported; an unknown code stays internal."""
     return BY_GRPC_CODE.get(code, OutriderError)(message)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NoReturn
 
-from outrider.errors import Unavailable, UnknownSession
+from outrider.errors import Unavailable, unknown_session
 from outrider.store.logs import SESSION_TTL_SECONDS, Append, Owner, SessionLogs
 from outrider.wire.session import SessionId
 from outrider.wire.session_log import UNLOGGED_RECORD
@@ -147,7 +147,7 @@ class SessionLogWriter:
             return cursor.transcript
         first = await self._logs.read(session_id)
         if first is None:
-            raise _unknown()
+            raise unknown_session()
         return Transcript.from_log(session_id, first)
 
     async def take(self, session_id: SessionId) -> TakenSession:
@@ -171,7 +171,7 @@ class SessionLogWriter:
                 raise
             return TakenSession(cursor.transcript, cursor.owner, cursor.written)  # over, and still all here
         if taken is None:
-            raise _unknown()
+            raise unknown_session()
         return TakenSession(Transcript.from_log(session_id, taken.content), taken.owner, taken.length)
 
     async def run(self) -> NoReturn:
@@ -317,7 +317,3 @@ class SessionLogWriter:
             log.warning("the store is back, and gets what it missed")
             self.degraded = ""
             self._metrics.store_degraded(False)
-
-
-def _unknown() -> UnknownSession:
-    return UnknownSession("no session with this id is known: it never was, or it was too long ago")

@@ -6,7 +6,7 @@ import asyncio
 import json
 from dataclasses import asdict, dataclass, replace
 
-from outrider.errors import Unavailable, UnknownSession
+from outrider.errors import Unavailable, UnknownSession, unknown_session
 from outrider.wire.session import SessionId
 from router import tokenizer
 from router.api.access import owner
@@ -62,7 +62,7 @@ def _record(first: Recalled) -> Record:
             "this session has no answer of its own: give the id that its client was told"
         ) from None
     if record.owner != owner():
-        raise UnknownSession("no session with this id is known to the owner of this API key")
+        raise unknown_session()
     return record
 
 

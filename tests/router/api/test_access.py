@@ -13,7 +13,7 @@ import grpc.aio
 import httpx
 import pytest
 
-from outrider.errors import Overloaded, Unauthenticated
+from outrider.errors import Overloaded, Unauthenticated, unknown_session
 from outrider.net.rpc import bind, new_server
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from router.api.access import Access, HttpAccess, owner
@@ -310,7 +310,7 @@ async def test_a_session_is_its_owners_alone(serve: Serve) -> None:
         ),
     ):
         assert foreign.status_code == 404, foreign.text
-        assert "the fox" not in foreign.text
+        assert foreign.json()["error"]["message"] == unknown_session().message  # as if it never was
     stub = Stub(service.channel)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         async for _ in stub.Resume(generation_pb2.ResumeRequest(id=session), metadata=metadata("bob")):
