@@ -107,9 +107,9 @@ class Worker:
     # The RPCs that the router calls.
 
     async def GetTokenizer(self, request: Any, context: Any) -> Any:
-        return (
-            await self.tokenizer_sent(request) if self.tokenizer_sent else tokenizer_to_wire(self.tokenizer)
-        )
+        if self.tokenizer_sent is not None:
+            return await self.tokenizer_sent()
+        return tokenizer_to_wire(self.tokenizer)
 
     async def GetInfo(self, request: Any, context: Any) -> Any:
         raise NotImplementedError("the router does not ask")
