@@ -17,6 +17,7 @@ from drafter.survival import on_the_wire
 from outrider.errors import InvalidRequest, OutriderError
 from outrider.net.allowance import CUT_OFF_SECONDS, Allowance, CutOff
 from outrider.net.backoff import Backoff
+from outrider.net.diagnosis import why_unreachable
 from outrider.net.heartbeat import SILENCE_SECONDS, Stillness, fell_silent
 from outrider.net.rpc import channel, converse, heard
 from outrider.net.tasks import propagate_cancel
@@ -116,7 +117,7 @@ class VerifierLink:
                 log.exception("the stream to the verifier at %s failed", self._address)
             self._failures += 1
             if self._failures >= MOST_FAILURES:
-                self._refused("the drafter does not reach the verifier")
+                await self._not_reached()
             if not self._sessions:
                 self._on_over()
                 return
@@ -129,6 +130,13 @@ class VerifierLink:
         self._refused(error.message)
         await asyncio.sleep(CUT_OFF_SECONDS)
         self._shut = ""
+
+    async def _not_reached(self) -> None:
+        """Gives its sessions up, and says why: else a drafter that reaches nobody looks as if it did."""
+        why = await why_unreachable(self._address, self._tls) or "its answers do not come"
+        if self._failures == MOST_FAILURES:
+            log.warning("no draft reaches the verifier at %s: %s", self._address, why)
+        self._refused(f"the drafter does not reach the verifier: {why}")
 
     def _refused(self, reason: str) -> None:
         for session_id in list(self._sessions):

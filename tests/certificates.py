@@ -53,11 +53,14 @@ class Authority:
     def pem(self) -> bytes:
         return self.certificate.public_bytes(serialization.Encoding.PEM)
 
-    def pair(self, *names: str, password: bytes | None = None) -> tuple[bytes, bytes]:
-        """Certificate and key, in PEM, of one who is reached by these names and addresses."""
+    def pair(
+        self, *names: str, password: bytes | None = None, days: tuple[int, int] = (-1, 1)
+    ) -> tuple[bytes, bytes]:
+        """Certificate and key, in PEM, of one who is reached by these names and addresses; `days`: from when
+        until when it is good, from now."""
         key = ec.generate_private_key(ec.SECP256R1())
         alternative = x509.SubjectAlternativeName([_general(name) for name in names])
-        signed = self._signed(_named("outrider"), key, alternative)
+        signed = self._signed(_named("outrider"), key, alternative, days)
         return signed.public_bytes(serialization.Encoding.PEM), _pem(key, password)
 
     def write(self, folder: Path, *names: str) -> TlsFiles:
@@ -72,7 +75,11 @@ class Authority:
         return files
 
     def _signed(
-        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, extension: x509.ExtensionType
+        self,
+        subject: x509.Name,
+        key: ec.EllipticCurvePrivateKey,
+        extension: x509.ExtensionType,
+        days: tuple[int, int] = (-1, 1),
     ) -> x509.Certificate:
         now = datetime.datetime.now(datetime.UTC)
         return (
@@ -81,8 +88,8 @@ class Authority:
             .issuer_name(_named(self.name))
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - DAY)
-            .not_valid_after(now + DAY)
+            .not_valid_before(now + days[0] * DAY)
+            .not_valid_after(now + days[1] * DAY)
             .add_extension(extension, critical=isinstance(extension, x509.BasicConstraints))
             .sign(self.key, hashes.SHA256())
         )

@@ -24,7 +24,8 @@ class Material:
     cert: bytes
     key: bytes
     ca: bytes | None
-    context: ssl.SSLContext  # of a server that shows the certificate and asks for none
+    server: ssl.SSLContext  # shows the certificate and asks for none
+    client: ssl.SSLContext  # shows the certificate and wants one of the authority
 
 
 class Tls:
@@ -73,10 +74,15 @@ class Tls:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 
         def renew(connection: ssl.SSLObject, server_name: str | None, _: ssl.SSLContext) -> None:
-            connection.context = self._material.current().context  # asked at every connection, named or not
+            connection.context = self._material.current().server  # asked at every connection, named or not
 
         context.sni_callback = renew
         return context
+
+    def client_context(self) -> ssl.SSLContext:
+        """Returns a context for a connection to a peer, which must show the authority's certificate for its
+        host."""
+        return self._material.current().client
 
 
 @cache
@@ -87,19 +93,40 @@ def opened(files: TlsFiles | None) -> Tls | None:
 
 def _read(files: TlsFiles) -> Material:
     """Returns the content of the files. Raises OSError or ValueError."""
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.set_alpn_protocols(["h2"])  # else a server of gRPC hangs up
     cert, key = files.cert.read_bytes(), files.key.read_bytes()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ca = None if files.ca is None else files.ca.read_bytes()
     try:
-        context.load_cert_chain(files.cert, files.key, password=_no_password)
+        for context in (server, client):
+            context.load_cert_chain(files.cert, files.key, password=_no_password)
     except ssl.SSLError as error:
         raise ValueError(_why_no_pair(files, error)) from None
-    ca = None if files.ca is None else files.ca.read_bytes()
-    if ca is not None:
-        try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=ca.decode("ascii"))
-        except (ssl.SSLError, UnicodeDecodeError):
-            raise ValueError(f"{files.ca}: no certificate in PEM") from None
-    return Material(cert, key, ca, context)
+    try:
+        client.load_verify_locations(cadata=(cert if ca is None else ca).decode("ascii"))
+    except (ssl.SSLError, UnicodeDecodeError):
+        raise ValueError(f"{files.ca or files.cert}: no certificate in PEM") from None
+    if ca is None:
+        client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it is its own authority: only its time counts
+    _check_by_handshake(files, server, client)
+    return Material(cert, key, ca, server, client)
+
+
+def _check_by_handshake(files: TlsFiles, server: ssl.SSLContext, client: ssl.SSLContext) -> None:
+    """Raises ValueError if a peer would not take the certificate: it has expired, or is of another authority."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client.check_hostname = False  # under which name it will be asked for is not known here
+    ends = [client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True)]
+    client.check_hostname = True
+    while ends:
+        for end in list(ends):
+            try:
+                end.do_handshake()
+                ends.remove(end)
+            except ssl.SSLWantReadError:
+                continue
+            except ssl.SSLCertVerificationError as error:
+                raise ValueError(f"{files.cert}: {error.verify_message}") from None
 
 
 def _why_no_pair(files: TlsFiles, error: ssl.SSLError) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
@@ -14,6 +13,7 @@ import grpc
 import grpc.aio
 
 from outrider.errors import IdInUse, OutriderError, Overloaded, PeerRefused, StartupError, Unavailable
+from outrider.net.diagnosis import why_unreachable
 from outrider.net.rpc import ask, channel
 from outrider.net.tasks import propagate_cancel
 from outrider.net.tls import Tls
@@ -112,8 +112,9 @@ class RouterRegistrar:
                 return Answer(refusal=error.details() or "the router refused this worker")
             if error.code() in REFUSALS:
                 return Answer(trouble=error.details())
+            away = await self._away(error)
             await self._reopen()
-            raise _away(error) from None
+            raise away from None
 
     async def leave(self, identity: Identity, caller: str = "") -> None:
         try:
@@ -122,7 +123,14 @@ class RouterRegistrar:
             refused = REFUSALS.get(error.code())
             if refused is not None:
                 raise refused(error.details() or "the router refused this worker") from None
-            raise _away(error) from None
+            raise await self._away(error) from None
+
+    async def _away(self, error: grpc.aio.AioRpcError) -> Unavailable:
+        """Returns an error that says why no answer came."""
+        why = ""
+        if error.code() is grpc.StatusCode.UNAVAILABLE:
+            why = await why_unreachable(self._address, self._tls)
+        return Unavailable(f"the router does not answer ({why or error.code().name})")
 
     async def _reopen(self) -> None:
         """Makes the channel anew. A channel keeps its first certificate, and that may have been renewed
@@ -133,16 +141,6 @@ class RouterRegistrar:
 
     async def close(self) -> None:
         await self._channel.close(None)
-
-
-def _away(error: grpc.aio.AioRpcError) -> Unavailable:
-    """Returns an error that tells the code alone: gRPC's own words name addresses."""
-    if re.search(r"handshake|certificate|ssl", error.details() or "", re.IGNORECASE):
-        return Unavailable(
-            "the router is there, but no TLS connection to it comes about: both need certificates of the "
-            "same --tls-ca, the router's for the name or address in --router"
-        )
-    return Unavailable(f"the router does not answer ({error.code().name})")
 
 
 async def check_admitted(registrar: Registrar) -> None:

@@ -328,7 +328,9 @@ async def test_a_silent_verifier_is_connected_anew() -> None:
     await server.stop(0)
 
 
-async def test_the_sessions_of_a_verifier_that_cannot_be_reached_are_given_up() -> None:
+async def test_the_sessions_of_a_verifier_that_cannot_be_reached_are_given_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     ended: asyncio.Queue[tuple[bytes, str]] = asyncio.Queue()
     over = asyncio.Event()
     link = VerifierLink(
@@ -344,4 +346,5 @@ async def test_the_sessions_of_a_verifier_that_cannot_be_reached_are_given_up() 
         session_id, reason = await ended.get()
         await over.wait()
     assert session_id == b"s" * 16 and "does not reach" in reason
+    assert "no draft reaches the verifier at 127.0.0.1:1: nothing listens at 127.0.0.1:1" in caplog.text
     await link.close()

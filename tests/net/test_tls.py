@@ -6,6 +6,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -86,16 +87,18 @@ async def test_peers_of_one_authority_talk_and_nobody_else_does(
 ) -> None:
     address = await serving(Tls(authority.write(tmp_path / "server")))
     stranger = Authority("another").write(tmp_path / "stranger")
-    unsigned = TlsFiles(stranger.cert, stranger.key, tmp_path / "server" / "ca.pem")  # trusts, is not trusted
     gullible = Authority("another").write(tmp_path / "gullible")
     assert await asked(address, Tls(authority.write(tmp_path / "peer"))) is grpc.StatusCode.OK
     assert await asked(address, Tls(stranger)) is grpc.StatusCode.UNAVAILABLE
-    assert await asked(address, Tls(unsigned)) is grpc.StatusCode.UNAVAILABLE
     assert await asked(address, Tls(gullible)) is grpc.StatusCode.UNAVAILABLE
     assert await asked(address, None) is grpc.StatusCode.UNAVAILABLE
-    trusting = grpc.ssl_channel_credentials(authority.pem)  # shows no certificate
-    async with grpc.aio.secure_channel(address, trusting) as connection:
-        assert await ask(connection) is grpc.StatusCode.UNAVAILABLE
+    none_shown = grpc.ssl_channel_credentials(authority.pem)
+    unsigned = grpc.ssl_channel_credentials(
+        authority.pem, stranger.key.read_bytes(), stranger.cert.read_bytes()
+    )
+    for trusting in (none_shown, unsigned):
+        async with grpc.aio.secure_channel(address, trusting) as connection:
+            assert await ask(connection) is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_a_client_needs_no_certificate_where_none_is_asked_for(
@@ -183,6 +186,15 @@ async def test_files_that_do_not_go_together_leave_the_former_in_force_and_are_l
         (lambda files, other: files.ca.write_text("authority"), "ca.pem: no certificate in PEM"),
         (lambda files, other: files.key.write_bytes(other.pair("a")[1]), "is not the key of the certificate"),
         (lambda files, other: put(files, other.pair("a", password=b"p")), "the key is encrypted"),
+        (
+            lambda files, other: put(files, other.pair("a", days=(-2, -1))),
+            "cert.pem: certificate has expired",
+        ),
+        (
+            lambda files, other: put(files, other.pair("a", days=(1, 2))),
+            "cert.pem: certificate is not yet valid",
+        ),
+        (lambda files, other: put(files, Authority("b").pair("a")), "cert.pem: .*local issuer certificate"),
     ],
 )
 def test_what_cannot_be_used_is_one_sentence(
@@ -192,6 +204,16 @@ def test_what_cannot_be_used_is_one_sentence(
     breakage(files, authority)
     with pytest.raises(StartupError, match=f"the TLS files cannot be used: .*{sentence}"):
         Tls(files)
+
+
+@pytest.mark.parametrize("days", [(-1, 1), (-2, -1)])
+def test_without_an_authority_only_the_time_of_a_certificate_counts(
+    tmp_path: Path, authority: Authority, days: tuple[int, int]
+) -> None:
+    files = authority.write(tmp_path)
+    put(files, authority.pair("a", days=days))
+    with nullcontext() if days[1] > 0 else pytest.raises(StartupError, match="has expired"):
+        Tls(TlsFiles(files.cert, files.key))
 
 
 async def test_one_certificate_fits_all_names_of_a_domain(
