@@ -1,7 +1,7 @@
 """Why a peer cannot be reached, in a sentence: gRPC says UNAVAILABLE for all of it.
 
-A connection made by hand tells more: whether somebody listens there, speaks TLS, shows a certificate that is good, and
-takes ours.
+A connection made by hand tells more: whether somebody listens there, speaks TLS, shows a certificate that is
+good, and takes ours.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def _read(files: TlsFiles) -> Material:
 
 
 def _check_by_handshake(files: TlsFiles, server: ssl.SSLContext, client: ssl.SSLContext) -> None:
-    """Raises ValueError if a peer would not take the certificate: it has expired, or is of another authority."""
+    """Raises ValueError if no peer takes the certificate: it has expired, or is of another authority."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     client.check_hostname = False  # under which name it will be asked for is not known here
     ends = [client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True)]
