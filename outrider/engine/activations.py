@@ -1,9 +1,9 @@
 """Activations on CPU whose numbers do not depend on where in the batch they stand.
 
-torch's silu and gelu take a vector of numbers at a time and what is left over one by one, and the two round
-differently; where the leftovers lie follows from the batch's size and from the number of threads. exp, erf
-and tanh give the same bits either way (as do sums and products), so the activations are put together from
-them.
+torch's sigmoid, softplus, silu and gelu take a vector of numbers at a time and what is left over one by one,
+and the two round differently; where the leftovers lie follows from the batch's size and from the number of
+threads. exp, log1p, erf and tanh give the same bits either way (as do sums and products), so the activations
+are put together from them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,17 @@ from collections.abc import Callable
 import torch
 from torch import nn
 from transformers.activations import GELUActivation, GELUTanh, SiLUActivation
+
+
+def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """1 / (1 + exp(-x))"""
+    return x.neg().exp_().add_(1.0).reciprocal_()
+
+
+def softplus(x: torch.Tensor, beta: float = 1.0, threshold: float = 20.0) -> torch.Tensor:
+    """log(1 + exp(beta x)) / beta, or x itself where beta x is above the threshold"""
+    scaled = x * beta
+    return torch.where(scaled > threshold, x, scaled.exp().log1p_().div_(beta))
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
@@ -47,6 +58,8 @@ def placeless(module: nn.Module) -> nn.Module | None:
     module."""
     if isinstance(module, (SiLUActivation, nn.SiLU)):
         return PlacelessActivation(silu)
+    if isinstance(module, nn.Sigmoid):
+        return PlacelessActivation(sigmoid)
     if isinstance(module, GELUTanh) or (isinstance(module, nn.GELU) and module.approximate == "tanh"):
         return PlacelessActivation(gelu_tanh)
     if isinstance(module, (GELUActivation, nn.GELU)):

@@ -23,7 +23,7 @@ from outrider.engine.rank_group import RankGroup
 from outrider.engine.ranks import Ranks
 from outrider.engine.replayed import recorded
 from outrider.engine.runner import CallByCall
-from outrider.engine.self_check import PROBE_BLOCKS, check, check_rounded, reference
+from outrider.engine.self_check import PROBE_BLOCKS, Reference, check, check_rounded, reference
 from outrider.engine.sharding import connect, localize
 from outrider.errors import StartupError
 from outrider.options.memory import memory_text
@@ -95,7 +95,7 @@ def build_engine(
     return engine
 
 
-def _with_kernel(probe: Engine, expected: torch.Tensor, parts: Parts) -> Engine:
+def _with_kernel(probe: Engine, expected: Reference, parts: Parts) -> Engine:
     """Raises StartupError where no kernel works, unless gathering is among what is asked for."""
     found = with_kernel(probe, expected, kernels(parts.attention))
     if found is probe and GATHERED not in parts.attention:

@@ -125,7 +125,9 @@ RUNNING: ContextVar[RunningStep] = ContextVar("outrider_running_step")
 
 
 def run_model(model: Any, attention: AttentionBackend, inputs: Inputs) -> torch.Tensor:
-    """Logits [n, V] of the tokens to keep, in the model's own number format."""
+    """Returns the logits [n, V] of the tokens to keep, in the model's own number format.
+
+    Raises ModelRefused, with the reason as a phrase, for a model that keeps others."""
     step = RunningStep(inputs, attention)
     token = RUNNING.set(step)
     try:
@@ -140,6 +142,8 @@ def run_model(model: Any, attention: AttentionBackend, inputs: Inputs) -> torch.
         RUNNING.reset(token)
     attention.layers = step.layers
     kept: torch.Tensor = logits[0]
+    if len(kept) != len(inputs.keep):
+        raise ModelRefused("it does not take logits_to_keep")
     return kept
 
 
@@ -175,7 +179,8 @@ def paged_attention(
     window = sliding_window if sliding_window and sliding_window > 0 else None
     how = LayerAttention(query.shape[1], key.shape[1], key.shape[3], value.shape[3], window, scale, softcap)
     step.layers[layer] = how
-    return step.attention.attend(layer, query[0], key[0], value[0], step.inputs, how)[None], None
+    attended = step.attention.attend(layer, query[0], key[0], value[0], step.inputs, how)
+    return attended.contiguous()[None], None  # some models take a view of it
 
 
 AttentionInterface.register(NAME, paged_attention)  # and deliberately no mask function of that name

@@ -17,7 +17,7 @@ from transformers import AttentionInterface
 
 from outrider.engine.attention import NAME, paged_attention
 from outrider.engine.engine import Engine
-from outrider.engine.self_check import check
+from outrider.engine.self_check import Reference, check
 from outrider.errors import PeerLost, in_one_line
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ def fuse(model: Any, backend: str = "inductor") -> None:
         layer.compile(backend=backend)
 
 
-def fused(engine: Engine, expected: torch.Tensor, backend: str = "inductor") -> bool:
+def fused(engine: Engine, expected: Reference, backend: str = "inductor") -> bool:
     """Fuses the engine's model; whether that works and gives `expected`, the logits of the model's own code,
     in every process of the group. If not, it is taken back. To be done before steps are recorded."""
     worked = True

@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-import torch
-
 from outrider.engine.engine import Engine
 from outrider.engine.paged_attention import Kernel, PagedAttention
-from outrider.engine.self_check import check
+from outrider.engine.self_check import Reference, check
 from outrider.errors import PeerLost, in_one_line
 
 log = logging.getLogger(__name__)
@@ -17,7 +15,7 @@ log = logging.getLogger(__name__)
 PROBE_TOKENS = 1024  # that the pool of a check holds
 
 
-def with_kernel(engine: Engine, expected: torch.Tensor, kernels: Iterable[Kernel]) -> Engine:
+def with_kernel(engine: Engine, expected: Reference, kernels: Iterable[Kernel]) -> Engine:
     """Returns an engine of a few blocks with the first kernel that gives `expected`, the logits of the
     model's own code, in every process of the group; or, with the reasons logged, the engine itself, which has
     run."""

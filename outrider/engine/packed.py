@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle, islice
 from typing import Any, cast
 
@@ -54,6 +54,11 @@ class PackedLinear(nn.Module):
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), MAX_ROWS)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         self.fewest = 1 if self._keeps_bits_alone() else 2  # rows; fewer are filled up to it
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """Returns an empty tensor, whose type and device some models ask for. The numbers are packed."""
+        return torch.empty(0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         count = x.numel() // self.in_features
@@ -117,32 +122,6 @@ class PackedColumns(nn.Module):
         return self.together.take(x, self.first, self.out_features)
 
 
-class PackedWeight(torch.Tensor):
-    """A weight that a module hands to F.linear itself: the product runs packed, all else as on a plain
-    tensor."""
-
-    linear: PackedLinear
-
-    @classmethod
-    def of(cls, weight: torch.Tensor) -> PackedWeight:
-        packed = weight.detach().as_subclass(cls)
-        packed.linear = PackedLinear(weight, None)
-        return packed
-
-    @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        if func is F.linear and len(args) == 2 and isinstance(args[1], cls) and not kwargs:
-            return args[1].linear(args[0])
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
-
-
 def pack(model: Any, kind: type[PackedLinear] = PackedLinear) -> None:
     """Makes an fp32 CPU model's rows independent of one another, linear layers, experts and activations, and
     joins what can be joined. `kind` is what linear layers and experts become.
@@ -158,10 +137,6 @@ def pack(model: Any, kind: type[PackedLinear] = PackedLinear) -> None:
     for module in list(model.modules()):
         if _is_experts(module):
             _pack_experts(module, kind)
-        elif _multiplies_by_itself(module):
-            weight = module._parameters["weight"]
-            del module.weight
-            module.weight = PackedWeight.of(weight)
     if any(hasattr(module, "packed_up") for module in model.modules()):
         model.set_experts_implementation(EXPERTS_NAME)
     fill_up(model)
@@ -245,15 +220,6 @@ def _packed(module: Any, kind: type[PackedLinear]) -> PackedLinear | None:
     if type(module) is Conv1D:
         return kind(module.weight.T, module.bias)
     return None
-
-
-def _multiplies_by_itself(module: nn.Module) -> bool:
-    """Returns whether it is a router or the like: a module of its own kind around one matrix, which it hands
-    to F.linear."""
-    weight = module._parameters.get("weight")
-    return (
-        weight is not None and weight.dim() == 2 and not isinstance(module, (nn.Linear, nn.Embedding, Conv1D))
-    )
 
 
 def _is_experts(module: nn.Module) -> bool:

@@ -5,32 +5,51 @@ A model that cannot be run rightly through the paged attention is refused here, 
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from transformers import DynamicCache
 
 from outrider.engine.attention import NAME
 from outrider.engine.engine import Engine, Work
 from outrider.engine.invariance import linears_keep_bits
 from outrider.engine.kv_blocks import BlockTable
+from outrider.engine.placeless_calls import replacing
 from outrider.engine.ranks import of_the_group
-from outrider.errors import ModelRefused, PeerLost
+from outrider.engine.running_modules import RowPrints, RunningModules
+from outrider.errors import ModelRefused, PeerLost, in_one_line
 from outrider.wire.description import ModelInfo
+
+log = logging.getLogger(__name__)
 
 LENGTH = 72  # tokens of the check
 WINDOW = 23  # sliding windows are shortened to it meanwhile, so that they take effect
 PROBE_BLOCKS = 32
+ALONE = (1, 2, 1, 3, 5, 9, 17, 33, 1)  # tokens of a step
+DRAFTED, DRAFTS = 2, 3  # the step that so many wrong drafts take part in
+TOGETHER = ((33, 17, 9, 5, 3, 2, 1, 2), (1, 3, 17, 2, 33, 9, 2, 5))  # of two sessions that run in one step
+NOISE = 0.1  # of the size of norms and biases, so that they are not all alike in a check of bits
 # Of the largest logit, between two ways to compute the same.
-TOLERANCE: dict[torch.dtype | None, float] = {torch.float32: 1e-3}
-COARSE = 0.08  # of other dtypes, and of layers that are quantised
+TOLERANCE = 1e-3  # in float32
+COARSE = 0.08  # of other dtypes, and of layers that are quantised, if the model has no second way to attend
+ROUNDED = 4  # times what its two ways lie apart
 
 
-def reference(model: Any, info: ModelInfo) -> torch.Tensor:
-    """Logits [LENGTH, V] of the check's tokens from the model's own attention, all in one forward pass.
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What the model's own code gives."""
+
+    logits: torch.Tensor  # [LENGTH, V] of the check's tokens
+    tolerance: float  # of a logit
+
+
+def reference(model: Any, info: ModelInfo) -> Reference:
+    """Returns what the model's own attention gives, all in one forward pass.
 
     Leaves the model set to the paged attention. Raises ModelRefused for what shows without running that."""
     text = model.config.get_text_config()
@@ -44,114 +63,198 @@ def reference(model: Any, info: ModelInfo) -> torch.Tensor:
         )
     if not model._can_set_attn_implementation():
         raise _refused(info, "it has attention code of its own, which cannot be replaced")
-    device = next(model.parameters()).device
-    ids = torch.tensor([_tokens(info)], device=device)
-    try:
-        with torch.inference_mode(), _short_windows(model):
-            logits = model(input_ids=ids, use_cache=False).logits[0].float()
-    except Exception as error:  # whatever a damaged configuration, or a part of the model, makes of it
-        if of_the_group(error):
-            raise PeerLost("a process of the tensor-parallel group ended") from error
-        raise _refused(info, f"its own code does not run ({type(error).__name__})") from error
+    with _short_windows(model), _told(info, model, "its own code does not run"):
+        logits = _own_logits(model, info)
+        tolerance = TOLERANCE * float(logits.abs().max())
+        if next(model.parameters()).dtype != torch.float32 or info.quantization:
+            tolerance = _own_rounding(model, info, logits)
     model.set_attn_implementation(NAME)
-    return logits  # type: ignore[no-any-return]
+    return Reference(logits, tolerance)
 
 
-def check(engine: Engine, expected: torch.Tensor, *, bits: bool) -> ModelInfo:
-    """Returns the engine's info, with `bit_exact` as found. `expected` is what `reference` gave. `bits`:
-    whether to look for that, and for the way in which rows attend together.
+def check(engine: Engine, expected: Reference, *, bits: bool) -> ModelInfo:
+    """Returns the engine's info, with `bit_exact` as found. `bits`: whether to look for that, and for the way
+    in which rows attend together.
 
     Raises ModelRefused where the engine's logits differ by more than rounding."""
-    info = engine.info
-    with _short_windows(engine.model):
-        try:
-            logits = _run(engine, [LENGTH])
-        except ModelRefused as refusal:
-            raise _refused(info, refusal.message) from None
-        except PeerLost:
-            raise
-        except Exception as error:  # a model may do anything with a call that it does not expect
-            raise _refused(
-                info, f"it does not run with the paged attention ({type(error).__name__})"
-            ) from error
-        layers = engine.model.config.get_text_config().num_hidden_layers
+    info, model = engine.info, engine.model
+    with _short_windows(model):
+        with (
+            _told(info, model, "it does not run with the paged attention") as modules,
+            replacing(modules) if bits else nullcontext(),
+        ):
+            logits = _run(engine, [[LENGTH]])[0]
+        layers = model.config.get_text_config().num_hidden_layers
         if (attending := len(engine.attention.layers)) != layers:
             raise _refused(
                 info,
                 f"{attending} of its {layers} layers attend through transformers' attention "
                 "interface; the others have attention code or state of their own",
             )
-        if logits.shape != expected.shape:
-            raise _refused(info, "it does not take logits_to_keep")
+        if (layer := _forgetful_layer(model, engine)) is not None:
+            raise _refused(
+                info,
+                f"its own cache forgets what layer {layer} still attends to: its text depends on the cache",
+            )
         if bits:
             engine.attention.batch_rows()
-            logits = _run(engine, [LENGTH])
-        chunked = _run(engine, [30, 1, 9, 17, 15], rejected=3)
-        dtype = None if info.quantization else next(engine.model.parameters()).dtype
-        limit = TOLERANCE.get(dtype, COARSE) * float(expected.abs().max())
+            logits = _run(engine, [[LENGTH]])[0]
+        with _told(info, model, "it does not run with the paged attention"):
+            chunked = _run(engine, [ALONE])[0]
         for found, how in ((logits, "in one chunk"), (chunked, "in several chunks")):
-            apart = float((found - expected).abs().max())
-            if not apart <= limit:
+            apart = _apart(found, expected.logits)
+            if not apart <= expected.tolerance:
                 raise _refused(
                     info,
                     f"its logits with paged attention, {how}, are {apart:.2g} away from its own code's "
-                    f"(allowed: {limit:.2g}): its masks or positions mean something else",
+                    f"(allowed: {expected.tolerance:.2g}): its masks or positions mean something else",
                 )
-        exact = bits and torch.equal(logits, chunked) and _same_bits(engine, logits)
-    exact = exact and linears_keep_bits(engine.model) and engine.attention.keeps_bits()
+        exact = bits and torch.equal(logits, chunked) and keeps_bits(engine)
     return replace(info, bit_exact=exact)
 
 
-def check_rounded(engine: Engine, expected: torch.Tensor, quantization: str) -> tuple[ModelInfo, float]:
+def check_rounded(engine: Engine, expected: Reference, quantization: str) -> tuple[ModelInfo, float]:
     """The engine's info once its layers are rounded, with `bit_exact` as found, and how far its logits are
-    from `expected`, those in float32: the length of the difference over theirs.
+    from the expected, those in float32: the length of the difference over theirs.
 
     There is no other code to compare with: rows alone and in company are compared with one another."""
     with _short_windows(engine.model):
+        with RunningModules(engine.model) as modules, replacing(modules):
+            _run(engine, [[LENGTH]])
         engine.attention.batch_rows()
-        logits = _run(engine, [LENGTH])
-        chunked = _run(engine, [30, 1, 9, 17, 15], rejected=3)
-        exact = torch.equal(logits, chunked) and _same_bits(engine, logits)
-    exact = exact and linears_keep_bits(engine.model) and engine.attention.keeps_bits()
-    off = float((logits - expected).norm() / expected.norm())
+        logits = _run(engine, [[LENGTH]])[0]
+        exact = torch.equal(logits, _run(engine, [ALONE])[0]) and keeps_bits(engine)
+    off = float((logits - expected.logits).norm() / expected.logits.norm())
     return replace(engine.info, quantization=quantization, bit_exact=exact), off
 
 
-def _same_bits(engine: Engine, expected: torch.Tensor) -> bool:
-    """Returns whether single tokens, and a batch with another session, give the bits of the one chunk."""
-    alone = _run(engine, [LENGTH - 4, 1, 1, 1, 1])
-    together = _run(engine, [33, 2, 30, 7], company=True)
-    return torch.equal(alone, expected) and torch.equal(together, expected)
+def keeps_bits(engine: Engine) -> bool:
+    """Returns whether a token gets the same bits alone, among others and in company, from every module, with
+    noise in norms and biases meanwhile; logs the first module that gives others."""
+    model = engine.model
+    with _noise(model), RunningModules(model) as modules:
+        prints = RowPrints(modules, LENGTH, model.get_output_embeddings())
+        whole = _run(engine, [[LENGTH]], prints=prints)[0]
+        found = _run(engine, [ALONE], prints=prints) + _run(engine, TOGETHER, prints=prints)
+    if prints.differing is not None:
+        log.warning("%s is not bit-exact: %s", engine.info.name, prints.differing)
+        return False
+    same = all(torch.equal(logits, whole) for logits in found)
+    return same and linears_keep_bits(model) and engine.attention.keeps_bits()
 
 
-def _run(engine: Engine, chunks: Sequence[int], *, rejected: int = 0, company: bool = False) -> torch.Tensor:
-    """Returns all logits [LENGTH, V] of the check's tokens, read in chunks; between chunks, so many wrong
-    drafts are taken in and back. In company, another session runs beside them."""
-    tokens = _tokens(engine.info)
-    pool, table, other = engine.pool, BlockTable(), BlockTable()
-    found = []
+def _own_logits(model: Any, info: ModelInfo) -> torch.Tensor:
+    ids = torch.tensor([_tokens(info)], device=next(model.parameters()).device)
+    with torch.inference_mode():
+        logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0].float()
+    return logits
+
+
+def _own_rounding(model: Any, info: ModelInfo, logits: torch.Tensor) -> float:
+    """Returns how far logits may lie from the model's own, by how far apart these are by its two ways to
+    attend."""
     try:
-        for chunk in chunks:
-            start = table.length
-            part = tokens[start : start + chunk]
-            drafts = tokens[:rejected]
-            pool.extend(table, chunk + rejected)
-            works = [Work(table.blocks, start, [*part, *drafts], chunk + rejected)]
-            if company:
-                pool.extend(other, 5)
-                works.insert(0, Work(other.blocks, other.length - 5, tokens[10:15], 2))
-            logits = engine.step(works)
-            found.append(logits[2 * company :][:chunk].clone())
-            pool.truncate(table, start + chunk)
+        model.set_attn_implementation("sdpa")
+        other = _own_logits(model, info)
+    except ValueError:  # it has the one way only
+        return COARSE * float(logits.abs().max())
+    return ROUNDED * _apart(other, logits)
+
+
+def _apart(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).abs().max())
+
+
+def _run(
+    engine: Engine, sessions: Sequence[Sequence[int]], prints: RowPrints | None = None
+) -> list[torch.Tensor]:
+    """Returns all logits [LENGTH, V] of the check's tokens for each of some sessions, which read them side by
+    side in as many steps, so many tokens in each. With one session, wrong drafts are taken in and back, in
+    company of which not all logits are wanted."""
+    tokens, pool, stranger = _tokens(engine.info), engine.pool, BlockTable()
+    tables = [BlockTable() for _ in sessions]
+    found: list[list[torch.Tensor]] = [[] for _ in sessions]
+    try:
+        for step, counts in enumerate(zip(*sessions, strict=True)):
+            drafts = tokens[:DRAFTS] if len(sessions) == 1 and step == DRAFTED else []
+            order = sorted(range(len(sessions)), reverse=step % 2 == 1)
+            works, parts = [], []
+            if drafts:
+                pool.extend(stranger, 5)
+                works.append(Work(stranger.blocks, 0, tokens[10:15], 2))
+            for index in order:
+                table, count = tables[index], counts[index]
+                start = table.length
+                pool.extend(table, count + len(drafts))
+                parts.append((sum(work.rows for work in works), start, count))
+                read = [*tokens[start : start + count], *drafts]
+                works.append(Work(table.blocks, start, read, len(read)))
+            prepared = engine.prepare(works)
+            if prints is None:
+                logits = engine.forward(prepared)
+            else:
+                keep = prepared.prepared.keep  # the place of each row's token in the pass
+                places = [(keep[first : first + count], start) for first, start, count in parts]
+                with prints.comparing(sum(len(work.tokens) for work in works), places):
+                    logits = engine.forward(prepared)
+            for index, (first, start, count) in zip(order, parts, strict=True):
+                found[index].append(logits[first : first + count].clone())
+                pool.truncate(tables[index], start + count)
     finally:
-        pool.close(table)
-        pool.close(other)
-    return torch.cat(found)
+        for table in (*tables, stranger):
+            pool.close(table)
+    return [torch.cat(rows) for rows in found]
+
+
+@contextmanager
+def _told(info: ModelInfo, model: Any, what: str) -> Iterator[RunningModules]:
+    """Turns whatever a model makes of a call in here into a refusal that names the module and the cause."""
+    with RunningModules(model) as modules:
+        try:
+            yield modules
+        except ModelRefused as refusal:
+            raise _refused(info, refusal.message) from None
+        except PeerLost:
+            raise
+        except Exception as error:  # a model may do anything with a call that it does not expect
+            if of_the_group(error):
+                raise PeerLost("a process of the tensor-parallel group ended") from error
+            where = modules.named(modules.running)
+            raise _refused(info, f"{what}: {where} raises {in_one_line(error)}") from error
+
+
+@contextmanager
+def _noise(model: Any) -> Iterator[None]:
+    """Changes what a fresh model has all alike, norms, biases and corrections, for the time of a check."""
+    generator = torch.Generator().manual_seed(7)
+    before = [
+        (tensor, tensor.clone())
+        for tensor in model.state_dict().values()
+        if tensor.dim() == 1 and tensor.is_floating_point()
+    ]
+    with torch.inference_mode():
+        for tensor, plain in before:
+            size = float(plain.square().mean().sqrt()) or 1.0
+            tensor.add_(torch.randn(tensor.shape, generator=generator).to(tensor) * (NOISE * size))
+    try:
+        yield
+    finally:
+        with torch.inference_mode():
+            for tensor, plain in before:
+                tensor.copy_(plain)
 
 
 def _tokens(info: ModelInfo) -> list[int]:
     rng = random.Random(20)
     return [rng.randrange(info.vocab_size) for _ in range(LENGTH)]
+
+
+def _forgetful_layer(model: Any, engine: Engine) -> int | None:
+    """Returns a layer that attends without a window, and whose keys transformers' cache keeps for a window
+    only."""
+    kept = DynamicCache(config=model.config).layers
+    windowless = [layer for layer, how in engine.attention.layers.items() if how.window is None]
+    return next((i for i in windowless if i < len(kept) and getattr(kept[i], "is_sliding", False)), None)
 
 
 def _recurrent_layers(text: Any) -> bool:

@@ -36,7 +36,7 @@ from outrider.engine.reference_attention import KERNEL as REFERENCE
 from outrider.engine.reference_attention import reference_attention
 from outrider.engine.replayed import Replayed
 from outrider.engine.runner import CallByCall, Runner
-from outrider.engine.self_check import reference
+from outrider.engine.self_check import Reference, reference
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Row, TokenCounts, draw
 
@@ -217,7 +217,7 @@ def test_a_model_that_cannot_be_recorded_runs_call_by_call(
     assert other.choose(other.prepare([Work([0], 0, [1], 1)]), [Row(greedy(), 1, None, ())])
 
 
-def test_fused_layers_give_the_same_logits(half: Callable[[str], tuple[Engine, torch.Tensor]]) -> None:
+def test_fused_layers_give_the_same_logits(half: Callable[[str], tuple[Engine, Reference]]) -> None:
     """Compiled once for all layers and all numbers of tokens but one; here without making code of it."""
     running, expected = half("llama")
     other = paged(running)
@@ -232,7 +232,9 @@ def test_fused_layers_give_the_same_logits(half: Callable[[str], tuple[Engine, t
             compiled.append(counters["stats"]["unique_graphs"])
         assert compiled[2] == compiled[-1] > 0
         assert torch.equal(other.step(works), before)
-        assert not fused(other, expected + 100.0, "eager"), "logits that are wrong are noticed"
+        assert not fused(other, replace(expected, logits=expected.logits + 100.0), "eager"), (
+            "logits that are wrong are noticed"
+        )
     finally:
         unfuse(other.model)
         torch._dynamo.reset()
@@ -253,10 +255,10 @@ def wrong_attention(query: torch.Tensor, *others: object, **named: object) -> to
 
 
 @pytest.fixture
-def half(checkpoint: Callable[..., Path]) -> Callable[[str], tuple[Engine, torch.Tensor]]:
+def half(checkpoint: Callable[..., Path]) -> Callable[[str], tuple[Engine, Reference]]:
     """A bfloat16 engine, and the logits of the model's own code."""
 
-    def load(arch: str) -> tuple[Engine, torch.Tensor]:
+    def load(arch: str) -> tuple[Engine, Reference]:
         folder = checkpoint(arch)
         running = load_engine(str(folder), dtype="bfloat16", kv_memory_bytes=2**24)
         running.model.set_attn_implementation("eager")
@@ -266,7 +268,7 @@ def half(checkpoint: Callable[..., Path]) -> Callable[[str], tuple[Engine, torch
 
 
 def test_the_first_kernel_that_computes_right_is_taken(
-    half: Callable[[str], tuple[Engine, torch.Tensor]], caplog: pytest.LogCaptureFixture
+    half: Callable[[str], tuple[Engine, Reference]], caplog: pytest.LogCaptureFixture
 ) -> None:
     running, expected = half("llama")
     running.step([Work([0], 0, [1], 1)])
@@ -278,7 +280,7 @@ def test_the_first_kernel_that_computes_right_is_taken(
 
 
 def test_a_model_with_capped_scores_gathers_its_keys(
-    half: Callable[[str], tuple[Engine, torch.Tensor]], caplog: pytest.LogCaptureFixture
+    half: Callable[[str], tuple[Engine, Reference]], caplog: pytest.LogCaptureFixture
 ) -> None:
     running, expected = half("gemma2")
     running.step([Work([0], 0, [1], 1)])

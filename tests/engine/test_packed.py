@@ -21,7 +21,6 @@ from outrider.engine.packed import (
     MAX_ROWS,
     PackedColumns,
     PackedLinear,
-    PackedWeight,
     fastest,
     pack,
     seconds_by_rows,
@@ -53,18 +52,6 @@ def test_a_layer_that_does_not_keep_bits_is_found() -> None:
             return super()._product(rows) * (1 + rows.shape[0] % 2 * 1e-6)
 
     assert not linears_keep_bits(nn.Sequential(Alone(random(8, 8), None)))
-
-
-def test_a_weight_used_by_its_module_multiplies_packed_and_is_plain_otherwise() -> None:
-    plain = random(8, 32)
-    weight = PackedWeight.of(plain)
-    x = random(40, 32, seed=1)
-    torch.testing.assert_close(F.linear(x, weight), F.linear(x, plain))
-    assert torch.equal(F.linear(x[:3], weight), F.linear(x, weight)[:3])
-    assert type(F.linear(x, weight)) is torch.Tensor
-    assert torch.equal(weight + 1, plain + 1) and torch.equal(
-        F.linear(x, weight, torch.ones(8)), F.linear(x, plain, torch.ones(8))
-    )
 
 
 def test_every_kind_of_matrix_is_packed(checkpoint: Callable[..., Path]) -> None:
