@@ -16,7 +16,7 @@ from drafter.link import VerifierLink
 from drafter.proposer import Proposer, Source
 from drafter.session import DraftSession, DraftSpec
 from outrider.errors import OutriderError, StepHung
-from outrider.net.heartbeat import HEARTBEAT_SECONDS
+from outrider.net.heartbeat import HEARTBEAT_SECONDS, IDLE_HEARTBEATS
 from outrider.net.rpc import add_methods, bind, new_server
 from outrider.net.tls import Tls, opened
 from outrider.store.store import Registrar
@@ -32,7 +32,7 @@ from outrider.wire.drafter_sessions import (
     SetWindow,
 )
 from outrider.wire.hello import Role, read_hello
-from outrider.wire.load import DrafterLoad
+from outrider.wire.load import WORTH_TELLING, DrafterLoad
 from outrider.wire.methods import DRAFTER_SESSIONS
 from outrider.worker.described import add_description
 from outrider.worker.registration import check_admitted, registrar_at
@@ -48,6 +48,7 @@ class RouterPeer:
 
     def __init__(self) -> None:
         self.ended: list[DraftEnded] = []
+        self.sessions = 0  # of its, here
         self.over = False
         self.wake = asyncio.Event()
 
@@ -55,6 +56,11 @@ class RouterPeer:
         """Tells the router that the drafter stopped drafting for a session, as that was opened then."""
         self.ended.append(DraftEnded(session_id, reason, opening))
         self.wake.set()
+
+
+def is_news(seconds: float, told: float | None) -> bool:
+    """Returns whether a round trip is to be told to a router that was told the other one."""
+    return told is None or abs(seconds - told) > WORTH_TELLING * told
 
 
 class BusyShare:
@@ -148,7 +154,9 @@ class DrafterService:
         reader = asyncio.create_task(self._obey(peer, commands))
         try:
             yield DrafterEvents(hello=self._info.identity.hello())
-            busy = BusyShare(self.proposer.busy_seconds)
+            busy, beats = BusyShare(self.proposer.busy_seconds), 0
+            told: DrafterLoad | None = None
+            trips: dict[str, float] = {}  # as they were told
             while not peer.over:
                 try:
                     async with asyncio.timeout(HEARTBEAT_SECONDS):
@@ -159,23 +167,32 @@ class DrafterService:
                 ended, peer.ended = peer.ended[:MOST_ENDED], peer.ended[MOST_ENDED:]
                 if peer.ended:
                     peer.wake.set()
-                round_trips = {
-                    address: link.round_trip_seconds
-                    for address, link in self._links.items()
-                    if link.round_trip_seconds
-                }
+                found = self._round_trips()
+                changed = {key: seconds for key, seconds in found.items() if is_news(seconds, trips.get(key))}
                 load = replace(
                     self.proposer.load,
-                    busy=busy.since_last(self.proposer.busy_seconds),
-                    round_trip_seconds=min(round_trips.values(), default=0.0),
-                    round_trips=round_trips,
+                    round_trip_seconds=min(found.values(), default=0.0),
+                    round_trips=changed,
                 )
+                beats += 1
+                due = ended or peer.sessions or beats >= IDLE_HEARTBEATS
+                if not (due or told is None or load.is_news(told)):
+                    continue
+                beats, told, trips = 0, load, {key: trips.get(key, found[key]) for key in found} | changed
+                load = replace(load, busy=busy.since_last(self.proposer.busy_seconds))
                 yield DrafterEvents(load=load, ended=ended)
             await reader  # raises what ended it
         finally:
             reader.cancel()
             for session_id in [key for key, (owner, _) in self._owners.items() if owner is peer]:
                 self._close(session_id)
+
+    def _round_trips(self) -> dict[str, float]:
+        return {
+            address: link.round_trip_seconds
+            for address, link in self._links.items()
+            if link.round_trip_seconds
+        }
 
     async def _obey(self, peer: RouterPeer, commands: AsyncIterator[DrafterCommand]) -> None:
         try:
@@ -211,6 +228,7 @@ class DrafterService:
         session = DraftSession(spec, asked.window)
         self.proposer.open(session)
         self._owners[spec.session_id] = peer, asked.opening
+        peer.sessions += 1
         link = self._links.get(asked.verifier_address)
         if link is None:
             link = self._links[asked.verifier_address] = VerifierLink(
@@ -249,7 +267,9 @@ class DrafterService:
         return None
 
     def _close(self, session_id: bytes) -> None:
-        self._owners.pop(session_id, None)
+        owner, _ = self._owners.pop(session_id, (None, 0))
+        if owner is not None:
+            owner.sessions -= 1
         self.proposer.close(session_id)
         link = self._link_of.pop(session_id, None)
         if link is not None:

@@ -12,6 +12,7 @@ from typing import NoReturn
 from outrider.errors import OutriderError, PeerRefused
 from outrider.net.allowance import CUT_OFF_SECONDS, CutOff
 from outrider.net.backoff import Backoff
+from outrider.net.heartbeat import TICK_SECONDS
 from outrider.net.rpc import channel
 from outrider.net.tasks import propagate_cancel
 from outrider.net.tls import Tls
@@ -62,15 +63,24 @@ class WorkerDiscovery:
 
     async def run(self) -> NoReturn:
         """Runs until it is cancelled."""
+        watching = asyncio.create_task(self._watch())
         try:
             async for records in self._store.workers():
                 self._follow(records)
             raise AssertionError("a store's workers have no end")
         finally:
-            tasks = list(self._tasks.values())
+            tasks = [watching, *self._tasks.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch(self) -> NoReturn:
+        """Lets time pass for all workers of the fleet, so that those that fell silent are given up."""
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            workers: list[Verifier | Drafter] = [*self._fleet.verifiers.values()]
+            for worker in [*workers, *self._fleet.drafters.values()]:
+                worker.tick()
 
     def _follow(self, records: Mapping[WorkerKey, WorkerRecord]) -> None:
         for key, known in list(self._records.items()):

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
@@ -13,7 +14,7 @@ import grpc.aio
 
 from outrider.errors import InvalidRequest, OutriderError, PeerRefused, Unavailable
 from outrider.net.allowance import Allowance
-from outrider.net.heartbeat import SILENCE_SECONDS, Stillness, fell_silent
+from outrider.net.heartbeat import IDLE_SILENCE_SECONDS, SILENCE_SECONDS, Stillness
 from outrider.net.rpc import Outbox, ask, converse, heard
 from outrider.wire.description import TokenizerFiles
 from outrider.wire.drafter_sessions import CloseDraft, DrafterCommand, DrafterEvents, OpenDraft, SetWindow
@@ -36,6 +37,7 @@ from router.prefixes import PlacedPrefixes, block_hashes
 ANSWER_SECONDS = 5.0  # a worker that registers must answer within this
 BYTES_PER_SECOND = 2**18  # that a drafter may say: a hundred times what an honest one has to
 BURST_BYTES = 2**20
+MOST_ROUND_TRIPS = 1024  # of a drafter that are remembered: to the verifiers for which it drafted last
 MOST_DRAFTERS = 4  # of a verifier that are remembered: how far they are from it is known
 MAX_UNSENT_COMMANDS = 16_384  # a worker that lets more pile up does not read; its stream is ended
 
@@ -80,7 +82,8 @@ class Worker(Generic[Listener]):
         self._outbox: Outbox[Any] = Outbox(MAX_UNSENT_COMMANDS)
         self._call = converse(connection, method, aiter(self._outbox))
         self._events = heard(self._call, method, allowance)
-        self._unread = False  # more piled up than the outbox takes
+        self._silence = Stillness()
+        self._given_up = ""  # why its stream was ended here
         self._opening = 0  # number of the last one
         self.unreported = 0  # sessions opened since its last report
         self._listeners: dict[SessionId, tuple[int, Listener]] = {}  # by session, with its opening's number
@@ -126,12 +129,12 @@ class Worker(Generic[Listener]):
         return first
 
     async def listen(self) -> str:
-        """Passes events on until the stream ends, or nothing has come for SILENCE_SECONDS. Returns what
-        happened. Raises CutOff if it has said more than it may."""
-        silence = Stillness()
+        """Passes events on until the stream ends, or `tick` ends it. Returns what happened. Raises CutOff if
+        it has said more than it may."""
         try:
-            if await fell_silent(self._read(silence), silence):
-                return f"it has been silent for {SILENCE_SECONDS:g} seconds"
+            async for events in self._events:
+                self._silence.moved()
+                self._dispatch(events)
         except grpc.aio.AioRpcError as error:
             if self._allowance is not None and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                 raise self._allowance.cut_off("a message is over the limit") from None
@@ -141,15 +144,21 @@ class Worker(Generic[Listener]):
                 raise self._allowance.cut_off(error.message) from None
             return f"what it says is not understood: {error.message}"
         except asyncio.CancelledError:  # so ends a call that was cancelled here, too
-            if not self._unread:
+            if not self._given_up:
                 raise
-            return "it does not read what it is told"
+            return self._given_up
         return "its stream ended"
 
-    async def _read(self, silence: Stillness) -> None:
-        async for events in self._events:
-            silence.moved()
-            self._dispatch(events)
+    def tick(self) -> None:
+        """Notes that a tick of the router's time has passed. Ends the stream if nothing has come for too
+        long: a worker where this router has no session has less to say."""
+        limit = SILENCE_SECONDS if self._listeners else IDLE_SILENCE_SECONDS
+        if self._silence.tick() >= limit:
+            self._give_up(f"it has been silent for {limit:g} seconds")
+
+    def _give_up(self, why: str) -> None:
+        self._given_up = why
+        self._call.cancel()
 
     def hang_up(self) -> None:
         """Ends the stream."""
@@ -164,6 +173,8 @@ class Worker(Generic[Listener]):
 
     def _opened(self, session_id: SessionId, listener: Listener) -> int:
         """Returns the number of this opening."""
+        if not self._listeners:
+            self._silence.moved()  # from now on it has more to say
         self._opening += 1
         self.unreported += 1
         self._listeners[session_id] = self._opening, listener
@@ -185,8 +196,7 @@ class Worker(Generic[Listener]):
 
     def _send(self, command: object) -> None:
         if not self._outbox.put(command):
-            self._unread = True
-            self._call.cancel()
+            self._give_up("it does not read what it is told")
 
     def _dispatch(self, events: Any) -> None:
         raise NotImplementedError
@@ -283,6 +293,7 @@ class Drafter(Worker[DrafterListener]):
         allowance = Allowance("drafter", BYTES_PER_SECOND, BURST_BYTES, time.monotonic)
         super().__init__(registration, connection, DRAFTER_SESSIONS, allowance)
         self.load = load if isinstance(load, DrafterLoad) else DrafterLoad()
+        self._round_trips: OrderedDict[str, float] = OrderedDict()  # the last that it told
         self.on_load: Callable[[Drafter, DrafterLoad], None] | None = None
 
     async def connect(self, router: Identity) -> None:
@@ -321,9 +332,17 @@ class Drafter(Worker[DrafterListener]):
             del self._listeners[session_id]
             self._send(DrafterCommand(command=CloseDraft(session_id, opening)))
 
+    def _note_round_trips(self, changed: Mapping[str, float]) -> None:
+        for address, seconds in changed.items():
+            self._round_trips[address] = seconds
+            self._round_trips.move_to_end(address)
+        while len(self._round_trips) > MOST_ROUND_TRIPS:
+            self._round_trips.popitem(last=False)
+
     def _dispatch(self, events: DrafterEvents) -> None:
         if events.load is not None:
-            self.load, self.unreported = events.load, 0
+            self._note_round_trips(events.load.round_trips)
+            self.load, self.unreported = replace(events.load, round_trips=self._round_trips), 0
             if self.on_load is not None:
                 self.on_load(self, self.load)
         assert self._allowance is not None

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 
 from outrider.errors import OutriderError
+from outrider.net.heartbeat import IDLE_HEARTBEATS
 from outrider.wire.load import VerifierLoad
 from outrider.wire.session import FinishReason
 from outrider.wire.verifier_sessions import Committed, DrafterCutOff, Failed, Finished, VerifierEvents
@@ -20,6 +21,7 @@ class RouterPeer:
     def __init__(self, load: VerifierLoad) -> None:
         """`load` is that of now."""
         self._load = load
+        self._beats = 0  # since it was told something
         self._events = VerifierEvents()
         self._ready = asyncio.Event()
         self._over = False
@@ -69,11 +71,15 @@ class RouterPeer:
     def report(self, load: VerifierLoad) -> None:
         """Sends what has gathered, with the load."""
         self._load = load
+        self._beats = 0
         self._ready.set()
 
-    def beat(self, load: VerifierLoad) -> None:
-        """Gives a sign of life if nothing else is on its way."""
-        if not self._ready.is_set():
+    def beat(self, load: VerifierLoad, concerned: bool) -> None:
+        """Gives a sign of life if nothing else is on its way. A router that is not `concerned`, as it has no
+        session here, gets it now and then, or with what is news to it."""
+        self._beats += 1
+        due = concerned or self._beats >= IDLE_HEARTBEATS or bool(self._untold_dropped)
+        if not self._ready.is_set() and (due or load.is_news(self._load)):
             self.report(load)
 
     def close_gracefully(self) -> None:

@@ -195,12 +195,15 @@ class Routers:
     # -- what the service tells --
 
     def on_step(self, report: StepReport) -> None:
-        """Hands a step's results to the streams: one batch for each router, and one for each drafter."""
+        """Hands a step's results to the streams: one batch for each router whose sessions were in it, and one
+        for each drafter."""
+        concerned: set[RouterPeer] = set()
         for running, outcome in report.outcomes:
             if not self._is_here(running):
                 continue
             owner = self._owners.get(running.id)
             if owner is not None:
+                concerned.add(owner.peer)
                 owner.peer.committed(running, owner.number, outcome)
             if outcome.finish is None:
                 self._drafters.committed(running)
@@ -213,10 +216,11 @@ class Routers:
                 continue
             owner = self._owners.get(running.id)
             if owner is not None:
+                concerned.add(owner.peer)
                 why = OutriderError("the target worker failed on this request; send it again")
                 owner.peer.failed(running.id, owner.number, why)
             self._forget(running.id)
-        for router in self._peers:
+        for router in concerned:
             router.report(report.load)
 
     def _is_here(self, running: Running) -> bool:
@@ -235,10 +239,10 @@ class Routers:
         back."""
         for session_id in self._orphans.lapsed():
             self._close(session_id, over=False)
-        load = self._stepper.load
+        load, concerned = self._stepper.load, {owner.peer for owner in self._owners.values()}
         for router in self._peers:
             router.dropped(self._drafters.dropped)
-            router.beat(load)
+            router.beat(load, router in concerned)
 
     @property
     def open(self) -> bool:

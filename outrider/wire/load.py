@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+WORTH_TELLING = 0.1  # by which a share, or a pace against what it was, must have changed to be news
+
 
 @dataclass(frozen=True, slots=True)
 class VerifierLoad:
@@ -28,6 +30,14 @@ class VerifierLoad:
         """Returns how many are open there."""
         return self.running + self.waiting
 
+    def is_news(self, told: VerifierLoad) -> bool:
+        """Returns whether a router that was told the other one might place a session elsewhere by it."""
+        return (
+            (self.running, self.waiting, self.draining) != (told.running, told.waiting, told.draining)
+            or abs(self.kv_usage - told.kv_usage) > WORTH_TELLING
+            or abs(self.price - told.price) > WORTH_TELLING
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class DrafterLoad:
@@ -38,9 +48,15 @@ class DrafterLoad:
     busy: float = 0.0  # share of the time since the last report that went into guesses, 0..1
     kv_usage: float = 0.0  # share of KV blocks held, 0..1
     round_trip_seconds: float = 0.0  # to the nearest of its verifiers and back
-    round_trips: Mapping[str, float] = field(default_factory=dict)  # seconds, by verifier address
+    # Seconds, by verifier address; in a report, those that were not told before or have changed since.
+    round_trips: Mapping[str, float] = field(default_factory=dict)
     rejections: int = 0  # drafted tokens in whose place the target took another, since the drafter's start
     rejections_covered: int = 0  # of them, those where a branch had the token that it took
+
+    def is_news(self, told: DrafterLoad) -> bool:
+        """Returns whether a router that was told the other one might choose another drafter by this one."""
+        slower = abs(self.token_seconds - told.token_seconds) > WORTH_TELLING * told.token_seconds
+        return self.sessions != told.sessions or slower or bool(self.round_trips)
 
 
 Load = VerifierLoad | DrafterLoad

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from outrider.net.heartbeat import IDLE_SILENCE_SECONDS, SILENCE_SECONDS, TICK_SECONDS
 from outrider.sampling.params import SamplingParams
 from outrider.store.memory import MemoryStore
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
@@ -26,7 +27,7 @@ from router.prefixes import MOST_HOLDERS
 from router.requests import GenerationRequest
 from router.transcript import Transcript
 from router.worker_discovery import WorkerDiscovery
-from router.workers import MOST_DRAFTERS, Drafter, Verifier
+from router.workers import MOST_DRAFTERS, MOST_ROUND_TRIPS, Drafter, Verifier
 
 
 class NoStream:
@@ -227,3 +228,33 @@ async def test_joining_compares_by_models_and_not_by_pairs(
     assert len(fleet.verifiers) == 100 and len(fleet.drafters) == 400
     assert all(one.verdict.done() and one.verdict.result() is None for one in drafters)
     assert len(compared) <= len(verifiers) + len(drafters)
+
+
+async def test_a_worker_may_be_silent_for_longer_where_no_session_is() -> None:
+    fleet = await fleet_of(1)
+    (verifier,) = fleet.verifiers.values()
+
+    def ticks() -> int:
+        """Returns how many it outlives from now on."""
+        count = 0
+        while not verifier._given_up:
+            verifier.tick()
+            count += 1
+        verifier._given_up = ""
+        return count
+
+    assert ticks() == IDLE_SILENCE_SECONDS / TICK_SECONDS
+    verifier._silence.moved()
+    for _ in range(10):
+        verifier.tick()
+    verifier._opened(SessionId(b"x" * 16), object())  # type: ignore[arg-type]
+    assert ticks() == SILENCE_SECONDS / TICK_SECONDS, "it had been silent while it had little to say"
+
+
+async def test_round_trips_that_a_drafter_told_before_are_still_known_and_but_so_many() -> None:
+    fleet = await fleet_of(0, 1)
+    (drafter,) = fleet.drafters.values()
+    for number in range(MOST_ROUND_TRIPS + 2):
+        drafter._dispatch(DrafterEvents(load=DrafterLoad(round_trips={f"v:{number}": float(number)})))
+    assert len(drafter.load.round_trips) == MOST_ROUND_TRIPS
+    assert "v:1" not in drafter.load.round_trips and drafter.load.round_trips["v:2"] == 2.0

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from outrider.errors import Unavailable
+from outrider.net.heartbeat import SILENCE_SECONDS
 from outrider.v1 import drafter_pb2, verifier_pb2
 from outrider.wire.hello import Role
 from router.losses import MAX_LOSSES
@@ -34,7 +35,8 @@ async def test_a_silent_verifier_is_given_up_and_its_session_goes_on_at_one_that
     assert len(await running.task) == 3
 
 
-async def test_a_worker_that_beats_again_is_taken_in_again(rig: Any) -> None:
+async def test_a_worker_that_beats_again_is_taken_in_again(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.workers.IDLE_SILENCE_SECONDS", SILENCE_SECONDS)
     worker = await rig.verifier("v")
     held = rig.fleet.verifiers["v"]
     worker.beats = False
@@ -146,7 +148,10 @@ async def test_a_silent_drafters_sessions_get_another_one(rig: Any) -> None:
     running.task.cancel()
 
 
-async def test_one_that_speaks_of_its_own_sessions_only_is_not_silent(rig: Any) -> None:
+async def test_one_that_speaks_of_its_own_sessions_only_is_not_silent(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.workers.IDLE_SILENCE_SECONDS", SILENCE_SECONDS)
     worker, silent = await rig.verifier("v1"), await rig.verifier("v2")
     held = rig.fleet.verifiers["v1"]
     worker.beats = silent.beats = False

@@ -11,6 +11,7 @@ import pytest
 from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.scheduler import Grant, Schedule
 from outrider.errors import Unavailable
+from outrider.net.heartbeat import IDLE_HEARTBEATS
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import verifier_pb2
 from outrider.wire.codec import sampling_to_wire
@@ -210,6 +211,8 @@ async def test_nobody_comes_back_and_it_is_closed(verifier: Running) -> None:
     clock.now = 5.0
     routers.beat()
     assert verifier.stepper.get(ID) is None
+    for _ in range(IDLE_HEARTBEATS):
+        routers.beat()
     while (await other.hear()).load.kv_usage > 0:  # which a sign of life tells
         pass
     assert ID not in routers._orphans

@@ -146,3 +146,15 @@ async def test_steps_without_a_draft_are_counted_as_starvation(verifier: Running
     talk.say(open_session(b"t" * 16, max_tokens=30))
     await output(talk, b"t" * 16)
     assert verifier.service.stats()["draft_starvation"] > 0.5
+
+
+async def test_a_router_hears_of_no_step_without_a_session_of_its_own(verifier: Running) -> None:
+    other = await router(verifier)
+    (idle,) = verifier.service.routers._peers
+    talk = await router(verifier)
+    reported = []
+    idle.report = lambda load: reported.append(load)  # type: ignore[method-assign]
+    talk.say(open_session(b"s" * 16, max_tokens=20))
+    assert len(await output(talk, b"s" * 16)) == 20
+    assert not reported and not idle._ready.is_set()
+    other.call.cancel()

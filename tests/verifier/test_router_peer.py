@@ -1,0 +1,52 @@
+"""What a router is told, and when."""
+
+from dataclasses import replace
+
+from outrider.net.heartbeat import IDLE_HEARTBEATS
+from outrider.wire.load import DrafterLoad, VerifierLoad
+from verifier.router_peer import RouterPeer
+
+LOAD = VerifierLoad(running=3, kv_usage=0.5)
+
+
+async def heard(peer: RouterPeer) -> bool:
+    """Takes what there is to be sent."""
+    if not peer._ready.is_set():
+        return False
+    await anext(peer.events())
+    return True
+
+
+async def test_who_has_a_session_here_hears_every_beat_and_others_hear_one_of_a_few() -> None:
+    concerned, other = RouterPeer(LOAD), RouterPeer(LOAD)
+    counts = [0, 0]
+    for _ in range(5 * IDLE_HEARTBEATS):
+        concerned.beat(LOAD, True)
+        other.beat(LOAD, False)
+        counts = [counts[0] + await heard(concerned), counts[1] + await heard(other)]
+    assert counts == [5 * IDLE_HEARTBEATS, 5]
+
+
+async def test_news_is_told_to_all() -> None:
+    peer = RouterPeer(LOAD)
+    for changed in (
+        {"running": 4},
+        {"running": 4, "kv_usage": 0.7},
+        {"running": 4, "kv_usage": 0.7, "price": 0.2},
+        {"running": 4, "kv_usage": 0.7, "price": 0.2, "draining": True},
+    ):
+        for told in (True, False):
+            peer.beat(replace(LOAD, **changed), False)
+            assert await heard(peer) is told
+    peer.beat(replace(LOAD, **changed, step_seconds=9.0), False)
+    assert not await heard(peer)
+    peer.dropped({"late": 1})
+    peer.beat(replace(LOAD, **changed), False)
+    assert await heard(peer)
+
+
+def test_what_is_news_of_a_drafter() -> None:
+    told = DrafterLoad(sessions=2, token_seconds=0.01)
+    assert not told.is_news(told) and not replace(told, token_seconds=0.0105, busy=0.9).is_news(told)
+    for changed in ({"sessions": 3}, {"token_seconds": 0.02}, {"round_trips": {"v": 1.0}}):
+        assert replace(told, **changed).is_news(told)
