@@ -24,6 +24,7 @@ from router.placement import (
 from router.pool import Below, Pools
 from router.prefixes import PrefixHolders, PromptBlocks
 from router.requests import ServedModel
+from router.standings import Standings
 from router.transcript import Transcript
 from router.workers import Drafter, Verifier
 
@@ -63,6 +64,7 @@ class Fleet:
         self.on_drafter_joined: list[Callable[[], None]] = []
         self.on_verifier_load: list[Callable[[Verifier], None]] = []
         self.waiting: dict[Verifier, None] = {}  # those that have sessions that wait for KV blocks
+        self.standings = Standings(metrics, clock)
         self._of_model: Pools[str, Verifier] = Pools()
         self._numerics: defaultdict[str, Counter[str]] = defaultdict(Counter)  # by model, where they are told
         self._block_sizes: Counter[int] = Counter()  # of all verifiers
@@ -222,8 +224,8 @@ class Fleet:
                     holder = self.verifiers.get(worker_id)
                     if holder is not None and holder.registration.info.model.name == model:
                         few[holder] = None
-            yield self._candidates(few, blocks, lost)
-        yield self._candidates(pool, blocks, lost)
+            yield self._candidates(filter(self.standings.may_place, few), blocks, lost)
+        yield self._candidates(filter(self.standings.may_place, pool), blocks, lost)
 
     def candidates(self, verifiers: Iterable[Verifier]) -> list[VerifierCandidate]:
         """Returns them as they are, whatever a session's prompt."""

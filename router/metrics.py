@@ -148,6 +148,11 @@ class Metrics:
             "Drafters that others were preferred to, as nothing that they sent was verified.",
             registry=self.registry,
         )
+        self.set_aside = counter(
+            "outrider_verifiers_set_aside",
+            "Verifiers that got no sessions for a while, for what was seen of them.",
+            ["reason"],
+        )
         self.registrations_refused = counter(
             "outrider_registrations_refused",
             "Workers' words refused, by reason.",
@@ -238,6 +243,9 @@ class Metrics:
 
     def drafter_silent(self) -> None:
         self.silent.inc()
+
+    def verifier_set_aside(self, reason: str) -> None:
+        self.set_aside.labels(reason).inc()
 
     def worker_left(self, key: WorkerKey, model: str) -> None:
         """Takes a worker's gauges out; what it has done stays counted until many have left after it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outrider.errors import OutriderError, Superseded
+from outrider.errors import OutriderError, Superseded, Unavailable
 from router.requests import SessionEvent
 
 if TYPE_CHECKING:
@@ -45,6 +45,6 @@ def superseded() -> Superseded:
     return Superseded("the session goes on elsewhere: its client has come back by another connection")
 
 
-def lost_track() -> OutriderError:
-    """Returns what a session ends with whose verifier said what no sound one says."""
-    return OutriderError("the target worker lost track of this request; send it again")
+def lost_track() -> Unavailable:
+    """Returns what a session ends with whose verifier said what no sound one says, if there is no other."""
+    return Unavailable("the target worker lost track of this request; send it again")

@@ -10,7 +10,15 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from outrider.errors import Cancelled, DeadlineExceeded, OutriderError, Unavailable
+from outrider.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InvalidRequest,
+    OutriderError,
+    Superseded,
+    Unavailable,
+)
+from outrider.net.heartbeat import Stillness
 from outrider.wire.session import FinishReason, SessionId
 from router import losses, numerics
 from router.fleet import Fleet
@@ -20,11 +28,13 @@ from router.requests import SessionEnded, TokensCommitted
 from router.session_draft import PairFor, SessionDraft
 from router.session_log_writer import SessionLogWriter, TakenSession
 from router.session_state import TRANSITIONS, Event, State
+from router.standings import patience
 from router.transcript import Transcript
 from router.workers import Verifier
 
 log = logging.getLogger(__name__)
 
+LOOK_SECONDS = 5.0  # between two looks at a session's verifier
 RESUME_SECONDS = 60.0  # a session that lost its verifier waits so long for another
 
 
@@ -67,6 +77,8 @@ class Session:
         self._state = State.NEW
         self._deadline: asyncio.TimerHandle | None = None  # while there is no verifier
         self._expiry: asyncio.TimerHandle | None = None  # where the request has a deadline
+        self._look: asyncio.TimerHandle | None = None  # at whether its verifier commits anything
+        self._still = Stillness(LOOK_SECONDS)  # since its verifier's last token, or since it was placed
         self._fleet = fleet
         self._draft = SessionDraft(transcript, draft_key, fleet, pair_for, cap, lock_step)
         self._same_numerics = same_numerics
@@ -104,6 +116,8 @@ class Session:
             return
         self._verifier = verifier
         self._note(Event.PLACED)
+        self._fleet.standings.placed(verifier)
+        self._look_again()
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -153,12 +167,15 @@ class Session:
         """Frees the session on every worker that still has it, at once."""
         if self._state is State.OVER:
             return
+        if self._verifier is not None and isinstance(self.outcome, DeadlineExceeded | None):
+            self._fleet.standings.left(self._verifier, self._still.seconds, self._unread)
         self._note(Event.ENDED)
-        for timer in (self._expiry, self._deadline, self._pause):
+        for timer in (self._expiry, self._deadline, self._pause, self._look):
             if timer is not None:
                 timer.cancel()
         if self._verifier is not None:
             self._verifier.close(self.id)
+            self._fleet.standings.gone(self._verifier)
         self._draft.close()
         self._log_writer.close(self._cursor)
 
@@ -179,7 +196,7 @@ class Session:
                 "session %s: %d tokens (%d of %d drafts accepted) at %d do not continue a log of %d",
                 *(self.id.hex(), len(tokens), accepted, verified, base, len(self.transcript.log)),
             )
-            self.failed(lost_track())
+            self._broke("lied", "it commits what nobody asked it for")
             return
         if known >= len(tokens):
             return
@@ -197,6 +214,9 @@ class Session:
         if step.numerics and self.transcript.numerics:
             self._fleet.numerics_changed(self.id, self.transcript, here)
         self._losses.gained()
+        self._still.moved()
+        if self._state is not State.RUNNING and self._verifier is not None:
+            self._fleet.standings.served(self._verifier)
         self._note(Event.TOKENS)
         self.transcript.add(step)
         self._log_writer.note(self._cursor)
@@ -204,16 +224,59 @@ class Session:
         self._draft.committed(step)
 
     def finished(self, reason: FinishReason) -> None:
-        # Nobody ends a session as cancelled: such a one fails.
-        self._end(lost_track() if reason is FinishReason.CANCELLED else SessionEnded(reason))
+        if self.transcript.ends(reason):
+            self._end(SessionEnded(reason))
+        else:
+            self._broke("lied", "it ends a text before its end, or without a reason")
 
     def failed(self, error: OutriderError) -> None:
-        if not isinstance(error, Unavailable):
+        if isinstance(error, Cancelled | Superseded):
             self._end(error)
+        elif not isinstance(error, Unavailable):
+            self._note_failure()
+            refused = isinstance(error, InvalidRequest)
+            self._leave_verifier(error if refused else Unavailable(error.message))
         elif self._state is State.ASKED_BACK or (self._verifier is not None and self._verifier.load.draining):
             self._move(Event.RETURNED)  # one that leaves gives all back: that says nothing of the request
         else:
+            self._note_failure()
             self.verifier_lost()
+
+    def _note_failure(self) -> None:
+        """Of a verifier that has it for the first time: what it fails at twice may be the request's fault."""
+        verifier = self._verifier
+        if verifier is not None and self._state is not State.RUNNING and verifier.instance not in self._lost:
+            self._fleet.standings.failed(verifier)
+
+    def _broke(self, reason: str, why: str) -> None:
+        """Its verifier has done what no sound one does."""
+        if self._verifier is not None:
+            self._fleet.standings.broke(self._verifier, reason, why)
+            self._leave_verifier(lost_track())
+
+    def _leave_verifier(self, error: OutriderError) -> None:
+        """Goes on at another verifier, if there is one; else ends with the error."""
+        lost = self._lost if self._verifier is None else self._lost | {self._verifier.instance}
+        other = self._fleet.verifier_for(self.transcript, self._same_numerics, lost)
+        if self.transcript.reached is None and (other is None or other.instance in lost):
+            self._end(error)
+        else:
+            self.verifier_lost()
+
+    @property
+    def _unread(self) -> int:
+        return 0 if self._state is State.RUNNING else len(self.transcript.log)
+
+    def _look_again(self) -> None:
+        self._still.moved()
+        self._look = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._judge)
+
+    def _judge(self) -> None:
+        """Leaves a verifier that has not committed anything for longer than any sound one needs."""
+        self._look = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._judge)
+        verifier = self._verifier
+        if verifier is not None and self._still.tick() >= patience(verifier.load, self._unread):
+            self._broke("stalled", "nothing is committed of a session that it has")
 
     def verifier_lost(self) -> None:
         """The session goes on at another verifier, unless it may be what they die of."""
@@ -223,7 +286,6 @@ class Session:
         if too_many is None:
             self._move(Event.LOST, pause)
         else:
-            self._verifier = None
             self._end(too_many)
 
     def _move(self, why: Event, pause: float = 0.0) -> None:
@@ -231,7 +293,15 @@ class Session:
         if not self._state.placed:
             return
         self._note(why)
+        if self._look is not None:
+            self._look.cancel()
+        if self._verifier is not None:
+            self._verifier.close(self.id)  # unless it has forgotten it
+            self._fleet.standings.gone(self._verifier)
         self._verifier = None
+        if (reached := self.transcript.reached) is not None:
+            self._end(SessionEnded(reached))
+            return
         self._draft.pause()
         log.info("session %s: no verifier after %d tokens", self.id.hex(), self.transcript.output_tokens)
         if pause:

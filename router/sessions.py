@@ -79,7 +79,8 @@ class Sessions:
         return self._fleet.models()
 
     def ready(self) -> bool:
-        return any(not verifier.load.draining for verifier in self._fleet.verifiers.values())
+        standings, verifiers = self._fleet.standings, self._fleet.verifiers.values()
+        return any(not one.load.draining and not standings.aside(one) for one in verifiers)
 
     def degraded(self) -> str:
         return self._log_writer.degraded
@@ -220,11 +221,13 @@ class Sessions:
 
     def _offer_room(self, verifier: Verifier) -> None:
         """Has sessions that wait at others and have not begun move to a verifier that has room for them."""
+        if self._fleet.standings.due(verifier):
+            self._offer_verifier()
         full = [one for one in self._fleet.waiting if one is not verifier]
         if not full:
             return
         (roomy,) = self._fleet.candidates([verifier])
-        if not has_room(roomy):
+        if not has_room(roomy) or not self._fleet.standings.may_place(verifier):
             return
         there = {one.identity.worker_id for one in full}
         waiting = [

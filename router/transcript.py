@@ -103,14 +103,18 @@ class Transcript:
             and max(tokens, default=0) < vocab_size
         )
 
+    def ends(self, reason: FinishReason) -> bool:
+        """Returns whether a sound verifier may end the output here with that reason."""
+        if reason is FinishReason.STOP:
+            return bool(self.steps) and self.log[-1] in self.request.params.stop_token_ids
+        return reason is FinishReason.LENGTH and self.output_tokens >= self.request.params.max_tokens
+
     @property
     def reached(self) -> FinishReason | None:
         """Returns the end that was told, or the end that the last token makes, even if nobody told it."""
         if self.end is not None:
             return self.end
-        if self.steps and self.log[-1] in self.request.params.stop_token_ids:
-            return FinishReason.STOP
-        return FinishReason.LENGTH if self.output_tokens >= self.request.params.max_tokens else None
+        return next((one for one in (FinishReason.STOP, FinishReason.LENGTH) if self.ends(one)), None)
 
     @property
     def length(self) -> int:

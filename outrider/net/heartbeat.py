@@ -31,6 +31,10 @@ class Stillness:
     def moved(self) -> None:
         self._seconds = 0.0
 
+    @property
+    def seconds(self) -> float:
+        return self._seconds
+
     def tick(self) -> float:
         """Notes that one tick of the listener's time has passed. Returns the seconds since the last move."""
         self._seconds += self._tick_seconds

@@ -39,7 +39,7 @@ def committed(
     return {"committed": [step]}
 
 
-def finished(session_id: bytes, reason: int = verifier_pb2.FINISH_REASON_LENGTH) -> dict[str, Any]:
+def finished(session_id: bytes, reason: int = verifier_pb2.FINISH_REASON_STOP) -> dict[str, Any]:
     return {"finished": [verifier_pb2.Finished(session_id=session_id, reason=reason)]}
 
 

@@ -37,7 +37,7 @@ async def test_empty_entries_by_the_million_are_not_even_decoded(rig: Rig) -> No
     await drafter.next_command("open")
     drafter.say(ended=many(MAX_EVENTS_BYTES // 2 + 1))
     await until_cut_off(rig, drafter, "a message is over the limit")
-    verifier.say(**committed(opened.session_id, 3, 10))
+    verifier.say(**committed(opened.session_id, 3, 3))
     verifier.say(**finished(opened.session_id))
     await running.task  # it goes on plainly
     assert list(rig.fleet.verifiers) == ["v"]

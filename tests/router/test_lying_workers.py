@@ -29,7 +29,7 @@ async def test_tokens_that_no_sound_verifier_commits_end_the_session_alone(rig: 
     with pytest.raises(OutriderError, match="lost track of this request"):
         await running.task
     assert running.events == []
-    verifier.say(**committed(untouched, 3, 10), **finished(untouched))
+    verifier.say(**committed(untouched, 3, 3), **finished(untouched))
     assert len(await other.task) == 2
 
 
@@ -51,7 +51,7 @@ async def test_a_verifier_that_gives_all_back_and_claims_to_idle_does_not_get_th
     await rig.until(lambda: rig.fleet.verifiers["b"].load.running == 3)
     sick.say(failed=[verifier_pb2.Failed(session_id=sid, code=14, message="not here")])
     assert (await sound.next_command("open")).session_id == sid
-    sound.say(**committed(sid, 3, 10), **finished(sid))
+    sound.say(**committed(sid, 3, 3), **finished(sid))
     assert len(await running.task) == 2
 
 

@@ -47,7 +47,7 @@ async def ended(verifier: Any, running: Running) -> list[Any]:
     opened = await verifier.next_command("open")
     assert list(opened.output) == [10]
     verifier.say(**committed(opened.session_id, 4, 11))
-    verifier.say(**committed(opened.session_id, 5, 12), **finished(opened.session_id))
+    verifier.say(**committed(opened.session_id, 5, 3), **finished(opened.session_id))
     found: list[Any] = await running.task
     return found
 
@@ -89,8 +89,8 @@ async def test_another_router_knows_from_the_log(rig: Any) -> None:
     assert await first_step(events) == TokensCommitted((10,), 0, 0, numerics="float32-1")
     following = asyncio.create_task(anext(events))
     opened = await alike.next_command("open")
-    alike.say(**committed(opened.session_id, 4, 11), **finished(opened.session_id))
-    assert await following == TokensCommitted((11,), 0, 0)
+    alike.say(**committed(opened.session_id, 4, 3), **finished(opened.session_id))
+    assert await following == TokensCommitted((3,), 0, 0)
     assert isinstance(await anext(events), SessionEnded)
 
 

@@ -108,7 +108,7 @@ async def test_a_session_that_waits_is_asked_for_once_and_moves_when_it_is_given
     for _ in range(3):
         full.say(load=verifier_pb2.VerifierLoad(step_tokens=5))
     await rig.until(lambda: rig.fleet.verifiers["full"].load.step_tokens == 5)
-    roomy.say(**committed(moved.session_id, 3, 10), **finished(moved.session_id))
+    roomy.say(**committed(moved.session_id, 3, 3), **finished(moved.session_id))
     await running.task
     assert roomy.commands.empty()  # it is not asked for again
 

@@ -28,8 +28,8 @@ from tests.redis_server import RedisServer
 from tests.router.asking import PROMPT, SAMPLING, Running, committed, finished, first_step, request
 from tests.router.conftest import Rig, Worker
 
-FIRST, SECOND = TokensCommitted((10, 11), 1, 2, 2), TokensCommitted((12,), 0, 4)
-LENGTH = SessionEnded(FinishReason.LENGTH)
+FIRST, SECOND = TokensCommitted((10, 11), 1, 2, 2), TokensCommitted((12,), 0, 2)
+LENGTH, BY_LENGTH = SessionEnded(FinishReason.LENGTH), verifier_pb2.FINISH_REASON_LENGTH
 
 
 class Resuming(Running):
@@ -45,12 +45,12 @@ def first(session_id: bytes) -> dict[str, Any]:
 
 
 def second(session_id: bytes) -> dict[str, Any]:
-    return committed(session_id, 5, 12, accepted=0, verified=4)
+    return committed(session_id, 5, 12, accepted=0, verified=2)
 
 
 async def begun(rig: Rig, verifier: Worker, **changes: Any) -> tuple[Running, SessionId]:
     """A session with a first step."""
-    running = Running(rig, request(**changes))
+    running = Running(rig, request(**{"max_tokens": 3, **changes}))
     opened = await verifier.next_command("open")
     verifier.say(**first(opened.session_id))
     await rig.until(lambda: running.events == [FIRST])
@@ -112,7 +112,7 @@ async def test_a_live_session_is_read_from_its_beginning_and_only_by_who_came_la
         await former.task
     await rig.until(lambda: latter.events == [FIRST])
     verifier.say(**second(session_id))
-    verifier.say(**finished(session_id))
+    verifier.say(**finished(session_id, BY_LENGTH))
     assert await latter.task == [FIRST, SECOND, LENGTH]
     assert former.events == [FIRST]
     assert verifier.commands.empty(), "for the workers nothing has changed"
@@ -123,9 +123,9 @@ async def test_a_live_session_is_read_from_its_beginning_and_only_by_who_came_la
 async def test_a_session_that_ended_is_told_again_and_needs_no_worker(rig: Rig) -> None:
     verifier = await rig.verifier()
     running, session_id = await begun(rig, verifier)
-    verifier.say(**second(session_id), **finished(session_id, verifier_pb2.FINISH_REASON_STOP))
+    verifier.say(**second(session_id), **finished(session_id, BY_LENGTH))
     told = await running.task
-    assert told == [FIRST, SECOND, SessionEnded(FinishReason.STOP)]
+    assert told == [FIRST, SECOND, LENGTH]
     async with another(rig) as router:
         for sessions in (rig.sessions, router.sessions, rig.sessions):
             assert await Resuming(sessions, session_id).task == told
@@ -143,15 +143,18 @@ async def test_a_session_whose_client_left_goes_on_from_its_log(rig: Rig) -> Non
         [10, 11],
     )
     assert sampling_from_wire(opened.params.sampling) == SAMPLING
-    assert (opened.params.max_tokens, list(opened.params.stop_token_ids)) == (50, [0, 3])
-    verifier.say(**committed(session_id, 4, 11, 12, accepted=1, verified=5), **finished(session_id))
+    assert (opened.params.max_tokens, list(opened.params.stop_token_ids)) == (3, [0, 3])
+    verifier.say(
+        **committed(session_id, 4, 11, 12, accepted=1, verified=3),
+        **finished(session_id, BY_LENGTH),
+    )
     assert await resumed.task == [FIRST, SECOND, LENGTH]
     assert await Resuming(rig.sessions, session_id).task == [FIRST, SECOND, LENGTH]
 
 
 async def test_another_router_goes_on_and_the_former_one_is_fenced(rig: Rig) -> None:
     verifier = await rig.verifier()
-    former, session_id = await begun(rig, verifier)
+    former, session_id = await begun(rig, verifier, max_tokens=4)
     async with another(rig) as router:
         elsewhere = await verifier_of(rig, router)
         resumed = Resuming(router.sessions, session_id)
@@ -162,7 +165,7 @@ async def test_another_router_goes_on_and_the_former_one_is_fenced(rig: Rig) -> 
             await former.task
         assert (await verifier.next_command("close")).session_id == session_id
         elsewhere.say(**second(session_id))
-        elsewhere.say(**committed(session_id, 6, 13), **finished(session_id))
+        elsewhere.say(**committed(session_id, 6, 13), **finished(session_id, BY_LENGTH))
         told = await resumed.task
     assert told == [FIRST, SECOND, TokensCommitted((13,), 0, 0), LENGTH]
     assert await Resuming(rig.sessions, session_id).task == told
@@ -171,7 +174,7 @@ async def test_another_router_goes_on_and_the_former_one_is_fenced(rig: Rig) -> 
 async def test_who_ended_superseded_can_have_it_back(rig: Rig) -> None:
     """Though the reader of then has not heard of it yet: it does not read."""
     verifier = await rig.verifier()
-    slow = rig.sessions.run(request())
+    slow = rig.sessions.run(request(max_tokens=3))
     opening = asyncio.ensure_future(first_step(slow))
     session_id = SessionId((await verifier.next_command("open")).session_id)
     verifier.say(**first(session_id))
@@ -187,7 +190,7 @@ async def test_who_ended_superseded_can_have_it_back(rig: Rig) -> None:
         elsewhere.say(**second(session_id))
         with pytest.raises(Superseded):
             await resumed.task
-    verifier.say(**second(session_id), **finished(session_id))
+    verifier.say(**second(session_id), **finished(session_id, BY_LENGTH))
     assert await back.task == [FIRST, SECOND, LENGTH]
     assert await anext(slow) == TokensCommitted((99,), 0, 0)
     with pytest.raises(Superseded):
@@ -217,7 +220,7 @@ async def test_where_all_tokens_are_in_the_log_no_worker_is_needed(
 
 async def test_a_stop_token_of_the_model_does_not_end_who_ignores_it(rig: Rig) -> None:
     verifier = await rig.verifier()
-    running, session_id = await begun(rig, verifier, stop_token_ids=())
+    running, session_id = await begun(rig, verifier, stop_token_ids=(), max_tokens=50)
     verifier.say(**committed(session_id, 5, 3))
     await rig.until(lambda: len(running.events) == 2)
     running.task.cancel()
@@ -258,7 +261,7 @@ async def test_where_no_verifier_is_left_it_waits_for_one(rig: Rig) -> None:
         await rig.until(lambda: resumed.events == [FIRST])
         elsewhere = await verifier_of(rig, router)
         assert list((await elsewhere.next_command("open")).output) == [10, 11]
-        elsewhere.say(**second(session_id), **finished(session_id))
+        elsewhere.say(**second(session_id), **finished(session_id, BY_LENGTH))
         assert await resumed.task == [FIRST, SECOND, LENGTH]
 
 
@@ -277,7 +280,7 @@ async def test_where_none_comes_it_ends_with_an_error_and_can_be_resumed_later(
         elsewhere = await verifier_of(rig, router)
         again = Resuming(router.sessions, session_id)
         assert list((await elsewhere.next_command("open")).output) == [10, 11]
-        elsewhere.say(**second(session_id), **finished(session_id))
+        elsewhere.say(**second(session_id), **finished(session_id, BY_LENGTH))
         assert await again.task == [FIRST, SECOND, LENGTH]
 
 
@@ -288,7 +291,7 @@ async def test_two_who_resume_at_once_share_a_session_and_the_last_reads_it(rig:
         elsewhere = await verifier_of(rig, router)
         both = [Resuming(router.sessions, session_id) for _ in range(2)]
         await elsewhere.next_command("open")
-        elsewhere.say(**second(session_id), **finished(session_id))
+        elsewhere.say(**second(session_id), **finished(session_id, BY_LENGTH))
         told = await asyncio.gather(*(one.task for one in both), return_exceptions=True)
         assert [FIRST, SECOND, LENGTH] in told
         assert [type(one) for one in told].count(Superseded) == 1

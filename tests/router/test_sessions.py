@@ -100,10 +100,10 @@ async def test_cancelling_closes_the_session_on_both_workers(rig: Any) -> None:
     assert (await verifier.next_command("close")).session_id == opened.session_id
     assert (await drafter.next_command("close")).session_id == opened.session_id
     # What the verifier still says about it is ignored.
-    verifier.say(**committed(opened.session_id, 99, 1), **finished(opened.session_id))
+    verifier.say(**committed(opened.session_id, 99, 3), **finished(opened.session_id))
     other = Running(rig, request())
     opened = await verifier.next_command("open")
-    verifier.say(**committed(opened.session_id, 3, 1), **finished(opened.session_id))
+    verifier.say(**committed(opened.session_id, 3, 3), **finished(opened.session_id))
     assert len(await other.task) == 2
 
 
@@ -126,12 +126,12 @@ async def test_repeated_tokens_are_dropped(rig: Any) -> None:
     sid = (await verifier.next_command("open")).session_id
     verifier.say(**committed(sid, 3, 10, 11, accepted=1, verified=2))
     verifier.say(**committed(sid, 3, 10, 11, accepted=1, verified=2))
-    verifier.say(**committed(sid, 4, 11, 12, 13, accepted=2, verified=4))
+    verifier.say(**committed(sid, 4, 11, 12, 3, accepted=2, verified=4))
     verifier.say(**committed(sid, 2, 7, 10), **finished(sid))
     assert await running.task == [
         TokensCommitted((10, 11), 1, 2),
-        TokensCommitted((12, 13), 1, 3),
-        SessionEnded(FinishReason.LENGTH),
+        TokensCommitted((12, 3), 1, 3),
+        SessionEnded(FinishReason.STOP),
     ]
 
 
@@ -174,7 +174,7 @@ async def test_a_lost_drafter_is_replaced_by_another_that_gets_prompt_and_output
     assert reopened.draft_key == right(opened.draft_key, 1)
     assert tuple(reopened.params.prompt) == PROMPT
     assert list(reopened.output) == [10, 11]
-    verifier.say(**committed(opened.session_id, 5, 12), **finished(opened.session_id))
+    verifier.say(**committed(opened.session_id, 5, 3), **finished(opened.session_id))
     assert len(await running.task) == 3
     assert (await second.next_command("close")).session_id == opened.session_id
 

@@ -31,7 +31,7 @@ async def test_a_silent_verifier_is_given_up_and_its_session_goes_on_at_one_that
     assert (moved.session_id, list(moved.output)) == (opened.session_id, [10])
     await silent.stream_over.wait()
     assert not other.stream_over.is_set()
-    other.say(**committed(moved.session_id, 4, 11, 12), **finished(moved.session_id))
+    other.say(**committed(moved.session_id, 4, 11, 3), **finished(moved.session_id))
     assert len(await running.task) == 3
 
 

@@ -79,14 +79,14 @@ async def test_a_new_session_starts_from_what_earlier_ones_showed(rig: Any) -> N
     await rig.until(lambda: rig.fleet.verifiers["v"].load.price > 0)
     starts = []
     for _ in range(16):
-        running = Running(rig, request())
+        running = Running(rig, request(max_tokens=12))
         while (command := await verifier.commands.get()).WhichOneof("command") != "open":
             pass  # a change of k in the session before
         opened = command.open
         starts.append(opened.num_speculative_tokens)
         for n in range(12):
             verifier.say(**committed(opened.session_id, 3 + n, 9, accepted=0, verified=1))
-        verifier.say(**finished(opened.session_id))
+        verifier.say(**finished(opened.session_id, verifier_pb2.FINISH_REASON_LENGTH))
         await running.task
     assert starts[0] >= 2
     assert starts[-1] == 0

@@ -1,0 +1,244 @@
+"""Verifiers that take sessions and do nothing for them, or lie: others get these, and that is noticed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from outrider.errors import Unavailable
+from outrider.v1 import verifier_pb2
+from outrider.wire.load import VerifierLoad
+from router.standings import (
+    FAILURES,
+    FIRST_ASIDE_SECONDS,
+    MOST_PATIENCE_SECONDS,
+    PATIENCE,
+    Standing,
+    patience,
+)
+from tests.router.asking import Running, committed, finished, request
+
+INTERNAL, INVALID, UNAVAILABLE = 13, 3, 14
+
+
+def test_failures_in_a_row_set_a_verifier_aside_and_a_first_token_in_between_does_not() -> None:
+    standing = Standing()
+    for _ in range(5):
+        assert [standing.failed(0.0) for _ in range(FAILURES - 1)] == [0.0] * (FAILURES - 1)
+        standing.served(0.0)
+    seconds = [standing.failed(0.0) for _ in range(FAILURES)][-1]
+    assert seconds == FIRST_ASIDE_SECONDS
+    assert standing.aside(4.9) and not standing.may_place(4.9)
+    standing.served(1.0)  # of a session that it had before
+    assert standing.aside(4.9)
+
+
+def test_one_that_was_set_aside_is_tried_with_one_session_at_a_time_and_the_pause_doubles() -> None:
+    standing, now = Standing(), 0.0
+    pauses = []
+    for _ in range(7):
+        pauses.append(standing.broke(now))
+        assert standing.broke(now) == 0.0  # it is set aside already
+        now += pauses[-1]
+        assert standing.due(now) and not standing.due(now - 0.1)
+        standing.placed()
+        assert not standing.may_place(now)
+    assert pauses == [5, 10, 20, 40, 80, 120, 120]
+    standing.gone()
+    assert standing.due(now)
+    standing.placed()
+    assert standing.failed(now) == 120  # on trial one is enough
+    standing.served(now + 120)
+    assert standing.may_place(now + 120)
+    assert standing.broke(now + 130) == 120  # it was not good for long
+    standing.served(now + 250)
+    assert standing.broke(now + 1000) == 5
+
+
+@pytest.mark.parametrize(
+    ("load", "unread", "seconds"),
+    [
+        (VerifierLoad(), 1000, 60.0),
+        (VerifierLoad(prompt_token_seconds=0.01), 1000, PATIENCE * 20),
+        (VerifierLoad(prompt_token_seconds=0.01, unread_prompt_tokens=500), 500, PATIENCE * 20),
+        (VerifierLoad(typical_step_seconds=10.0), 5, PATIENCE * 10),
+        (VerifierLoad(waiting=1), 5, MOST_PATIENCE_SECONDS),
+        (VerifierLoad(prompt_token_seconds=1e9, unread_prompt_tokens=2**31), 5, MOST_PATIENCE_SECONDS),
+    ],
+)
+def test_a_verifier_is_held_to_its_own_word(load: VerifierLoad, unread: int, seconds: float) -> None:
+    assert patience(load, unread) == seconds
+
+
+class Clock:
+    """The fleet's."""
+
+    def __init__(self, rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1.0
+        monkeypatch.setattr(rig.fleet.standings, "_clock", lambda: self.now)
+
+
+@pytest.fixture
+def clock(rig: Any, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(rig, monkeypatch)
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patience is short."""
+    monkeypatch.setattr("router.session.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("router.session.patience", lambda load, unread: 0.05)
+
+
+def failed(session_id: bytes, code: int) -> dict[str, Any]:
+    return {"failed": [verifier_pb2.Failed(session_id=session_id, code=code, message="it does not work")]}
+
+
+def set_aside(rig: Any, reason: str) -> float | None:
+    found: float | None = rig.metrics.registry.get_sample_value(
+        "outrider_verifiers_set_aside_total", {"reason": reason}
+    )
+    return found
+
+
+async def sick_and_sound(rig: Any) -> tuple[Any, Any]:
+    """The sick one idles, and so is preferred."""
+    sick, sound = await rig.verifier("a"), await rig.verifier("b")
+    sound.say(load=verifier_pb2.VerifierLoad(running=30))
+    await rig.until(lambda: rig.fleet.verifiers["b"].load.running == 30)
+    return sick, sound
+
+
+async def served(sound: Any, session_id: bytes, base: int = 3) -> None:
+    opened = await sound.next_command("open")
+    assert opened.session_id == session_id
+    sound.say(**committed(session_id, base, 3), **finished(session_id))
+
+
+@pytest.mark.parametrize("code", [INTERNAL, INVALID, UNAVAILABLE])
+async def test_who_fails_all_sessions_and_claims_to_idle_gets_no_more_and_is_tried_again(
+    rig: Any, clock: Clock, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    sick, sound = await sick_and_sound(rig)
+    for _ in range(FAILURES):
+        running = Running(rig, request())
+        session_id = (await sick.next_command("open")).session_id
+        sick.say(**failed(session_id, code))
+        await served(sound, session_id)
+        assert len(await running.task) == 2
+    assert set_aside(rig, "failed") == 1
+    assert caplog.text.count("verifier a gets no sessions for 5 s") == 1
+    spared = Running(rig, request())
+    sound.say(**committed((sid := (await sound.next_command("open")).session_id), 3, 3), **finished(sid))
+    assert len(await spared.task) == 2
+    clock.now += FIRST_ASIDE_SECONDS
+    trial, beside = Running(rig, request()), Running(rig, request())
+    tried = (await sick.next_command("open")).session_id
+    sound.say(**committed((sid := (await sound.next_command("open")).session_id), 3, 3), **finished(sid))
+    assert len(await beside.task) == 2 and sick.commands.empty()
+    sick.say(**committed(tried, 3, 3), **finished(tried))
+    assert len(await trial.task) == 2
+    again = Running(rig, request())
+    assert (await sick.next_command("open")).session_id  # it is as good as any
+    again.task.cancel()
+
+
+@pytest.mark.parametrize("code", [INTERNAL, UNAVAILABLE])
+async def test_if_it_is_the_only_one_requests_are_told_so_and_one_tries_it_later(
+    rig: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr("router.losses.APART_SECONDS", 0.001)
+    sick = await rig.verifier()
+    for _ in range(FAILURES):
+        running = Running(rig, request())
+        while rig.sessions.ready() and not running.task.done():
+            if not sick.commands.empty():
+                sick.say(**failed((await sick.next_command("open")).session_id, code))
+            await asyncio.sleep(0.005)
+        if code == INTERNAL or rig.sessions.ready():
+            with pytest.raises(Unavailable):
+                await running.task
+    with pytest.raises(Unavailable, match="no target worker for 'm' is free"):
+        await Running(rig, request()).task
+    assert not rig.sessions.ready() and set_aside(rig, "failed") == 1
+    clock.now += FIRST_ASIDE_SECONDS
+    assert rig.sessions.ready()
+    sick.say(load=verifier_pb2.VerifierLoad())  # as it does twice a second
+    trial = Running(rig, request()) if code == INTERNAL else running  # which waits, and is offered to it
+    tried = (await sick.next_command("open")).session_id
+    sick.say(**committed(tried, 3, 3), **finished(tried))
+    assert len(await trial.task) == 2
+
+
+async def test_a_session_of_which_nothing_is_committed_moves_and_its_verifier_is_set_aside(
+    rig: Any, hurried: None
+) -> None:
+    """Though it beats, and serves another one."""
+    sick, sound = await sick_and_sound(rig)
+    good, bad = Running(rig, request()), Running(rig, request())
+    favourite, starved = [(await sick.next_command("open")).session_id for _ in range(2)]
+    base = 3
+    while sound.commands.empty():
+        sick.say(**committed(favourite, base, 10))
+        base += 1
+        await asyncio.sleep(0.01)
+    assert (await sick.next_command("close")).session_id == starved
+    await served(sound, starved)
+    assert len(await bad.task) == 2
+    assert set_aside(rig, "stalled") == 1
+    assert not good.task.done()
+    good.task.cancel()
+
+
+async def test_one_that_stops_in_the_middle_of_a_text_loses_it(rig: Any, hurried: None) -> None:
+    sick, sound = await sick_and_sound(rig)
+    running = Running(rig, request())
+    session_id = (await sick.next_command("open")).session_id
+    sick.say(**committed(session_id, 3, 10))
+    await served(sound, session_id, base=4)
+    assert len(await running.task) == 3
+
+
+async def test_an_end_that_is_not_told_is_known(rig: Any, hurried: None) -> None:
+    verifier = await rig.verifier()
+    running = Running(rig, request(max_tokens=1))
+    verifier.say(**committed((await verifier.next_command("open")).session_id, 3, 10))
+    assert len(await running.task) == 2
+
+
+async def test_clients_that_leave_before_patience_ends_tell_something_too(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.session.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("router.standings.LEFT_SECONDS", 0.02)
+    sick = await rig.verifier()
+    for patient in (True, False, True, True):
+        running = Running(rig, request())
+        await sick.next_command("open")
+        (session,) = rig.sessions._open.values()
+        if patient:
+            await rig.until(lambda session=session: session._still.seconds >= 0.02)
+        running.task.cancel()
+        await sick.next_command("close")
+    assert set_aside(rig, "failed") == 1
+
+
+@pytest.mark.parametrize(
+    ("tokens", "reason"),
+    [((10,), "LENGTH"), ((10,), "STOP"), ((), "STOP"), ((), "LENGTH"), ((10,), "UNSPECIFIED")],
+)
+async def test_an_end_that_comes_too_early_cuts_no_text(
+    rig: Any, tokens: tuple[int, ...], reason: str
+) -> None:
+    sick, sound = await sick_and_sound(rig)
+    running = Running(rig, request())
+    session_id = (await sick.next_command("open")).session_id
+    said = committed(session_id, 3, *tokens) if tokens else {}
+    sick.say(**said, **finished(session_id, getattr(verifier_pb2, f"FINISH_REASON_{reason}")))
+    await served(sound, session_id, base=3 + len(tokens))
+    *steps, _end = await running.task
+    assert [token for step in steps for token in step.tokens] == [*tokens, 3]
+    assert set_aside(rig, "lied") == 1
+    assert rig.fleet.standings.aside(rig.fleet.verifiers["a"])
