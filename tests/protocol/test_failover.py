@@ -256,6 +256,7 @@ class Failover(RuleBasedStateMachine):
             for round in range(6 * MAX_TOKENS):
                 if self.client.ended:
                     break
+                self.world.now += 0.25  # who waits before it goes on elsewhere has waited
                 if not self.client.reading:
                     self.client_comes_back(round % 2)
                 for which in range(2):
