@@ -93,7 +93,8 @@ class AutoscalingArgs(Settings):
 
     upscale_seconds: Seconds = 10.0  # for which more must have been wanted
     downscale_seconds: Seconds = 300.0  # for which less must have been wanted
-    look_back_seconds: Annotated[float, Field(gt=0)] = 20.0  # over which measurements are averaged
+    # Over which measurements are averaged. Replicas report each 10 s, and Serve wants more than one report.
+    look_back_seconds: Annotated[float, Field(gt=10)] = 20.0
     max_step_seconds: Annotated[float, Field(gt=0)] | None = None  # slower target steps call for verifiers
 
 

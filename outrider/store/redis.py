@@ -19,7 +19,7 @@ import logging
 import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -57,6 +57,7 @@ AWAY_SECONDS = 0.25  # between attempts to reach one that is away
 LISTING_SECONDS = 0.2  # between two listings at least: many that come at once are one change
 CHANGES = "outrider:changes"
 WORD = b"word:"
+NO_TLS = "--store: the Redis does not speak TLS on this port: write redis:// or take its TLS port"
 
 BEAT = (
     NOW
@@ -133,6 +134,7 @@ class RedisStore:
         word_seconds: float = WORD_SECONDS,
     ) -> None:
         """Connects when it is used. `clock` gives seconds."""
+        self._url = url
         self._redis: Redis = Redis(connection_pool=_pool(url))
         self._ttl_seconds = ttl_seconds
         self._clock = clock
@@ -224,7 +226,7 @@ class RedisStore:
         try:
             answer = await propagate_cancel(asked)
         except (RedisError, OSError) as error:
-            sentence = None if self._reached else _refusal(error)
+            sentence = None if self._reached else _refusal(error) or await _without_tls(self._url)
             if sentence is not None:
                 raise StartupError(sentence) from None
             raise Unavailable(f"the store cannot be reached at the moment ({_kind(error)})") from None
@@ -281,9 +283,26 @@ def _refusal(error: BaseException) -> str | None:
             "name the file of its authority with ?ssl_ca_certs=FILE"
         )
     if isinstance(error, ssl.SSLError):
-        return "--store: the Redis does not speak TLS on this port: write redis:// or take its TLS port"
+        return NO_TLS
     cause = error.__cause__ or error.__context__
     return None if cause is None else _refusal(cause)
+
+
+async def _without_tls(url: StoreUrl) -> str | None:
+    """Returns what to change about --store where TLS is wanted of a Redis that speaks none. It waits for the
+    end of what it takes for a command, so that a handshake only times out."""
+    if not url.tls:
+        return None
+    with suppress(OSError, TimeoutError):
+        async with asyncio.timeout(REDIS_ANSWER_SECONDS):
+            reader, writer = await asyncio.open_connection(url.host, url.port)
+            try:
+                writer.write(b"PING\r\n")
+                if (await reader.read(1)) in (b"+", b"-"):
+                    return NO_TLS
+            finally:
+                writer.close()
+    return None
 
 
 def _kind(error: BaseException) -> str:

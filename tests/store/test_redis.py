@@ -340,10 +340,16 @@ async def test_by_tls_with_a_certificate_of_ones_own(
         await wary.close()
 
 
-async def test_tls_where_none_is_spoken() -> None:
+@pytest.mark.parametrize("line_in_handshake", [True, False])
+async def test_tls_where_none_is_spoken(line_in_handshake: bool) -> None:
+    """A Redis answers lines. Whether there is the end of one in a handshake is a matter of chance."""
+
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(1)
-        writer.write(b"-ERR unknown command\r\n")
+        if line_in_handshake:
+            await reader.read(1)
+        else:
+            await reader.readuntil(b"PING\r\n")
+        writer.write(b"-NOAUTH Authentication required.\r\n")
         await writer.drain()
         writer.close()
 
@@ -353,6 +359,13 @@ async def test_tls_where_none_is_spoken() -> None:
         with pytest.raises(StartupError, match=r"^--store: the Redis does not speak TLS"):
             await store.logs.append((), 60)
         await store.close()
+
+
+async def test_a_redis_that_is_away_is_waited_for_with_tls_too() -> None:
+    store = RedisStore(parse_store_url("rediss://127.0.0.1:1"))
+    with pytest.raises(Unavailable):
+        await store.logs.append((), 60)
+    await store.close()
 
 
 @pytest.mark.parametrize("asked", ["read", "listing"])

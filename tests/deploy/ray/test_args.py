@@ -49,6 +49,10 @@ def test_settings_of_one_pool_may_come_in_both_ways() -> None:
             {"drafter.max_batch_tokens": 9},
             "drafter.max_batch_tokens: must be at least 256, the prefill chunk",
         ),
+        (
+            {"autoscaling.look_back_seconds": 2},
+            "autoscaling.look_back_seconds: Input should be greater than 10, not 2",
+        ),
         ({"drafter.device": "gpu"}, "drafter.device: must be cpu or cuda"),
         ({"verifier.dtype": "int8"}, "verifier.dtype: must be one of float32, bfloat16, float16, not 'int8'"),
         (

@@ -31,7 +31,7 @@ def application(cluster: Cluster) -> Iterator[Cluster]:
             "drafter.kv_memory=1MiB",  # four as well
             "autoscaling.upscale_seconds=1",
             "autoscaling.downscale_seconds=2",
-            "autoscaling.look_back_seconds=2",
+            "autoscaling.look_back_seconds=10.5",
         )
         yield cluster
         cluster.stop()
