@@ -51,7 +51,8 @@ class Registry:
                 f"the worker's id, its model's name and its address have at most {MAX_NAME} characters"
             )
         with self._counted():
-            self._limits.worker(_host(context), identity.key, self._clock())
+            description = hash((record.info, record.address))
+            self._limits.worker(_host(context), identity.key, description, self._clock())
             return await self._store.beat(record, caller(context))
 
     async def leave(self, identity: Identity, context: Any) -> None:

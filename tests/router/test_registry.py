@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from outrider.errors import IdInUse, InvalidRequest, PeerRefused
+from outrider.errors import IdInUse, InvalidRequest, Overloaded, PeerRefused
 from outrider.net.rpc import bind, channel, new_server
 from outrider.net.tls import Tls
 from outrider.store.memory import MemoryStore
@@ -198,6 +198,28 @@ async def test_a_host_registers_so_many_workers_and_no_more(
     await registrar.leave(workers[0].info.identity)
     assert (await registrar.beat(workers[3].record())).trouble is None
     await registrar.close()
+
+
+def test_workers_that_come_anew_again_and_again_have_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time the router connects, and whoever was cut off might be let in again."""
+    monkeypatch.setattr(limits_module, "MOST_WORKERS", 3)
+    limits = limits_module.RegistrationLimits()
+    one, other = (Role.DRAFTER, "one"), (Role.DRAFTER, "other")
+
+    def joined(description: int, now: float, key: Any = one, host: str = "h") -> bool:
+        try:
+            limits.worker(host, key, description, now)
+        except Overloaded:
+            return False
+        return True
+
+    assert [joined(description, 0.0) for description in range(10)] == [True] * 4 + [False] * 6
+    assert joined(3, 0.0)  # as it was before
+    assert not joined(0, 0.0, other) and joined(0, 0.0, other, "another host")
+    limits.left("h", one)
+    assert not joined(3, 0.0)
+    assert [joined(description, 0.5) for description in range(10)] == [True] + [False] * 9
+    assert [joined(description, 3.0) for description in range(10, 20)] == [True] * 4 + [False] * 6
 
 
 async def test_what_is_registered_is_rationed_and_bounded_before_it_is_decoded(
