@@ -30,8 +30,10 @@ serve: $(VENV)/serve.stamp
 cluster: $(VENV)/cluster.stamp
 	@exec $(BIN)/python -m deploy.local $(ARGS)
 
+# Two at a time: half of what the tests do is waiting for processes. A room's tests run one after another, and share
+# the services that the room started (tests/conftest.py).
 test: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder $(ARGS)
 
 chaos: $(VENV)/dev.stamp
 	$(BIN)/python -m tests.chaos.storm --out benchmarks/results/chaos $(ARGS)
