@@ -22,6 +22,7 @@ from outrider.net.heartbeat import SILENCE_SECONDS, Stillness, fell_silent
 from outrider.net.rpc import channel, converse, heard
 from outrider.net.tasks import propagate_cancel
 from outrider.net.tls import Tls
+from outrider.wire.drafter_sessions import DraftEndCause
 from outrider.wire.hello import Identity, Role, check_hello
 from outrider.wire.methods import SPECULATE
 from outrider.wire.speculation import Attach, CommitBatch, Draft, DraftBatch
@@ -50,7 +51,7 @@ class VerifierLink:
         address: str,
         identity: Identity,
         on_commit: Callable[[DraftSession, int, Sequence[int]], None],
-        on_ended: Callable[[bytes, str], None],
+        on_ended: Callable[[bytes, DraftEndCause, str], None],
         on_over: Callable[[], object],
         clock: Callable[[], float],
         tls: Tls | None = None,
@@ -80,7 +81,7 @@ class VerifierLink:
 
     def add(self, session: DraftSession) -> None:
         if self._shut:
-            self._on_ended(session.id, self._shut)
+            self._on_ended(session.id, DraftEndCause.CUT_OFF, self._shut)
             return
         self._sessions[session.id] = session
         self._attach[session.id] = None
@@ -107,12 +108,14 @@ class VerifierLink:
                 await propagate_cancel(self._speculate())
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                    self._refused(error.details() or "the verifier refused this drafter")
+                    self._refused(
+                        DraftEndCause.UNREACHED, error.details() or "the verifier refused this drafter"
+                    )
                 log.info("stream to the verifier at %s ended: %s", self._address, error.details())
             except (CutOff, InvalidRequest) as error:
                 await self._cut_off(error)
             except OutriderError as error:
-                self._refused(error.message)
+                self._refused(DraftEndCause.UNREACHED, error.message)
             except Exception:
                 log.exception("the stream to the verifier at %s failed", self._address)
             self._failures += 1
@@ -127,7 +130,7 @@ class VerifierLink:
         """Drafts for no session of this verifier for a while."""
         log.warning("the verifier at %s is cut off: %s", self._address, error.message)
         self._shut = error.message
-        self._refused(error.message)
+        self._refused(DraftEndCause.CUT_OFF, error.message)
         await asyncio.sleep(CUT_OFF_SECONDS)
         self._shut = ""
 
@@ -136,11 +139,11 @@ class VerifierLink:
         why = await why_unreachable(self._address, self._tls) or "its answers do not come"
         if self._failures == MOST_FAILURES:
             log.warning("no draft reaches the verifier at %s: %s", self._address, why)
-        self._refused(f"the drafter does not reach the verifier: {why}")
+        self._refused(DraftEndCause.UNREACHED, f"the drafter does not reach the verifier: {why}")
 
-    def _refused(self, reason: str) -> None:
+    def _refused(self, cause: DraftEndCause, reason: str) -> None:
         for session_id in list(self._sessions):
-            self._on_ended(session_id, reason)
+            self._on_ended(session_id, cause, reason)
 
     async def _speculate(self) -> None:
         async with channel(self._address, self._tls, SPECULATE.answered.max_bytes) as connection:
@@ -193,7 +196,7 @@ class VerifierLink:
             session = self._sessions.get(claim.session_id)
             # Another router may have opened the session here anew since, with another right.
             if session is not None and session.spec.draft_key == claim.draft_key:
-                self._on_ended(claim.session_id, "the verifier has no such session")
+                self._on_ended(claim.session_id, DraftEndCause.REVOKED, "the verifier has no such session")
 
     async def _batches(self) -> AsyncGenerator[DraftBatch, None]:
         """Yields one message whenever there is something new; drafts of a session merge while they wait."""

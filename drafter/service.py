@@ -25,6 +25,7 @@ from outrider.wire.description import TokenizerFiles, WorkerInfo
 from outrider.wire.drafter_sessions import (
     MOST_ENDED,
     CloseDraft,
+    DraftEndCause,
     DraftEnded,
     DrafterCommand,
     DrafterEvents,
@@ -52,9 +53,9 @@ class RouterPeer:
         self.over = False
         self.wake = asyncio.Event()
 
-    def end(self, session_id: bytes, opening: int, reason: str) -> None:
+    def end(self, session_id: bytes, opening: int, cause: DraftEndCause, reason: str) -> None:
         """Tells the router that the drafter stopped drafting for a session, as that was opened then."""
-        self.ended.append(DraftEnded(session_id, reason, opening))
+        self.ended.append(DraftEnded(session_id, cause, reason, opening))
         self.wake.set()
 
 
@@ -222,7 +223,7 @@ class DrafterService:
         )
         reason = self._unfit(spec)
         if reason is not None:
-            peer.end(spec.session_id, asked.opening, reason)
+            peer.end(spec.session_id, asked.opening, DraftEndCause.UNFIT, reason)
             return
         self._close(spec.session_id)
         session = DraftSession(spec, asked.window)
@@ -275,12 +276,12 @@ class DrafterService:
         if link is not None:
             link.remove(session_id)
 
-    def _give_up(self, session_id: bytes, reason: str) -> None:
+    def _give_up(self, session_id: bytes, cause: DraftEndCause, reason: str) -> None:
         """Stops drafting for a session by ourselves; its router is told."""
         peer, opening = self._owners.get(session_id, (None, 0))
         self._close(session_id)
         if peer is not None:
-            peer.end(session_id, opening, reason)
+            peer.end(session_id, opening, cause, reason)
 
     # -- results --
 
@@ -291,7 +292,7 @@ class DrafterService:
                 link.changed(session)
 
     def on_failed(self, session: DraftSession, reason: str) -> None:
-        self._give_up(session.id, reason)
+        self._give_up(session.id, DraftEndCause.FAILED, reason)
 
     async def close(self) -> None:
         for link in list(self._links.values()):

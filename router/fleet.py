@@ -12,6 +12,7 @@ from dataclasses import replace
 from outrider.wire.load import DrafterLoad, VerifierLoad
 from outrider.wire.session import SessionId
 from router.compatibility import Registration, tokenizer_fits
+from router.drafter_doubts import DrafterDoubts
 from router.metrics import Metrics
 from router.placement import (
     DrafterCandidate,
@@ -30,8 +31,6 @@ from router.workers import Drafter, Verifier
 
 log = logging.getLogger(__name__)
 
-DISTRUST_SECONDS = 600.0
-SILENCE_SECONDS = 60.0  # for which a drafter is not preferred whose drafts never came
 CANCEL_SECONDS = 60.0  # as long as a session waits for a verifier
 MOST_CANCELLED = 4096  # that are remembered; the oldest go first
 FEW = 8  # workers that are drawn to be looked at; of drafters, of each model
@@ -72,7 +71,7 @@ class Fleet:
         self._of_draft: Pools[tuple[str, str], Drafter] = Pools()  # by tokenizer and model fingerprint
         self._on_host: Pools[str, Drafter] = Pools()
         self._served: dict[str, ServedModel] = {}
-        self._distrusted_until: dict[str, float] = {}  # drafters, by worker_id
+        self.doubts = DrafterDoubts(metrics, clock)
         self._cancelled: dict[SessionId, float] = {}  # until when verifiers that join are told of it
 
     def add_verifier(self, verifier: Verifier) -> None:
@@ -252,13 +251,6 @@ class Fleet:
             for one in verifiers
         }
 
-    def distrust(self, drafter: Drafter, reason: str) -> None:
-        """Prefers others for a while, because a verifier cut the drafter off for what no drafter may send."""
-        if self._prefer_others(drafter, DISTRUST_SECONDS):
-            worker_id = drafter.identity.worker_id
-            log.warning("drafter %s was cut off by a verifier (%s): others are preferred", worker_id, reason)
-            self.metrics.drafter_cut_off()
-
     def passed_over(
         self, silent: Drafter, verifier: Verifier, gave_up: frozenset[tuple[str, int]], acceptance: Acceptance
     ) -> bool:
@@ -266,25 +258,14 @@ class Fleet:
         if so, others are preferred to it for a while."""
         if self.drafter_for(verifier, gave_up | {silent.instance}, acceptance) is None:
             return False
-        if self._prefer_others(silent, SILENCE_SECONDS):
-            worker_id = silent.identity.worker_id
-            log.warning("nothing that drafter %s sends is verified: others are preferred", worker_id)
-            self.metrics.drafter_silent()
+        self.doubts.silent(silent)
         return True
-
-    def _prefer_others(self, drafter: Drafter, seconds: float) -> bool:
-        """Returns whether they were not yet."""
-        worker_id, now = drafter.identity.worker_id, self._clock()
-        new = self._distrusted_until.get(worker_id, 0.0) <= now
-        self._distrusted_until = {key: at for key, at in self._distrusted_until.items() if at > now}
-        self._distrusted_until[worker_id] = max(now + seconds, self._distrusted_until.get(worker_id, 0.0))
-        return new
 
     def drafter_for(
         self, verifier: Verifier, excluded: frozenset[tuple[str, int]], acceptance: Acceptance
     ) -> Drafter | None:
         """Returns a drafter for a session at the verifier."""
-        target, now, chosen = verifier.identity, self._clock(), None
+        target, chosen = verifier.identity, None
         for drafters in self._drafter_looks(verifier):
             chosen = choose_drafter(
                 (
@@ -296,7 +277,7 @@ class Fleet:
                         one.load,
                         one.placed,
                         acceptance(target.model_fingerprint, one.identity.model_fingerprint),
-                        distrusted=self._distrusted_until.get(one.identity.worker_id, 0.0) > now,
+                        distrusted=self.doubts.about(one.identity.worker_id, target.worker_id),
                         unreported=one.unreported,
                     )
                     for one in drafters
@@ -306,7 +287,7 @@ class Fleet:
                 excluded,
                 self._below,
             )
-            if chosen is not None and self._distrusted_until.get(chosen, 0.0) <= now:
+            if chosen is not None and not self.doubts.about(chosen, target.worker_id):
                 verifier.drafted_by(chosen)
                 return self.drafters[chosen]
         return None if chosen is None else self.drafters[chosen]

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from outrider.wire.drafter_sessions import DraftEndCause
 from outrider.wire.hello import Role, WorkerKey
 from router.requests import TokensCommitted
 
@@ -138,6 +139,9 @@ class Metrics:
             "Of them, those where a branch had the token that it took.",
             WORKER,
         )
+        self.drafts_ended = counter(
+            "outrider_drafts_ended", "Sessions that a drafter gave up by itself, by cause.", ["cause"]
+        )
         self.cut_off = Counter(
             "outrider_drafters_cut_off",
             "Drafters that a verifier cut off, as they sent what no drafter may.",
@@ -237,6 +241,9 @@ class Metrics:
 
     def numerics_changed(self, model: str) -> None:
         self.numerics_changes.labels(model).inc()
+
+    def draft_ended(self, cause: DraftEndCause) -> None:
+        self.drafts_ended.labels(cause.name.lower()).inc()
 
     def drafter_cut_off(self) -> None:
         self.cut_off.inc()

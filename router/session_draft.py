@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 
 from outrider.net.draft_right import right
+from outrider.wire.drafter_sessions import DraftEndCause
 from router.fleet import Fleet
 from router.requests import TokensCommitted
 from router.speculation import (
@@ -102,19 +103,25 @@ class SessionDraft:
         """The verifier takes nothing of the drafter of that turn any more: another one drafts."""
         drafter = self._drafter
         if drafter is not None and turn == self._turn:
-            self._fleet.distrust(drafter, reason)
+            self._fleet.doubts.cut_off(drafter, reason)
             drafter.close(self._id)
-            self.draft_ended(f"the verifier cut it off: {reason}")
+            self._gave_up_by(drafter, f"the verifier cut it off: {reason}")
 
     # From the drafter.
 
-    def draft_ended(self, reason: str) -> None:
-        drafter = self._drafter
-        if drafter is not None:
-            log.info(
-                "session %s: drafter %s ended it: %s", self._id.hex(), drafter.identity.worker_id, reason
-            )
-            self._gave_up |= {drafter.instance}
+    def draft_ended(self, cause: DraftEndCause, reason: str) -> None:
+        drafter, verifier = self._drafter, self._verifier
+        if drafter is None or verifier is None:
+            self.drafter_lost()
+            return
+        self._fleet.metrics.draft_ended(cause)
+        if cause is DraftEndCause.UNREACHED:
+            self._fleet.doubts.unreached(drafter, verifier, reason)
+        self._gave_up_by(drafter, reason)
+
+    def _gave_up_by(self, drafter: Drafter, reason: str) -> None:
+        log.info("session %s: drafter %s ended it: %s", self._id.hex(), drafter.identity.worker_id, reason)
+        self._gave_up |= {drafter.instance}
         self.drafter_lost()
 
     def drafter_lost(self) -> None:
@@ -182,7 +189,7 @@ class SessionDraft:
         self._unverified = 0
         if self._fleet.passed_over(drafter, verifier, self._gave_up, self._acceptance):
             drafter.close(self._id)
-            self.draft_ended("nothing of it was verified")
+            self._gave_up_by(drafter, "nothing of it was verified")
 
     def _steer(self) -> None:
         """Sends k and the window where they have changed."""

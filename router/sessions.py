@@ -83,7 +83,7 @@ class Sessions:
         return any(not one.load.draining and not standings.aside(one) for one in verifiers)
 
     def degraded(self) -> str:
-        return self._log_writer.degraded
+        return "; ".join(filter(None, [self._log_writer.degraded, self._fleet.doubts.told()]))
 
     def run(self, request: GenerationRequest, answer: bytes = b"") -> SessionEvents:
         return self._events(lambda: self._admit(request, answer))

@@ -17,7 +17,14 @@ from outrider.net.allowance import Allowance
 from outrider.net.heartbeat import IDLE_SILENCE_SECONDS, SILENCE_SECONDS, Stillness
 from outrider.net.rpc import Outbox, ask, converse, heard
 from outrider.wire.description import TokenizerFiles
-from outrider.wire.drafter_sessions import CloseDraft, DrafterCommand, DrafterEvents, OpenDraft, SetWindow
+from outrider.wire.drafter_sessions import (
+    CloseDraft,
+    DraftEndCause,
+    DrafterCommand,
+    DrafterEvents,
+    OpenDraft,
+    SetWindow,
+)
 from outrider.wire.hello import Identity, check_hello
 from outrider.wire.load import DrafterLoad, Load, VerifierLoad
 from outrider.wire.methods import DRAFTER_SESSIONS, GET_TOKENIZER, VERIFIER_SESSIONS, Method
@@ -57,7 +64,7 @@ class VerifierListener(Protocol):
 class DrafterListener(Protocol):
     """What a drafter's events call: a session."""
 
-    def draft_ended(self, reason: str) -> None: ...
+    def draft_ended(self, cause: DraftEndCause, reason: str) -> None: ...
     def drafter_lost(self) -> None: ...
 
 
@@ -349,7 +356,7 @@ class Drafter(Worker[DrafterListener]):
         for end in self._allowance.entries(events.ended):
             listener = self._listener(end.session_id, end.opening, over=True)
             if listener is not None:
-                listener.draft_ended(end.reason)
+                listener.draft_ended(end.cause, end.reason)
 
 
 async def fetch_tokenizer(connection: grpc.aio.Channel, worker: Identity) -> TokenizerFiles:

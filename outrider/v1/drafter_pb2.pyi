@@ -1,11 +1,27 @@
 from outrider.v1 import common_pb2 as _common_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class DraftEndCause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DRAFT_END_CAUSE_UNSPECIFIED: _ClassVar[DraftEndCause]
+    DRAFT_END_CAUSE_UNFIT: _ClassVar[DraftEndCause]
+    DRAFT_END_CAUSE_UNREACHED: _ClassVar[DraftEndCause]
+    DRAFT_END_CAUSE_CUT_OFF: _ClassVar[DraftEndCause]
+    DRAFT_END_CAUSE_REVOKED: _ClassVar[DraftEndCause]
+    DRAFT_END_CAUSE_FAILED: _ClassVar[DraftEndCause]
+DRAFT_END_CAUSE_UNSPECIFIED: DraftEndCause
+DRAFT_END_CAUSE_UNFIT: DraftEndCause
+DRAFT_END_CAUSE_UNREACHED: DraftEndCause
+DRAFT_END_CAUSE_CUT_OFF: DraftEndCause
+DRAFT_END_CAUSE_REVOKED: DraftEndCause
+DRAFT_END_CAUSE_FAILED: DraftEndCause
 
 class DrafterCommand(_message.Message):
     __slots__ = ("hello", "open", "window", "close")
@@ -68,14 +84,16 @@ class DrafterEvents(_message.Message):
     def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., ended: _Optional[_Iterable[_Union[DraftEnded, _Mapping]]] = ..., load: _Optional[_Union[DrafterLoad, _Mapping]] = ...) -> None: ...
 
 class DraftEnded(_message.Message):
-    __slots__ = ("session_id", "reason", "opening")
+    __slots__ = ("session_id", "reason", "opening", "cause")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     OPENING_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     reason: str
     opening: int
-    def __init__(self, session_id: _Optional[bytes] = ..., reason: _Optional[str] = ..., opening: _Optional[int] = ...) -> None: ...
+    cause: DraftEndCause
+    def __init__(self, session_id: _Optional[bytes] = ..., reason: _Optional[str] = ..., opening: _Optional[int] = ..., cause: _Optional[_Union[DraftEndCause, str]] = ...) -> None: ...
 
 class DrafterLoad(_message.Message):
     __slots__ = ("sessions", "token_seconds", "busy", "kv_usage", "round_trip_seconds", "round_trips", "rejections", "rejections_covered")

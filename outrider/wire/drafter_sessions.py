@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import IntEnum
 
 from outrider.v1 import drafter_pb2
 from outrider.wire.codec import (
@@ -57,11 +58,26 @@ class DrafterCommand:
     command: OpenDraft | SetWindow | CloseDraft | None = None
 
 
+class DraftEndCause(IntEnum):
+    """Why a drafter stops drafting for a session by itself; the values are outrider.v1.DraftEndCause's."""
+
+    UNSPECIFIED = 0
+    UNFIT = 1  # the session asks for what this drafter cannot do
+    UNREACHED = 2  # its drafts do not reach the verifier, or are not let in there
+    CUT_OFF = 3  # the drafter cut the verifier off, which said what none may
+    REVOKED = 4  # the verifier has the session no more
+    FAILED = 5  # the draft model did not take it
+
+
+_CAUSES = frozenset(DraftEndCause)
+
+
 @dataclass(frozen=True, slots=True)
 class DraftEnded:
     """The drafter stopped drafting for a session by itself."""
 
     session_id: bytes
+    cause: DraftEndCause
     reason: str
     opening: int  # of the OpenDraft that is over
 
@@ -126,17 +142,30 @@ def _events_to_wire(events: DrafterEvents) -> drafter_pb2.DrafterEvents:
     return drafter_pb2.DrafterEvents(
         hello=hello_to_wire(events.hello),
         ended=[
-            drafter_pb2.DraftEnded(session_id=end.session_id, reason=end.reason, opening=end.opening)
+            drafter_pb2.DraftEnded(
+                session_id=end.session_id,
+                reason=end.reason,
+                opening=end.opening,
+                cause=int(end.cause),  # type: ignore[arg-type]  # the stubs take names alone
+            )
             for end in events.ended
         ],
         load=None if events.load is None else drafter_load_to_wire(events.load),
     )
 
 
+def _cause_from_wire(number: int) -> DraftEndCause:
+    """A cause that is not known here, of a newer drafter, is none."""
+    return DraftEndCause(number) if number in _CAUSES else DraftEndCause.UNSPECIFIED
+
+
 def _events_from_wire(message: drafter_pb2.DrafterEvents) -> DrafterEvents:
     return DrafterEvents(
         hello_from_wire(message),
-        (DraftEnded(end.session_id, end.reason, end.opening) for end in message.ended),
+        (
+            DraftEnded(end.session_id, _cause_from_wire(end.cause), end.reason, end.opening)
+            for end in message.ended
+        ),
         drafter_load_from_wire(message.load) if message.HasField("load") else None,
     )
 

@@ -18,6 +18,7 @@ from outrider.net.heartbeat import HEARTBEAT_SECONDS, SILENCE_SECONDS
 from outrider.net.rpc import bind, new_server
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
+from outrider.wire.drafter_sessions import DraftEndCause
 from outrider.wire.hello import Identity, Role, hello_to_wire
 from outrider.wire.session import SessionParams
 
@@ -85,7 +86,7 @@ async def test_sessions_are_attached_anew_after_the_stream_broke_while_the_draft
     listener = Listener()
     server, address = await started(listener)
     one = draft_session()
-    ended: list[tuple[bytes, str]] = []
+    ended: list[tuple[object, ...]] = []
     link = VerifierLink(
         address,
         Identity(Role.DRAFTER, "d", 1, "", TOKENS),
@@ -156,19 +157,19 @@ async def test_a_stream_without_sessions_is_ended_after_a_while_and_one_with_ses
 async def test_a_verifier_with_another_tokenizer_is_given_up_with_a_sentence() -> None:
     listener = Listener("another")
     server, address = await started(listener)
-    ended: asyncio.Queue[tuple[bytes, str]] = asyncio.Queue()
+    ended: asyncio.Queue[tuple[bytes, DraftEndCause, str]] = asyncio.Queue()
     link = VerifierLink(
         address,
         Identity(Role.DRAFTER, "d", 1, "", TOKENS),
         print,
-        lambda session_id, reason: ended.put_nowait((session_id, reason)),
+        lambda session_id, cause, reason: ended.put_nowait((session_id, cause, reason)),
         lambda: None,
         time.monotonic,
     )
     link.add(draft_session())
     async with asyncio.timeout(120):
-        session_id, reason = await ended.get()
-    assert session_id == b"s" * 16 and "tokenizer" in reason
+        session_id, cause, reason = await ended.get()
+    assert session_id == b"s" * 16 and "tokenizer" in reason and cause is DraftEndCause.UNREACHED
     await link.close()
     await server.stop(0)
 
@@ -201,7 +202,7 @@ async def test_one_that_refuses_is_given_up_at_once_and_one_that_is_away_after_s
         address,
         Identity(Role.DRAFTER, "d", 1, "", TOKENS),
         print,
-        lambda session_id, reason: (
+        lambda session_id, _, reason: (
             ended.put_nowait((listener.streams, reason)),
             link.remove(session_id),
         ),
@@ -233,7 +234,7 @@ async def test_the_end_of_a_session_that_is_another_links_by_now_is_not_its_end(
         address,
         Identity(Role.DRAFTER, "d", 1, "", TOKENS),
         print,
-        lambda session_id, _: ended.put_nowait(session_id),
+        lambda session_id, *_: ended.put_nowait(session_id),
         lambda: None,
         time.monotonic,
     )
@@ -272,7 +273,7 @@ async def test_a_verifier_that_says_more_than_it_may_is_left_alone_for_a_while(
         address,
         Identity(Role.DRAFTER, "d", 1, "", TOKENS),
         lambda *commit: None,
-        lambda session_id, reason: (link.remove(session_id), ended.put_nowait(reason)),
+        lambda session_id, _, reason: (link.remove(session_id), ended.put_nowait(reason)),
         over.set,
         time.monotonic,
     )
@@ -295,7 +296,7 @@ async def test_a_right_that_is_revoked_ends_only_what_shows_it() -> None:
         "127.0.0.1:1",
         Identity(Role.DRAFTER, "d", 1, "", TOKENS),
         lambda *commit: None,
-        lambda session_id, reason: ended.append(reason),
+        lambda session_id, _, reason: ended.append(reason),
         lambda: None,
         time.monotonic,
     )
@@ -331,20 +332,24 @@ async def test_a_silent_verifier_is_connected_anew() -> None:
 async def test_the_sessions_of_a_verifier_that_cannot_be_reached_are_given_up(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    ended: asyncio.Queue[tuple[bytes, str]] = asyncio.Queue()
+    ended: asyncio.Queue[tuple[bytes, DraftEndCause, str]] = asyncio.Queue()
     over = asyncio.Event()
     link = VerifierLink(
         "127.0.0.1:1",
         Identity(Role.DRAFTER, "d", 1, "", TOKENS),
         print,
-        lambda session_id, reason: (ended.put_nowait((session_id, reason)), link.remove(session_id)),
+        lambda session_id, cause, reason: (
+            ended.put_nowait((session_id, cause, reason)),
+            link.remove(session_id),
+        ),
         over.set,
         time.monotonic,
     )
     link.add(draft_session())
     async with asyncio.timeout(120):
-        session_id, reason = await ended.get()
+        session_id, cause, reason = await ended.get()
         await over.wait()
     assert session_id == b"s" * 16 and "does not reach" in reason
+    assert cause is DraftEndCause.UNREACHED
     assert "no draft reaches the verifier at 127.0.0.1:1: nothing listens at 127.0.0.1:1" in caplog.text
     await link.close()

@@ -17,6 +17,7 @@ from outrider.wire.drafter_sessions import (
     MAX_EVENTS_BYTES,
     MOST_ENDED,
     CloseDraft,
+    DraftEndCause,
     DraftEnded,
     DrafterCommand,
     DrafterEvents,
@@ -92,7 +93,7 @@ async def test_many_sessions_that_end_at_once_are_told_in_messages_that_a_router
             assert len(ended) <= MOST_ENDED
             told += ended
     assert [int.from_bytes(one.session_id) for one in told] == list(range(count))
-    longest = [DraftEnded(b"s" * 16, "x" * MAX_MESSAGE, 2**40)] * MOST_ENDED
+    longest = [DraftEnded(b"s" * 16, DraftEndCause.FAILED, "x" * MAX_MESSAGE, 2**40)] * MOST_ENDED
     trips = {f"{number}.outrider.pod.cluster.local:50051": 0.1 for number in range(1000)}
     events_bytes = DRAFTER_SESSIONS.answered.to_bytes(
         DrafterEvents(None, longest, DrafterLoad(round_trips=trips))

@@ -211,6 +211,41 @@ async def test_a_drafter_that_gives_a_session_up_does_not_get_it_again(rig: Any)
     second.task.cancel()
 
 
+async def test_a_drafter_that_does_not_reach_a_verifier_is_told_and_others_come_first_there(
+    rig: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    await rig.verifier("v")
+    drafter = await rig.drafter("a")
+    running = [Running(rig, request())]
+
+    async def give_up(cause: int) -> None:
+        draft = await drafter.next_command("open")
+        ended = {"session_id": draft.session_id, "opening": draft.opening, "cause": cause, "reason": "a wall"}
+        drafter.say(ended=[drafter_pb2.DraftEnded(**ended)])
+        await rig.until(lambda: rig.fleet.drafters["a"].placed == 0)
+
+    await give_up(drafter_pb2.DRAFT_END_CAUSE_UNFIT)
+    assert rig.sessions.degraded() == ""
+    running.append(Running(rig, request()))
+    await give_up(drafter_pb2.DRAFT_END_CAUSE_UNREACHED)
+    assert rig.sessions.degraded() == "drafter a does not draft for verifier v"
+    assert "drafter a does not draft for verifier v: a wall" in caplog.text
+    running.append(Running(rig, request()))
+    await give_up(99)  # of a newer drafter; it is alone, so it was asked again
+    assert caplog.text.count("does not draft") == 1
+    counted = rig.metrics.exposition().decode()
+    for cause in ("unfit", "unreached", "unspecified"):
+        assert f'outrider_drafts_ended_total{{cause="{cause}"}} 1.0' in counted
+    other = await rig.drafter("b")
+    for _ in running:
+        await other.next_command("open")
+    running.append(Running(rig, request()))
+    await other.next_command("open")
+    assert drafter.commands.empty()
+    for one in running:
+        one.task.cancel()
+
+
 async def test_a_lost_verifier_frees_the_drafter_and_is_told_to_the_client_where_no_other_comes(
     rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

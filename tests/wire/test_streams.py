@@ -14,6 +14,7 @@ from outrider.v1 import verifier_pb2
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo, WorkerRecord
 from outrider.wire.drafter_sessions import (
     CloseDraft,
+    DraftEndCause,
     DraftEnded,
     DrafterCommand,
     DrafterEvents,
@@ -114,7 +115,7 @@ def test_what_a_verifier_commits_is_unpacked_piece_by_piece() -> None:
 
 
 def test_what_a_drafter_ends_is_unpacked_piece_by_piece() -> None:
-    said = DrafterEvents(None, [DraftEnded(ID, "why", 3)], DrafterLoad(4))
+    said = DrafterEvents(None, [DraftEnded(ID, DraftEndCause.UNREACHED, "why", 3)], DrafterLoad(4))
     heard = DRAFTER_SESSIONS.answered.from_bytes(DRAFTER_SESSIONS.answered.to_bytes(said))
     assert isinstance(heard.ended, Iterator)
     assert replace(heard, ended=list(heard.ended)) == said

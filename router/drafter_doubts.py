@@ -1,0 +1,78 @@
+"""Which drafters others are preferred to, for what verifiers and sessions saw of them.
+
+A doubt ends by itself after a while, and the drafter is tried again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from router.metrics import Metrics
+from router.workers import Drafter, Verifier
+
+log = logging.getLogger(__name__)
+
+CUT_OFF_SECONDS = 600.0
+SILENT_SECONDS = 60.0
+UNREACHED_SECONDS = 30.0
+MOST_DOUBTS = 4096  # the oldest go first
+MOST_TOLD = 3
+
+Doubt = tuple[str, str]  # the drafter's id, and the verifier's, or "" where it is about all of them
+
+
+class DrafterDoubts:
+    """The doubts of one router."""
+
+    def __init__(self, metrics: Metrics, clock: Callable[[], float]) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._until: dict[Doubt, float] = {}
+        self._unreached: dict[Doubt, str] = {}  # those of drafters that do not reach a verifier: why
+
+    def about(self, drafter_id: str, verifier_id: str) -> bool:
+        """Returns whether others are preferred to the drafter for sessions of the verifier."""
+        now = self._clock()
+        return any(self._until.get((drafter_id, of), 0.0) > now for of in ("", verifier_id))
+
+    def cut_off(self, drafter: Drafter, reason: str) -> None:
+        """Notes that a verifier cut the drafter off for what no drafter may send."""
+        worker_id = drafter.identity.worker_id
+        if self._note((worker_id, ""), CUT_OFF_SECONDS):
+            log.warning("drafter %s was cut off by a verifier (%s): others are preferred", worker_id, reason)
+            self._metrics.drafter_cut_off()
+
+    def silent(self, drafter: Drafter) -> None:
+        """Notes that nothing of the drafter was verified for a session, though another could draft for it."""
+        worker_id = drafter.identity.worker_id
+        if self._note((worker_id, ""), SILENT_SECONDS):
+            log.warning("nothing that drafter %s sends is verified: others are preferred", worker_id)
+            self._metrics.drafter_silent()
+
+    def unreached(self, drafter: Drafter, verifier: Verifier, reason: str) -> None:
+        """Notes that the drafter's drafts do not reach the verifier."""
+        doubt = drafter.identity.worker_id, verifier.identity.worker_id
+        if self._note(doubt, UNREACHED_SECONDS):
+            log.warning("drafter %s does not draft for verifier %s: %s", *doubt, reason)
+        self._unreached[doubt] = reason
+
+    def told(self) -> str:
+        """Returns a sentence about the drafters that reach a verifier not, or ""."""
+        now = self._clock()
+        pairs = [doubt for doubt in self._unreached if self._until.get(doubt, 0.0) > now]
+        sentences = [f"drafter {pair[0]} does not draft for verifier {pair[1]}" for pair in pairs[:MOST_TOLD]]
+        more = len(pairs) - MOST_TOLD
+        return "; ".join([*sentences, f"and {more} more"] if more > 0 else sentences)
+
+    def _note(self, doubt: Doubt, seconds: float) -> bool:
+        """Returns whether the doubt is new."""
+        now = self._clock()
+        new = self._until.get(doubt, 0.0) <= now
+        until = max(now + seconds, self._until.pop(doubt, 0.0))
+        if new:
+            self._until = {known: at for known, at in self._until.items() if at > now}
+            self._unreached = {known: why for known, why in self._unreached.items() if known in self._until}
+        while len(self._until) >= MOST_DOUBTS:
+            del self._until[next(iter(self._until))]
+        self._until[doubt] = until
+        return new
