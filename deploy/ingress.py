@@ -17,6 +17,7 @@ from ray.serve.handle import DeploymentHandle
 from deploy.grpc_context import call, stream
 from deploy.registry import StoreSource, open_store
 from outrider.errors import Unhealthy
+from outrider.log_record import keep_to_lines
 from outrider.net.grpc_health import HealthServicer
 from outrider.net.tls import opened
 from outrider.options.protection import Protection
@@ -54,6 +55,7 @@ class Ingress:
         self, options: RouterOptions, source: StoreSource, *workers: DeploymentHandle[Any]
     ) -> None:
         """`workers` are named only so that Serve deploys them: they are found in the store."""
+        keep_to_lines()
         file, sessions = options.api_keys, options.sessions
         keys = keys_of(None, os.environ.get(API_KEYS)) if file is None else keys_of(Path(file), None)
         self._router = Router(

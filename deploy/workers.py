@@ -19,6 +19,7 @@ from deploy.autoscaling import starvation
 from deploy.followers import FollowerActors, claim_threads
 from deploy.registry import StoreSource, open_store, present
 from outrider.errors import OutriderError, PeerLost, Unhealthy
+from outrider.log_record import keep_to_lines
 from outrider.options.option import build, options
 from outrider.wire.hello import Role
 from outrider.worker.garbage import spare_what_is_there
@@ -40,6 +41,7 @@ class Replica:
     _probe_seconds: float
 
     async def _start(self, worker: Worker, probe_seconds: float) -> None:
+        keep_to_lines()
         self._worker = worker
         self._probe_seconds = probe_seconds
         await worker.start()

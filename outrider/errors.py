@@ -9,6 +9,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 MAX_MESSAGE = 500  # characters: it may quote what a client sent, and gRPC carries few KiB beside a status
+MAX_FIELD = 200
 
 
 class GrpcCode(IntEnum):
@@ -27,6 +28,16 @@ class GrpcCode(IntEnum):
     UNAUTHENTICATED = 16
 
 
+def printable(text: str, most: int) -> str:
+    """Returns the text in one line of at most about so many characters, without its middle if it is longer.
+    What would end the line, or change what a terminal shows, is told as Python writes it."""
+    if len(text) > most:
+        text = f"{text[: most // 2]} ... {text[-most // 2 :]}"
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
 class OutriderError(Exception):
     """Base: an expected failure with a message that may be shown to a client."""
 
@@ -35,11 +46,11 @@ class OutriderError(Exception):
     kind: str = "internal_error"  # the `type` of an OpenAI error body
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
-        if len(message) > MAX_MESSAGE:
-            message = f"{message[: MAX_MESSAGE // 2]} ... {message[-MAX_MESSAGE // 2 :]}"
+        message = printable(message, MAX_MESSAGE)
         super().__init__(message)
         self.message = message
-        self.field = field  # the request field at fault; `param` of an OpenAI error body
+        # The request field at fault; `param` of an OpenAI error body.
+        self.field = None if field is None else printable(field, MAX_FIELD)
 
 
 def in_one_line(error: Exception) -> str:

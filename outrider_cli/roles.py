@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from drafter.config import DrafterConfig
+from outrider.log_record import keep_to_lines
 from outrider.options.option import build
 from outrider_cli.commands import Logging, command
 from outrider_cli.reporting import reported
@@ -67,6 +68,7 @@ drafter = command(
 
 def _log_to_stderr(level: str) -> None:
     """Logs to stderr. Others' code is heard from warnings on: what it logs below may hold what was asked."""
+    keep_to_lines()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # or each stranger's handshake would be a line
     for room in ROOMS:

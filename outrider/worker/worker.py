@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 import grpc.aio
 
-from outrider.errors import OutriderError, StepHung, Unhealthy
+from outrider.errors import OutriderError, StepHung, Unhealthy, printable
+from outrider.log_record import MAX_LINE
 from outrider.net.rpc import STOP_GRACE_SECONDS
 from outrider.net.tasks import cancel, first_of
 from outrider.store.store import Registrar, WorkerRecord
@@ -187,7 +188,7 @@ async def _serve_until_stopped(worker: Worker, role: str, drain_seconds: float) 
 
 def say(line: str) -> None:
     """Prints a line for the person (or supervisor) who started the process."""
-    print(line, flush=True)
+    print(printable(line, MAX_LINE), flush=True)
 
 
 def _ready_line(info: WorkerInfo, address: str) -> str:

@@ -172,7 +172,10 @@ async def test_where_none_comes_the_client_is_told(target: Path, monkeypatch: py
             await cluster.ask(PROMPTS[0], VARIANTS[0], MAX_TOKENS, on_tokens=Once(cluster.verifier.kill))
 
 
-async def test_a_request_that_every_verifier_gives_back_ends(target: Path) -> None:
+async def test_a_request_that_every_verifier_gives_back_ends(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.losses.APART_SECONDS", 0.0)
     async with Cluster(target) as cluster:
         cluster.verifier.stepper.drain()  # without a word to the router
         with pytest.raises(Unavailable, match="4 target workers in a row"):
