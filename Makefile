@@ -8,13 +8,14 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet 
 PROTOS := $(wildcard proto/outrider/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve cluster test chaos fuzz audit licences lint format types proto clean
+.PHONY: help serve cluster test chaos fleet fuzz audit licences lint format types proto clean
 
 help:
 	@echo "make serve    install, and serve the demo models on this machine"
 	@echo "make cluster  the same on Ray: install it too, and serve the demo models by Ray Serve"
 	@echo "make test     install what the tests need, and run them all"
 	@echo "make chaos    ten minutes of faults under 64 streams; writes benchmarks/results/chaos.md (needs root)"
+	@echo "make fleet    what a router takes for 1,500 workers; writes benchmarks/results/fleet.json (ten minutes)"
 	@echo "make fuzz     100,000 inputs, hostile ones, to the HTTP endpoints and RPCs (an hour)"
 	@echo "make audit    look for known vulnerabilities in what is installed"
 	@echo "make licences write docs/licences.md"
@@ -37,6 +38,9 @@ test: $(VENV)/dev.stamp
 
 chaos: $(VENV)/dev.stamp
 	$(BIN)/python -m tests.chaos.storm --out benchmarks/results/chaos $(ARGS)
+
+fleet: $(VENV)/dev.stamp
+	$(BIN)/python -m benchmarks.fleet --write benchmarks/results/fleet.json $(ARGS)
 
 fuzz: $(VENV)/dev.stamp
 	FUZZ_INPUTS=100000 $(BIN)/python -m pytest tests/fuzz --timeout=36000 $(ARGS)

@@ -1,0 +1,56 @@
+"""A router that says twice a second how it is: what it knows, its processor time, how long its loop was held.
+
+    python -m benchmarks.fleet_router redis://127.0.0.1:6379
+
+After the ready line, lines of JSON. `held_ms`: most processor time of the event loop between two looks,
+10 ms apart; `late_ms`: how late the latest was, by the clock, whoever had the processor meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from outrider.options.sessions import SessionOptions
+from router import service
+from router.config import RouterConfig
+from router.router import Router
+
+LOOK_SECONDS, LINE_SECONDS = 0.01, 0.5
+
+
+class Watched(Router):
+    async def start(self) -> None:
+        await super().start()
+        self._watching = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while True:
+            held = late = 0.0
+            until = time.perf_counter() + LINE_SECONDS
+            while time.perf_counter() < until:
+                began, spent = time.perf_counter(), time.thread_time()
+                await asyncio.sleep(LOOK_SECONDS)
+                held = max(held, time.thread_time() - spent)
+                late = max(late, time.perf_counter() - began - LOOK_SECONDS)
+            line = {
+                "verifiers": len(self.fleet.verifiers),
+                "drafters": len(self.fleet.drafters),
+                "cpu": time.process_time(),
+                "held_ms": held * 1e3,
+                "late_ms": late * 1e3,
+                "rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            }
+            print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    service.Router = Watched  # type: ignore[misc]
+    sessions = SessionOptions(max_sessions=100_000)
+    asyncio.run(service.serve(RouterConfig(port=0, grpc_port=0, store=sys.argv[1], sessions=sessions)))
