@@ -25,13 +25,16 @@ class Registration:
 def incompatibility(newcomer: Registration, verifiers: Iterable[Registration]) -> str | None:
     """Returns a sentence that says why `newcomer` cannot work with `verifiers`, or None.
 
-    A verifier must run the same model as every other of its name; a drafter must have the tokenizer of a
-    served model, or no tokenizer, and fits while no model is served.
+    A verifier must run a model that can be served, the same as every other of its name; a drafter must have
+    the tokenizer of a served model, or no tokenizer, and fits while no model is served.
     """
     others = [one for one in verifiers if one.key != newcomer.key]
     if newcomer.info.identity.role is Role.DRAFTER:
         return _drafter_misfit(newcomer, others)
-    name = newcomer.info.model.name
+    info, name = newcomer.info, newcomer.info.model.name
+    sizes = (info.model.vocab_size, info.model.max_context, info.kv_blocks, info.kv_block_size)
+    if not (name and min(sizes)):  # clients are told them
+        return "a verifier's model has a name, and its vocabulary, its context and its KV pool have a size"
     for other in (one for one in others if one.info.model.name == name):
         for what, theirs, ours in (
             ("tokenizer", other.info.identity.tokenizer_hash, newcomer.info.identity.tokenizer_hash),

@@ -1,5 +1,7 @@
 """Which workers fit together: the decision alone."""
 
+from dataclasses import replace
+
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
 from outrider.wire.hello import Identity, Role
 from router.compatibility import Registration, incompatibility
@@ -57,3 +59,17 @@ def test_another_model_under_another_name_fits() -> None:
 
 def test_a_worker_is_not_compared_with_its_own_former_registration() -> None:
     assert incompatibility(worker(Role.VERIFIER, "v", fingerprint="g"), [V]) is None
+
+
+def test_a_model_without_a_name_or_a_size_is_not_served() -> None:
+    """It would be listed: /v1/models tells contexts of at least one token."""
+    info = V.info
+    for changed in (
+        replace(info, kv_blocks=0),
+        replace(info, kv_block_size=0),
+        *(
+            replace(info, model=replace(info.model, **without))
+            for without in ({"vocab_size": 0}, {"max_context": 0}, {"name": ""})
+        ),
+    ):
+        assert "have a size" in (incompatibility(replace(V, info=changed), []) or "")

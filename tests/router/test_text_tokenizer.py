@@ -69,6 +69,9 @@ def test_strftime_now_uses_the_clock_given() -> None:
         ("{{ messages[0].content.nothing.at_all }}", "chat template"),
         ("{{ messages.append(1) }}", "chat template"),
         ("{{ ''.__class__.__mro__ }}{{ messages + 1 }}", "chat template"),
+        ("{{ 1 / 0 }}", "chat template: division by zero"),
+        ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "chat template: maximum recursion"),
+        ("{% for _ in range(10 ** 9) %}{% endfor %}", "chat template: Range too big"),
     ],
 )
 def test_a_template_that_cannot_be_rendered_refuses_the_messages(template: str, message: str) -> None:
