@@ -8,7 +8,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet 
 PROTOS := $(wildcard proto/outrider/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve cluster test chaos fleet fuzz audit licences lint format types proto clean
+.PHONY: help serve cluster test chaos fleet fuzz zoo audit licences lint format types proto clean
 
 help:
 	@echo "make serve    install, and serve the demo models on this machine"
@@ -17,6 +17,7 @@ help:
 	@echo "make chaos    ten minutes of faults under 64 streams; writes benchmarks/results/chaos.md (needs root)"
 	@echo "make fleet    what a router takes for 1,500 workers; writes benchmarks/results/fleet.json (ten minutes)"
 	@echo "make fuzz     100,000 inputs, hostile ones, to the HTTP endpoints and RPCs (an hour)"
+	@echo "make zoo      try every architecture of transformers; writes docs/models.md (ten minutes; more with ARGS=--seeds=10)"
 	@echo "make audit    look for known vulnerabilities in what is installed"
 	@echo "make licences write docs/licences.md"
 	@echo "make lint     look for mistakes and unformatted code"
@@ -44,6 +45,9 @@ fleet: $(VENV)/dev.stamp
 
 fuzz: $(VENV)/dev.stamp
 	FUZZ_INPUTS=100000 $(BIN)/python -m pytest tests/fuzz --timeout=36000 $(ARGS)
+
+zoo: $(VENV)/dev.stamp
+	$(BIN)/python -m tests.zoo $(ARGS)
 
 audit: $(VENV)/dev.stamp
 	@$(BIN)/python -m tests.audit

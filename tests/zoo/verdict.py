@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import random
+import tempfile
 import warnings
 from dataclasses import dataclass
 from enum import Enum
@@ -10,8 +12,9 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM
-from transformers.utils import logging
+from transformers.utils import logging as hf_logging
 
+from outrider.engine import self_check
 from outrider.engine.loading import load_engine
 from outrider.errors import OutriderError
 from tests.zoo.serving import keeps_bits, own_text, prompts, serve
@@ -51,29 +54,52 @@ def build(model_type: str, folder: Path, seed: int = 0) -> str:
     return type(model).__name__
 
 
-def verdict(model_type: str, folder: Path, seed: int = 0, dtype: str = "float32") -> Verdict:
-    """Builds, loads and serves the architecture. The folder is empty."""
+def verdict(
+    model_type: str, folder: Path, seed: int = 0, dtype: str = "float32", text: bool = True
+) -> Verdict:
+    """Builds, loads and serves the architecture. The folder is empty. `text`: whether to compare greedy text,
+    in float32."""
     warnings.simplefilter("ignore")
-    logging.set_verbosity(logging.CRITICAL)
+    hf_logging.set_verbosity(hf_logging.CRITICAL)
+    hf_logging.disable_progress_bar()
     try:
         architecture = build(model_type, folder, seed)
     except Exception as error:  # a class may ask for anything
         return Verdict(Outcome.UNTRIED, reason=_first_line(error))
+    reasons = _Reasons()
+    logging.getLogger(self_check.__name__).addHandler(reasons)
     try:
         engine = load_engine(str(folder), name=model_type, dtype=dtype, kv_memory_bytes=KV_BYTES)
     except OutriderError as error:
-        return Verdict(Outcome.REFUSED, architecture, error.message)
-    exact = keeps_bits(engine, VOCAB)
-    if engine.info.bit_exact and not exact:
+        return Verdict(Outcome.REFUSED, architecture, error.message.replace(f"{folder}", model_type))
+    finally:
+        logging.getLogger(self_check.__name__).removeHandler(reasons)
+    if engine.info.bit_exact and not keeps_bits(engine, VOCAB):
         return Verdict(Outcome.WRONG, architecture, "it is called bit-exact, and is not")
-    if dtype == "float32":
+    if text and dtype == "float32":
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
         texts = [(prompt, own_text(model, prompt)) for prompt in prompts(random.Random(seed), VOCAB)[1::2]]
         if not serve(engine, texts, VOCAB).own:
             return Verdict(Outcome.WRONG, architecture, "its greedy text is not that of its own code")
     if not engine.info.bit_exact:
-        return Verdict(Outcome.NOT_EXACT, architecture, "it keeps its bits, unnoticed" if exact else "")
+        return Verdict(Outcome.NOT_EXACT, architecture, "; ".join(reasons.told))
     return Verdict(Outcome.EXACT, architecture)
+
+
+def tried(model_type: str, seed: int, dtype: str) -> Verdict:
+    """Returns the verdict, in a folder of its own; greedy text is compared with the first seed."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        return verdict(model_type, Path(folder), seed, dtype, text=seed == 0)
+
+
+class _Reasons(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.told.append(record.getMessage())
 
 
 def _first_line(error: Exception) -> str:

@@ -1,0 +1,28 @@
+"""The page of models: each in its table, and what is worse of several checkpoints stands."""
+
+from __future__ import annotations
+
+from tests.zoo.report import Row, page
+from tests.zoo.verdict import Outcome, Verdict
+
+EXACT = Verdict(Outcome.EXACT, "AForCausalLM")
+FALSE = Verdict(Outcome.WRONG, "AForCausalLM", "it is called bit-exact, and is not")
+NO = Verdict(Outcome.REFUSED, "BForCausalLM", "BForCausalLM (b) cannot be served exactly: it has | sinks")
+
+
+def test_tables() -> None:
+    rows = [
+        Row("a", EXACT).with_seed(EXACT).with_bfloat16(Verdict(Outcome.NOT_EXACT)),
+        Row("b", NO),
+        Row("c", Verdict(Outcome.UNTRIED, reason="ImportError: timm")),
+    ]
+    text = page(rows, 2)
+    assert "| `a` | AForCausalLM | exact | yes |" in text and "| `b` | it has \\| sinks |" in text
+    assert "| `c` | ImportError: timm |" in text
+    assert "Of 2 checkpoints, up to 2 of each, 0 were called" in text
+
+
+def test_a_false_claim_stands_and_is_counted() -> None:
+    row = Row("a", EXACT).with_seed(FALSE).with_seed(EXACT)
+    assert (row.float32, row.seeds, row.false_claims) == (FALSE, 3, 1)
+    assert "**wrong**: it is called bit-exact, and is not" in page([row], 3)
