@@ -98,26 +98,32 @@ def _cluster(
     from deploy.app import application, models
     from deploy.args import parse
     from deploy.ingress import API_KEYS, SERVICER_FUNCTIONS
+    from outrider.engine.checkpoint import locate, look_over
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     told = parse(arguments)
     check_reach(host, None, None, told.insecure)
-    target, _, name = models(told)
+    target, draft, name = models(told)
+    for model in filter(None, (target, draft)):
+        look_over(locate(model))  # a worker would say the same, a minute later
     made = application(told, LOOPBACK)  # all of it is on this machine
     _check_free(host, port, "--port")
     _check_free(host, grpc_port, "--grpc-port")
     try:
         _heed_signals(on_signal)
         _say("starting Ray")
-        ray.init(
-            _node_ip_address=host,
-            _temp_dir=str(folder),
-            num_cpus=max(CPUS, os.cpu_count() or 1),
-            object_store_memory=OBJECT_STORE_BYTES,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
+        try:
+            ray.init(
+                _node_ip_address=host,
+                _temp_dir=str(folder),
+                num_cpus=max(CPUS, os.cpu_count() or 1),
+                object_store_memory=OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        except Exception as error:  # Ray has no type for a node that is not there after its 30 seconds
+            raise StartupError(f"Ray does not start: {_last_line(error)}") from None
         _heed_signals(on_signal)  # again: Ray has handlers of its own
         serve.start(
             http_options={"host": host, "port": port},
