@@ -19,7 +19,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.keep import ROOT
-from outrider.engine.tokenizer import load_tokenizer
 from outrider.net.heartbeat import HEARTBEAT_SECONDS, IDLE_HEARTBEATS
 from outrider.net.rpc import add_methods, bind, new_server
 from outrider.store.redis import RedisStore
@@ -34,7 +33,7 @@ from outrider.wire.verifier_sessions import CloseSession, Committed, Finished, O
 from outrider.worker.registration import register
 
 STEP_SECONDS, STEP_TOKENS = 0.03, 4
-MODEL = ROOT / "demo" / "models" / "target"
+TOKENIZER = ROOT / "demo" / "models" / "target" / "tokenizer.json"
 
 
 class FakeWorker:
@@ -125,7 +124,8 @@ class FakeWorker:
 
 
 async def run(role: Role, count: int, first: int, url: str) -> None:
-    store, tokenizer = RedisStore(parse_store_url(url)), load_tokenizer(MODEL)
+    store = RedisStore(parse_store_url(url))
+    tokenizer = TokenizerFiles("tokenizer", TOKENIZER.read_text(), "", {})
     workers = [FakeWorker(role, first + number, tokenizer, store) for number in range(count)]
     for worker in workers:
         await worker.start()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import NoReturn
 
 from outrider.errors import OutriderError, PeerRefused
@@ -31,7 +31,8 @@ MAX_BACKOFF_SECONDS = 2.0
 GOOD_SECONDS = 10.0  # for which a worker must be held, for the pauses to begin anew
 REPEAT_SECONDS = 10.0  # between two tellings of the same word: a store may have lost the first
 RETRY_SECONDS = 1.0  # after a telling that the store did not take
-JOIN_SECONDS = 0.005  # between two workers of a role that the router connects to: sessions run meanwhile
+MOST_JOINING = 16  # workers of a role that the router connects to at once: sessions run meanwhile
+TURN_SECONDS = 0.5  # after which one that has not answered keeps no other waiting
 
 
 Tokenized = tuple[str, str]
@@ -56,7 +57,7 @@ class WorkerDiscovery:
         self._tls = tls
         self._records: dict[WorkerKey, WorkerRecord] = {}  # each has its task
         self._tasks: dict[WorkerKey, asyncio.Task[None]] = {}
-        self._next_turns: dict[Role, float] = {}  # when the next worker may be connected to
+        self._turns = {role: asyncio.Semaphore(MOST_JOINING) for role in (Role.VERIFIER, Role.DRAFTER)}
         self._tokenizers: dict[Tokenized, TokenizerFiles] = {}  # of the verifiers in the store, one of a kind
         self._fetching: dict[Tokenized, asyncio.Lock] = {}  # for each kind of verifier in the store
         self._unjudged: dict[Drafter, None] = {}  # of the fleet: nobody to compare them with has come yet
@@ -137,31 +138,48 @@ class WorkerDiscovery:
 
         Raises PeerRefused if it does not fit, Unavailable if it cannot be reached."""
         verifies, tokenizer = record.info.identity.role is Role.VERIFIER, None
-        await self._turn(record.info.identity.role)
         if verifies:  # a drafter is not trusted with the memory and the time that a tokenizer takes
             tokenizer = await self._tokenizer(record)
         events = (VERIFIER_SESSIONS if verifies else DRAFTER_SESSIONS).answered
         async with channel(record.address, self._tls, events.max_bytes) as connection:
             registration = Registration(record.info, record.address, tokenizer)
             kind = Verifier if verifies else Drafter
-            worker: Verifier | Drafter = kind(registration, connection, record.load)
+            worker: Verifier | Drafter | None = None
             try:
-                await worker.connect(self._router)
-                self._admit(worker)
+                async with self._turn(record.info.identity.role):
+                    worker = kind(registration, connection, record.load)
+                    await worker.connect(self._router)
+                    self._admit(worker)
                 return await self._until_gone(worker)
             finally:
-                worker.hang_up()
-                self._unjudged.pop(worker, None)  # type: ignore[arg-type]  # verifiers never are
-                if self._fleet.remove(worker):
-                    log.info("%s %s is out", worker.identity.role.name.lower(), worker.identity.worker_id)
+                if worker is not None:
+                    self._let_go(worker)
 
-    async def _turn(self, role: Role) -> None:
-        """Waits until the router may connect to another worker: many may come at once, or a few again and
-        again."""
-        now = asyncio.get_running_loop().time()
-        at = max(now, self._next_turns.get(role, 0.0))
-        self._next_turns[role] = at + JOIN_SECONDS
-        await asyncio.sleep(at - now)
+    def _let_go(self, worker: Verifier | Drafter) -> None:
+        worker.hang_up()
+        self._unjudged.pop(worker, None)  # type: ignore[arg-type]  # verifiers never are
+        if self._fleet.remove(worker):
+            log.info("%s %s is out", worker.identity.role.name.lower(), worker.identity.worker_id)
+
+    @asynccontextmanager
+    async def _turn(self, role: Role) -> AsyncIterator[None]:
+        """Waits until the router may connect to another worker. Many may come at once: if all were asked at
+        once, none would answer in time."""
+        turns, over = self._turns[role], False
+
+        def end() -> None:
+            nonlocal over
+            if not over:
+                over = True
+                turns.release()
+
+        await turns.acquire()
+        ending = asyncio.get_running_loop().call_later(TURN_SECONDS, end)
+        try:
+            yield
+        finally:
+            ending.cancel()
+            end()
 
     async def _tokenizer(self, record: WorkerRecord) -> TokenizerFiles:
         """Returns a verifier's tokenizer, which is fetched from the first of its kind."""

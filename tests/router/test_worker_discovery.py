@@ -20,7 +20,7 @@ from router.compatibility import Registration, incompatibility
 from router.fleet import Fleet
 from router.metrics import Metrics
 from router.transcript import Transcript
-from router.worker_discovery import WorkerDiscovery
+from router.worker_discovery import MOST_JOINING, WorkerDiscovery
 from tests.router.asking import request
 
 
@@ -262,20 +262,33 @@ async def test_a_tokenizer_is_fetched_and_kept_once_for_all_verifiers_that_have_
     assert len(fetched) == 2  # it may have been started anew with another one
 
 
-async def test_workers_are_connected_to_one_after_another(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And those of one role do not wait for those of the other."""
-    waits: list[float] = []
+async def test_a_few_workers_are_connected_to_at_once(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of one role do not wait for those of the other, nor for ever for who does not answer."""
+    monkeypatch.setattr(discovery_module, "TURN_SECONDS", 1000.0)
     discovery = WorkerDiscovery(MemoryStore(), rig.fleet, rig.identity("another"))
-    loop = asyncio.get_running_loop()
-    monkeypatch.setattr(loop, "time", lambda: 100.0)
+    connecting: list[Role] = []
+    answered = asyncio.Event()
 
-    async def wait(seconds: float) -> None:
-        waits.append(seconds)
+    async def connect(role: Role) -> None:
+        async with discovery._turn(role):
+            connecting.append(role)
+            await answered.wait()
 
-    monkeypatch.setattr(discovery_module.asyncio, "sleep", wait)
-    for role in (Role.DRAFTER, Role.DRAFTER, Role.DRAFTER, Role.VERIFIER):
-        await discovery._turn(role)
-    assert [round(seconds / discovery_module.JOIN_SECONDS) for seconds in waits] == [0, 1, 2, 0]
+    tasks = [asyncio.create_task(connect(Role.DRAFTER)) for _ in range(MOST_JOINING + 5)]
+    tasks.append(asyncio.create_task(connect(Role.VERIFIER)))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert connecting.count(Role.DRAFTER) == MOST_JOINING and connecting.count(Role.VERIFIER) == 1
+    answered.set()
+    await asyncio.gather(*tasks)
+    assert connecting.count(Role.DRAFTER) == MOST_JOINING + 5
+    answered.clear()
+    monkeypatch.setattr(discovery_module, "TURN_SECONDS", 0.0)
+    tasks = [asyncio.create_task(connect(Role.DRAFTER)) for _ in range(2 * MOST_JOINING + 5)]
+    await rig.until(lambda: connecting.count(Role.DRAFTER) == 3 * MOST_JOINING + 10)
+    answered.set()
+    await asyncio.gather(*tasks)
+    assert discovery._turns[Role.DRAFTER]._value == MOST_JOINING
 
 
 async def test_a_word_that_the_store_lost_is_said_again(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
