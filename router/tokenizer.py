@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 
 import tokenizers
@@ -11,6 +13,12 @@ from outrider.errors import PeerRefused
 from router.chat_template import ChatTemplate
 from router.detokenize import Detokenizer, detokenizer
 from router.requests import TokenizerFiles
+
+PIECE = 2**14  # characters of a text that are tokenized to count
+HUGE = (
+    2**20
+)  # characters of a text of which one is tokenized at a time: it takes up to 300 bytes for each byte
+_huge = threading.Lock()
 
 
 class Tokenizer:
@@ -43,11 +51,24 @@ class Tokenizer:
         """Returns token ids of a rendered conversation."""
         return self._encode(text, add_special_tokens=False)
 
+    def exceeds(self, text: str, most: int) -> bool:
+        """Returns True only if the text has more tokens than that. It is tokenized piece by piece, until that
+        is sure: it takes a piece's memory, and of a text far too long little time. A token in which it was
+        cut may count as one for each of its bytes."""
+        sure = 0
+        for start in range(0, len(text), PIECE):
+            found = self._encode(text[start : start + PIECE], add_special_tokens=False)
+            sure += max(len(found) - self.longest_token, 0)
+            if sure > most:
+                return True
+        return False
+
     def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         # As a batch: other threads run meanwhile. `encode` keeps the interpreter to itself, and an event loop
         # would stand still for seconds over a megabyte of text. And fast: without the places of the tokens in
         # the text, which nobody asks for, it takes a third of the time and a fraction of the memory.
-        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        with _huge if len(text) > HUGE else nullcontext():
+            (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return tuple(encoding.ids)
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -16,6 +16,8 @@ from router.stop import StopStrings
 from router.tokenizer import Tokenizer
 
 DEFAULT_COMPLETION_TOKENS = 16
+USUAL_TOKEN = 8  # bytes; of a longer text it is found out first, at little cost, if it can fit
+LEAST_COUNTED = 64 * 1024  # bytes
 LEAST_LONGEST_TOKEN = 16  # bytes: a tokenizer of short tokens may still drop or join what it does not know
 DRAWN_SEEDS = 2**53  # drawn seeds are below it: JSON readers that hold numbers as doubles keep them whole
 
@@ -124,6 +126,13 @@ def _check_bytes(name: str, text: str, built: Tokenizer, model: ServedModel) -> 
         raise InvalidRequest(
             f"{name} has {size} bytes of text; the context of {model.max_context} tokens takes at most "
             f"{most}",
+            field=_field(name),
+        )
+    counted = size > max(USUAL_TOKEN * model.max_context, LEAST_COUNTED)
+    if counted and built.exceeds(text, model.max_context):
+        raise InvalidRequest(
+            f"{name} has more than {model.max_context} tokens; the context takes at most "
+            f"{model.max_context - 1}, so that one is left to generate",
             field=_field(name),
         )
 

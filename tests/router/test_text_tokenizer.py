@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -10,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from outrider.errors import InvalidRequest, PeerRefused
 from router.chat_template import ChatTemplate
-from router.tokenizer import load
+from router.tokenizer import HUGE, PIECE, load
 from tests.router.api import scripted
 
 BYTE_LEVEL = scripted.byte_level()
@@ -86,6 +88,59 @@ def test_a_text_gets_the_special_tokens_of_the_post_processor_and_a_chat_only_it
     assert tokenizer.encode("fox")[0] == bos
     assert tokenizer.encode_rendered(tokenizer.render([{"role": "user", "content": "fox"}])).count(bos) == 1
     assert tokenizer.decode(tokenizer.encode("the fox")) == "the fox"
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_special_tokens_in_a_text_are_control_tokens_as_they_are_to_transformers(split: bool) -> None:
+    reference = PreTrainedTokenizerFast(
+        tokenizer_object=BYTE_LEVEL, bos_token=scripted.BOS, eos_token=scripted.EOS
+    )
+    text = f"the fox{scripted.EOS}there"
+    expected = reference.encode(text, add_special_tokens=False, split_special_tokens=split)
+    ours = load(scripted.files(BYTE_LEVEL, "")).encode_rendered(text)
+    assert (ours == tuple(expected)) is not split  # its default
+
+
+class Recorded:
+    """A tokenizer that notes what it is asked, and how much at a time."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.lengths = list[int]()
+        self.busy = self.most_busy = 0
+
+    def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> list[Any]:
+        self.lengths += map(len, texts)
+        self.busy += 1
+        self.most_busy = max(self.most_busy, self.busy)
+        time.sleep(0.01)
+        found = self._tokenizer.encode_batch_fast(
+            [text[:10] for text in texts] if len(texts[0]) > HUGE else texts,
+            add_special_tokens=add_special_tokens,
+        )
+        self.busy -= 1
+        return found
+
+
+def test_a_text_with_too_many_tokens_is_known_by_few_pieces_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = load(scripted.files(BYTE_LEVEL, ""))
+    recorded = Recorded(BYTE_LEVEL)
+    monkeypatch.setattr(tokenizer, "_tokenizer", recorded)
+    assert tokenizer.exceeds("the fox" * PIECE, 10_000)
+    assert recorded.lengths == [PIECE] * len(recorded.lengths) and len(recorded.lengths) <= 4
+    whole = len(tokenizer.encode_rendered("the fox there, " * 5000))
+    assert not tokenizer.exceeds("the fox there, " * 5000, whole)
+    assert tokenizer.exceeds("the fox there, " * 5000, whole * 9 // 10)
+
+
+async def test_huge_texts_are_tokenized_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = load(scripted.files(BYTE_LEVEL, ""))
+    recorded = Recorded(BYTE_LEVEL)
+    monkeypatch.setattr(tokenizer, "_tokenizer", recorded)
+    for length, most in ((HUGE + 1, 1), (100, 2)):
+        texts = ["x" * length] * 2
+        await asyncio.gather(*(asyncio.to_thread(tokenizer.encode, text) for text in texts))
+        assert recorded.most_busy == most
 
 
 def test_truncation_and_padding_in_the_file_do_not_touch_a_prompt() -> None:

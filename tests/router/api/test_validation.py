@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from outrider.errors import InvalidRequest
 from outrider.sampling.params import SamplingParams
 from router.api import schema
 from router.api.validation import Generation, prepare
+from router.tokenizer import PIECE, Tokenizer
 from tests.router.api import scripted
 
 TOKENIZER = scripted.byte_level()
@@ -39,6 +41,23 @@ def test_defaults() -> None:
     )
     assert session.num_speculative_tokens is None
     assert generation.stop.strings == ()
+
+
+@pytest.mark.parametrize("body", [{"prompt": "%s"}, {"messages": [{"role": "user", "content": "%s"}]}])
+def test_a_long_text_that_cannot_fit_is_refused_before_it_is_tokenized_whole(
+    monkeypatch: pytest.MonkeyPatch, body: dict[str, Any]
+) -> None:
+    """Tokenizing takes up to 260 bytes of memory for each of the text's."""
+    roomy, asked = replace(MODEL, max_context=6000), list[int]()
+    encode = Tokenizer._encode
+    monkeypatch.setattr(
+        Tokenizer, "_encode", lambda self, text, **how: asked.append(len(text)) or encode(self, text, **how)
+    )
+    kind = schema.ChatRequest if "messages" in body else schema.CompletionRequest
+    filled = json.loads(json.dumps(body).replace("%s", "the fox " * 10_000))
+    with pytest.raises(InvalidRequest, match="has more than 6000 tokens"):
+        prepare(schema.parse(kind, filled), roomy, lambda limit: 1)
+    assert asked and max(asked) <= PIECE
 
 
 def test_the_default_length_is_cut_to_the_room_and_a_chat_gets_all_of_it() -> None:
