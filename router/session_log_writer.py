@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NoReturn
 
-from outrider.errors import Unavailable, unknown_session
+from outrider.errors import OutriderError, Unavailable, unknown_session
 from outrider.store.logs import SESSION_TTL_SECONDS, Append, Owner, SessionLogs
 from outrider.wire.session import SessionId
 from outrider.wire.session_log import UNLOGGED_RECORD
@@ -147,7 +147,7 @@ class SessionLogWriter:
             return cursor.transcript
         first = await self._logs.read(session_id)
         if first is None:
-            raise unknown_session()
+            raise self._missing()
         return Transcript.from_log(session_id, first)
 
     async def take(self, session_id: SessionId) -> TakenSession:
@@ -171,8 +171,18 @@ class SessionLogWriter:
                 raise
             return TakenSession(cursor.transcript, cursor.owner, cursor.written)  # over, and still all here
         if taken is None:
-            raise unknown_session()
+            raise self._missing()
         return TakenSession(Transcript.from_log(session_id, taken.content), taken.owner, taken.length)
+
+    def _missing(self) -> OutriderError:
+        """Returns why there is no such log: while nothing can be written, another router may have it in its
+        memory alone."""
+        if self.degraded:
+            return Unavailable(
+                "the store takes no logs at the moment, and has none of this session: ask the router where "
+                "it runs, or this one later"
+            )
+        return unknown_session()
 
     async def run(self) -> NoReturn:
         """Writes until it is cancelled. Raises StartupError if the store is there but refuses."""

@@ -8,7 +8,7 @@ import pytest
 
 from outrider.errors import Unavailable, UnknownSession
 from outrider.store.memory_logs import MemorySessionLogs
-from outrider.wire.session import SessionId
+from outrider.wire.session import SessionId, new_session_id
 from router import session_log_writer as log_writer_module
 from router.session_log_writer import MAX_REFUSALS, LogCursor
 from router.transcript import Transcript
@@ -64,9 +64,16 @@ async def test_a_redis_that_takes_nothing_is_away_and_gives_nobody_up() -> None:
             for _ in range(20):
                 await until(log_writer._news.is_set)
             assert not any(cursor.given_up or cursor.refusals for cursor in book)
+            unwritten = new_session_id()  # another router may have it in its memory
+            for ask in (log_writer.read, log_writer.take):
+                with pytest.raises(Unavailable, match="takes no logs at the moment"):
+                    await ask(unwritten)
             await store._redis.config_set("maxmemory", "0")
             await log_writer.flush()
             assert [cursor.written for cursor in book] == [1] * 3
+            await until(lambda: not log_writer.degraded)
+            with pytest.raises(UnknownSession, match="it never was"):
+                await log_writer.read(unwritten)
 
 
 class Picky(MemorySessionLogs):
