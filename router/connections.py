@@ -33,7 +33,6 @@ def grpc_options(most: int) -> list[tuple[str, int]]:
     """Returns the options of a gRPC server that clients reach. `most`: descriptors of the process."""
     return [
         ("grpc.max_allowed_incoming_connections", min(MOST_CONNECTIONS, most // GRPC_SHARE)),
-        ("grpc.server_handshake_timeout_ms", round(HEAD_SECONDS * 1000)),  # of TLS and of HTTP/2
         ("grpc.max_connection_idle_ms", round(IDLE_SECONDS * 1000)),
         ("grpc.max_concurrent_streams", MOST_CALLS),
     ]

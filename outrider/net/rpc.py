@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 logging.getLogger("grpc._cython.cygrpc").addFilter(lambda told: "ExecuteBatchError" not in told.getMessage())
 
 MAX_MESSAGE_BYTES = 16 * 2**20  # received: a request of the largest body as token ids, or a batch of commits
+HANDSHAKE_SECONDS = 10.0  # of who connects to a server, for TLS and the first of HTTP/2; by default 120
 STOP_GRACE_SECONDS = 1.0  # what calls in progress are given when a server stops
 MOST_PENDING = 2**14  # calls that have come to a server and were not looked at yet
 UNTAKEN_SECONDS = 60.0  # in which a peer takes a message that is written to it
@@ -113,9 +114,9 @@ def new_server(options: Sequence[tuple[str, int]] = ()) -> grpc.aio.Server:
 
     A message of more than MAX_MESSAGE_BYTES ends its call with RESOURCE_EXHAUSTED before it is read.
     """
-    return grpc.aio.server(
-        interceptors=[_ErrorInterceptor()], options=list({**dict(_SERVER_OPTIONS), **dict(options)}.items())
-    )
+    handshake = {"grpc.server_handshake_timeout_ms": round(HANDSHAKE_SECONDS * 1000)}
+    chosen = {**dict(_SERVER_OPTIONS), **handshake, **dict(options)}
+    return grpc.aio.server(interceptors=[_ErrorInterceptor()], options=list(chosen.items()))
 
 
 def add_methods(

@@ -210,6 +210,18 @@ async def test_a_cancelled_call_closes_the_handlers_generator() -> None:
         await handlers.stream_closed.wait()
 
 
+async def test_who_connects_and_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every role: nobody is known before a handshake is done, and each takes a descriptor."""
+    monkeypatch.setattr(rpc, "HANDSHAKE_SECONDS", 0.1)
+    server = new_server()
+    port = int(bind(server, "127.0.0.1", 0).rpartition(":")[2])
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    await reader.read()  # to the end
+    writer.close()
+    await server.stop(None)
+
+
 async def test_an_outbox_is_bounded_and_ends_after_what_it_holds() -> None:
     outbox: Outbox[int] = Outbox(limit=2)
     assert [outbox.put(number) for number in range(3)] == [True, True, False]
