@@ -53,6 +53,7 @@ POLL_SECONDS = 0.5
 EPOCH_SHARE = 0.75  # of a record's time: a clock that jumps over records jumps over the epoch, too
 REDIS_ANSWER_SECONDS = 2.0  # a Redis that has not answered by then is away
 MOST_CONNECTIONS = 16  # of one process; who finds all in use waits for one, and then as for an answer
+MOST_ANSWERS = 4  # of these for words to workers, of which there may be many at once: nobody waits for them
 AWAY_SECONDS = 0.25  # between attempts to reach one that is away
 LISTING_SECONDS = 0.2  # between two listings at least: many that come at once are one change
 CHANGES = "outrider:changes"
@@ -140,6 +141,7 @@ class RedisStore:
         self._clock = clock
         self._word_seconds = word_seconds
         self._reached = False
+        self._answering = asyncio.Semaphore(MOST_ANSWERS)
         self.logs = RedisSessionLogs(self._redis, self._asked)
         self._beat, self._leave, self._answer = (
             self._redis.register_script(script) for script in (BEAT, LEAVE, ANSWER)
@@ -215,12 +217,13 @@ class RedisStore:
         self, identity: Identity, router_id: str, refusal: str | None, trouble: str | None = None
     ) -> None:
         word = json.dumps([refusal, trouble])
-        await self._asked(
-            self._answer(
-                keys=[WORKER + _name(identity)],
-                args=[str(identity.incarnation), WORD + router_id.encode(), word],
+        async with self._answering:
+            await self._asked(
+                self._answer(
+                    keys=[WORKER + _name(identity)],
+                    args=[str(identity.incarnation), WORD + router_id.encode(), word],
+                )
             )
-        )
 
     async def _asked(self, asked: Awaitable[T]) -> T:
         try:

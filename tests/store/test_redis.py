@@ -15,7 +15,7 @@ import pytest
 
 from outrider.errors import StartupError, Unavailable
 from outrider.store.logs import Append, Owner
-from outrider.store.redis import MOST_CONNECTIONS, RedisStore
+from outrider.store.redis import MOST_ANSWERS, MOST_CONNECTIONS, RedisStore
 from outrider.store.redis_listing import RECORDS_AT_ONCE, Listing
 from outrider.store.store import Answer
 from outrider.store.url import parse_store_url
@@ -253,6 +253,24 @@ async def test_a_redis_that_has_lost_a_change_does_not_hide_the_next(
     await store.beat(record("c"))
     _, found = await listing.ask()
     assert ids(found) == {"a", "c"}
+
+
+async def test_words_to_many_workers_leave_connections_to_others(store: RedisStore, record: Record) -> None:
+    under_way = most = 0
+    answer = store._answer
+
+    async def counted(**asked: Any) -> Any:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        try:
+            return await answer(**asked)
+        finally:
+            under_way -= 1
+
+    store._answer = counted  # type: ignore[assignment]
+    await asyncio.gather(*(store.answer(record(f"w{each}").info.identity, "r", None) for each in range(100)))
+    assert most == MOST_ANSWERS < MOST_CONNECTIONS
 
 
 async def test_expired_ids_do_not_pile_up(store: RedisStore, record: Record) -> None:
