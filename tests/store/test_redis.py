@@ -8,20 +8,17 @@ import signal
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from outrider.errors import StartupError, Unavailable
 from outrider.store.logs import Append, Owner
-from outrider.store.redis import MOST_ANSWERS, MOST_CONNECTIONS, RedisStore
-from outrider.store.redis_listing import RECORDS_AT_ONCE, Listing
+from outrider.store.redis import RedisStore
 from outrider.store.store import Answer
 from outrider.store.url import parse_store_url
 from outrider.wire.description import WorkerRecord
 from outrider.wire.hello import Role, WorkerKey
-from outrider.wire.registry import RECORD
 from outrider.wire.session import SessionId
 from outrider.worker.registration import register
 from tests.redis_server import PASSWORD, QUOTED_PASSWORD, RedisServer, TlsTerminator
@@ -200,77 +197,6 @@ async def test_a_clock_that_jumps_over_records_jumps_over_the_epoch_too(
         await anext(store.workers())
         assert 500 < await store._redis.pttl("outrider:epoch") <= 750 < 1000 * TTL_SECONDS
         await store._redis.pexpire("outrider:epoch", 400)
-
-
-async def test_many_that_ask_at_once_share_a_few_connections(redis: RedisServer, store: RedisStore) -> None:
-    record = [store.logs.append((), 60) for _ in range(10 * MOST_CONNECTIONS)]
-    await asyncio.gather(*record)
-    info = await store._redis.info("stats")
-    assert int(info["total_connections_received"]) <= MOST_CONNECTIONS + 5  # and those that look if it is up
-
-
-async def test_only_what_has_changed_is_read_again(
-    store: RedisStore, record: Record, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[bytes] = []
-
-    def counted(raw: bytes) -> WorkerRecord:
-        read.append(raw)
-        return RECORD.from_bytes(raw)
-
-    monkeypatch.setattr("outrider.store.redis_listing.RECORD", SimpleNamespace(from_bytes=counted))
-    listing = Listing(store._redis, store._asked, 60_000)
-    for number in range(2 * RECORDS_AT_ONCE + 1):
-        await store.beat(record(f"w{number}"))
-    _, first = await listing.ask()
-    assert len(first) == len(read) == 2 * RECORDS_AT_ONCE + 1
-    await store.beat(record("w3", running=5))
-    _, same = await listing.ask()
-    assert same is first and len(read) == len(first)
-    await store.beat(record("w3", address="h:2"))
-    await store.beat(record("new"))
-    await store.leave(record("w4").info.identity)
-    _, later = await listing.ask()
-    assert len(read) == len(first) + 2 and ids(later) == ids(first) - {"w4"} | {"new"}
-    assert later[Role.VERIFIER, "w3"].address == "h:2"
-
-
-async def test_a_redis_that_has_lost_a_change_does_not_hide_the_next(
-    store: RedisStore, record: Record
-) -> None:
-    """As a replica that takes over: it may be a few words behind."""
-    listing = Listing(store._redis, store._asked, 60_000)
-    await store.beat(record("a"))
-    await listing.ask()
-    behind = await store._redis.get("outrider:mark")
-    await store.beat(record("b"))
-    _, both = await listing.ask()
-    assert ids(both) == {"a", "b"}
-    await store._redis.delete("outrider:worker:verifier:b")
-    for name in ("outrider:workers", "outrider:alive"):
-        await store._redis.zrem(name, "verifier:b")
-    await store._redis.set("outrider:mark", behind)
-    await store.beat(record("c"))
-    _, found = await listing.ask()
-    assert ids(found) == {"a", "c"}
-
-
-async def test_words_to_many_workers_leave_connections_to_others(store: RedisStore, record: Record) -> None:
-    under_way = most = 0
-    answer = store._answer
-
-    async def counted(**asked: Any) -> Any:
-        nonlocal under_way, most
-        under_way += 1
-        most = max(most, under_way)
-        try:
-            return await answer(**asked)
-        finally:
-            under_way -= 1
-
-    store._answer = counted  # type: ignore[assignment]
-    await asyncio.gather(*(store.answer(record(f"w{each}").info.identity, "r", None) for each in range(100)))
-    assert most == MOST_ANSWERS < MOST_CONNECTIONS
 
 
 async def test_expired_ids_do_not_pile_up(store: RedisStore, record: Record) -> None:
