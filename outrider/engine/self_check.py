@@ -30,8 +30,9 @@ log = logging.getLogger(__name__)
 LENGTH = 72  # tokens of the check
 WINDOW = 23  # sliding windows are shortened to it meanwhile, so that they take effect
 PROBE_BLOCKS = 32
-ALONE = (1, 2, 1, 3, 5, 9, 17, 33, 1)  # tokens of a step
-DRAFTED, DRAFTS = 2, 3  # the step that so many wrong drafts take part in
+CHUNKS = (30, 1, 41)  # tokens of a step
+DRAFTED, DRAFTS = 1, 3  # the step of these that so many wrong drafts take part in
+ALONE = (1, 2, 3, 5, 9, 17, 33, 2)
 TOGETHER = ((33, 17, 9, 5, 3, 2, 1, 2), (1, 3, 17, 2, 33, 9, 2, 5))  # of two sessions that run in one step
 NOISE = 0.1  # of the size of norms and biases, so that they are not all alike in a check of bits
 # How far a token's logits may lie from the model's own, as a share of their length.
@@ -106,7 +107,7 @@ def check(engine: Engine, expected: Reference, *, bits: bool) -> ModelInfo:
             engine.attention.batch_rows()
             logits = _run(engine, [[LENGTH]])[0]
         with _told(info, model, "it does not run with the paged attention"):
-            chunked = _run(engine, [ALONE])[0]
+            chunked = _run(engine, [CHUNKS])[0]
         for found, how in ((logits, "in one chunk"), (chunked, "in several chunks")):
             apart = expected.apart(found)
             if not apart <= expected.tolerance:
@@ -129,7 +130,7 @@ def check_rounded(engine: Engine, expected: Reference, quantization: str) -> tup
             _run(engine, [[LENGTH]])
         engine.attention.batch_rows()
         logits = _run(engine, [[LENGTH]])[0]
-        exact = torch.equal(logits, _run(engine, [ALONE])[0]) and keeps_bits(engine)
+        exact = torch.equal(logits, _run(engine, [CHUNKS])[0]) and keeps_bits(engine)
     off = float((logits - expected.logits).norm() / expected.logits.norm())
     return replace(engine.info, quantization=quantization, bit_exact=exact), off
 
@@ -171,14 +172,14 @@ def _run(
     engine: Engine, sessions: Sequence[Sequence[int]], prints: RowPrints | None = None
 ) -> list[torch.Tensor]:
     """Returns all logits [LENGTH, V] of the check's tokens for each of some sessions, which read them side by
-    side in as many steps, so many tokens in each. With one session, wrong drafts are taken in and back, in
-    company of which not all logits are wanted."""
+    side in as many steps, so many tokens in each. In CHUNKS, wrong drafts are taken in and back, in company
+    of which not all logits are wanted."""
     tokens, pool, stranger = _tokens(engine.info), engine.pool, BlockTable()
     tables = [BlockTable() for _ in sessions]
     found: list[list[torch.Tensor]] = [[] for _ in sessions]
     try:
         for step, counts in enumerate(zip(*sessions, strict=True)):
-            drafts = tokens[:DRAFTS] if len(sessions) == 1 and step == DRAFTED else []
+            drafts = tokens[:DRAFTS] if tuple(sessions[0]) == CHUNKS and step == DRAFTED else []
             order = sorted(range(len(sessions)), reverse=step % 2 == 1)
             works, parts = [], []
             if drafts:

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     told = parser.parse_args(arguments)
     rows: dict[str, Row] = {}
     spawned = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=spawned, max_tasks_per_child=40) as pool:
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=spawned) as pool:
         for seed in range(told.seeds):
             types = [name for name in told.model_types if not seed or rows[name].float32.outcome in SERVED]
             for name, found in verdicts(pool, types, seed, "float32"):
