@@ -242,7 +242,7 @@ class Fleet:
                 one.registration.info.model.name,
                 one.load,
                 one.placed,
-                kv_tokens=one.registration.info.kv_blocks * one.registration.info.kv_block_size,
+                kv_tokens=one.kv_tokens,
                 cached_tokens=one.prefixes.match(blocks.of(one.prefixes.block_size)),
                 lost=one.instance in lost,
                 numerics=one.numerics,

@@ -233,14 +233,20 @@ class Session:
         if isinstance(error, Cancelled | Superseded):
             self._end(error)
         elif not isinstance(error, Unavailable):
-            self._note_failure()
             refused = isinstance(error, InvalidRequest)
+            if not (refused and self._too_large):
+                self._note_failure()
             self._leave_verifier(error if refused else Unavailable(error.message))
         elif self._state is State.ASKED_BACK or (self._verifier is not None and self._verifier.load.draining):
             self._move(Event.RETURNED)  # one that leaves gives all back: that says nothing of the request
         else:
             self._note_failure()
             self.verifier_lost()
+
+    @property
+    def _too_large(self) -> bool:
+        """Whether its verifier, where it went because no KV pool is large enough, is right to refuse it."""
+        return self._verifier is not None and self._verifier.kv_tokens < self._request.params.most_tokens
 
     def _note_failure(self) -> None:
         """Of a verifier that has it for the first time: what it fails at twice may be the request's fault."""

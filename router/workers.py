@@ -221,6 +221,11 @@ class Verifier(Worker[VerifierListener]):
         self.on_dropped: Callable[[Verifier, Mapping[str, int]], None] | None = None
         self.drafters: OrderedDict[str, None] = OrderedDict()  # worker_ids of those that drafted here last
 
+    @property
+    def kv_tokens(self) -> int:
+        """Returns the tokens that its KV pool has room for: it refuses a session that may come to more."""
+        return self.registration.info.kv_blocks * self.registration.info.kv_block_size
+
     def drafted_by(self, worker_id: str) -> None:
         self.drafters[worker_id] = None
         self.drafters.move_to_end(worker_id)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outrider.errors import Unavailable
+from outrider.errors import InvalidRequest, Unavailable
 from outrider.v1 import verifier_pb2
 from outrider.wire.load import VerifierLoad
 from router.standings import (
@@ -170,6 +170,16 @@ async def test_if_it_is_the_only_one_requests_are_told_so_and_one_tries_it_later
     tried = (await sick.next_command("open")).session_id
     sick.say(**committed(tried, 3, 3), **finished(tried))
     assert len(await trial.task) == 2
+
+
+async def test_a_refusal_of_what_is_too_large_for_the_kv_pool_says_nothing_of_the_verifier(rig: Any) -> None:
+    verifier = await rig.verifier()
+    for _ in range(FAILURES):
+        running = Running(rig, request(max_tokens=rig.fleet.verifiers["v"].kv_tokens))
+        verifier.say(**failed((await verifier.next_command("open")).session_id, INVALID))
+        with pytest.raises(InvalidRequest):
+            await running.task
+    assert rig.sessions.ready() and set_aside(rig, "failed") is None
 
 
 async def test_a_session_of_which_nothing_is_committed_moves_and_its_verifier_is_set_aside(
