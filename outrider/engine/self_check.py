@@ -180,7 +180,8 @@ def _run(
     try:
         for step, counts in enumerate(zip(*sessions, strict=True)):
             drafts = tokens[:DRAFTS] if tuple(sessions[0]) == CHUNKS and step == DRAFTED else []
-            order = sorted(range(len(sessions)), reverse=step % 2 == 1)
+            # longest first, as a step orders its tokens: so rows and tokens are in one order
+            order = sorted(range(len(sessions)), key=[-count for count in counts].__getitem__)
             works, parts = [], []
             if drafts:
                 pool.extend(stranger, 5)
