@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from outrider.client.streamed import Broken, StreamedAnswer, server_sent_events
+from outrider.client.streamed import NO_ANSWER, Broken, StreamedAnswer, no_answer, server_sent_events
 from outrider.errors import InvalidRequest, OutriderError, StartupError, Unavailable
 
 CONNECT_SECONDS = 5.0
@@ -191,7 +191,7 @@ class Client:
                     "name it by --tls-ca"
                 ) from None
             raise Broken(f"no server answers at {self._url}", reached=False) from None
-        except httpx.TransportError:
+        except (httpx.TransportError, httpx.DecodingError):
             raise Broken(self._broke(), cut=True) from None
 
     def _ended(self) -> bool:
@@ -252,7 +252,7 @@ def _body(request: Mapping[str, object]) -> str:
 def _refusal(response: httpx.Response) -> Broken | OutriderError:
     try:
         message = str(response.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
+    except (*NO_ANSWER, RecursionError):
         message = f"the server answered {response.status_code} {response.reason_phrase}; is it Outrider?"
     if response.status_code in FOR_NOW:
         seconds = response.headers.get("retry-after", "")
@@ -261,12 +261,16 @@ def _refusal(response: httpx.Response) -> Broken | OutriderError:
 
 
 def _statistics(chunk: Mapping[str, Any], seconds: float) -> Statistics:
-    speculation = (chunk.get("metrics") or {}).get("speculative_decoding") or {}
-    drafted = speculation.get("num_draft_tokens", 0) > 0
-    return Statistics(
-        completion_tokens=chunk["usage"]["completion_tokens"],
-        seconds=seconds,
-        acceptance_rate=speculation["draft_acceptance_rate"] if drafted else None,
-        mean_accepted_length=speculation["mean_acceptance_length"] if drafted else None,
-        seed=chunk.get("seed"),
-    )
+    """Raises OutriderError if the chunk tells none."""
+    try:
+        speculation = (chunk.get("metrics") or {}).get("speculative_decoding") or {}
+        drafted = speculation.get("num_draft_tokens", 0) > 0
+        return Statistics(
+            completion_tokens=int(chunk["usage"]["completion_tokens"]),
+            seconds=seconds,
+            acceptance_rate=float(speculation["draft_acceptance_rate"]) if drafted else None,
+            mean_accepted_length=float(speculation["mean_acceptance_length"]) if drafted else None,
+            seed=chunk.get("seed"),
+        )
+    except NO_ANSWER:
+        raise no_answer() from None

@@ -13,6 +13,12 @@ from outrider.errors import OutriderError, Overloaded, Superseded, Unavailable
 DONE = "[DONE]"
 FOR_NOW = frozenset({Unavailable.kind, Overloaded.kind, Superseded.kind})  # errors after which it may go on
 
+NO_ANSWER = (ValueError, KeyError, TypeError, AttributeError)  # what reading JSON of another form raises
+
+
+def no_answer() -> OutriderError:
+    return OutriderError("the server's stream is no answer: is it Outrider?")
+
 
 class Broken(Exception):
     """The answer is not complete, and may go on over another connection."""
@@ -44,7 +50,7 @@ def server_sent_events(pieces: Iterable[bytes]) -> Iterator[ServerSentEvent]:
     for piece in pieces:
         *blocks, rest = (rest + piece).split(b"\n\n")
         for block in blocks:
-            fields = dict(_field(line) for line in block.decode().split("\n"))
+            fields = dict(_field(line) for line in block.decode(errors="replace").split("\n"))
             if "data" in fields:
                 yield ServerSentEvent(fields["data"], fields.get("id"))
 
@@ -92,8 +98,8 @@ class StreamedAnswer:
             text = "".join(
                 self._new(choice.get("index", 0), _text(choice) or "") for choice in chunk["choices"]
             )
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise OutriderError("the server's stream is no answer: is it Outrider?") from None
+        except (*NO_ANSWER, RecursionError):
+            raise no_answer() from None
         self.begun = True
         self.last = chunk
         self.event_id = event.id or self.event_id

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
-from fastapi.responses import StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 
 from outrider.client import LONGEST_PAUSE_SECONDS, SILENCE_SECONDS, Client, Statistics
 from outrider.errors import InvalidRequest, OutriderError, Overloaded, StartupError, Superseded, Unavailable
@@ -309,3 +309,28 @@ def test_a_file_of_authorities_that_is_none(tmp_path: Any) -> None:
     for name in ("ca.pem", "absent.pem"):
         with pytest.raises(StartupError, match=f"no certificates can be read from .*{name}"):
             Client("https://h", ca_file=tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("sent", "headers"),
+    [
+        (b"data: \xff\n\n", {}),
+        (b"data: " + b"[" * 100_000 + b"\n\n", {}),
+        (b'data: {"choices":[],"usage":5}\n\ndata: [DONE]\n\n', {}),
+        (b'data: {"choices":[],"usage":{"completion_tokens":"x"}}\n\ndata: [DONE]\n\n', {}),
+        (b'data: {"choices":[],"usage":{"completion_tokens":1},"metrics":[1]}\n\ndata: [DONE]\n\n', {}),
+        (b"no gzip", {"content-encoding": "gzip"}),
+    ],
+)
+async def test_a_server_that_speaks_nonsense(
+    serve_app: ServeApp, sent: bytes, headers: dict[str, str]
+) -> None:
+    app = FastAPI()
+
+    @app.post(PATH)
+    async def answer() -> Response:
+        return Response(sent, headers=headers)
+
+    client = hasty(await serve_app(app), patience_seconds=0.1)
+    with pytest.raises(OutriderError, match=r"is it Outrider|broke before"):
+        await asyncio.to_thread(told, client)
