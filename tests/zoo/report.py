@@ -19,7 +19,7 @@ whenever it is loaded.
 {counts}
 
 **Exact** means bit-exact on a CPU in float32. In bfloat16 nothing is; "yes" there means that the logits are
-those of the model's own code as far as its rounding goes. {seeds}
+those of the model's own code as far as its rounding goes; an empty cell was not tried. {seeds}
 """
 
 
