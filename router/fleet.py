@@ -95,13 +95,16 @@ class Fleet:
                 "another token where two are nearly equal; see --same-numerics",
                 *(model.name, ", ".join(sorted(found))),
             )
-        if model.name not in self._served:
+        max_context, served = verifier.registration.info.max_context, self._served.get(model.name)
+        if served is not None:  # what is promised holds at all of them
+            self._served[model.name] = replace(served, max_context=min(served.max_context, max_context))
+        else:
             assert verifier.registration.tokenizer is not None, "a verifier brings one"
             self._served[model.name] = ServedModel(
                 name=model.name,
                 fingerprint=model.fingerprint,
                 vocab_size=model.vocab_size,
-                max_context=model.max_context,
+                max_context=max_context,
                 eos_token_ids=frozenset(model.eos_token_ids),
                 tokenizer=verifier.registration.tokenizer,
                 created=int(self._unix_time()),

@@ -48,6 +48,11 @@ class WorkerInfo:
     kv_blocks: int
     kv_block_size: int  # tokens a block
 
+    @property
+    def max_context(self) -> int:
+        """Most tokens of a session, prompt and output: the KV pool may hold fewer than the context."""
+        return min(self.model.max_context, self.kv_blocks * self.kv_block_size)
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:

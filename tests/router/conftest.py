@@ -170,6 +170,7 @@ class Rig:
         fingerprint: str = "",
         tokenizer: str = "tokens",
         numerics: str = "",
+        kv_blocks: int = 8,
         answers_as: Identity | None = None,
     ) -> Worker:
         """A worker that listens but has not registered."""
@@ -179,7 +180,7 @@ class Rig:
         )
         described = replace(described, numerics=numerics)
         files = TokenizerFiles(tokenizer, f"json of {tokenizer}", "", {})
-        info = WorkerInfo(identity, described, 8, 16)
+        info = WorkerInfo(identity, described, kv_blocks, 16)
         worker = Worker(info, files, answers_as or identity)
         self.workers.append(worker)
         await worker.start()
