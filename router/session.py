@@ -154,6 +154,8 @@ class Session:
         self._expiry = None
         if deadline is not None:
             self._expiry = asyncio.get_running_loop().call_at(deadline, self._expire)
+        elif self._state in (State.SEEKING, State.GIVEN_BACK) and self._deadline is None:
+            self._await_verifier()  # it was to wait as long as its former client
 
     def _expire(self) -> None:
         self._end(DeadlineExceeded(f"the request was not finished by its deadline{self._missing_numerics}"))

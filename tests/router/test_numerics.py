@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outrider.errors import DeadlineExceeded, Unavailable
+from outrider.errors import DeadlineExceeded, Superseded, Unavailable
 from router import session as session_module
 from router.numerics import missing, news
 from router.requests import SessionEnded, TokensCommitted
@@ -106,16 +106,38 @@ async def test_if_asked_to_it_waits_for_its_own(rig: Any) -> None:
     assert other.commands.empty() and changes(rig) == 0
 
 
-@pytest.mark.parametrize("deadline", [None, 0.3])
+@pytest.mark.parametrize("deadline", [None, 1000.0])
 async def test_its_wait_ends_with_the_client_s_or_with_a_minute(
     rig: Any, monkeypatch: pytest.MonkeyPatch, deadline: float | None
 ) -> None:
     monkeypatch.setattr(session_module, "RESUME_SECONDS", 0.05)
     rig.sessions._same_numerics = True
-    until = None if deadline is None else asyncio.get_running_loop().time() + deadline
-    first, running, _ = await begun(rig, deadline=until)
+    loop = asyncio.get_running_loop()
+    until = None if deadline is None else loop.time() + deadline
+    first, running, session_id = await begun(rig, deadline=until)
     await rig.verifier("other", numerics="bfloat16-2")
     await first.stop()
+    if deadline is not None:
+        await rig.until(lambda: "first" not in rig.fleet.verifiers)
+        await asyncio.sleep(2 * session_module.RESUME_SECONDS)
+        assert not running.task.done(), "its client waits longer than a minute"
+        rig.sessions._open[session_id].expire_at(loop.time())
     with pytest.raises(Unavailable if deadline is None else DeadlineExceeded) as error:
         await running.task
     assert "its text began with the numerics float32-1, and --same-numerics" in str(error.value.message)
+
+
+async def test_who_resumes_one_that_waits_as_long_as_its_former_client_waits_a_minute(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "RESUME_SECONDS", 0.01)
+    monkeypatch.setattr(rig.sessions, "_same_numerics", True)
+    first, running, session_id = await begun(rig, deadline=asyncio.get_running_loop().time() + 100)
+    await rig.verifier("other", numerics="bfloat16-2")
+    await first.stop()
+    with pytest.raises(Unavailable, match="--same-numerics"):
+        async with asyncio.timeout(120):
+            async for _event in rig.sessions.resume(session_id):
+                await rig.until(lambda: "first" not in rig.fleet.verifiers)
+    with pytest.raises(Superseded):
+        await running.task
