@@ -65,7 +65,7 @@ async def _first_words(
         return f"{address} takes connections and says nothing"
     except ssl.SSLError as error:  # with TLS 1.3 a server looks at our certificate after we are done
         return f"{address} does not take this process's certificate: {_words(error)}"
-    except ConnectionError:
+    except OSError:
         said = b""
     if said.startswith(ALERT) or (not said and not encrypted):
         return f"{address} ends connections without TLS at once: it wants --tls-cert, --tls-key and --tls-ca"
