@@ -66,6 +66,8 @@ class Fleet:
         self.standings = Standings(metrics, clock)
         self._of_model: Pools[str, Verifier] = Pools()
         self._numerics: defaultdict[str, Counter[str]] = defaultdict(Counter)  # by model, where they are told
+        # By model, how many verifiers can hold a session of so many tokens.
+        self._contexts: defaultdict[str, Counter[int]] = defaultdict(Counter)
         self._block_sizes: Counter[int] = Counter()  # of all verifiers
         self._holders = PrefixHolders()
         self._of_draft: Pools[tuple[str, str], Drafter] = Pools()  # by tokenizer and model fingerprint
@@ -95,16 +97,14 @@ class Fleet:
                 "another token where two are nearly equal; see --same-numerics",
                 *(model.name, ", ".join(sorted(found))),
             )
-        max_context, served = verifier.registration.info.max_context, self._served.get(model.name)
-        if served is not None:  # what is promised holds at all of them
-            self._served[model.name] = replace(served, max_context=min(served.max_context, max_context))
-        else:
+        self._contexts[model.name][verifier.registration.info.max_context] += 1
+        if model.name not in self._served:
             assert verifier.registration.tokenizer is not None, "a verifier brings one"
             self._served[model.name] = ServedModel(
                 name=model.name,
                 fingerprint=model.fingerprint,
                 vocab_size=model.vocab_size,
-                max_context=max_context,
+                max_context=verifier.registration.info.max_context,
                 eos_token_ids=frozenset(model.eos_token_ids),
                 tokenizer=verifier.registration.tokenizer,
                 created=int(self._unix_time()),
@@ -143,9 +143,10 @@ class Fleet:
         self._of_model.remove(name, worker)
         self._block_sizes -= Counter([worker.prefixes.block_size])
         self._numerics[name] -= Counter([worker.numerics])
+        self._contexts[name] -= Counter([worker.registration.info.max_context])
         self._count()
         if not self._of_model[name]:
-            del self._served[name], self._numerics[name]
+            del self._served[name], self._numerics[name], self._contexts[name]
         for listener in worker.take_listeners():
             listener.verifier_lost()
         return True
@@ -160,8 +161,13 @@ class Fleet:
             verifier.cancel(session_id)
 
     def models(self) -> list[ServedModel]:
+        """Returns each with the longest context that one of its verifiers holds: placement knows which."""
         return [
-            replace(model, numerics=tuple(sorted(self._numerics[model.name])))
+            replace(
+                model,
+                max_context=max(self._contexts[model.name]),
+                numerics=tuple(sorted(self._numerics[model.name])),
+            )
             for model in sorted(self._served.values(), key=lambda model: model.name)
         ]
 

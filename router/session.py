@@ -247,8 +247,9 @@ class Session:
 
     @property
     def _too_large(self) -> bool:
-        """Whether its verifier, where it went because no KV pool is large enough, is right to refuse it."""
-        return self._verifier is not None and self._verifier.kv_tokens < self._request.params.most_tokens
+        """Whether its verifier, where it went because no other holds more, is right to refuse it."""
+        verifier, most = self._verifier, self._request.params.most_tokens
+        return verifier is not None and verifier.registration.info.max_context < most
 
     def _note_failure(self) -> None:
         """Of a verifier that has it for the first time: what it fails at twice may be the request's fault."""

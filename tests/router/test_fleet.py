@@ -46,13 +46,16 @@ async def test_a_prompt_goes_where_its_like_went_before(
             await worker.next_command("close")
 
 
-async def test_a_context_is_served_as_long_as_every_verifiers_kv_pool_holds_it(rig: Any) -> None:
-    """Else a request that names no max_tokens, and so gets all that is left, would be refused."""
+async def test_a_context_is_served_as_long_as_one_verifiers_kv_pool_holds_it(rig: Any) -> None:
+    """Else a chat that names no max_tokens would be refused; and one small verifier refuses nobody's."""
     served = []
-    for worker_id, kv_blocks in (("v1", 8), ("v2", 2), ("v3", 8)):
-        await rig.verifier(worker_id, kv_blocks=kv_blocks)
+    workers = []
+    for worker_id, kv_blocks in (("v1", 1), ("v2", 2), ("v3", 1)):
+        workers.append(await rig.verifier(worker_id, kv_blocks=kv_blocks))
         served += [model.max_context for model in rig.fleet.models()]
-    assert served == [64, 32, 32]
+    await workers[1].stop()
+    await rig.until(lambda: "v2" not in rig.fleet.verifiers)
+    assert [*served, *(model.max_context for model in rig.fleet.models())] == [16, 32, 32, 16]
 
 
 async def test_the_drafter_that_is_nearer_to_the_sessions_verifier_drafts(rig: Any) -> None:
