@@ -18,7 +18,7 @@ UNREACHED_SECONDS = 30.0
 MOST_DOUBTS = 4096  # the oldest go first
 MOST_TOLD = 3
 
-Doubt = tuple[str, str]  # the drafter's id, and the verifier's, or "" where it is about all of them
+Doubt = tuple[str, str]  # the drafter's id, and that of the verifier which it does not reach, or "" for all
 
 
 class DrafterDoubts:
@@ -28,7 +28,6 @@ class DrafterDoubts:
         self._metrics = metrics
         self._clock = clock
         self._until: dict[Doubt, float] = {}
-        self._unreached: dict[Doubt, str] = {}  # those of drafters that do not reach a verifier: why
 
     def about(self, drafter_id: str, verifier_id: str) -> bool:
         """Returns whether others are preferred to the drafter for sessions of the verifier."""
@@ -54,12 +53,11 @@ class DrafterDoubts:
         doubt = drafter.identity.worker_id, verifier.identity.worker_id
         if self._note(doubt, UNREACHED_SECONDS):
             log.warning("drafter %s does not draft for verifier %s: %s", *doubt, reason)
-        self._unreached[doubt] = reason
 
     def told(self) -> str:
         """Returns a sentence about the drafters that reach a verifier not, or ""."""
         now = self._clock()
-        pairs = [doubt for doubt in self._unreached if self._until.get(doubt, 0.0) > now]
+        pairs = [doubt for doubt, until in self._until.items() if doubt[1] and until > now]
         sentences = [f"drafter {pair[0]} does not draft for verifier {pair[1]}" for pair in pairs[:MOST_TOLD]]
         more = len(pairs) - MOST_TOLD
         return "; ".join([*sentences, f"and {more} more"] if more > 0 else sentences)
@@ -71,7 +69,6 @@ class DrafterDoubts:
         until = max(now + seconds, self._until.pop(doubt, 0.0))
         if new:
             self._until = {known: at for known, at in self._until.items() if at > now}
-            self._unreached = {known: why for known, why in self._unreached.items() if known in self._until}
         while len(self._until) >= MOST_DOUBTS:
             del self._until[next(iter(self._until))]
         self._until[doubt] = until
