@@ -103,8 +103,9 @@ def _read(files: TlsFiles) -> Material:
     except ssl.SSLError as error:
         raise ValueError(_why_no_pair(files, error)) from None
     try:
-        client.load_verify_locations(cadata=(cert if ca is None else ca).decode("ascii"))
-    except (ssl.SSLError, UnicodeDecodeError):
+        # Beside the certificates a file may hold words, in any script.
+        client.load_verify_locations(cadata=(cert if ca is None else ca).decode("ascii", "ignore"))
+    except ssl.SSLError:
         raise ValueError(f"{files.ca or files.cert}: no certificate in PEM") from None
     if ca is None:
         client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it is its own authority: only its time counts
