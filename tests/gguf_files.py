@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, TokenType, get_tensor_name_map
+from gguf import (
+    MODEL_ARCH,
+    GGMLQuantizationType,
+    GGUFWriter,
+    RopeScalingType,
+    TokenType,
+    get_tensor_name_map,
+)
 from safetensors.torch import load_file
 
 END = ".weight"
 
 
-def write_gguf(folder: Path, file: Path, kind: GGMLQuantizationType = GGMLQuantizationType.F32) -> Path:
+def write_gguf(
+    folder: Path,
+    file: Path,
+    kind: GGMLQuantizationType = GGMLQuantizationType.F32,
+    tensors: Mapping[str, torch.Tensor] | None = None,
+    scaling: str | None = None,
+) -> Path:
     """Writes the Llama checkpoint of a folder, its tokenizer and chat template included, and returns the
-    file. `kind` is the format of the matrices: F32 or Q8_0."""
+    file. `kind` is the format of the matrices: F32 or Q8_0; `tensors` are written beside them, `scaling` is
+    the rotary scaling that the file tells of."""
     config = json.loads((folder / "config.json").read_text())
     heads, key_heads = config["num_attention_heads"], config["num_key_value_heads"]
     writer = GGUFWriter(file, "llama")
@@ -31,7 +46,11 @@ def write_gguf(folder: Path, file: Path, kind: GGMLQuantizationType = GGMLQuanti
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
+    if scaling is not None:
+        writer.add_rope_scaling_type(RopeScalingType(scaling))
     _add_tokenizer(writer, folder)
+    for name, tensor in (tensors or {}).items():
+        writer.add_tensor(name, tensor.numpy())
     names = get_tensor_name_map(MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     for name, weight in load_file(folder / "model.safetensors").items():
         if "q_proj" in name or "k_proj" in name:

@@ -17,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 from outrider.engine.assembly import build_engine
 from outrider.engine.checkpoint import Checkpoint, fingerprint, locate, look_over
 from outrider.engine.engine import Engine
+from outrider.engine.gguf_file import complete, parsed_once, unused
 from outrider.engine.parts import Parts, check_parts, usual
 from outrider.engine.quantized_checkpoint import prepare
 from outrider.engine.ranks import Ranks, of_the_group
@@ -75,14 +76,15 @@ def load_engine(
     tell("looking over the checkpoint", 0.0)
     checkpoint = locate(path_or_id)
     look_over(checkpoint)
-    config = _config(checkpoint)
-    quantized = prepare(config, checkpoint, target)
-    digest = fingerprint(checkpoint) if ranks is None or ranks.leads else ""
-    if ranks is not None:
-        check_divisible(config, checkpoint_name(path_or_id), size)
-        _connect(ranks, target)
-    tell("loading weights", 0.1)
-    model = _model(checkpoint, config, wanted, target, ranks)
+    with parsed_once(checkpoint):
+        config = _config(checkpoint)
+        quantized = prepare(config, checkpoint, target)
+        digest = fingerprint(checkpoint) if ranks is None or ranks.leads else ""
+        if ranks is not None:
+            check_divisible(config, checkpoint_name(path_or_id), size)
+            _connect(ranks, target)
+        tell("loading weights", 0.1)
+        model = _model(checkpoint, config, wanted, target, ranks)
     info = describe(model, name or checkpoint_name(path_or_id), digest, str(target))
     info = replace(info, tensor_parallel_size=size)
     if quantized is not None and model.is_quantized:  # its layers are those of the package that quantised it
@@ -139,6 +141,8 @@ def _config(checkpoint: Checkpoint) -> Any:
         raise StartupError(
             f"{checkpoint} holds a model of type {config.model_type}, which is not a causal language model"
         )
+    if checkpoint.gguf is not None:
+        complete(config, checkpoint)
     return config
 
 
@@ -178,6 +182,8 @@ def _model(
             raise PeerLost("a process of the tensor-parallel group ended") from error
         reason = str(error).strip().split("\n")[0]
         raise StartupError(f"the weights in {checkpoint} do not load ({reason})") from None
+    if checkpoint.gguf is not None:
+        report = {**report, "unexpected_keys": {*report["unexpected_keys"], *unused(model, checkpoint)}}
     _all_used(checkpoint, type(model).__name__, report)
     if not {"distributed_config", "device_map"} & told.keys():  # otherwise it is there
         model = model.to(device)

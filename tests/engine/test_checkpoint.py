@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import httpx
 import pytest
 import torch
@@ -15,6 +16,8 @@ from gguf import GGMLQuantizationType
 from huggingface_hub import errors
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from outrider.engine import hub
 from outrider.engine.checkpoint import Checkpoint, locate
@@ -77,6 +80,56 @@ def test_a_rounded_gguf_file_is_nearly_that(checkpoint: Callable[..., Path], tmp
     expected = logits(loaded(folder))
     assert 1e-4 < (logits(engine) - expected).norm() / expected.norm() < 0.3
     assert engine.info.bit_exact
+
+
+def test_a_gguf_file_of_llama_3_has_its_rotary_scaling(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """llama.cpp writes it as a tensor, which transformers does not read."""
+    plain = checkpoint("llama", vocab_size=300)
+    told = json.loads((plain / "config.json").read_text())["rope_parameters"]
+    scaling = {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling["original_max_position_embeddings"] = 8192
+    folder = copied(plain, tmp_path / "scaled", rope_parameters={**told, **scaling, "rope_type": "llama3"})
+    rotary = LlamaRotaryEmbedding(LlamaConfig.from_pretrained(folder))
+    unscaled = LlamaRotaryEmbedding(LlamaConfig.from_pretrained(plain))
+    factors = {"rope_freqs.weight": unscaled.inv_freq / rotary.inv_freq}
+    assert factors["rope_freqs.weight"].max() == 32
+    expected = logits(loaded(folder))
+    assert not torch.equal(logits(loaded(plain)), expected)
+    assert torch.equal(logits(loaded(write_gguf(folder, tmp_path / "a.gguf", tensors=factors))), expected)
+    for other in (factors["rope_freqs.weight"].flip(0), torch.zeros(8), torch.full((8,), torch.inf)):
+        refused = refusal(write_gguf(folder, tmp_path / "b.gguf", tensors={"rope_freqs.weight": other}))
+        assert "scales its rotary frequencies (rope_freqs.weight) in a way that is not Llama 3's" in refused
+
+
+def test_what_transformers_passes_by_in_a_gguf_file_is_refused_by_name(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = checkpoint("llama", vocab_size=300)
+    bias = {"blk.0.attn_q.bias": torch.ones(64)}
+    assert "has no place for blk.0.attn_q.bias" in refusal(
+        write_gguf(folder, tmp_path / "a.gguf", tensors=bias)
+    )
+    longer = write_gguf(folder, tmp_path / "b.gguf", scaling="yarn")
+    assert "has llama.rope.scaling.type = yarn, which transformers does not read" in refusal(longer)
+    loaded(write_gguf(folder, tmp_path / "c.gguf", scaling="none"))
+
+
+def test_a_gguf_file_is_parsed_once(
+    checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[str] = []
+
+    class Counted(gguf.GGUFReader):
+        def __init__(self, path: str) -> None:
+            parsed.append(path)
+            super().__init__(path)
+
+    monkeypatch.setattr(gguf, "GGUFReader", Counted)
+    file = write_gguf(checkpoint("llama", vocab_size=300), tmp_path / "a.gguf")
+    loaded(file)
+    assert parsed == [str(file)] and gguf.GGUFReader is Counted
 
 
 def test_gguf_files_that_cannot_be_read(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
