@@ -31,6 +31,7 @@ MAX_BACKOFF_SECONDS = 2.0
 GOOD_SECONDS = 10.0  # for which a worker must be held, for the pauses to begin anew
 REPEAT_SECONDS = 10.0  # between two tellings of the same word: a store may have lost the first
 RETRY_SECONDS = 1.0  # after a telling that the store did not take
+ROUND_SECONDS = 1.0  # words are repeated in rounds, so that a store takes many of them in one call
 MOST_JOINING = 16  # workers of a role that the router connects to at once: sessions run meanwhile
 TURN_SECONDS = 0.5  # after which one that has not answered keeps no other waiting
 
@@ -141,7 +142,7 @@ class WorkerDiscovery:
         if verifies:  # a drafter is not trusted with the memory and the time that a tokenizer takes
             tokenizer = await self._tokenizer(record)
         events = (VERIFIER_SESSIONS if verifies else DRAFTER_SESSIONS).answered
-        async with channel(record.address, self._tls, events.max_bytes) as connection:
+        async with channel(record.address, self._tls, events.max_bytes, watched=True) as connection:
             registration = Registration(record.info, record.address, tokenizer)
             kind = Verifier if verifies else Drafter
             worker: Verifier | Drafter | None = None
@@ -249,7 +250,9 @@ class WorkerDiscovery:
             with suppress(OutriderError):
                 await self._store.answer(worker, self._router.worker_id, refusal)
                 pause = REPEAT_SECONDS
-            await asyncio.sleep(pause * (0.5 + self._jitter() / 2))
+            now = asyncio.get_running_loop().time()
+            then = now + pause * (0.5 + self._jitter() / 2)
+            await asyncio.sleep(then - now + ROUND_SECONDS - then % ROUND_SECONDS)
 
 
 def _tokenized(record: WorkerRecord) -> Tokenized:

@@ -185,15 +185,18 @@ def bind(
 
 
 def channel(
-    address: str, tls: Tls | None = None, max_receive_bytes: int = MAX_MESSAGE_BYTES
+    address: str, tls: Tls | None = None, max_receive_bytes: int = MAX_MESSAGE_BYTES, *, watched: bool = False
 ) -> grpc.aio.Channel:
-    """Returns a channel to host:port that notices a silent peer within seconds and reconnects by itself.
+    """Returns a channel to host:port that notices a silent peer within seconds and reconnects by itself. One
+    that is `watched` does not: its streams have signs of life of their own (outrider/net/heartbeat.py).
 
     With `tls` both ends show certificates. The channel keeps the certificates that it was made with, so a
     long-lived one must be made anew after a renewal. A message of more than `max_receive_bytes` ends its call
     with RESOURCE_EXHAUSTED.
     """
     options = [*_CHANNEL_OPTIONS, ("grpc.max_receive_message_length", max_receive_bytes)]
+    if watched:
+        options.append(("grpc.keepalive_time_ms", 2**31 - 1))
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
     return grpc.aio.secure_channel(address, tls.channel_credentials(), options=options)

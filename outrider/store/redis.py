@@ -20,7 +20,7 @@ import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from redis.asyncio import Redis
@@ -29,7 +29,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError, RedisError
 
-from outrider.errors import StartupError, Unavailable
+from outrider.errors import OutriderError, StartupError, Unavailable
 from outrider.net.tasks import propagate_cancel
 from outrider.store.redis_listing import ALIVE, INDEX, MARK, NOW, WORKER, Listing
 from outrider.store.redis_logs import RedisSessionLogs
@@ -53,7 +53,7 @@ POLL_SECONDS = 0.5
 EPOCH_SHARE = 0.75  # of a record's time: a clock that jumps over records jumps over the epoch, too
 REDIS_ANSWER_SECONDS = 2.0  # a Redis that has not answered by then is away
 MOST_CONNECTIONS = 16  # of one process; who finds all in use waits for one, and then as for an answer
-MOST_ANSWERS = 4  # of these for words to workers, of which there may be many at once: nobody waits for them
+MOST_WORDS = 256  # to workers that one call takes
 AWAY_SECONDS = 0.25  # between attempts to reach one that is away
 LISTING_SECONDS = 0.2  # between two listings at least: many that come at once are one change
 CHANGES = "outrider:changes"
@@ -111,13 +111,25 @@ return 1
 """
 )
 ANSWER = """
-if redis.call('HGET', KEYS[1], 'incarnation') == ARGV[1] then
-  local time = redis.call('TIME')
-  redis.call('HSET', KEYS[1], ARGV[2], string.format('%.3f %s', time[1] + time[2] / 1e6, ARGV[3]))
+local time = redis.call('TIME')
+for i, key in ipairs(KEYS) do
+  if redis.call('HGET', key, 'incarnation') == ARGV[3 * i - 2] then
+    redis.call('HSET', key, ARGV[3 * i - 1], string.format('%.3f %s', time[1] + time[2] / 1e6, ARGV[3 * i]))
+  end
 end
 """
 T = TypeVar("T")
 Records = Mapping[WorkerKey, WorkerRecord]
+
+
+@dataclass(slots=True)
+class _Word:
+    """A router's word on its way to a worker."""
+
+    key: str
+    said: tuple[str, bytes, str]  # incarnation, field, JSON
+    told: bool = False
+    error: OutriderError | None = None
 
 
 class RedisStore:
@@ -141,7 +153,8 @@ class RedisStore:
         self._clock = clock
         self._word_seconds = word_seconds
         self._reached = False
-        self._answering = asyncio.Semaphore(MOST_ANSWERS)
+        self._words: list[_Word] = []  # that wait to be told
+        self._telling = asyncio.Lock()
         self.logs = RedisSessionLogs(self._redis, self._asked)
         self._beat, self._leave, self._answer = (
             self._redis.register_script(script) for script in (BEAT, LEAVE, ANSWER)
@@ -216,14 +229,30 @@ class RedisStore:
     async def answer(
         self, identity: Identity, router_id: str, refusal: str | None, trouble: str | None = None
     ) -> None:
-        word = json.dumps([refusal, trouble])
-        async with self._answering:
-            await self._asked(
-                self._answer(
-                    keys=[WORKER + _name(identity)],
-                    args=[str(identity.incarnation), WORD + router_id.encode(), word],
-                )
-            )
+        said = str(identity.incarnation), WORD + router_id.encode(), json.dumps([refusal, trouble])
+        word = _Word(WORKER + _name(identity), said)
+        self._words.append(word)
+        async with self._telling:
+            while not word.told and word.error is None:
+                await self._tell()
+        if word.error is not None:
+            raise word.error
+
+    async def _tell(self) -> None:
+        """Tells words that wait, many in one call: a router has one for each worker."""
+        now, self._words = self._words[:MOST_WORDS], self._words[MOST_WORDS:]
+        try:
+            keys, args = [word.key for word in now], [part for word in now for part in word.said]
+            await self._asked(self._answer(keys=keys, args=args))
+        except OutriderError as error:
+            for word in now:
+                word.error = error
+        except BaseException:  # who tells them is cancelled: whoever waits next tells them
+            self._words[:0] = now
+            raise
+        else:
+            for word in now:
+                word.told = True
 
     async def _asked(self, asked: Awaitable[T]) -> T:
         try:

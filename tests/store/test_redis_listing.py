@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from outrider.store.redis import MOST_ANSWERS, MOST_CONNECTIONS, RedisStore
+from outrider.store.redis import MOST_CONNECTIONS, MOST_WORDS, RedisStore
 from outrider.store.redis_listing import RECORDS_AT_ONCE, Listing
 from outrider.store.url import parse_store_url
 from outrider.wire.description import WorkerRecord
@@ -93,19 +93,21 @@ async def test_a_redis_that_has_lost_a_change_does_not_hide_the_next(
     assert ids(found) == {"a", "c"}
 
 
-async def test_words_to_many_workers_leave_connections_to_others(store: RedisStore, record: Record) -> None:
-    under_way = most = 0
+async def test_words_to_many_workers_are_one_call(store: RedisStore, record: Record) -> None:
+    calls: list[int] = []
     answer = store._answer
 
     async def counted(**asked: Any) -> Any:
-        nonlocal under_way, most
-        under_way += 1
-        most = max(most, under_way)
-        try:
-            return await answer(**asked)
-        finally:
-            under_way -= 1
+        calls.append(len(asked["keys"]))
+        return await answer(**asked)
 
     store._answer = counted  # type: ignore[assignment]
-    await asyncio.gather(*(store.answer(record(f"w{each}").info.identity, "r", None) for each in range(100)))
-    assert most == MOST_ANSWERS < MOST_CONNECTIONS
+    workers = [record(f"w{each}") for each in range(MOST_WORDS + 100)]
+    for worker in workers:
+        await store.beat(worker)
+    telling = [asyncio.create_task(store.answer(each.info.identity, "r", None)) for each in workers]
+    await asyncio.sleep(0)
+    telling[0].cancel()  # who tells for the others
+    await asyncio.gather(*telling, return_exceptions=True)
+    assert calls == [1, MOST_WORDS, 100], "its own is told once more, with the others"
+    assert {(await store.beat(worker)).taken_in_by for worker in workers[1:]} == {("r",)}
