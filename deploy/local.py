@@ -15,10 +15,13 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from outrider.errors import StartupError
 from outrider.options.model_id import checkpoint_name
@@ -26,11 +29,15 @@ from outrider.options.protection import check_reach
 from router.banner import banner
 from router.config import LOOPBACK, RouterConfig
 
+if TYPE_CHECKING:
+    from ray.serve.schema import ServeStatus
+
 OnSignal = Callable[[int, FrameType | None], None]
 
 APP = "outrider"
 CPUS = 8  # at least; Ray only counts them
 OBJECT_STORE_BYTES = 128 * 2**20  # nothing large is ever put there
+START_SECONDS = 300.0  # that a part of the start may take, on a machine that has much else to do
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -48,6 +55,11 @@ def environment(folder: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(_free_port()),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port()),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",  # nobody else needs to hear that it stops
+        # How long Ray and Serve wait before they give a process up: on a busy machine it is only slow.
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "100",  # three times in a row
+        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "30",  # three times in a row
+        "RAY_SERVE_HAPROXY_STARTUP_TIMEOUT_S": "100",
+        "RAY_worker_register_timeout_seconds": "300",
         "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "token",
@@ -91,6 +103,7 @@ def _cluster(
     try:
         import ray
         from ray import serve
+        from ray.exceptions import RayError
         from ray.serve.config import gRPCOptions
     except ModuleNotFoundError:
         raise StartupError("Ray is not installed: install outrider[ray], or use make cluster") from None
@@ -125,19 +138,24 @@ def _cluster(
         except Exception as error:  # Ray has no type for a node that is not there after its 30 seconds
             raise StartupError(f"Ray does not start: {_last_line(error)}") from None
         _heed_signals(on_signal)  # again: Ray has handlers of its own
-        serve.start(
+        start_serve = partial(
+            serve.start,
             http_options={"host": host, "port": port},
             grpc_options=gRPCOptions(port=grpc_port, grpc_servicer_functions=SERVICER_FUNCTIONS),
         )
+        see_through(start_serve, lambda: _proxies_serve(serve.status()))
         _say("starting the application")
-        serve.run(made, name=APP, route_prefix="/")
+        see_through(
+            partial(serve.run, made, name=APP, route_prefix="/"),
+            lambda: _proxies_serve(serve.status()) and _application_runs(serve.status()),
+        )
         yield banner(
             f"http://{host}:{port}",
             f"{host}:{grpc_port}",
             name or checkpoint_name(target),
             keyed=told.api_keys is not None or API_KEYS in os.environ,
         )
-    except RuntimeError as error:
+    except (RuntimeError, RayError, TimeoutError) as error:
         raise StartupError(f"the application does not start: {_last_line(error)}") from None
     finally:
         _say("stopping")
@@ -145,6 +163,46 @@ def _cluster(
             if ray.is_initialized():
                 serve.shutdown()  # type: ignore[no-untyped-call]
         ray.shutdown()
+
+
+def see_through(
+    step: Callable[[], object],
+    is_done: Callable[[], bool],
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> None:
+    """Has Serve do a step of the start, and sees whether it comes about where Serve itself stopped waiting.
+
+    It waits a minute for its proxies, whatever its settings say, and no longer for one that was replaced. Its
+    controller goes on with both. Raises StartupError.
+    """
+    from ray.exceptions import RayActorError
+
+    try:
+        step()
+        return
+    except (TimeoutError, RayActorError) as error:
+        reason = _last_line(error)
+    until = clock() + START_SECONDS
+    while True:
+        with suppress(TimeoutError, RayActorError):
+            if is_done():
+                return
+        if clock() >= until:
+            raise StartupError(f"Ray Serve is not ready after {START_SECONDS:.0f} seconds: {reason}")
+        pause(0.2)
+
+
+def _proxies_serve(status: ServeStatus) -> bool:
+    return bool(status.proxies) and all(state == "HEALTHY" for state in status.proxies.values())
+
+
+def _application_runs(status: ServeStatus) -> bool:
+    """Raises StartupError if it never will."""
+    application = status.applications[APP]
+    if application.status == "DEPLOY_FAILED":
+        raise StartupError(f"the application does not start: {application.message}")
+    return application.status == "RUNNING"
 
 
 def _heed_signals(on_signal: OnSignal) -> None:
