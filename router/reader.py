@@ -1,4 +1,4 @@
-"""Who reads a session: from the first output token on, however much of it has come already."""
+"""Who reads a session: what has come of it already, then what comes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 
 
 class Reader:
-    """Goes through a session's events, from the first output token on."""
+    """Goes through a session's events, from the first output token on: `known` ones, and those of `next`."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._steps = 0  # that it has had
+        self._steps = session.transcript.steps  # that it has had
+        self.known = session.transcript.known() if self._steps else ()
 
     @property
     def superseded(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,6 +38,8 @@ class TokensCommitted:
 @dataclass(frozen=True, slots=True)
 class SessionBegun:
     """The first event: from now on its client may be told its id, as another router could go on with it."""
+
+    known: Iterable[TokensCommitted] = ()  # of one that is resumed, what came before; to be gone through once
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +118,8 @@ class SessionRunner(Protocol):
         ...
 
     def resume(self, session_id: SessionId) -> Events:
-        """SessionBegun, and all events of a session from its first output token on: those of its log at once,
-        then new ones as by `run`. Whoever else iterates the session hears Superseded. Raises what `recall`
-        and `run` raise."""
+        """SessionBegun with all steps that its log has, then new events as by `run`. Whoever else
+        iterates the session hears Superseded. Raises what `recall` and `run` raise."""
         ...
 
     def cancel(self, session_id: SessionId) -> None:

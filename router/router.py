@@ -59,7 +59,14 @@ class Router:
         self.identity = _identity()
         self.metrics = Metrics()
         self.fleet = Fleet(self.metrics, clock=time.monotonic)
-        self.log_writer = SessionLogWriter(store.logs, self.identity.worker_id, self.metrics, session_ttl)
+        self.threads = Threads()
+        self.log_writer = SessionLogWriter(
+            store.logs,
+            self.identity.worker_id,
+            self.metrics,
+            session_ttl,
+            decoding=self.threads.of_logs,
+        )
         self.sessions = Sessions(
             self.fleet,
             self.log_writer,
@@ -69,7 +76,6 @@ class Router:
             same_numerics=same_numerics,
         )
         self.draw_below = _draw_below(seed)
-        self.threads = Threads()
         self.share_prefixes = share_prefixes
         self.app: FastAPI = create_app(
             self.sessions,

@@ -57,9 +57,10 @@ class SessionEvents:
         self._session = self._open_session()
         self._reader = self._session.read()
         self._began = asyncio.get_running_loop().time()
-        self._first = asyncio.create_task(self._reader.next())  # the workers read the prompt meanwhile
+        if not self._reader.known:  # which may hold a stop string: no worker is needed then
+            self._first = asyncio.create_task(self._reader.next())  # the workers read the prompt meanwhile
         await self._log_begun(self._session.id)
-        return SessionBegun()
+        return SessionBegun(self._reader.known)
 
     async def aclose(self) -> None:
         await self._close(None)

@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -35,6 +36,7 @@ MAX_LOSSES = 16  # a log that the store loses more often than this is not writte
 MAX_REFUSALS = 5  # in a row, of the same records: a log that the store does not take is not written again
 PROBE_SECONDS = 2.0  # a store that nothing is written to is asked so often whether it is there
 AWAY_SECONDS = 0.25  # between attempts to reach one that is away
+SHORT_BYTES = 4096  # a log that is decoded in less time than it is handed to a thread
 BEGUN_SECONDS = 0.25  # that a slow store may hold back what a client hears first
 
 
@@ -81,13 +83,15 @@ class SessionLogWriter:
         metrics: Metrics,
         ttl_seconds: float = SESSION_TTL_SECONDS,
         max_pending_bytes: int = MAX_PENDING_BYTES,
+        decoding: Executor | None = None,
     ) -> None:
-        """`name` is that of this router's incarnation."""
+        """`name` is that of this router's incarnation. `decoding`: where long logs are decoded."""
         self._logs = logs
         self._name = name
         self._metrics = metrics
         self._ttl_seconds = ttl_seconds
         self._max_pending_bytes = max_pending_bytes
+        self._decoding = decoding
         self._dirty: dict[SessionId, LogCursor] = {}  # with something that is not written
         self._pending: dict[SessionId, LogCursor] = {}  # of these, the ones that are over; oldest first
         self._pending_bytes = 0
@@ -148,7 +152,7 @@ class SessionLogWriter:
         first = await self._logs.read(session_id)
         if first is None:
             raise self._missing()
-        return Transcript.from_log(session_id, first)
+        return await self._decoded(session_id, first)
 
     async def take(self, session_id: SessionId) -> TakenSession:
         """Takes the log over, from whichever router. Who asks while somebody takes it gets the same.
@@ -172,7 +176,13 @@ class SessionLogWriter:
             return TakenSession(cursor.transcript, cursor.owner, cursor.written)  # over, and still all here
         if taken is None:
             raise self._missing()
-        return TakenSession(Transcript.from_log(session_id, taken.content), taken.owner, taken.length)
+        return TakenSession(await self._decoded(session_id, taken.content), taken.owner, taken.length)
+
+    async def _decoded(self, session_id: SessionId, content: bytes) -> Transcript:
+        if len(content) <= SHORT_BYTES:
+            return Transcript.from_log(session_id, content)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._decoding, Transcript.from_log, session_id, content)
 
     def _missing(self) -> OutriderError:
         """Returns why there is no such log: while nothing can be written, another router may have it in its

@@ -99,9 +99,7 @@ class Sessions:
             taken = await self._log_writer.take(session_id)
             end = taken.transcript.reached
             if end is not None:
-                yield SessionBegun()
-                for index in range(taken.transcript.steps):
-                    yield taken.transcript.step(index)
+                yield SessionBegun(taken.transcript.known())
                 if end is FinishReason.CANCELLED:
                     raise _cancelled()
                 yield SessionEnded(end)

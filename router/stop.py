@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -64,7 +65,7 @@ class _Table:
 
     def __init__(self, string: str) -> None:
         self.string = string
-        self._shorter = [0]  # [n - 1]: the next shorter beginning that also ends string[:n]
+        self._shorter = array("I", [0])  # [n - 1]: the next shorter beginning that also ends string[:n]
         for character in string[1:]:
             self._shorter.append(self.extended(self._shorter[-1], character))
 

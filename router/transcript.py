@@ -75,6 +75,10 @@ class Transcript:
             self._numerics.get(index, ""),
         )
 
+    def known(self) -> Iterator[TokensCommitted]:
+        """Returns the steps so far, one after the other; another thread may go through them."""
+        return map(self.step, range(self.steps))
+
     def add(self, step: TokensCommitted) -> None:
         if not self._ends:
             self._cached_prompt_tokens = step.cached_prompt_tokens

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from itertools import islice
 
 from outrider.errors import OutriderError
 from outrider.wire.session import FinishReason
 from router.api.acceptance import SpeculationStats
+from router.api.threads import Retelling
 from router.api.validation import Generation
 from router.detokenize import Detokenizer
 from router.metrics import Metrics
 from router.requests import Events, GenerationRequest, SessionBegun, SessionEnded, TokensCommitted
 from router.stop import StopMatcher
+
+GROUP = 256  # steps of a log that are told at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,19 @@ class _Output:
         self.usage.completion_tokens += taken
         return Chunk(text, event.tokens[max(0, after - before) : taken], before + taken)
 
+    def retell(self, steps: Iterator[TokensCommitted], after: int) -> tuple[list[Chunk], bool]:
+        """Takes the next steps of a log. Returns what follows the first `after` tokens, and whether there may
+        be more."""
+        chunks, taken = [], 0
+        for step in islice(steps, GROUP):
+            taken += 1
+            chunk = self.add(step, after)
+            if chunk.position > after:
+                chunks.append(chunk)
+            if self.matcher.stopped:
+                break
+        return chunks, taken == GROUP and not self.matcher.stopped
+
     def finish(self) -> str:
         """The text that was still open; sets `stopped` where it completes a stop string."""
         text = self.matcher.push(self.detokenizer.flush())
@@ -94,11 +111,13 @@ async def generate(
     session: GenerationRequest,
     metrics: Metrics,
     after: int | None = None,
+    retelling: Retelling | None = None,
 ) -> AsyncGenerator[SessionBegun | Chunk | Result, None]:
     """SessionBegun, chunks, then one Result. Closing it closes the session; so does a stop string, at once.
 
     `events`: all of the session. `after`: where it is resumed, the position of its client, who gets what
-    follows it; None = a new session. Raises what `events` raises; chunks given before stay valid."""
+    follows it; None = a new session. `retelling`: its place, needed up to SessionBegun. Raises what `events`
+    raises; chunks given before stay valid."""
     output = _Output(
         detokenizer=generation.tokenizer.detokenizer(),
         matcher=generation.stop.matcher(),
@@ -108,12 +127,17 @@ async def generate(
     measured = metrics.session(session.model, len(session.params.prompt), resumed=after is not None)
     has = after or 0
     ended = "abort"
+    last: Chunk | None = None  # that a stop string ends
     try:
         reason: FinishReason | None = None
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, SessionBegun):
-                    yield event
+                    async with aclosing(_retold(event, output, has, retelling)) as retold:
+                        async for item in retold:
+                            yield item
+                    if output.matcher.stopped:
+                        break
                     continue
                 if isinstance(event, SessionEnded):
                     reason = event.reason
@@ -122,15 +146,14 @@ async def generate(
                 if chunk.position > has:
                     measured.committed(event)
                 if output.matcher.stopped:
+                    last = chunk if chunk.position > has else None
                     break
                 if chunk.position > has:
                     yield chunk
-                else:
-                    await asyncio.sleep(0)  # a long log comes at once, and other answers are streaming
         rest = ""
         if output.matcher.stopped:  # the session is closed before its last text goes out
-            if chunk.position > has:
-                yield chunk
+            if last is not None:
+                yield last
         elif reason is None:
             raise OutriderError("the session ended without a reason; please send the request again")
         else:
@@ -146,23 +169,49 @@ async def generate(
         measured.ended(ended)
 
 
+async def _retold(
+    begun: SessionBegun, output: _Output, after: int, retelling: Retelling | None
+) -> AsyncGenerator[SessionBegun | Chunk, None]:
+    """`begun`, once its client's place in what is known is found, and what is known after that."""
+    steps, more = iter(begun.known), bool(begun.known)
+    chunks: list[Chunk] = []
+
+    async def go_on() -> tuple[list[Chunk], bool]:
+        if retelling is None:
+            return output.retell(steps, after)
+        return await retelling.run(output.retell, steps, after)
+
+    while more and not chunks:
+        chunks, more = await go_on()
+    yield begun
+    while chunks or more:
+        for chunk in chunks:
+            yield chunk
+            await asyncio.sleep(0)  # they come at once, and other answers are streaming
+        chunks, more = await go_on() if more else ([], False)
+
+
 async def generate_all(
     start: Callable[[GenerationRequest], Events],
     generation: Generation,
     metrics: Metrics,
     after: Sequence[int] | None = None,
+    retelling: Retelling | None = None,
 ) -> AsyncGenerator[tuple[int, Chunk | Result], None]:
     """All sessions of a request side by side: (index of the prompt, item). Closing it closes them all.
 
-    `start` gives the events of a session; `after` as for `generate`, of each. Nothing comes before all have
-    begun: one id is told for all. The first error of any session ends all of them and is raised."""
+    `start` gives the events of a session; `after` as for `generate`, of each. `retelling`: their place, which
+    they leave when all have come to there. Nothing comes before all have begun: one id is told for all. The
+    first error of any session ends all of them and is raised."""
     if len(generation.sessions) == 1:
         (session,) = generation.sessions
         has = None if after is None else after[0]
-        async with aclosing(generate(start(session), generation, session, metrics, has)) as only:
+        async with aclosing(generate(start(session), generation, session, metrics, has, retelling)) as only:
             async for told in only:
                 if not isinstance(told, SessionBegun):
                     yield 0, told
+                elif retelling is not None:
+                    retelling.leave()
         return
     begun = asyncio.Barrier(len(generation.sessions))
     items: asyncio.Queue[tuple[int, Chunk | Result | Exception]] = asyncio.Queue(maxsize=1)
@@ -170,10 +219,13 @@ async def generate_all(
     async def pump(index: int, session: GenerationRequest) -> None:
         has = None if after is None else after[index]
         try:
-            async with aclosing(generate(start(session), generation, session, metrics, has)) as stream:
+            one = generate(start(session), generation, session, metrics, has, retelling)
+            async with aclosing(one) as stream:
                 async for item in stream:
                     if isinstance(item, SessionBegun):
                         await begun.wait()
+                        if retelling is not None:
+                            retelling.leave()
                     else:
                         await items.put((index, item))
         except Exception as error:

@@ -21,7 +21,7 @@ from router.api.deadline import TimeLimits, call_limits
 from router.api.generate import Chunk, Result, generate
 from router.api.record import Record, check_owner, named, recalled
 from router.api.stream import internal_error
-from router.api.threads import TINY_BYTES, Threads
+from router.api.threads import TINY_BYTES, Retelling, Threads
 from router.api.validation import DrawBelow, Generation, prepare
 from router.metrics import Metrics
 from router.requests import Events, SessionBegun, SessionRunner
@@ -68,11 +68,13 @@ class GenerationServicer:
     ) -> AsyncGenerator[Any, None]:
         async with self._refusing(context):
             id, after = generation_wire.resumption(request)
-            generation, events = await self._resumed(id, after)
-            async with aclosing(self._items(generation, events, after)) as items:
-                async for item in items:
-                    for response in generation_wire.responses(item, generation, after):
-                        yield response
+            with self._threads.retelling(owner()) as place:
+                generation, events = await self._resumed(id, after, place)
+                async with aclosing(self._items(generation, events, after, place)) as items:
+                    async for item in items:
+                        place.leave()
+                        for response in generation_wire.responses(item, generation, after):
+                            yield response
 
     async def Cancel(self, request: Any, context: Any) -> Any:
         async with errors_as_status(context):
@@ -117,9 +119,9 @@ class GenerationServicer:
         record = Record(shape, int(self._clock()), 1, generation.stop.strings, owner())
         return generation, self._runner.run(generation.sessions[0], record.to_bytes())
 
-    async def _resumed(self, id: str, after: int) -> tuple[Generation, Events]:
+    async def _resumed(self, id: str, after: int, place: Retelling) -> tuple[Generation, Events]:
         session_id = position.parse_id(id)
-        _, generation = await recalled(self._runner, session_id)
+        _, generation = await recalled(self._runner, session_id, place)
         if len(generation.sessions) > 1:
             raise InvalidRequest(
                 f"this answer has {len(generation.sessions)} prompts: resume it over HTTP", field="id"
@@ -127,8 +129,14 @@ class GenerationServicer:
         position.check((after,), generation.sessions)
         return generation, self._runner.resume(session_id)
 
-    def _items(self, generation: Generation, events: Events, after: int | None = None) -> Items:
-        return generate(events, generation, generation.sessions[0], self._metrics, after)
+    def _items(
+        self,
+        generation: Generation,
+        events: Events,
+        after: int | None = None,
+        place: Retelling | None = None,
+    ) -> Items:
+        return generate(events, generation, generation.sessions[0], self._metrics, after, place)
 
 
 def add_generation_service(

@@ -148,7 +148,8 @@ def create_app(
     async def resumed(
         session_id: SessionId, after: position.Position | None, shape: str | None = None
     ) -> Response:
-        record, generation = await recalled(runner, session_id)
+        with reading.retelling(owner()) as place:
+            record, generation = await recalled(runner, session_id, place)
         count_sessions(record.prompts)
         if shape not in (None, record.shape):
             raise InvalidRequest(
@@ -161,8 +162,14 @@ def create_app(
             assert session.session_id is not None
             return runner.resume(session.session_id)
 
-        items = generate_all(start, generation, metrics, after or [0] * record.prompts)
-        return streamed(items, record, generation, after)
+        async def told_again() -> Items:
+            with reading.retelling(record.owner) as place:
+                has = after or [0] * record.prompts
+                async with aclosing(generate_all(start, generation, metrics, has, place)) as items:
+                    async for item in items:
+                        yield item
+
+        return streamed(told_again(), record, generation, after)
 
     def streamed(
         items: Items, record: Record, generation: Generation, after: position.Position | None = None

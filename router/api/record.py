@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 
 from outrider.errors import Unavailable, UnknownSession, unknown_session
 from outrider.wire.session import SessionId
 from router import tokenizer
 from router.api.access import owner
 from router.api.position import companion
+from router.api.threads import Retelling
 from router.api.validation import Generation
-from router.requests import Recalled, SessionRunner
+from router.requests import Recalled, ServedModel, SessionRunner
 from router.stop import StopStrings
 
 
@@ -66,7 +68,9 @@ def _record(first: Recalled) -> Record:
     return record
 
 
-async def recalled(runner: SessionRunner, session_id: SessionId) -> tuple[Record, Generation]:
+async def recalled(
+    runner: SessionRunner, session_id: SessionId, retelling: Retelling
+) -> tuple[Record, Generation]:
     """Returns an answer as it was begun.
 
     Raises what the runner's `recall` and `model` raise; UnknownSession also for that of a later prompt or of
@@ -81,7 +85,16 @@ async def recalled(runner: SessionRunner, session_id: SessionId) -> tuple[Record
     model = runner.model(requests[0].model)
     if requests[0].fingerprint not in (None, model.fingerprint):
         raise Unavailable(f"another checkpoint of {model.name!r} is served now; send the request again")
-    # In a thread: neither is done at once.
-    built = await asyncio.to_thread(tokenizer.load, model.tokenizer)
-    stop = await asyncio.to_thread(StopStrings, record.stop)
+    built, stop = await retelling.run(_built, model, session_id, record.stop)
     return record, Generation(model, built, requests, stop)
+
+
+def _built(
+    model: ServedModel, session_id: SessionId, stop: tuple[str, ...]
+) -> tuple[tokenizer.Tokenizer, StopStrings]:
+    return tokenizer.load(model.tokenizer), _stop_strings(session_id, stop)
+
+
+@lru_cache(maxsize=64)  # by session: how long it takes tells nobody what others have asked for
+def _stop_strings(session_id: SessionId, strings: tuple[str, ...]) -> StopStrings:
+    return StopStrings(strings)

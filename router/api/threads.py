@@ -7,7 +7,8 @@ import threading
 from collections import Counter as Tally
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from types import TracebackType
+from typing import ParamSpec, Self, TypeVar
 
 from outrider.errors import Overloaded
 
@@ -19,15 +20,32 @@ SMALL_BYTES = 64 * 1024  # of a request that does not wait for large ones
 THREADS = 2  # of each kind
 SMALL_PLACES = 512  # requests that run and wait
 LARGE_PLACES = 16
+RETOLD_PLACES = 64  # answers that are read from their logs, up to where their clients are
 OWNERS_SHARE = 2  # one key's requests have at most one in so many of the places
 
 
 class Threads:
-    """Small requests and large ones have threads of their own, and each kind so many places."""
+    """Small requests and large ones have threads of their own, and each kind so many places. So have answers
+    that are told again, but one thread: the event loop has the interpreter for as long as it does."""
 
-    def __init__(self, small_places: int = SMALL_PLACES, large_places: int = LARGE_PLACES) -> None:
+    def __init__(
+        self,
+        small_places: int = SMALL_PLACES,
+        large_places: int = LARGE_PLACES,
+        retold_places: int = RETOLD_PLACES,
+    ) -> None:
         self._small = _Lane("small requests", small_places)
         self._large = _Lane("large requests", large_places)
+        self._retold = _Lane("resumed answers", retold_places, threads=1)
+
+    @property
+    def of_logs(self) -> ThreadPoolExecutor:
+        """Returns the thread in which logs are decoded for those who have a place."""
+        return self._retold.threads
+
+    def retelling(self, owner: str) -> Retelling:
+        """Takes a place for an answer that is told again, before its log is read. Raises Overloaded."""
+        return Retelling(self._retold, owner)
 
     async def run(
         self,
@@ -53,25 +71,56 @@ class Threads:
             ) from None
 
 
+class Retelling:
+    """A place, until `leave`. The work of who has left is still done in the thread, in its turn."""
+
+    def __init__(self, lane: _Lane, owner: str) -> None:
+        self._lane = lane
+        self._owner = owner
+        self._left = False
+        lane.enter(owner)
+
+    async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Returns what the work returns, and raises what it raises."""
+        return await asyncio.wrap_future(self._lane.threads.submit(work, *args, **kwargs))
+
+    def leave(self) -> None:
+        if not self._left:
+            self._left = True
+            self._lane.leave(self._owner)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave()
+
+
 class _Lane:
-    def __init__(self, name: str, places: int) -> None:
+    def __init__(self, name: str, places: int, threads: int = THREADS) -> None:
         self._name = name
         self._places = places
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix=name)
+        self.threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._taken: Tally[str] = Tally()  # by owner
         self._lock = threading.Lock()
 
     def submit(self, owner: str, work: Callable[[], T]) -> Future[T]:
+        self.enter(owner)
+        future = self.threads.submit(work)
+        future.add_done_callback(lambda _: self.leave(owner))  # also if it is cancelled before it runs
+        return future
+
+    def enter(self, owner: str) -> None:
+        """Raises Overloaded if no place is free."""
         with self._lock:
             most = max(self._places // OWNERS_SHARE, 1) if owner else self._places
             if self._taken.total() >= self._places or self._taken[owner] >= most:
                 raise Overloaded(f"too many {self._name} wait to be read; try again shortly")
             self._taken[owner] += 1
-        future = self._threads.submit(work)
-        future.add_done_callback(lambda _: self._leave(owner))  # also if it is cancelled before it runs
-        return future
 
-    def _leave(self, owner: str) -> None:
+    def leave(self, owner: str) -> None:
         with self._lock:
             self._taken[owner] -= 1
             if not self._taken[owner]:

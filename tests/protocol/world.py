@@ -25,7 +25,7 @@ from outrider.wire.verifier_sessions import VerifierCommand, VerifierEvents
 from router.compatibility import Registration
 from router.fleet import Fleet
 from router.metrics import Metrics
-from router.requests import GenerationRequest, SessionEnded, SessionEvent, TokensCommitted
+from router.requests import GenerationRequest, SessionBegun, SessionEnded, SessionEvent, TokensCommitted
 from router.session_log_writer import SessionLogWriter
 from router.sessions import Sessions
 from router.workers import Verifier
@@ -313,17 +313,23 @@ class Client:
             await asyncio.gather(self._reading, return_exceptions=True)
             self._reading = None
 
+    def _take(self, step: TokensCommitted, position: int) -> int:
+        known = self.tokens[position : position + len(step.tokens)]
+        assert list(step.tokens[: len(known)]) == known, "told otherwise than before"
+        self.tokens += step.tokens[len(known) :]
+        return position + len(step.tokens)
+
     async def _read(self, events: AsyncGenerator[SessionEvent, None]) -> None:
         position = 0
         self.error = None
         try:
             async for event in events:
                 match event:
-                    case TokensCommitted(tokens=tokens):
-                        known = self.tokens[position : position + len(tokens)]
-                        assert list(tokens[: len(known)]) == known, "told otherwise than before"
-                        self.tokens += tokens[len(known) :]
-                        position += len(tokens)
+                    case SessionBegun(known=known):
+                        for step in known:
+                            position = self._take(step, position)
+                    case TokensCommitted():
+                        position = self._take(event, position)
                     case SessionEnded():
                         assert position == len(self.tokens), "ended before what it had told"
                         self.ended = True

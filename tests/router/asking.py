@@ -50,7 +50,7 @@ async def first_step(events: AsyncGenerator[SessionEvent, None]) -> SessionEvent
 
 
 class Running:
-    """A session that somebody iterates, as the API does: its events but for SessionBegun."""
+    """A session that somebody iterates, as the API does: its steps and its end."""
 
     def __init__(self, rig: Any, wanted: GenerationRequest) -> None:
         self.events: list[Any] = []
@@ -61,6 +61,8 @@ class Running:
 
     async def _read(self, events: AsyncGenerator[SessionEvent, None]) -> list[Any]:
         async for event in events:
-            if not isinstance(event, SessionBegun):
+            if isinstance(event, SessionBegun):
+                self.events += event.known
+            else:
                 self.events.append(event)
         return self.events

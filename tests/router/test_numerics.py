@@ -11,8 +11,8 @@ import pytest
 from outrider.errors import DeadlineExceeded, Superseded, Unavailable
 from router import session as session_module
 from router.numerics import missing, news
-from router.requests import SessionEnded, TokensCommitted
-from tests.router.asking import Running, committed, finished, first_step, request
+from router.requests import SessionBegun, SessionEnded, TokensCommitted
+from tests.router.asking import Running, committed, finished, request
 
 
 def changes(rig: Any) -> float:
@@ -86,7 +86,9 @@ async def test_another_router_knows_from_the_log(rig: Any) -> None:
     await first.stop()
     await rig.until(lambda: "first" not in rig.fleet.verifiers)
     events = rig.sessions.resume(session_id)
-    assert await first_step(events) == TokensCommitted((10,), 0, 0, numerics="float32-1")
+    begins = await anext(events)
+    assert isinstance(begins, SessionBegun)
+    assert list(begins.known) == [TokensCommitted((10,), 0, 0, numerics="float32-1")]
     following = asyncio.create_task(anext(events))
     opened = await alike.next_command("open")
     alike.say(**committed(opened.session_id, 4, 3), **finished(opened.session_id))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +17,7 @@ from outrider.wire.session import FinishReason, SessionId
 from router import session_log_writer as log_writer_module
 from router.metrics import Metrics
 from router.session_log_writer import SessionLogWriter, TakenSession
+from router.transcript import Transcript
 from tests.router.log_writers import TTL, commit, metric, taken, transcript, until, writing
 
 
@@ -29,6 +32,23 @@ async def test_a_session_is_written_before_it_is_taken() -> None:
     assert got.owner.generation == 1 and got.written == 3001
     log_writer.go_on(got, lambda: None)
     assert not log_writer._dirty  # all of it is there
+
+
+async def test_a_long_log_is_decoded_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    log_writer = SessionLogWriter(
+        MemorySessionLogs(), "router", Metrics(), TTL, decoding=ThreadPoolExecutor(1, "logs")
+    )
+    cursor = log_writer.begin(transcript(3000), lambda: None)
+    log_writer.close(cursor)
+    decode, names = Transcript.from_log, []
+
+    def noted(*log: Any) -> Transcript:
+        names.append(threading.current_thread().name)
+        return decode(*log)
+
+    monkeypatch.setattr(Transcript, "from_log", noted)
+    assert (await log_writer.take(cursor.session_id)).transcript.output == list(range(3000))
+    assert names == ["logs_0"]
 
 
 async def test_what_is_written_and_cannot_be_taken_is_not_gone_on_with() -> None:

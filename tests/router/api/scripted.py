@@ -211,9 +211,8 @@ class ScriptedRunner:
         del log.events[max(0, len(log.events) - self._forgets) :]
         told = list(log.events)
         if told and isinstance(told[-1], SessionEnded):
-            yield SessionBegun()
-            for event in told:
-                yield event
+            yield SessionBegun(iter(_steps(told)))
+            yield told[-1]
             return
         async with aclosing(self._go_on(log, told)) as events:
             async for event in events:
@@ -224,9 +223,7 @@ class ScriptedRunner:
         mine = log.takes
         try:
             await self.logged.wait()
-            yield SessionBegun()
-            for event in told:
-                yield event
+            yield SessionBegun(iter(known_steps) if (known_steps := _steps(told)) else ())
             known = sum(len(event.tokens) for event in log.events if isinstance(event, TokensCommitted))
             for event in self._script(log.recalled.request):
                 if known and isinstance(event, TokensCommitted):
@@ -248,6 +245,10 @@ class ScriptedRunner:
                     yield event
         finally:
             self.open -= 1
+
+
+def _steps(told: Sequence[SessionEvent]) -> list[TokensCommitted]:
+    return [event for event in told if isinstance(event, TokensCommitted)]
 
 
 def _beyond(step: TokensCommitted, known: int) -> TokensCommitted:

@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from outrider.errors import Overloaded
 from outrider.v1 import generation_pb2, generation_pb2_grpc, verifier_pb2
 from router.api.grpc_generation import add_generation_service
+from router.api.threads import Threads
 from router.metrics import Metrics
 from router.requests import SessionRunner
 from tests.router.api.scripted import ScriptedRunner, byte_level, served, steps, until
@@ -22,7 +23,7 @@ TEXT = "naïve 😀 fox STOP there"
 IDS = TOKENIZER.encode(TEXT, add_special_tokens=False).ids
 DRAWN = 4711
 
-Connect = Callable[[SessionRunner], Awaitable[grpc.aio.Channel]]
+Connect = Callable[..., Awaitable[grpc.aio.Channel]]
 Request = generation_pb2.GenerateRequest
 
 
@@ -30,9 +31,9 @@ Request = generation_pb2.GenerateRequest
 async def connect(metrics: Metrics) -> AsyncIterator[Connect]:
     started = []
 
-    async def start(runner: SessionRunner) -> grpc.aio.Channel:
+    async def start(runner: SessionRunner, threads: Threads | None = None) -> grpc.aio.Channel:
         server = grpc.aio.server()
-        add_generation_service(server, runner, metrics, draw_below=lambda limit: DRAWN)
+        add_generation_service(server, runner, metrics, draw_below=lambda limit: DRAWN, threads=threads)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")

@@ -1,0 +1,135 @@
+"""An answer that is told again from its log costs a place before the log is read, and no time of the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from outrider.v1 import generation_pb2, generation_pb2_grpc
+from outrider.wire.session import SessionId
+from router import stop
+from router.api import record
+from router.api.access import Access, HttpAccess
+from router.api.http import create_app
+from router.api.keys import ApiKey
+from router.api.threads import Threads
+from router.metrics import Metrics
+from router.requests import Recalled
+from tests.router.api.scripted import ScriptedRunner, byte_level, served, steps, until
+from tests.router.api.test_grpc import Connect, connect  # noqa: F401 (a fixture)
+
+TOKENIZER = byte_level()
+MODEL = served(TOKENIZER, max_context=2048)
+IDS = TOKENIZER.encode("the quick brown fox " * 60, add_special_tokens=False).ids
+ASK = {"prompt": "the fox", "max_tokens": 1500, "stream": True, "stop": ["zebra", "foxy", "q" * 200]}
+ClientOf = Callable[..., httpx.AsyncClient]
+
+
+class SlowLogs(ScriptedRunner):
+    """Its logs are not read before `go_on`."""
+
+    def __init__(self) -> None:
+        super().__init__(MODEL, lambda request: steps(IDS, 3))
+        self.reads = 0
+
+    async def recall(self, session_id: SessionId) -> Recalled:
+        self.reads += 1
+        await self.go_on.wait()
+        return await super().recall(session_id)
+
+
+def id_in(events: str) -> str:
+    return events.partition('"id":"cmpl-')[2][:32]
+
+
+async def test_one_too_many_is_refused_before_its_log_is_read(
+    client_of: ClientOf,
+    connect: Connect,  # noqa: F811
+) -> None:
+    runner, threads = SlowLogs(), Threads(retold_places=2)
+    client = client_of(runner, threads=threads)
+    whole = (await client.post("/v1/completions", json=ASK)).text
+    path = f"/v1/sessions/{id_in(whole)}/events"
+    waiting = [asyncio.create_task(client.get(path, params={"after": after})) for after in ("0", "90")]
+    await until(lambda: runner.reads == 2)
+    for _ in range(100):
+        refused = await client.get(path)
+        assert refused.status_code == 429 and refused.headers["retry-after"]
+    stub = generation_pb2_grpc.GenerationStub(await connect(runner, threads=threads))
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        [one async for one in stub.Resume(generation_pb2.ResumeRequest(id=id_in(whole)))]
+    assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert runner.reads == 2
+    runner.go_on.set()
+    all_of_it, rest = await asyncio.gather(*waiting)
+    assert all_of_it.text == whole and whole.endswith(rest.text)
+    assert (await client.get(path)).text == whole, "places are given back"
+
+
+async def test_one_keys_owner_has_half_of_the_places(metrics: Metrics) -> None:
+    runner = SlowLogs()
+    keys = [ApiKey(name, hashlib.sha256(name.encode()).digest()) for name in ("ann", "bob")]
+    app = create_app(runner, metrics, draw_below=lambda limit: 0, threads=Threads(retold_places=4))
+    app.add_middleware(HttpAccess, access=Access(lambda: keys, metrics))
+    ann, bob = ({"authorization": f"Bearer {name}"} for name in ("ann", "bob"))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router") as client:
+        whole = (await client.post("/v1/completions", json=ASK, headers=ann)).text
+        path = f"/v1/sessions/{id_in(whole)}/events"
+        waiting = [asyncio.create_task(client.get(path, headers=ann)) for _ in range(2)]
+        await until(lambda: runner.reads == 2)
+        assert (await client.get(path, headers=ann)).status_code == 429
+        waiting.append(asyncio.create_task(client.get(path, headers=bob)))
+        await until(lambda: runner.reads == 3)
+        runner.go_on.set()
+        assert [one.status_code for one in await asyncio.gather(*waiting)] == [200, 200, 404]
+
+
+async def test_who_leaves_while_the_log_is_read_gives_the_place_back(client_of: ClientOf) -> None:
+    runner = SlowLogs()
+    client = client_of(runner, threads=Threads(retold_places=1))
+    whole = (await client.post("/v1/completions", json=ASK)).text
+    path = f"/v1/sessions/{id_in(whole)}/events"
+    for reads in (1, 2, 3):
+        leaving = asyncio.create_task(client.get(path))
+        await until(lambda expected=reads: runner.reads == expected)  # type: ignore[misc]
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+    runner.go_on.set()
+    assert (await client.get(path)).text == whole
+
+
+@pytest.mark.parametrize("after", [0, 400])
+async def test_its_text_is_made_beside_the_loop_and_its_tables_once(
+    client_of: ClientOf, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    client = client_of(ScriptedRunner(MODEL, lambda request: steps(IDS, 3)))
+    whole = (await client.post("/v1/completions", json=ASK)).text
+    path = f"/v1/sessions/{id_in(whole)}/events"
+    record._stop_strings.cache_clear()
+    pushes: list[int] = []
+    tables: list[str] = []
+    push, table = stop.StopMatcher.push, stop._Table.__init__
+
+    def noted_push(self: Any, text: str) -> str:
+        pushes.append(threading.get_ident())
+        return push(self, text)
+
+    def noted_table(self: Any, string: str) -> None:
+        tables.append(string)
+        assert threading.current_thread() is not threading.main_thread()
+        table(self, string)
+
+    monkeypatch.setattr(stop.StopMatcher, "push", noted_push)
+    monkeypatch.setattr(stop._Table, "__init__", noted_table)
+    for _ in range(3):
+        assert whole.endswith((await client.get(path, params={"after": str(after)})).text)
+    assert sorted(tables) == sorted(ASK["stop"])  # type: ignore[arg-type]
+    assert len(pushes) > 3 * len(IDS)
+    assert pushes.count(threading.main_thread().ident or 0) == 3, "of each the end alone: what is still open"
