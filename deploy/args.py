@@ -32,7 +32,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-@with_options(SessionOptions, only=("max_sessions", "session_ttl", "share_prefixes"))
+@with_options(SessionOptions, only=("max_sessions", "session_ttl", "share_prefixes", "cors_origin"))
 class RouterArgs(Settings):
     """The routers: the ingress. They load no model."""
 

@@ -65,6 +65,7 @@ class Ingress:
             session_ttl=sessions.session_ttl,
             seed=sessions.seed,
             share_prefixes=sessions.share_prefixes,
+            cors_origin=sessions.cors_origin,
             same_numerics=sessions.same_numerics,
             keys=keys,
             tls=opened(options.protection.tls),

@@ -44,6 +44,7 @@ class OutriderError(Exception):
     grpc_code: GrpcCode = GrpcCode.INTERNAL
     http_status: int = 500
     kind: str = "internal_error"  # the `type` of an OpenAI error body
+    code: str | None = None  # its `code`: a word that OpenAI's clients know
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
         message = printable(message, MAX_MESSAGE)
@@ -69,6 +70,12 @@ class InvalidRequest(OutriderError):
     kind = "invalid_request_error"
 
 
+class ContextExceeded(InvalidRequest):
+    """The prompt, or the output that is asked for, does not fit into the model's context."""
+
+    code = "context_length_exceeded"
+
+
 class TooLarge(InvalidRequest):
     """The request's body is over the limit."""
 
@@ -87,6 +94,7 @@ class UnknownModel(OutriderError):
     grpc_code = GrpcCode.NOT_FOUND
     http_status = 404
     kind = "not_found_error"
+    code = "model_not_found"
 
 
 class UnknownSession(OutriderError):
@@ -127,6 +135,7 @@ class Overloaded(OutriderError):
     grpc_code = GrpcCode.RESOURCE_EXHAUSTED
     http_status = 429
     kind = "rate_limit_error"
+    code = "rate_limit_exceeded"
 
     def __init__(self, message: str, *, field: str | None = None, retry_after: int = 1) -> None:
         """`retry_after` is the number of whole seconds after which it is worth to come back."""
@@ -148,6 +157,7 @@ class Unauthenticated(OutriderError):
     grpc_code = GrpcCode.UNAUTHENTICATED
     http_status = 401
     kind = "authentication_error"
+    code = "invalid_api_key"
 
 
 class PeerRefused(OutriderError):

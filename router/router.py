@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from outrider.errors import Unavailable
 from outrider.net.rpc import STOP_GRACE_SECONDS
@@ -24,6 +25,7 @@ from outrider.wire.hello import Identity, Role
 from router.api.access import Access, HttpAccess
 from router.api.http import create_app
 from router.api.keys import Keys
+from router.api.request_id import RequestIds
 from router.api.threads import Threads
 from router.api.validation import DrawBelow
 from router.fleet import Fleet
@@ -49,6 +51,7 @@ class Router:
         lock_step: bool = False,
         same_numerics: bool = False,
         share_prefixes: bool = False,
+        cors_origin: str | None = None,
         keys: Keys | None = None,
         tls: Tls | None = None,
     ) -> None:
@@ -87,6 +90,15 @@ class Router:
         self.access = None if keys is None else Access(keys, self.metrics)
         if self.access is not None:
             self.app.add_middleware(HttpAccess, access=self.access)
+        if cors_origin is not None:
+            self.app.add_middleware(
+                CORSMiddleware,
+                allow_origins=cors_origin.split(","),
+                allow_methods=["*"],
+                allow_headers=["*"],
+                expose_headers=["*"],
+            )
+        self.app.add_middleware(RequestIds)  # the last one added is asked first
         self._discovery = WorkerDiscovery(store, self.fleet, self.identity, tls=tls)
         self._tasks: list[asyncio.Task[Any]] = []
 

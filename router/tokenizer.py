@@ -71,9 +71,13 @@ class Tokenizer:
             (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return tuple(encoding.ids)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Returns the whole text without special tokens."""
-        return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Returns the whole text."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """Returns each token as the vocabulary writes it."""
+        return [self._tokenizer.id_to_token(token_id) or "" for token_id in ids]
 
     def detokenizer(self) -> Detokenizer:
         """Returns a new detokenizer, for one output."""

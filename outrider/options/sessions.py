@@ -38,6 +38,12 @@ class SessionOptions:
         "Share cached prefixes among all API keys, not only among requests of one: what is found cached then "
         "tells a client what others have sent.",
     )
+    cors_origin: str | None = option(
+        None,
+        "Origin of web pages that may ask from a browser, or several with commas between; * = any page.",
+        metavar="URL",
+        shown="none: browsers keep other sites' pages away",
+    )
     same_numerics: bool = option(
         False,
         "Let a text that lost its target worker wait for one that computes alike, to the bit, rather than go "

@@ -28,7 +28,6 @@ from router.metrics import Metrics
 OPEN = frozenset({"/health", "/ready", "/metrics", "/openapi.json"})  # nothing of anybody's is there
 SCHEME = "bearer"
 MINUTE = 60.0
-INVALID_KEY = "invalid_api_key"  # OpenAI's code
 
 _owner: ContextVar[str] = ContextVar("owner", default="")
 
@@ -188,7 +187,7 @@ def _generates(scope: Scope) -> bool:
 
 def _refusal(error: Unauthenticated | Overloaded) -> JSONResponse:
     if isinstance(error, Unauthenticated):
-        body, headers = error_body(error, INVALID_KEY), {"WWW-Authenticate": "Bearer"}
+        body, headers = error_body(error), {"WWW-Authenticate": "Bearer"}
     else:
         body, headers = error_body(error), {"Retry-After": str(error.retry_after)}
     return JSONResponse(body, status_code=error.http_status, headers=headers)

@@ -98,6 +98,23 @@ class Chat(Answer):
     choices: Annotated[list[ChatChoice], Field(min_length=1)]
 
 
+class Permission(TypedDict):
+    """What vLLM tells of each model, because OpenAI once did: every client may use it."""
+
+    id: str
+    object: Literal["model_permission"]
+    created: int
+    allow_create_engine: bool
+    allow_sampling: bool
+    allow_logprobs: bool
+    allow_search_indices: bool
+    allow_view: bool
+    allow_fine_tuning: bool
+    organization: str
+    group: None
+    is_blocking: bool
+
+
 class Model(TypedDict):
     """A model that is served."""
 
@@ -105,6 +122,9 @@ class Model(TypedDict):
     object: Literal["model"]
     created: int
     owned_by: str
+    root: str
+    parent: None
+    permission: list[Permission]
     max_model_len: Annotated[int, Field(ge=1)]
     numerics: Annotated[
         list[str], Field(description="Of its target workers: those of one give the same logits to the bit.")
@@ -114,6 +134,25 @@ class Model(TypedDict):
 class Models(TypedDict):
     object: Literal["list"]
     data: list[Model]
+
+
+class Tokenized(TypedDict):
+    """The tokens of a text."""
+
+    count: Count
+    max_model_len: Annotated[int, Field(ge=1)]
+    tokens: list[Count]
+    token_strs: list[str] | None
+
+
+class Detokenized(TypedDict):
+    """The text of tokens."""
+
+    prompt: str
+
+
+class Version(TypedDict):
+    version: str
 
 
 class Refusal(TypedDict):

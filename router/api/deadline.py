@@ -18,6 +18,9 @@ from outrider.errors import InvalidRequest
 TIMEOUT = "x-request-timeout"  # seconds, of the whole answer
 SDK_TIMEOUTS = ("x-stainless-timeout", "x-stainless-read-timeout")
 """What OpenAI's SDKs send: seconds until an answer has begun. One that is not streamed begins at its end."""
+SDK_GRACE_SECONDS = 1.0
+"""The SDK itself tells its user that the time is over. An answer of ours before that would be another error,
+and one that it asks for again; ours is for the case that a proxy hides that the client has gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +38,9 @@ def time_limits(headers: Mapping[str, str], streamed: bool, now: float) -> TimeL
     whole = math.inf if given is None else _seconds(given)
     if not whole > 0:
         raise InvalidRequest(f"{TIMEOUT} must be a number of seconds above 0, not {given!r}", field=TIMEOUT)
-    sdk = [_seconds(headers[name]) for name in SDK_TIMEOUTS if name in headers]
-    begun = min((seconds for seconds in sdk if seconds > 0), default=math.inf)
-    if not streamed:
-        whole = min(whole, begun)
-    return TimeLimits(_after(now, min(begun, whole)), _after(now, whole))
+    sdk = [_seconds(headers[name]) for name in SDK_TIMEOUTS if name in headers and not streamed]
+    gone = min((seconds for seconds in sdk if seconds > 0), default=math.inf) + SDK_GRACE_SECONDS
+    return TimeLimits(_after(now, whole), _after(now, min(whole, gone)))
 
 
 def call_limits(context: grpc.aio.ServicerContext[Any, Any]) -> TimeLimits:

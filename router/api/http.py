@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import aclosing
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
@@ -18,12 +18,13 @@ from starlette.requests import ClientDisconnect
 from outrider import __version__
 from outrider.errors import InvalidRequest, OutriderError, Overloaded
 from outrider.wire.session import SessionId, new_session_id
-from router.api import answers, position, schema
+from router.api import answers, position, schema, tokens
 from router.api.access import count_sessions, owner
 from router.api.body import Bodies, decoded
 from router.api.cache_salt import cache_salt
 from router.api.connection import KEEP_ALIVE_SECONDS, ClientLeft, EventStream, while_connected
 from router.api.deadline import time_limits
+from router.api.fields import Fields
 from router.api.generate import Result, generate_all
 from router.api.openapi import (
     MODEL,
@@ -35,6 +36,7 @@ from router.api.openapi import (
     Application,
     ModelName,
     generation,
+    token_route,
 )
 from router.api.record import Record, named, recalled
 from router.api.responses import SHAPES, Envelope, error_body
@@ -45,9 +47,11 @@ from router.metrics import Metrics
 from router.requests import Events, GenerationRequest, ServedModel, SessionRunner
 
 RETRY_SECONDS = 1  # after which one who was refused for now may ask again
+READ = ["GET", "HEAD"]
 CLIENT_CLOSED_REQUEST = 499  # nginx's code; nobody is there to read it
 
-Kind = TypeVar("Kind", schema.CompletionRequest, schema.ChatRequest)
+Kind = TypeVar("Kind", bound=Fields)
+Generating = TypeVar("Generating", schema.CompletionRequest, schema.ChatRequest)
 
 
 def create_app(
@@ -106,7 +110,7 @@ def create_app(
             return schema.parse(kind, decoded(raw)), len(raw)
         return await reading.run(len(raw), owner(), None, lambda: schema.parse(kind, decoded(raw))), len(raw)
 
-    async def answer(request: Request, kind: type[Kind], shape: str) -> Response:
+    async def answer(request: Request, kind: type[Generating], shape: str) -> Response:
         asked_at = asyncio.get_running_loop().time()
         body, size = await parsed(request, kind)
         limits = time_limits(request.headers, body.stream, asked_at)
@@ -184,26 +188,48 @@ def create_app(
         )
         return EventStream(chunks, lambda error: last_words(error, metrics), keep_alive_seconds)
 
-    @app.get("/v1/models", **MODELS)
+    @app.post("/tokenize", **token_route(schema.TokenizeRequest, answers.Tokenized))
+    async def tokenize(request: Request) -> answers.Tokenized:
+        """The tokens of a prompt or a conversation, as vLLM gives them."""
+        body, size = await parsed(request, schema.TokenizeRequest)
+        return await reading.run(size, owner(), None, tokens.tokenized, body, runner.model(body.model))
+
+    @app.post("/detokenize", **token_route(schema.DetokenizeRequest, answers.Detokenized))
+    async def detokenize(request: Request) -> answers.Detokenized:
+        """The text of tokens."""
+        body, size = await parsed(request, schema.DetokenizeRequest)
+        return await reading.run(size, owner(), None, tokens.detokenized, body, runner.model(body.model))
+
+    @app.api_route("/tokenizer_info", methods=READ, **MODELS)
+    async def tokenizer_info() -> dict[str, Any]:
+        """The chat template and the special tokens of the model that is served."""
+        return tokens.described(runner.model(""))
+
+    @app.api_route("/version", methods=READ)
+    async def version() -> answers.Version:
+        """Of this server."""
+        return {"version": __version__}
+
+    @app.api_route("/v1/models", methods=READ, **MODELS)
     async def models() -> answers.Models:
         """The models that are served."""
         return {"object": "list", "data": [_described(model) for model in runner.models()]}
 
-    @app.get("/v1/models/{name:path}", **MODEL)
+    @app.api_route("/v1/models/{name:path}", methods=READ, **MODEL)
     async def model(name: ModelName) -> answers.Model:
         """One of them."""
         if not name:
             raise HTTPException(404)  # /v1/models/
         return _described(runner.model(name))
 
-    @app.api_route("/health", methods=["GET", "HEAD"], **PROBE)
+    @app.api_route("/health", methods=READ, **PROBE)
     async def health() -> Response:
         """Whether requests can be served."""
         if runner.ready():
             return PlainTextResponse("ready\n")
         return PlainTextResponse("not ready: no verifier is connected\n", status_code=503)
 
-    @app.api_route("/ready", methods=["GET", "HEAD"], **PROBE)
+    @app.api_route("/ready", methods=READ, **PROBE)
     async def ready() -> Response:
         """As /health; and says what is away that requests can do without."""
         response = await health()
@@ -212,7 +238,7 @@ def create_app(
             return PlainTextResponse(f"ready, degraded: {degraded}\n")
         return response
 
-    @app.get("/metrics", response_class=PlainTextResponse)
+    @app.api_route("/metrics", methods=READ, response_class=PlainTextResponse)
     async def exposition() -> Response:
         """For Prometheus."""
         async with exposing:
@@ -228,8 +254,28 @@ def _described(model: ServedModel) -> answers.Model:
         "object": "model",
         "created": model.created,
         "owned_by": "outrider",
+        "root": model.name,
+        "parent": None,
+        "permission": [_permission(model)],
         "max_model_len": model.max_context,
         "numerics": list(model.numerics),
+    }
+
+
+def _permission(model: ServedModel) -> answers.Permission:
+    return {
+        "id": f"modelperm-{model.fingerprint[:32]}",
+        "object": "model_permission",
+        "created": model.created,
+        "allow_create_engine": False,
+        "allow_sampling": True,
+        "allow_logprobs": False,
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
     }
 
 

@@ -26,6 +26,7 @@ from outrider.errors import (
 )
 from router.api import position, schema
 from router.api.answers import Error
+from router.api.fields import Fields
 
 REF = "#/components/schemas/{model}"
 _EVENTS: Mapping[str, Any] = {"text/event-stream": {}}  # OpenAPI 3.1 has no words for the events of a stream
@@ -77,8 +78,11 @@ class Application(FastAPI):
         return super().openapi()
 
 
+KINDS = (schema.CompletionRequest, schema.ChatRequest, schema.TokenizeRequest, schema.DetokenizeRequest)
+
+
 def _bodies() -> dict[str, Any]:
-    kinds = [(schema.CompletionRequest, "validation"), (schema.ChatRequest, "validation")]
+    kinds = [(kind, "validation") for kind in KINDS]
     _, built = models_json_schema(kinds, ref_template=REF)  # type: ignore[arg-type]
     return dict(built["$defs"])
 
@@ -95,13 +99,28 @@ def _refusals(*errors: type[OutriderError]) -> dict[int | str, dict[str, Any]]:
 
 def generation(kind: type[schema.GenerationFields], whole: type) -> dict[str, Any]:
     """Returns what the document says of a route that reads such a body and answers so, whole or in events."""
-    body = {"application/json": {"schema": {"$ref": REF.format(model=kind.__name__)}}}
     told = {"description": "The answer; with stream = true, its events.", "model": whole, "content": _EVENTS}
     return {
         "response_class": Response,
         "responses": {200: told, **_GENERATION, **_refusals(TooLarge, TooSlow)},
-        "openapi_extra": {"requestBody": {"required": True, "content": body}, "parameters": [_LAST_EVENT_ID]},
+        "openapi_extra": {"requestBody": _body(kind), "parameters": [_LAST_EVENT_ID]},
     }
+
+
+def token_route(kind: type[schema.ModelFields], whole: type) -> dict[str, Any]:
+    """Returns what the document says of a route that reads such a body and answers so."""
+    refusals = _refusals(
+        InvalidRequest, Unauthenticated, UnknownModel, Overloaded, Unavailable, TooLarge, TooSlow
+    )
+    return {
+        "responses": {200: {"model": whole}, **refusals},
+        "openapi_extra": {"requestBody": _body(kind)},
+    }
+
+
+def _body(kind: type[Fields]) -> dict[str, Any]:
+    content = {"application/json": {"schema": {"$ref": REF.format(model=kind.__name__)}}}
+    return {"required": True, "content": content}
 
 
 _GENERATION = _refusals(

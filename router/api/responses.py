@@ -129,6 +129,5 @@ def usage(prompt_tokens: int, completion_tokens: int) -> Usage:
     }
 
 
-def error_body(error: OutriderError, code: str | None = None) -> Error:
-    """Returns the body of an error. `code` is OpenAI's, if its clients know one."""
-    return {"error": {"message": error.message, "type": error.kind, "param": error.field, "code": code}}
+def error_body(error: OutriderError) -> Error:
+    return {"error": {"message": error.message, "type": error.kind, "param": error.field, "code": error.code}}

@@ -17,14 +17,15 @@ from pydantic import (
     PlainValidator,
     ValidationError,
     WithJsonSchema,
-    model_validator,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import ErrorDetails
 
 from outrider.errors import InvalidRequest
 from outrider.sampling.params import BIASES, MAX_BIASES, RANGES, SamplingParams
 from outrider.sampling.range import Range
+from router.api import neutral
 from router.api.body import MAX_BODY_BYTES, MAX_VALUES
+from router.api.fields import Fields, checked_text, json_type, refused, shown
 
 # Every text and every list has a most: what follows takes time and memory that grow with them.
 MAX_STOPS = 16
@@ -33,185 +34,118 @@ MAX_PROMPTS = 128
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024  # of one message
 MAX_MODEL_BYTES = 256
-SHOWN = 100  # characters of what a client sent, in a message that refuses it
 SPECULATIVE_TOKENS = Range(0, 1024, words="from {low} (off) to {high}, or absent (adaptive)")
 MAX_ID = 2**31 - 1
 LEAST_TOKENS = 1  # of output
 MAX_SALT_BYTES = 1024
 
-# Fields of OpenAI's API that have no meaning here (yet): refused as such, not as typing mistakes.
-UNSUPPORTED = frozenset(
-    {
-        "annotations",
-        "audio",
-        "best_of",
-        "echo",
-        "function_call",
-        "functions",
-        "logprobs",
-        "metadata",
-        "modalities",
-        "moderation",
-        "name",
-        "parallel_tool_calls",
-        "prediction",
-        "prompt_cache_key",
-        "prompt_cache_options",
-        "prompt_cache_retention",
-        "reasoning_effort",
-        "refusal",
-        "response_format",
-        "safety_identifier",
-        "service_tier",
-        "store",
-        "suffix",
-        "tool_call_id",
-        "tool_calls",
-        "tool_choice",
-        "tools",
-        "top_logprobs",
-        "user",
-        "verbosity",
-        "web_search_options",
-    }
-)
-
-
-def _refused(what: str) -> PydanticCustomError:
-    """`what` follows the field's name: "must be ..."."""
-    return PydanticCustomError("refused", "{what}", {"what": what})
-
-
-def _unknown(name: str) -> PydanticCustomError:
-    kind = "unsupported" if name in UNSUPPORTED else "unknown"
-    shown = name if len(name) <= SHOWN else f"{name[:SHOWN]}..."
-    shown = shown.encode(errors="backslashreplace").decode()  # JSON may hold half of a surrogate pair
-    return PydanticCustomError(kind, "{name}", {"name": shown})
-
-
-def _json_type(value: object) -> str:
-    names = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", list: "an array"}
-    return "null" if value is None else names.get(type(value), "an object")
-
-
-def _shown(value: object) -> str:
-    """Returns a value as a message quotes it: never much of it."""
-    if not isinstance(value, str):
-        return _json_type(value)
-    return repr(value if len(value) <= SHOWN else f"{value[:SHOWN]}...")
-
-
-def _text(value: object, most_bytes: int = MAX_BODY_BYTES) -> str:
-    if not isinstance(value, str):
-        raise _refused(f"must be a string, not {_json_type(value)}")
-    try:
-        size = len(value.encode())
-    except UnicodeEncodeError as error:
-        raise _refused(
-            f"must be valid Unicode; character {error.start} is half of a surrogate pair"
-        ) from None
-    if size > most_bytes:
-        raise _refused(f"must be at most {most_bytes} bytes, not {size}")
-    return value
-
 
 def _model(value: object) -> str:
-    return _text(value, MAX_MODEL_BYTES)
+    return checked_text(value, MAX_MODEL_BYTES)
 
 
 def _token_ids(value: list[Any]) -> tuple[int, ...]:
     for index, item in enumerate(value):
         if type(item) is not int:
-            raise _refused(f"must be token ids (integers) throughout; item {index} is {_json_type(item)}")
+            raise refused(f"must be token ids (integers) throughout; item {index} is {json_type(item)}")
     return tuple(value)
+
+
+def _ids(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise refused(f"must be an array of token ids, not {json_type(value)}")
+    return _token_ids(value)
 
 
 def _prompts(value: object) -> list[str | tuple[int, ...]]:
     if isinstance(value, str):
-        return [_text(value)]
+        return [checked_text(value)]
     if not isinstance(value, list):
-        raise _refused(
+        raise refused(
             "must be a string, an array of strings, an array of token ids or an array of those, "
-            f"not {_json_type(value)}"
+            f"not {json_type(value)}"
         )
     if not value:
-        raise _refused("must not be empty")
+        raise refused("must not be empty")
     if not isinstance(value[0], str | list):
         return [_token_ids(value)]
     if len(value) > MAX_PROMPTS:
-        raise _refused(f"must be at most {MAX_PROMPTS} prompts, not {len(value)}")
+        raise refused(f"must be at most {MAX_PROMPTS} prompts, not {len(value)}")
     for index, item in enumerate(value):
         if type(item) is not type(value[0]):
-            kind = _json_type(value[0])
-            raise _refused(f"must not mix kinds: item 0 is {kind} and item {index} is {_json_type(item)}")
-    return [_text(item) if isinstance(item, str) else _token_ids(item) for item in value]
+            kind = json_type(value[0])
+            raise refused(f"must not mix kinds: item 0 is {kind} and item {index} is {json_type(item)}")
+    return [checked_text(item) if isinstance(item, str) else _token_ids(item) for item in value]
 
 
 def _stops(value: object) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list):
-        raise _refused(f"must be a string or an array of strings, not {_json_type(value)}")
+        raise refused(f"must be a string or an array of strings, not {json_type(value)}")
     if len(stops) > MAX_STOPS:
-        raise _refused(f"must be at most {MAX_STOPS} strings, not {len(stops)}")
+        raise refused(f"must be at most {MAX_STOPS} strings, not {len(stops)}")
     if "" in stops:
-        raise _refused("must not hold an empty string")
-    return tuple(_text(stop, MAX_STOP_BYTES) for stop in stops)
+        raise refused("must not hold an empty string")
+    return tuple(checked_text(stop, MAX_STOP_BYTES) for stop in stops)
 
 
 def _logit_bias(value: object) -> dict[int, float]:
     if not isinstance(value, dict):
-        raise _refused(f"must be an object from token ids to numbers, not {_json_type(value)}")
+        raise refused(f"must be an object from token ids to numbers, not {json_type(value)}")
     if len(value) > MAX_BIASES:
-        raise _refused(f"must have at most {MAX_BIASES} token ids, not {len(value)}")
+        raise refused(f"must have at most {MAX_BIASES} token ids, not {len(value)}")
     biases = {}
     for key, bias in value.items():
         if not (
             type(key) is int or (isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 20)
         ):
-            raise _refused(f"must have token ids as keys, not {_shown(key)}")
+            raise refused(f"must have token ids as keys, not {shown(key)}")
         if type(bias) not in (int, float):
-            raise _refused(f"must have numbers as values; that of token id {key} is {_json_type(bias)}")
+            raise refused(f"must have numbers as values; that of token id {key} is {json_type(bias)}")
         try:
             biases[int(key)] = float(bias)
         except OverflowError:
-            raise _refused(f"must be {BIASES}; that of token id {key} is too large a number") from None
+            raise refused(f"must be {BIASES}; that of token id {key} is too large a number") from None
     return biases
 
 
 def _content(value: object) -> str:
     if not isinstance(value, list):
-        return _text(value)
+        return checked_text(value)
     if len(value) > MAX_PARTS:
-        raise _refused(f"must be at most {MAX_PARTS} parts, not {len(value)}")
+        raise refused(f"must be at most {MAX_PARTS} parts, not {len(value)}")
     return "".join(_part(index, part) for index, part in enumerate(value))
 
 
 def _part(index: int, part: object) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or kind != "text":
-        found = f"of type {_shown(kind)}" if isinstance(part, dict) else _json_type(part)
-        raise _refused(f'must be a string or parts of type "text"; part {index} is {found}')
-    if part.keys() != {"type", "text"}:
-        raise _refused(f'must have parts of the fields "type" and "text" only; part {index} has not')
-    return _text(part["text"])
+        found = f"of type {shown(kind)}" if isinstance(part, dict) else json_type(part)
+        raise refused(f'must be a string or parts of type "text"; part {index} is {found}')
+    if "text" not in part or not part.keys() <= PART_FIELDS:
+        raise refused(f'must have parts of the fields "type" and "text" only; part {index} has not')
+    fault = neutral.OBJECT.fault(part.get("cache_control") or {})
+    if fault is not None:
+        raise refused(f"{fault} in cache_control of part {index}")
+    return checked_text(part["text"])
 
 
 def _role(value: object) -> str:
     if value not in get_args(Role):
-        raise _refused(f"must be one of {', '.join(get_args(Role))}, not {_shown(value)}")
+        raise refused(f"must be one of {', '.join(get_args(Role))}, not {shown(value)}")
     return str(value)
 
 
 def _salt(value: object) -> str:
-    salt = _text(value, MAX_SALT_BYTES)
+    salt = checked_text(value, MAX_SALT_BYTES)
     if not salt:
-        raise _refused("must not be empty: leave it out, or send what others cannot guess")
+        raise refused("must not be empty: leave it out, or send what others cannot guess")
     return salt
 
 
 def _only_one(value: object) -> object:
     if type(value) is int and value != 1:
-        raise _refused(f"must be 1, not {value}: send the request again for another answer")
+        raise refused(f"must be 1, not {value}: send the request again for another answer")
     return value
 
 
@@ -222,10 +156,15 @@ class TextPart(BaseModel):
 
     type: Literal["text"]
     text: Annotated[str, Field(max_length=MAX_BODY_BYTES)]
+    cache_control: Annotated[dict[str, Any] | None, Field(max_length=neutral.MAX_ENTRIES)] = Field(
+        default=None, description="Taken, and changes nothing."
+    )
 
+
+PART_FIELDS = TextPart.model_fields.keys()
 
 # What the fields with checks of their own may hold, as the API's document tells it.
-Role = Literal["system", "user", "assistant"]
+Role = Literal["system", "developer", "user", "assistant"]
 Content = Annotated[str, Field(max_length=MAX_BODY_BYTES)]
 Text = Annotated[str, Field(min_length=1, max_length=MAX_BODY_BYTES)]
 ModelName = Annotated[str, Field(max_length=MAX_MODEL_BYTES)]
@@ -254,47 +193,26 @@ def _sampling(name: str, description: str | None = None, **other: float) -> Any:
     return _ranged(getattr(SamplingParams(), name), {**RANGES[name].json_schema(), **other}, description)
 
 
-def _nulls(document: dict[str, Any], kind: type[BaseModel]) -> None:
-    """Lets the document say that a null is an absent field."""
-    null = {"type": "null"}
-    for name, field in kind.model_fields.items():
-        told = document["properties"][name]
-        if not (field.is_required() or null in told.get("anyOf", ())):
-            document["properties"][name] = {"anyOf": [told, null]}
-
-
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class _Fields(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, json_schema_extra=_nulls)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_absent(cls, fields: Any) -> Any:
-        if not isinstance(fields, dict):
-            return fields
-        for name, value in fields.items():
-            if name not in cls.model_fields and (value is not None or name not in UNSUPPORTED):
-                raise _unknown(name)
-        return {name: value for name, value in fields.items() if value is not None}
-
-
-class StreamOptions(_Fields):
+class StreamOptions(Fields):
     """What a stream carries besides the text."""
 
     include_usage: bool = Field(default=False, description="A last chunk with usage and statistics.")
     continuous_usage_stats: bool = Field(default=False, description="Usage so far on every chunk.")
 
 
-class ChatMessage(_Fields):
+class ChatMessage(Fields):
     """One turn of a conversation."""
+
+    neutral = neutral.MESSAGE
 
     role: Annotated[str, PlainValidator(_role, json_schema_input_type=Role)]
     content: Annotated[str, PlainValidator(_content, json_schema_input_type=Contents)]
 
 
-class GenerationFields(_Fields):
+class GenerationFields(Fields):
     """The fields that both endpoints have."""
 
     model: Annotated[str, PlainValidator(_model, json_schema_input_type=ModelName)] = Field(
@@ -341,24 +259,56 @@ class GenerationFields(_Fields):
 class CompletionRequest(GenerationFields):
     """POST /v1/completions."""
 
+    neutral = neutral.COMPLETION
+
     prompt: Annotated[
         list[str | tuple[int, ...]], PlainValidator(_prompts, json_schema_input_type=Prompt)
     ] = Field(description="Text or token ids, or several of either: then there is a choice for each.")
 
 
+Messages = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+
+
 class ChatRequest(GenerationFields):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    neutral = neutral.CHAT
+
+    messages: Annotated[list[ChatMessage], Messages]
 
 
-Request = TypeVar("Request", bound=GenerationFields)
+class ModelFields(Fields):
+    """What the requests about tokens have in common."""
+
+    model: Annotated[str, PlainValidator(_model, json_schema_input_type=ModelName)] = ""
+
+
+class TokenizeRequest(ModelFields):
+    """POST /tokenize."""
+
+    neutral = neutral.TOKENIZE
+
+    prompt: Annotated[str | None, PlainValidator(checked_text, json_schema_input_type=Content)] = None
+    messages: Annotated[list[ChatMessage], Messages] | None = None
+    add_special_tokens: bool | None = Field(
+        default=None, description="Absent = true for a prompt, false for messages."
+    )
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(ModelFields):
+    """POST /detokenize."""
+
+    tokens: Annotated[tuple[int, ...], PlainValidator(_ids, json_schema_input_type=TokenIds)]
+
+
+Request = TypeVar("Request", bound=Fields)
 
 
 def parse(kind: type[Request], body: object) -> Request:
     """The request that a decoded JSON body is. Raises InvalidRequest naming the first field at fault."""
     if not isinstance(body, dict):
-        raise InvalidRequest(f"the body must be a JSON object, not {_json_type(body)}")
+        raise InvalidRequest(f"the body must be a JSON object, not {json_type(body)}")
     try:
         return kind.model_validate(body)
     except ValidationError as error:
@@ -380,9 +330,10 @@ _EXPECTED: Mapping[str, str] = {
 def _explained(error: ErrorDetails) -> InvalidRequest:
     field = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in error["loc"])[1:]
     kind, value = error["type"], error["input"]
-    if kind in ("unsupported", "unknown"):
-        name = f"{field}.{error['ctx']['name']}" if field else error["ctx"]["name"]
-        message = f"unknown field {name}" if kind == "unknown" else f"{name} is not supported by this server"
+    if kind == "at_fault":
+        told = error["ctx"]
+        name = f"{field}.{told['name']}" if field else told["name"]
+        message = f"unknown field {name}" if told["fault"] is None else f"{name} {told['fault']}"
         return InvalidRequest(message, field=name)
     if kind == "refused":
         message = f"{field} {error['msg']}"
@@ -393,6 +344,6 @@ def _explained(error: ErrorDetails) -> InvalidRequest:
     elif kind == "too_long":
         message = f"{field} must have at most {error['ctx']['max_length']} items"
     else:
-        given = str(value) if isinstance(value, float) else _json_type(value)
+        given = str(value) if isinstance(value, float) else json_type(value)
         message = f"{field} must be {_EXPECTED.get(kind, 'of another type')}, not {given}"
     return InvalidRequest(message, field=field)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from outrider.errors import InvalidRequest
+from outrider.errors import ContextExceeded, InvalidRequest
 from outrider.sampling.params import SamplingParams
 from outrider.wire.session import SessionParams
 from router import tokenizer
 from router.api.deadline import TimeLimits
-from router.api.schema import LEAST_TOKENS, SPECULATIVE_TOKENS, ChatRequest, CompletionRequest
+from router.api.schema import LEAST_TOKENS, SPECULATIVE_TOKENS, ChatMessage, ChatRequest, CompletionRequest
 from router.requests import GenerationRequest, ServedModel
 from router.stop import StopStrings
 from router.tokenizer import Tokenizer
@@ -79,8 +79,6 @@ def prepare(body: Body, model: ServedModel, draw_below: DrawBelow) -> Generation
 
 
 def _check_stream_options(body: Body) -> None:
-    if "stream_options" in body.model_fields_set and not body.stream:
-        raise InvalidRequest("stream_options is only for stream = true", field="stream_options")
     if body.stream_options.continuous_usage_stats and not body.stream_options.include_usage:
         raise InvalidRequest(
             "stream_options.continuous_usage_stats needs stream_options.include_usage = true",
@@ -105,32 +103,41 @@ def _sampling(body: Body, draw_below: DrawBelow) -> SamplingParams:
 def _prompts(body: Body, built: Tokenizer, model: ServedModel) -> Iterator[tuple[str, tuple[int, ...]]]:
     """(the name under which a message speaks of it, token ids) of each prompt."""
     if isinstance(body, ChatRequest):
-        text = built.render([{"role": turn.role, "content": turn.content} for turn in body.messages])
-        _check_bytes("messages", text, built, model)
-        yield "messages", built.encode_rendered(text)
+        yield "messages", built.encode_rendered(rendered(body.messages, built, model))
         return
     for index, prompt in enumerate(body.prompt):
         name = "prompt" if len(body.prompt) == 1 else f"prompt[{index}]"
         if isinstance(prompt, str):
-            _check_bytes(name, prompt, built, model)
+            check_bytes(name, prompt, built, model)
             # Empty stays empty, to be refused: a begin-of-text token alone would be a prompt of one token.
             yield name, built.encode(prompt) if prompt else ()
         else:
             yield name, prompt
 
 
-def _check_bytes(name: str, text: str, built: Tokenizer, model: ServedModel) -> None:
+def rendered(messages: Sequence[ChatMessage], built: Tokenizer, model: ServedModel) -> str:
+    """Returns the conversation as text. `developer` is OpenAI's newer name of what templates know as
+    `system`."""
+    turns = [{"role": turn.role, "content": turn.content} for turn in messages]
+    text = built.render(
+        [turn | {"role": "system"} if turn["role"] == "developer" else turn for turn in turns]
+    )
+    check_bytes("messages", text, built, model)
+    return text
+
+
+def check_bytes(name: str, text: str, built: Tokenizer, model: ServedModel) -> None:
     """Refuses what cannot fit into the context, before it costs a tokenizer's time and memory."""
     most = model.max_context * max(built.longest_token, LEAST_LONGEST_TOKEN)
     if (size := len(text.encode())) > most:
-        raise InvalidRequest(
+        raise ContextExceeded(
             f"{name} has {size} bytes of text; the context of {model.max_context} tokens takes at most "
             f"{most}",
             field=_field(name),
         )
     counted = size > max(USUAL_TOKEN * model.max_context, LEAST_COUNTED)
     if counted and built.exceeds(text, model.max_context):
-        raise InvalidRequest(
+        raise ContextExceeded(
             f"{name} has more than {model.max_context} tokens; the context takes at most "
             f"{model.max_context - 1}, so that one is left to generate",
             field=_field(name),
@@ -146,16 +153,20 @@ def _check_prompt(name: str, prompt: Sequence[int], model: ServedModel) -> None:
     if not prompt:
         raise InvalidRequest(f"{name} is empty: it takes at least one token", field=field)
     if len(prompt) >= model.max_context:
-        raise InvalidRequest(
+        raise ContextExceeded(
             f"{name} has {len(prompt)} tokens; the context of {model.max_context} takes at most "
             f"{model.max_context - 1}, so that one is left to generate",
             field=field,
         )
-    for index, token in enumerate(prompt):
+    check_ids(name, prompt, model)
+
+
+def check_ids(name: str, ids: Sequence[int], model: ServedModel) -> None:
+    for index, token in enumerate(ids):
         if not 0 <= token < model.vocab_size:
             raise InvalidRequest(
                 f"{name} has token id {token} at index {index}; ids go from 0 to {model.vocab_size - 1}",
-                field=field,
+                field=_field(name),
             )
 
 
@@ -170,7 +181,8 @@ def _max_tokens(body: Body, *, room: int, context: int) -> int:
     if wanted is None:
         return room if isinstance(body, ChatRequest) else min(DEFAULT_COMPLETION_TOKENS, room)
     if not LEAST_TOKENS <= wanted <= room:
-        raise InvalidRequest(
+        kind = ContextExceeded if wanted > room else InvalidRequest
+        raise kind(
             f"{field} must be from {LEAST_TOKENS} to {room} here, not {wanted}: the prompt has "
             f"{context - room} tokens and the context holds {context}",
             field=field,

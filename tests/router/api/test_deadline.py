@@ -24,15 +24,16 @@ def test_ours_is_for_the_whole_answer() -> None:
 
 
 @pytest.mark.parametrize("name", ["x_stainless_timeout", "x_stainless_read_timeout"])
-def test_an_sdks_ends_when_the_answer_begins(name: str) -> None:
-    assert limits(False, **{name: "600.0"}) == TimeLimits(1600.0, 1600.0)
-    assert limits(True, **{name: "600"}) == TimeLimits(1600.0, None)
+def test_an_sdk_ends_its_request_itself(name: str) -> None:
+    """It is neither refused early nor ended before that."""
+    assert limits(False, **{name: "600.0"}) == TimeLimits(None, 1601.0)
+    assert limits(True, **{name: "600"}) == TimeLimits(None, None)
 
 
 def test_the_shortest_counts() -> None:
     both = {"x_request_timeout": "30", "x_stainless_read_timeout": "10"}
-    assert limits(True, **both) == TimeLimits(1010.0, 1030.0)
-    assert limits(False, **both) == TimeLimits(1010.0, 1010.0)
+    assert limits(True, **both) == TimeLimits(1030.0, 1030.0)
+    assert limits(False, **both) == TimeLimits(1030.0, 1011.0)
 
 
 @pytest.mark.parametrize("value", ["soon", "", "0", "-1", "nan"])

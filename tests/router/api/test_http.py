@@ -284,20 +284,20 @@ async def test_a_body_over_the_limit(client_of: ClientOf, length_is_known: bool)
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(
-    ("error", "status", "kind"),
+    ("error", "status", "kind", "code"),
     [
-        (Overloaded("too many"), 429, "rate_limit_error"),
-        (Unavailable("no verifier"), 503, "unavailable_error"),
+        (Overloaded("too many"), 429, "rate_limit_error", "rate_limit_exceeded"),
+        (Unavailable("no verifier"), 503, "unavailable_error", None),
     ],
 )
 async def test_a_refusal_of_the_sessions_keeps_its_status_even_for_a_stream(
-    client_of: ClientOf, error: Exception, status: int, kind: str, stream: bool
+    client_of: ClientOf, error: Exception, status: int, kind: str, code: str | None, stream: bool
 ) -> None:
     client = client_of(ScriptedRunner(MODEL, lambda request: [error]))
     response = await client.post("/v1/completions", json={"prompt": "x", "stream": stream})
     assert response.status_code == status
     assert response.headers["retry-after"] == "1"
-    assert refusal(response) == {"message": str(error), "type": kind, "param": None, "code": None}
+    assert refusal(response) == {"message": str(error), "type": kind, "param": None, "code": code}
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,9 @@ async def test_an_unforeseen_error_says_nothing_of_itself(client_of: ClientOf) -
 async def test_models_health_and_metrics(client_of: ClientOf) -> None:
     runner = answering()
     client = client_of(runner)
-    assert (await client.get("/v1/models")).json() == {
+    told = (await client.get("/v1/models")).json()
+    assert told["data"][0].pop("permission")[0]["created"] == 1_700_000_000
+    assert told == {
         "object": "list",
         "data": [
             {
@@ -337,6 +339,8 @@ async def test_models_health_and_metrics(client_of: ClientOf) -> None:
                 "object": "model",
                 "created": 1_700_000_000,
                 "owned_by": "outrider",
+                "root": "demo",
+                "parent": None,
                 "max_model_len": 64,
                 "numerics": [],
             }

@@ -35,8 +35,8 @@ def failing(error: Exception) -> ScriptedRunner:
     [
         ({}, False, None, None),
         ({"X-Request-Timeout": "30"}, True, 30, 30),
-        ({"X-Stainless-Timeout": "600"}, False, 600, 600),
-        ({"X-Stainless-Read-Timeout": "600.0"}, True, 600, None),
+        ({"X-Stainless-Timeout": "600"}, False, None, 601),
+        ({"X-Stainless-Read-Timeout": "600.0"}, True, None, None),
     ],
 )
 async def test_headers_become_the_sessions_limits(

@@ -87,7 +87,7 @@ def test_it_knows_no_refusal_that_is_not_ours() -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_field_of_a_request_has_a_type(kind: type[schema.CompletionRequest]) -> None:
     described = SCHEMAS[kind.__name__]["properties"]
-    assert described.keys() == kind.model_fields.keys()
+    assert described.keys() == kind.model_fields.keys() | kind.neutral.keys()
     for name, field in described.items():
         kinds = field.get("anyOf", [field])
         assert all(one.keys() & {"type", "anyOf", "enum", "const", "$ref"} for one in kinds), name
@@ -117,6 +117,9 @@ def test_the_schemas_are_schemas() -> None:
         ("n", [1, None], [2]),
         ("prompt", ["a", [1, 2], ["a", "b"], [[1], [2]]], [[], 5, None, [[]]]),
         ("stream", [True, None], [1]),
+        ("best_of", [1, None], [2, True]),
+        ("response_format", [{"type": "text"}, None], [{"type": "json_object"}, "text"]),
+        ("user", ["ada", None], [5, "x" * 1025]),
         ("nonsense", [], [1, None]),
     ],
 )

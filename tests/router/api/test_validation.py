@@ -10,6 +10,7 @@ import pytest
 from outrider.errors import InvalidRequest
 from outrider.sampling.params import SamplingParams
 from router.api import schema
+from router.api.fields import UNSUPPORTED
 from router.api.validation import Generation, prepare
 from router.tokenizer import PIECE, Tokenizer
 from tests.router.api import scripted
@@ -212,7 +213,6 @@ BAD = {
     "bias list": ({"logit_bias": [1]}, "logit_bias", "must be an object from token ids to numbers"),
     "ignore_eos": ({"ignore_eos": 1}, "ignore_eos", "must be true or false, not an integer"),
     "stream": ({"stream": "yes"}, "stream", "must be true or false, not a string"),
-    "stream_options alone": ({"stream_options": {}}, "stream_options", "only for stream = true"),
     "stream option unknown": (
         {"stream": True, "stream_options": {"foo": 1}},
         "stream_options.foo",
@@ -239,12 +239,12 @@ BAD = {
     "role": (
         {"messages": [{"role": "tool", "content": ""}]},
         "messages[0].role",
-        "messages[0].role must be one of system, user, assistant, not 'tool'",
+        "messages[0].role must be one of system, developer, user, assistant, not 'tool'",
     ),
     "message field": (
-        {"messages": [*CHAT, {"role": "assistant", "content": "", "tool_calls": []}]},
+        {"messages": [*CHAT, {"role": "assistant", "content": "", "tool_calls": [{}]}]},
         "messages[1].tool_calls",
-        "messages[1].tool_calls is not supported",
+        "messages[1].tool_calls is not supported by this server, but for []",
     ),
     "image": (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
@@ -284,11 +284,77 @@ def test_bad_input_names_the_field_and_the_limit(fields: dict[str, Any], field: 
     assert "\n" not in refused.value.message and "pydantic" not in refused.value.message
 
 
-@pytest.mark.parametrize("name", sorted(schema.UNSUPPORTED))
+@pytest.mark.parametrize("name", sorted(UNSUPPORTED))
 def test_what_is_not_supported_is_said_to_be_so(name: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"^{name} is not supported by this server$"):
-        completion(**{name: 1})
+    with pytest.raises(InvalidRequest, match=rf"^{name} (is not supported by this server|must be of type)"):
+        completion(**{name: 17})
     completion(**{name: None})  # asks for nothing
+
+
+HABITS: dict[str, Any] = {
+    "user": "u-1",
+    "metadata": {"run": "7"},
+    "store": False,
+    "service_tier": "auto",
+    "response_format": {"type": "text"},
+    "best_of": 1,
+    "echo": False,
+    "top_logprobs": 0,
+    "safety_identifier": "x",
+    "prompt_cache_key": "x",
+    "stream_options": {"include_usage": True},
+    "stop_token_ids": [],
+    "length_penalty": 1.0,
+    "skip_special_tokens": True,
+    "bad_words": [],
+    "min_tokens": 0,
+}
+CHAT_HABITS: dict[str, Any] = {
+    "tools": [],
+    "tool_choice": "none",
+    "parallel_tool_calls": True,
+    "functions": [],
+    "logprobs": False,
+    "modalities": ["text"],
+    "chat_template_kwargs": {},
+    "add_generation_prompt": True,
+}
+
+
+def test_what_clients_send_by_habit_changes_nothing() -> None:
+    assert completion(**HABITS, suffix="").sessions == completion().sessions
+    plain = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    named = [
+        {"role": "developer", "content": [{"type": "text", "text": "be brief", "cache_control": {"x": 1}}]},
+        {"role": "user", "content": "hi", "name": "ada", "tool_calls": [], "refusal": None},
+    ]
+    expected = made({"messages": plain}).sessions
+    assert made({"messages": named, **HABITS, **CHAT_HABITS}).sessions == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"store": True}, "store is not supported by this server, but for false"),
+        ({"response_format": {"type": "json_object"}}, 'but for {"type": "text"}'),
+        ({"best_of": True}, "best_of is not supported by this server, but for 1"),
+        ({"user": 5}, "user must be of type string"),
+        ({"user": "é" * 600}, "user must be at most 1024 bytes"),
+        (
+            {"service_tier": "flex"},
+            'service_tier is not supported by this server, but for "auto" or "default"',
+        ),
+        ({"messages": CHAT, "tools": [{"type": "function"}], "parallel_tool_calls": True}, "tools is not"),
+        (
+            {"messages": CHAT, "tool_choice": "required"},
+            'tool_choice is not supported by this server, but for "none"',
+        ),
+    ],
+)
+def test_what_would_change_the_answer_is_refused_by_name(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        made(fields if "messages" in fields else {"prompt": "the fox", **fields})
+    assert message in refused.value.message
 
 
 @pytest.mark.parametrize("body", ["text", [1], None, 3])

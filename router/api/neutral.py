@@ -1,0 +1,119 @@
+"""Fields that clients send by habit. They are taken where their value asks for nothing that is not served
+here, and change nothing; any other value is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MAX_BYTES = 1024  # of a text
+MAX_ENTRIES = 16  # of an object
+
+
+@dataclass(frozen=True, slots=True)
+class Only:
+    """These JSON values alone."""
+
+    values: tuple[object, ...]
+
+    def fault(self, value: object) -> str | None:
+        """Returns what is wrong with a value, to follow the field's name; None if nothing is."""
+        if any(_equal(value, one) for one in self.values):
+            return None
+        told = " or ".join(json.dumps(one) for one in self.values)
+        return f"is not supported by this server, but for {told}"
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return {"enum": [*self.values, None]}
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """Every value of a JSON type, up to MAX_BYTES or MAX_ENTRIES."""
+
+    kind: type
+    name: str  # of the JSON type
+
+    def fault(self, value: object) -> str | None:
+        if type(value) is not self.kind:
+            return f"must be of type {self.name}"
+        if isinstance(value, str) and len(value.encode(errors="replace")) > MAX_BYTES:
+            return f"must be at most {MAX_BYTES} bytes"
+        if isinstance(value, dict) and len(value) > MAX_ENTRIES:
+            return f"must have at most {MAX_ENTRIES} entries"
+        return None
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        limit: dict[str, int] = {}
+        if self.kind is str:
+            limit = {"maxLength": MAX_BYTES}
+        elif self.kind is dict:
+            limit = {"maxProperties": MAX_ENTRIES}
+        return {"anyOf": [{"type": self.name, **limit}, {"type": "null"}]}
+
+
+Neutral = Mapping[str, Only | Every]
+
+
+def _equal(value: object, neutral: object) -> bool:
+    """Returns True for the same JSON value: true is no 1."""
+    return isinstance(value, bool) is isinstance(neutral, bool) and value == neutral
+
+
+def _only(*values: object) -> Only:
+    return Only(values)
+
+
+TEXT, FLAG, OBJECT = Every(str, "string"), Every(bool, "boolean"), Every(dict, "object")
+
+BOTH: Neutral = {  # OpenAI's, then vLLM's
+    "response_format": _only({"type": "text"}),
+    "best_of": _only(1),
+    "top_logprobs": _only(0),
+    "echo": _only(False),
+    "store": _only(False),
+    "service_tier": _only("auto", "default"),
+    "user": TEXT,
+    "metadata": OBJECT,
+    "safety_identifier": TEXT,
+    "prompt_cache_key": TEXT,
+    "prompt_cache_retention": TEXT,
+    "min_tokens": _only(0),
+    "stop_token_ids": _only([]),
+    "bad_words": _only([]),
+    "priority": _only(0),
+    "length_penalty": _only(1),
+    "use_beam_search": _only(False),
+    "skip_special_tokens": _only(True),
+    "spaces_between_special_tokens": _only(True),
+    "include_stop_str_in_output": _only(False),
+    "return_tokens_as_token_ids": _only(False),
+    "return_token_ids": _only(False),
+}
+COMPLETION: Neutral = {**BOTH, "suffix": _only(""), "add_special_tokens": _only(True)}
+CHAT: Neutral = {
+    **BOTH,
+    "tools": _only([]),
+    "tool_choice": _only("none", "auto"),
+    "parallel_tool_calls": FLAG,
+    "functions": _only([]),
+    "function_call": _only("none", "auto"),
+    "logprobs": _only(False),
+    "modalities": _only(["text"]),
+    "reasoning_effort": _only("none"),
+    "verbosity": _only("medium"),
+    "add_special_tokens": _only(False),
+    "add_generation_prompt": _only(True),
+    "continue_final_message": _only(False),
+    "chat_template_kwargs": _only({}),
+    "documents": _only([]),
+}
+MESSAGE: Neutral = {"name": TEXT, "tool_calls": _only([]), "annotations": _only([])}  # also sent back
+TOKENIZE: Neutral = {
+    name: CHAT[name] for name in ("add_generation_prompt", "continue_final_message", "tools")
+}

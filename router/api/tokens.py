@@ -1,0 +1,50 @@
+"""Text to tokens and back, as vLLM's server offers it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider.errors import InvalidRequest
+from router import tokenizer
+from router.api.answers import Detokenized, Tokenized
+from router.api.schema import DetokenizeRequest, TokenizeRequest
+from router.api.validation import check_bytes, check_ids, rendered
+from router.requests import ServedModel
+
+
+def tokenized(body: TokenizeRequest, model: ServedModel) -> Tokenized:
+    """Raises InvalidRequest naming the field. It takes time that grows with the text."""
+    built = tokenizer.load(model.tokenizer)
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("give prompt or messages: one of them", field="prompt")
+    if body.messages is not None:
+        text = rendered(body.messages, built, model)
+        special = body.add_special_tokens is True  # a template writes them itself
+    else:
+        text = body.prompt or ""
+        special = body.add_special_tokens is not False
+        check_bytes("prompt", text, built, model)
+    ids = built.encode(text) if special else built.encode_rendered(text)
+    return {
+        "count": len(ids),
+        "max_model_len": model.max_context,
+        "tokens": list(ids),
+        "token_strs": built.tokens(ids) if body.return_token_strs else None,
+    }
+
+
+def detokenized(body: DetokenizeRequest, model: ServedModel) -> Detokenized:
+    """Raises InvalidRequest naming the field."""
+    check_ids("tokens", body.tokens, model)
+    return {"prompt": tokenizer.load(model.tokenizer).decode(body.tokens, skip_special_tokens=False)}
+
+
+def described(model: ServedModel) -> dict[str, Any]:
+    """Returns what a client needs to make prompts by itself."""
+    files = model.tokenizer
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": model.max_context,
+        "chat_template": files.chat_template or None,
+        **files.special_tokens,
+    }
