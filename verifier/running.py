@@ -28,6 +28,7 @@ class Running:
     found_tokens: int = 0  # of its log, cached when it came
     cached_prompt_tokens: int | None = None  # at its first start
     preemptions: int = 0  # times that its blocks were taken from it, or lost with another verifier
+    passed: int = 0  # sessions that came later and began before it, as it did not fit
     orphaned: bool = False  # its router is gone, and may come back
     seats: list[DrafterSeat] = field(init=False)  # one for each drafter that may draft for it
     id: bytes = field(init=False)

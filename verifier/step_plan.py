@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import accumulate
 from operator import mul
 
@@ -14,6 +14,8 @@ from verifier.meter import Meter
 from verifier.orphans import dispensable
 from verifier.part import Part
 from verifier.running import Path, Running
+
+MOST_PASSED = 16  # sessions that may begin before one that came earlier and does not fit yet
 
 
 class StepPlanner:
@@ -47,6 +49,7 @@ class StepPlanner:
                     running.table.length,
                     len(running.table.blocks),
                     running.preemptions,
+                    yields=running.passed < MOST_PASSED,
                 )
                 for running, count in zip(everyone, drafts, strict=True)
             ]
@@ -66,6 +69,7 @@ class StepPlanner:
             elif chosen.preempt is not None:
                 self._preempt(everyone[chosen.preempt])
             else:
+                _note_passed(everyone, {grant.index for grant in chosen.grants})
                 return [
                     self._start(everyone[grant.index], grant, paths[grant.index][0])
                     for grant in chosen.grants
@@ -98,3 +102,15 @@ class StepPlanner:
         said = running.session.tree.said
         promised = {seat: chances[: grant.drafts] for seat, chances in said.items()} if grant.drafts else {}
         return Part(running, start, tokens, path[: grant.drafts], promised, final)
+
+
+def _note_passed(everyone: Sequence[Running], granted: Container[int]) -> None:
+    """Counts for each that waits who begins before it and came later."""
+    beginning = 0
+    for index in reversed(range(len(everyone))):
+        running = everyone[index]
+        if not running.table.blocks and not running.preemptions:
+            if index in granted:
+                beginning += 1
+            else:
+                running.passed += beginning

@@ -23,6 +23,7 @@ class Candidate(NamedTuple):
     cached: int  # tokens in the cache
     blocks: int  # KV blocks held; 0 = not started, or preempted
     preempted: int = 0  # times so far, here or at another worker
+    yields: bool = False  # while it does not fit, newcomers after it may start
 
     @property
     def decoding(self) -> bool:
@@ -87,11 +88,14 @@ def schedule(
         count = min(candidate.pending, reading)
         if candidate.blocks == 0:
             # Newcomers start in order of arrival, where their whole prompt fits: what they find cached comes
-            # out of the available blocks, too, where nobody else holds it.
+            # out of the available blocks, too, where nobody else holds it. One that yields lets those pass
+            # that fit where it does not.
             found = cached(index) if cached is not None else Cached()
             count = min(candidate.pending - found.tokens, reading)
             need = _blocks_needed(candidate, candidate.pending + 1, limits) - found.held
             if need + reserve > available:
+                if candidate.yields and not candidate.preempted:
+                    continue
                 break
             if count == 0:
                 continue

@@ -65,6 +65,16 @@ def test_newcomers_start_in_order_of_arrival() -> None:
     assert schedule([decoding(), newcomer(200), newcomer(3)], 6, LIMITS).grants == (Grant(0, 1, 0),)
 
 
+def test_those_that_fit_pass_one_that_does_not_as_long_as_it_yields() -> None:
+    yielding = newcomer(200)._replace(yields=True)
+    everyone = [decoding(), yielding, newcomer(3), newcomer(90), newcomer(4)]
+    assert schedule(everyone, 6, LIMITS).grants == (Grant(0, 1, 0), Grant(2, 3, 0))
+    everyone[3] = everyone[3]._replace(yields=True)
+    assert schedule(everyone, 6, LIMITS).grants == (Grant(0, 1, 0), Grant(2, 3, 0), Grant(4, 4, 0))
+    interrupted = yielding._replace(preempted=1)
+    assert schedule([decoding(), interrupted, newcomer(3)], 6, LIMITS).grants == (Grant(0, 1, 0),)
+
+
 def test_who_was_interrupted_is_read_in_before_newcomers() -> None:
     """And they among themselves in order of arrival, as newcomers are."""
     again = newcomer(20)._replace(preempted=1)

@@ -15,8 +15,11 @@ from outrider.options.engine import StepLimits
 from outrider.sampling.params import SamplingParams
 from outrider.wire.session import SessionParams
 from tests.tiny_models import build
-from verifier.session import SessionSpec
-from verifier.stepper import Running, Stepper, StepReport
+from verifier.meter import Meter
+from verifier.running import Running
+from verifier.session import Session, SessionSpec
+from verifier.step_plan import MOST_PASSED, StepPlanner
+from verifier.stepper import Stepper, StepReport
 
 BLOCKS = 12  # of 16 tokens: one session of the longest kind, or a few that have just begun
 
@@ -83,3 +86,36 @@ def test_only_what_nobody_else_holds_is_lost() -> None:
     assert (pool.own_tokens(first), pool.own_tokens(second)) == (16, 16)
     pool.close(second)
     assert pool.own_tokens(first) == 40
+
+
+async def test_small_ones_pass_one_that_does_not_fit_until_so_many_have(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long answer holds most of the pool, and a prompt waits that does not fit beside it."""
+    monkeypatch.setattr(engine, "pool", BlockPool(BLOCKS))
+    planner = StepPlanner(engine.pool, StepLimits(), Meter(), lambda session_id: None)
+    sessions: dict[bytes, Running] = {}
+
+    def come(number: int, prompt: int) -> Running:
+        params = SessionParams(tuple(range(prompt)), SamplingParams(seed=number), 8)
+        spec = SessionSpec(number.to_bytes(16), params, (), 199, b"")
+        running = sessions[spec.session_id] = Running(Session(spec, 0), None)
+        return running
+
+    def go(running: Running) -> None:
+        engine.pool.close(sessions.pop(running.id).table)
+
+    long, large = come(1, 100), come(2, 120)
+    planner.plan(sessions)
+    passed = 0
+    while True:
+        small = come(3 + passed, 5)
+        if small.id not in {part.running.id for part in planner.plan(sessions)}:
+            break
+        passed += 1
+        go(small)
+    assert passed == MOST_PASSED == large.passed
+    another = come(100, 5)
+    go(long)
+    parts = [part.running for part in planner.plan(sessions)]
+    assert parts[0] is large and another not in parts[:1]
