@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from outrider import __version__
 from outrider_cli.bench_command import bench
 from outrider_cli.generate import generate
 from outrider_cli.keys import keys
@@ -13,7 +16,7 @@ from outrider_cli.sizing import plan
 
 app = typer.Typer(
     name="outrider",
-    help="Serve a language model faster with the help of a small one, with exactly the large one's output.",
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     rich_markup_mode=None,
     add_completion=False,
@@ -22,6 +25,21 @@ app = typer.Typer(
 for command in (serve, generate, router, verifier, drafter, plan, bench):
     app.command()(command)
 app.add_typer(keys)
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"outrider {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def described(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Tell the version.")
+    ] = False,
+) -> None:
+    """Serve a language model faster with the help of a small one, with exactly the large one's output."""
 
 
 def main() -> None:

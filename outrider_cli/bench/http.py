@@ -106,7 +106,8 @@ class Http:
 
 
 def _request(method: str, place: SplitResult, path: str, body: bytes) -> bytes:
-    head = f"{method} {place.path.rstrip('/')}{path} HTTP/1.1\r\nhost: {place.netloc}\r\n"
+    base = place.path.rstrip("/").removesuffix("/v1")  # which people copy from an SDK's base_url
+    head = f"{method} {base}{path} HTTP/1.1\r\nhost: {place.netloc}\r\n"
     about = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n" if body else ""
     return f"{head}{about}\r\n".encode() + body
 

@@ -40,7 +40,7 @@ async def test_an_answer_is_read_with_its_arrivals() -> None:
 
 async def test_a_server_that_refuses_our_extras_is_asked_without_them() -> None:
     with other_server() as (url, asked):
-        client = await reach(url, None)
+        client = await reach(f"{url}/v1/", None)  # as an SDK's base_url, too
         reply = await client.ask(REQUEST)
         await client.close()
     assert reply.tokens == 8

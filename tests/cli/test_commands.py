@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from demo import pair
 from drafter.config import DrafterConfig
+from outrider import __version__
 from outrider.options.engine import EngineOptions
 from outrider.options.option import options
 from outrider.options.protection import Protection
@@ -43,6 +44,14 @@ def outrider(*arguments: str) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=240,
     )
+
+
+def test_what_every_command_line_has() -> None:
+    version = CliRunner().invoke(app, ["--version"])
+    assert (version.exit_code, version.output) == (0, f"outrider {__version__}\n")
+    for asked in (["-h"], ["serve", "-h"]):
+        shown = CliRunner().invoke(app, asked)
+        assert shown.exit_code == 0 and "Usage: outrider" in shown.output.replace("root", "outrider")
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
