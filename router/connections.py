@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import resource
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -231,12 +230,3 @@ class Limits(asyncio.Protocol):
 
 class LimitedProtocol(Limits, AutoHTTPProtocol):  # type: ignore[valid-type, misc]
     """The one of uvicorn's two that it takes by itself."""
-
-
-def descriptors() -> int:
-    """Lets this process have as many descriptors as the system allows it, and returns how many."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        soft = hard
-    return soft

@@ -15,6 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from outrider.errors import StartupError
+from outrider.net.descriptors import descriptors
 from outrider.net.rpc import STOP_GRACE_SECONDS, bind, new_server
 from outrider.net.tls import Tls, opened
 from outrider.worker.garbage import spare_what_is_there
@@ -28,7 +29,6 @@ from router.connections import (
     MOST_CONNECTIONS,
     Connections,
     LimitedProtocol,
-    descriptors,
     grpc_options,
 )
 from router.registry import Registry

@@ -12,6 +12,7 @@ import grpc.aio
 
 from outrider.errors import OutriderError, StepHung, Unhealthy, printable
 from outrider.log_record import MAX_LINE
+from outrider.net.descriptors import descriptors
 from outrider.net.rpc import STOP_GRACE_SECONDS
 from outrider.net.tasks import cancel, first_of
 from outrider.store.store import Registrar, WorkerRecord
@@ -77,6 +78,7 @@ class Worker:
     async def start(self, on_state: OnState | None = None) -> None:
         """Serves, and registers. `on_state` hears when a router has taken the worker in, and when none
         has."""
+        descriptors()  # routers and drafters each take one, or several
         await self._server.start()
         self._tasks = [
             asyncio.create_task(self._service.run()),

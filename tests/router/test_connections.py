@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -31,7 +28,6 @@ from router.connections import (
 from router.metrics import Metrics
 from tests.router.api.scripted import ScriptedRunner, byte_level, served, steps, until
 
-ROOT = Path(__file__).parents[2]
 GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 14\r\n\r\n"
 
@@ -282,12 +278,3 @@ async def test_calls_that_come_faster_than_they_are_looked_at_wait_for_their_tur
         calls = [each.unary_unary("/test/Ask")(b"a") for each in (one, other) for _ in range(1000)]
         assert await asyncio.gather(*calls) == [b"a"] * 2000
     await server.stop(None)
-
-
-def test_a_router_takes_as_many_descriptors_as_it_may() -> None:
-    program = (
-        "import resource; from router.connections import descriptors; kind = resource.RLIMIT_NOFILE;"
-        "hard = resource.getrlimit(kind)[1]; resource.setrlimit(kind, (64, hard));"
-        "assert descriptors() == hard == resource.getrlimit(kind)[0]"
-    )
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
