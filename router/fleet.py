@@ -32,6 +32,7 @@ from router.workers import Drafter, Verifier
 log = logging.getLogger(__name__)
 
 CANCEL_SECONDS = 60.0  # as long as a session waits for a verifier
+AGAIN_SECONDS = 1.0  # after which one that is cancelled again is told again
 MOST_CANCELLED = 4096  # that are remembered; the oldest go first
 FEW = 8  # workers that are drawn to be looked at; of drafters, of each model
 FEW_MODELS = 8  # of drafters, of which some are looked at
@@ -150,6 +151,10 @@ class Fleet:
         for listener in worker.take_listeners():
             listener.verifier_lost()
         return True
+
+    def was_told(self, session_id: SessionId) -> bool:
+        """Returns whether verifiers were told of it less than AGAIN_SECONDS ago."""
+        return self._cancelled.get(session_id, 0.0) > self._clock() + CANCEL_SECONDS - AGAIN_SECONDS
 
     def cancel(self, session_id: SessionId) -> None:
         """Ends a session that another router may have, wherever it is or comes within CANCEL_SECONDS."""

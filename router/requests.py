@@ -122,6 +122,7 @@ class SessionRunner(Protocol):
         iterates the session hears Superseded. Raises what `recall` and `run` raise."""
         ...
 
-    def cancel(self, session_id: SessionId) -> None:
-        """Ends a session of this router or of another: it raises Cancelled. Unknown ids are ignored."""
+    async def cancel(self, session_id: SessionId) -> None:
+        """Ends a session of this router or of another: it raises Cancelled. Ids that are unknown, or of
+        sessions that are over, are ignored."""
         ...

@@ -23,7 +23,7 @@ from typing import NoReturn
 from outrider.errors import OutriderError, Unavailable, unknown_session
 from outrider.store.logs import SESSION_TTL_SECONDS, Append, Owner, SessionLogs
 from outrider.wire.session import SessionId
-from outrider.wire.session_log import UNLOGGED_RECORD
+from outrider.wire.session_log import UNLOGGED_RECORD, is_end
 from router.metrics import Metrics
 from router.transcript import Transcript
 
@@ -153,6 +153,16 @@ class SessionLogWriter:
         if first is None:
             raise self._missing()
         return await self._decoded(session_id, first)
+
+    async def ended(self, session_id: SessionId) -> bool:
+        """Returns whether the session's log says that it is over."""
+        cursor = self._dirty.get(session_id)
+        if cursor is not None:
+            return cursor.transcript.end is not None
+        with suppress(Unavailable):
+            last = await self._logs.last(session_id)
+            return last is not None and is_end(last)
+        return False
 
     async def take(self, session_id: SessionId) -> TakenSession:
         """Takes the log over, from whichever router. Who asks while somebody takes it gets the same.

@@ -197,12 +197,12 @@ class Sessions:
             return self._num_speculative_tokens
         return min(request.num_speculative_tokens, self._num_speculative_tokens)
 
-    def cancel(self, session_id: SessionId) -> None:
+    async def cancel(self, session_id: SessionId) -> None:
         session = self._open.get(session_id)
         if session is not None:
             session.failed(_cancelled())
-            return
-        self._fleet.cancel(session_id)  # it may be another router's
+        elif not self._fleet.was_told(session_id) and not await self._log_writer.ended(session_id):
+            self._fleet.cancel(session_id)  # it may be another router's
 
     async def until_idle(self) -> None:
         """Until no session is open."""

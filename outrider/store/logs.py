@@ -74,3 +74,7 @@ class SessionLogs(Protocol):
     async def read(self, session_id: SessionId) -> bytes | None:
         """Returns the log's first record, or None if there is no such log."""
         ...
+
+    async def last(self, session_id: SessionId) -> bytes | None:
+        """Returns the log's last record, or None if there is no such log."""
+        ...

@@ -20,6 +20,7 @@ class _Log:
     expires: float
     length: int = 0  # in records
     first: bytes = b""
+    last: bytes = b""
     content: bytearray = field(default_factory=bytearray)
 
     @property
@@ -60,7 +61,7 @@ class MemorySessionLogs:
         else:
             self._forget(append.session_id)  # to come back as the newest
         for record in append.records[log.length - append.base :]:
-            log.first = log.first or record
+            log.first, log.last = log.first or record, record
             log.content += record
             log.length += 1
         self._keep(append.session_id, log, expires)
@@ -78,6 +79,10 @@ class MemorySessionLogs:
     async def read(self, session_id: SessionId) -> bytes | None:
         log = self._live(session_id)
         return None if log is None else log.first
+
+    async def last(self, session_id: SessionId) -> bytes | None:
+        log = self._live(session_id)
+        return None if log is None else log.last
 
     def _keep(self, session_id: SessionId, log: _Log, expires: float) -> None:
         log.expires = expires

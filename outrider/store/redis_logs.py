@@ -194,6 +194,11 @@ class RedisSessionLogs:
         entries: Any = await self._asked(self._redis.xrange(stream, "1-0", "1-0"))
         return entries[0][1][b"r"] if entries else None
 
+    async def last(self, session_id: SessionId) -> bytes | None:
+        stream, _ = _keys(session_id)
+        entries: Any = await self._asked(self._redis.xrevrange(stream, count=1))
+        return entries[0][1][b"r"] if entries else None
+
 
 def _keys(session_id: SessionId) -> list[bytes]:
     name = session_id.hex().encode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
@@ -71,6 +72,13 @@ def step_record(
 
 def end_record(end: FinishReason) -> bytes:
     return session_pb2.SessionLog(end=session_pb2.SessionEnd(reason=int(end))).SerializeToString()  # type: ignore[arg-type]
+
+
+def is_end(record: bytes) -> bool:
+    """Returns whether the record ends a session's log."""
+    with suppress(DecodeError):
+        return session_pb2.SessionLog.FromString(record).HasField("end")
+    return False
 
 
 def log_from_bytes(raw: bytes) -> SessionLog:

@@ -187,11 +187,11 @@ async def test_a_session_can_be_cancelled_by_its_id(target: Path) -> None:
 
         async def cancel() -> None:
             (session_id,) = cluster.sessions._open
-            cluster.sessions.cancel(session_id)
+            await cluster.sessions.cancel(session_id)
 
         with pytest.raises(Cancelled):
             await cluster.ask(PROMPTS[0], VARIANTS[0], MAX_TOKENS, on_tokens=Once(cancel))
-        cluster.sessions.cancel(b"x" * 16)  # nobody's
+        await cluster.sessions.cancel(b"x" * 16)  # nobody's
 
 
 async def test_those_that_wait_at_a_full_verifier_move_to_one_that_joins_and_none_that_has_begun(

@@ -223,6 +223,10 @@ class Storage:
         self._check(before=True)
         return await self._world.logs.read(session_id)
 
+    async def last(self, session_id: SessionId) -> bytes | None:
+        self._check(before=True)
+        return await self._world.logs.last(session_id)
+
 
 class RouterNode:
     """A router process, and its wires to the verifiers."""

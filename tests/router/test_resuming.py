@@ -234,7 +234,7 @@ async def test_a_stop_token_of_the_model_does_not_end_who_ignores_it(rig: Rig) -
 async def test_a_cancelled_session_stays_cancelled(rig: Rig) -> None:
     verifier = await rig.verifier()
     running, session_id = await begun(rig, verifier)
-    rig.sessions.cancel(session_id)
+    await rig.sessions.cancel(session_id)
     with pytest.raises(Cancelled):
         await running.task
     await verifier.next_command("close")

@@ -75,7 +75,7 @@ async def test_a_worker_that_lets_commands_pile_up_is_given_up_and_taken_in_agai
     worker = await rig.verifier("v")
     held = rig.fleet.verifiers["v"]
     for number in range(4):
-        rig.sessions.cancel(bytes([number]) * 16)
+        await rig.sessions.cancel(bytes([number]) * 16)
     await worker.stream_over.wait()
     rig.fleet._cancelled.clear()
     await rig.until(lambda: rig.fleet.verifiers.get("v") not in (None, held))
@@ -186,21 +186,51 @@ async def test_the_end_of_an_opening_does_not_end_the_one_after_it(rig: Any) -> 
 
 async def test_a_verifier_that_joins_hears_what_was_cancelled_before(rig: Any) -> None:
     there = await rig.verifier("v1")
-    rig.sessions.cancel(b"x" * 16)
+    await rig.sessions.cancel(b"x" * 16)
     assert (await there.next_command("cancel")).session_id == b"x" * 16
     late = await rig.verifier("v2")
     assert (await late.next_command("cancel")).session_id == b"x" * 16
+
+
+async def test_verifiers_hear_once_a_second_that_a_session_is_cancelled_and_never_of_one_that_is_over(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verifier = await rig.verifier("v")
+    running = Running(rig, request())
+    opened = await verifier.next_command("open")
+    verifier.say(**committed(opened.session_id, 3, 3), **finished(opened.session_id))
+    await running.task
+    now = 1.0  # as the rig has it
+    monkeypatch.setattr(rig.fleet, "_clock", lambda: now)
+
+    async def cancelled(session_id: bytes) -> list[bytes]:
+        for _ in range(100):
+            await rig.sessions.cancel(session_id)
+        await rig.sessions.cancel(b"z" * 16)  # what comes last
+        heard: list[bytes] = []
+        while not heard or heard[-1] != b"z" * 16:
+            heard.append((await verifier.next_command("cancel")).session_id)
+        return heard[:-1]
+
+    for flushed in (False, True):
+        if flushed:
+            await rig.sessions._log_writer.flush()
+        assert await cancelled(opened.session_id) == []
+        now += 1.0
+    assert await cancelled(b"x" * 16) == [b"x" * 16]
+    now += 1.0
+    assert await cancelled(b"x" * 16) == [b"x" * 16]
 
 
 async def test_the_least_recent_cancellations_are_forgotten(
     rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("router.fleet.MOST_CANCELLED", 2)
-    for name in (b"a", b"b", b"c", b"b"):
-        rig.sessions.cancel(name * 16)
-    rig.sessions.cancel(b"d" * 16)
     now = 1.0  # as the rig has it
     monkeypatch.setattr(rig.fleet, "_clock", lambda: now)
+    for name in (b"a", b"b", b"c", b"b", b"d"):
+        await rig.sessions.cancel(name * 16)
+        now += 1.0
     late = await rig.verifier("v1")
     heard = [(await late.next_command("cancel")).session_id[:1] for _ in range(2)]
     assert heard == [b"b", b"d"]

@@ -45,7 +45,8 @@ async def content(logs: SessionLogs, session: SessionId = ONE) -> bytes | None:
 async def test_what_is_appended_is_read_and_taken(logs: SessionLogs) -> None:
     assert await logs.append([append(0, b"request", b"\x00\xff")], TTL) == [2]
     assert await logs.append([append(2, b"", b"x" * 100_000, b"end")], TTL) == [5]
-    assert await logs.read(ONE) == b"request"
+    assert (await logs.read(ONE), await logs.last(ONE)) == (b"request", b"end")
+    assert await logs.last(OTHER) is None
     assert await logs.take(ONE, "b", TTL) == Taken(
         Owner("b", 1), 5, b"request\x00\xff" + b"x" * 100_000 + b"end"
     )

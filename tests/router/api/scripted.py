@@ -183,7 +183,7 @@ class ScriptedRunner:
     def degraded(self) -> str:
         return "the store is away" if self.store_is_away else ""
 
-    def cancel(self, session_id: SessionId) -> None:
+    async def cancel(self, session_id: SessionId) -> None:
         self.cancelled.append(session_id)
 
     async def run(
