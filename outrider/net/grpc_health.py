@@ -4,6 +4,7 @@ reflection."""
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection
 from typing import Any
 
@@ -11,7 +12,11 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-WATCH_SECONDS = 0.5  # how soon a watcher hears of a change
+from outrider.net.rpc import host_of
+
+WATCH_SECONDS = 0.5  # how soon watchers hear of a change
+MOST_WATCHERS = 256  # of a process: nobody needs a key to watch
+ADDRESS_SHARE = 4  # one address has at most one in so many of them
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # generated code without types
@@ -20,6 +25,9 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # g
     def __init__(self, ready: Callable[[], bool], services: Collection[str]) -> None:
         self._ready = ready
         self._services = {"", *services}
+        self._watching: Counter[str] = Counter()  # by address
+        self._looking: asyncio.Task[None] | None = None  # for all watchers
+        self._news = asyncio.Event()  # a new one for each change
 
     def _response(self) -> Any:
         statuses = health_pb2.HealthCheckResponse
@@ -34,14 +42,39 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # g
         self, request: Any, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncGenerator[Any, None]:
         """Yields the state now, and again whenever it has changed."""
-        unknown = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
-        last = None
+        address = host_of(context.peer())
+        if (
+            self._watching.total() >= MOST_WATCHERS
+            or self._watching[address] >= MOST_WATCHERS // ADDRESS_SHARE
+        ):
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many watch this: ask Check instead")
+        self._watching[address] += 1
+        try:
+            if self._looking is None:
+                self._looking = asyncio.create_task(self._look())
+            unknown = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
+            last = None
+            while True:
+                news = self._news
+                response = self._response() if request.service in self._services else unknown
+                if response != last:
+                    yield response
+                    last = response
+                await news.wait()
+        finally:
+            self._watching -= Counter([address])
+            if not self._watching and self._looking is not None:
+                self._looking.cancel()
+                self._looking = None
+
+    async def _look(self) -> None:
+        told = self._ready()
         while True:
-            response = self._response() if request.service in self._services else unknown
-            if response != last:
-                yield response
-                last = response
             await asyncio.sleep(WATCH_SECONDS)
+            if self._ready() != told:
+                told = not told
+                self._news.set()
+                self._news = asyncio.Event()
 
 
 def add_health(server: grpc.aio.Server, ready: Callable[[], bool], service: str) -> None:

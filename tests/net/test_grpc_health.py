@@ -1,0 +1,59 @@
+"""The standard health service, asked by many."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from outrider.net.grpc_health import ADDRESS_SHARE, MOST_WATCHERS, add_health
+
+STATES = health_pb2.HealthCheckResponse
+MOST = MOST_WATCHERS // ADDRESS_SHARE  # of one address
+
+
+async def test_all_watchers_cost_one_look_and_one_too_many_is_refused() -> None:
+    looks, ready = 0, True
+
+    def is_ready() -> bool:
+        nonlocal looks
+        looks += 1
+        return ready
+
+    server = grpc.aio.server()
+    add_health(server, is_ready, "outrider.v1.Generation")
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(MOST)]
+        assert {(await watch.read()).status for watch in watches} == {STATES.SERVING}
+        for _ in range(3):
+            refused = stub.Watch(health_pb2.HealthCheckRequest())
+            assert await refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        before, changes = looks, 3
+        for _ in range(changes):
+            ready = not ready
+            expected = STATES.SERVING if ready else STATES.NOT_SERVING
+            assert {(await watch.read()).status for watch in watches} == {expected}
+        # Each told what it was told, and between two changes somebody looked once or twice, for all.
+        assert looks - before <= changes * (MOST + 3)
+        watches.pop().cancel()
+        while True:  # its place is free at once, or a little later
+            another = stub.Watch(health_pb2.HealthCheckRequest())
+            try:
+                if (first := await another.read()) is not grpc.aio.EOF:
+                    break
+            except grpc.aio.AioRpcError:
+                await asyncio.sleep(0.01)
+        assert first.status is expected
+        assert (
+            len([task for task in asyncio.all_tasks() if "HealthServicer._look" in repr(task.get_coro())])
+            == 1
+        )
+        for watch in [*watches, another]:
+            watch.cancel()
+        while any("HealthServicer._look" in repr(task.get_coro()) for task in asyncio.all_tasks()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await server.stop(None)
