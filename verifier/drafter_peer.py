@@ -6,26 +6,28 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 
-from outrider.net.token_bucket import TokenBucket
 from outrider.wire.speculation import Attach, Commit, CommitBatch
 from verifier.bounded_map import REMEMBERED, BoundedMap
 from verifier.drafter_seat import DrafterSeat
+from verifier.reading_allowance import ReadingAllowance, StreamAllowance
 from verifier.step_start import Pace
 
 MAX_CLAIMS = 1024  # that wait for their sessions
 CLAIM_SECONDS = 60.0  # that one waits: what was closed meanwhile never comes
 MOST_REPEATED = 1024  # tokens that are sent again because they were not acknowledged yet
-UNITS_PER_SECOND = 1e6  # about as many as half a processor reads; see Drafters for what costs how much
-BURST_UNITS = 1e5
 
 
 class DrafterPeer:
     """The commits for one drafter, its claims, and its pace."""
 
-    def __init__(self, name: str, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, name: str, clock: Callable[[], float], allowance: StreamAllowance | None = None
+    ) -> None:
         self.name = name
         self.pace = Pace()
-        self.allowance = TokenBucket(UNITS_PER_SECOND, BURST_UNITS)
+        self.allowance = allowance or ReadingAllowance().of(name)
+        self.announced = False  # it has shown a right that a router gave it
+        self.refused = ""  # why it was ended here, if it was
         self.given = BoundedMap()  # sessions that it has claimed
         self.claims: OrderedDict[bytes, tuple[bytes, float]] = OrderedDict()  # session -> right, when
         self._clock = clock
@@ -86,8 +88,9 @@ class DrafterPeer:
         """Gives a sign of life, perhaps with nothing to say."""
         self._ready.set()
 
-    def end(self) -> None:
-        self._over = True
+    def end(self, refused: str = "") -> None:
+        """`refused`: what it hears of that."""
+        self._over, self.refused = True, self.refused or refused
         self._ready.set()
 
     @property

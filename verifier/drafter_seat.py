@@ -31,6 +31,7 @@ class DrafterSeat:
     arrivals: Arrivals = field(default_factory=Arrivals)
     acceptance: float = FIRST_ACCEPTANCE
     calibration: SurvivalCalibration = field(default_factory=SurvivalCalibration)
+    unpaid: int = 0  # draft tokens that were accepted and not paid for yet
 
     def turn_shown(self, shown: bytes) -> int | None:
         """Returns the turn that a right is for; None if it is none to this seat."""
@@ -80,7 +81,9 @@ class DrafterSeat:
     def settle(self, chances: Sequence[float], accepted: int, now: float) -> None:
         """Learns from a step. `chances`: what it had promised of the first draft tokens of the path that was
         verified; it had not said those behind them. The step accepted the first `accepted` of the path."""
-        self.calibration.observe(chances, min(accepted, len(chances)))
+        kept = min(accepted, len(chances))
+        self.unpaid += kept
+        self.calibration.observe(chances, kept)
         self.arrivals = self.arrivals.committed(now, len(chances), self.session.tree.length_of(self))
         if self.arrivals.missed and self.pace is not None and self.session.wanted > 0:
             self.pace.missed()

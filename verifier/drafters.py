@@ -1,6 +1,7 @@
 """The drafters of a verifier: who drafts for which session, and what becomes of what they send.
 
-They are not trusted. Whatever one sends is bounded, and what cannot be used is dropped and counted by reason;
+They are not trusted. A stream that no router has announced, by giving its drafter the right to draft for a
+session, is refused. Whatever one sends is bounded, and what cannot be used is dropped and counted by reason;
 one that keeps sending what no drafter should is cut off, refused for a while, and the routers are told.
 """
 
@@ -8,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import NoReturn
 
-from outrider.errors import InvalidRequest, Overloaded, PeerRefused, TooLarge
+from outrider.errors import InvalidRequest, Overloaded, PeerRefused, TooLarge, Unavailable
 from outrider.net.draft_right import turn_of
 from outrider.wire.hello import Identity, Role, read_hello
+from outrider.wire.methods import SPECULATE
 from outrider.wire.session import SESSION_ID_BYTES
 from outrider.wire.speculation import Attach, CommitBatch, Draft, DraftBatch
 from verifier import misbehavior
@@ -23,6 +26,7 @@ from verifier.draft_tree import MAX_NODES
 from verifier.drafter_peer import DrafterPeer
 from verifier.drafter_seat import DrafterSeat
 from verifier.misbehavior import BAN_SECONDS, WEIGHTS, Misbehaviors
+from verifier.reading_allowance import ReadingAllowance, StreamAllowance
 from verifier.session import MAX_BEHIND, DraftFate
 from verifier.stepper import Running, Stepper
 
@@ -33,11 +37,8 @@ MAX_NAME = 256  # characters
 MAX_STREAMS = 1024
 IDENTITY_SHARE = 4  # one identity has at most one in so many of the streams
 
-# What reading costs, in units of about half a microsecond, which is what a token of a chain takes.
-BATCH_UNITS = 100
-ENTRY_UNITS = 10  # a draft or a claim, whatever is in it
-TREE_UNITS = 4  # a token of a tree
-UNITS_AT_ONCE = 1000  # that are read before they are held against the allowance
+ANNOUNCED_SECONDS = 10.0  # in which a stream shows a right that a router gave it
+SECONDS_AT_ONCE = 5e-4  # of reading, before it is held against the allowance
 
 
 class Drafters:
@@ -49,11 +50,15 @@ class Drafters:
         identity: Identity,
         clock: Callable[[], float],
         on_cut_off: Callable[[bytes, int, str], None],
+        processor_clock: Callable[[], float] = time.thread_time,
     ) -> None:
+        """`processor_clock` gives the seconds of a processor that this thread has taken."""
         self._stepper = stepper
         self._identity = identity
         self._clock = clock
         self._on_cut_off = on_cut_off
+        self._processor_clock = processor_clock
+        self._allowance = ReadingAllowance()
         self._streams: set[DrafterPeer] = set()
         self._seats: dict[bytes, list[DrafterSeat]] = {}  # by session
         self._ended = BoundedMap()
@@ -79,11 +84,14 @@ class Drafters:
             if shown is not None:
                 self._count(self._attach(running, peer, shown))
 
-    def committed(self, running: Running) -> None:
-        """A step has committed tokens of a session that goes on."""
+    def committed(self, running: Running, seconds: float) -> None:
+        """A step has committed tokens of a session that goes on, each in so many seconds: what the accepted
+        drafts saved."""
         for seat in running.seats:
             if seat.peer is not None:
+                seat.peer.allowance.earn(seat.unpaid * seconds)
                 seat.peer.committed(seat)
+            seat.unpaid = 0
 
     def forget(self, session_id: bytes, over: bool) -> None:
         """A session has left. Its drafter is told where it is over; of one that goes on elsewhere, or may
@@ -112,7 +120,7 @@ class Drafters:
     # -- the streams --
 
     async def speculate(
-        self, messages: AsyncIterator[DraftBatch], host: str = "", certificate: str = ""
+        self, messages: AsyncIterator[bytes], host: str = "", certificate: str = ""
     ) -> AsyncGenerator[CommitBatch, None]:
         """Serves a stream from `host`, of who showed that certificate, if any. Raises what ends it, with a
         sentence for the drafter."""
@@ -120,23 +128,43 @@ class Drafters:
         if self._open.total() >= MAX_STREAMS or self._open[whose] >= MAX_STREAMS // IDENTITY_SHARE:
             raise Overloaded("this verifier has as many drafters as it takes; try again later")
         self._open[whose] += 1
-        peer = reader = None
+        peer = reader = unannounced = None
         try:
-            name, batches = await self._greeted(messages, host)
-            peer = DrafterPeer(name, self._clock)
+            allowance = self._allowance.of(whose)
+            name, batches = await self._greeted(self._decoded(messages, allowance), host)
+            peer = DrafterPeer(name, self._clock, allowance)
             self._streams.add(peer)
+            loop = asyncio.get_running_loop()
+            unannounced = loop.call_later(ANNOUNCED_SECONDS, self._refuse_unannounced, peer)
             reader = asyncio.create_task(self._listen(peer, batches))
             yield CommitBatch(hello=self._identity.hello())
             async for batch in peer.batches():
                 yield batch
             if reader.done():
                 reader.result()  # raises what ended it
+            if peer.refused:
+                raise Unavailable(peer.refused)
         finally:
+            if unannounced is not None:
+                unannounced.cancel()
             self._open -= Counter([whose])  # which forgets who has none left
             if reader is not None:
                 reader.cancel()
             if peer is not None:
                 self._leave(peer)
+
+    async def _decoded(
+        self, messages: AsyncIterator[bytes], allowance: StreamAllowance
+    ) -> AsyncIterator[DraftBatch]:
+        async for raw in messages:
+            await self._wait(allowance.message(len(raw), self._clock()))
+            yield SPECULATE.asked.from_bytes(raw)
+
+    def _refuse_unannounced(self, peer: DrafterPeer) -> None:
+        if not peer.announced:
+            self._count(misbehavior.UNANNOUNCED)
+            log.info("drafter %r is refused: no router has announced it", peer.name)
+            peer.end("no router has given this drafter the right to draft for a session here")
 
     async def _greeted(
         self, messages: AsyncIterator[DraftBatch], host: str
@@ -170,27 +198,32 @@ class Drafters:
         """Raises PeerRefused where it cuts the drafter off."""
         peer.heard(batch.stamp_us)
         seen: set[str] = set()
-        units = BATCH_UNITS
+        since = self._processor_clock()
         for attach in batch.attach:
             seen |= self._count(self._claim(peer, attach))
-            await self._ration(peer, ENTRY_UNITS)
+            since = await self._ration(peer, since, SECONDS_AT_ONCE)
         for draft in batch.drafts:
-            reason = self._offer(peer, draft)
-            if reason is not None:
-                seen |= self._count(reason)
-            units += ENTRY_UNITS + len(draft.tokens) + TREE_UNITS * len(draft.parents)
-            if units >= UNITS_AT_ONCE:
-                await self._ration(peer, units)
-                units = 0
-        await self._ration(peer, units)
+            seen |= self._count(self._offer(peer, draft))
+            since = await self._ration(peer, since, SECONDS_AT_ONCE)
+        await self._ration(peer, since)
+        if misbehavior.NOT_GIVEN in seen and not peer.announced:
+            raise PeerRefused("a drafter shows its right to a session before it drafts for it")
         self._judge(peer, seen)
 
-    async def _ration(self, peer: DrafterPeer, units: int) -> None:
-        """Lets the drafter wait that has used up its allowance: until then nothing is read of it."""
-        wait = peer.allowance.spend(units, self._clock())
-        if wait > 0:
+    async def _ration(self, peer: DrafterPeer, since: float, least: float = 0.0) -> float:
+        """Holds what reading took, if it is so much, against the allowance. Returns since when reading is to
+        be held against it."""
+        now = self._processor_clock()
+        if now - since < least:
+            return since
+        await self._wait(peer.allowance.spend(now - since, self._clock()))
+        return self._processor_clock()
+
+    async def _wait(self, seconds: float) -> None:
+        """Lets a drafter wait that has used up its allowance: until then nothing is read of it."""
+        if seconds > 0:
             self._count(misbehavior.HELD_BACK)
-            await asyncio.sleep(wait)
+            await asyncio.sleep(seconds)
 
     def _count(self, reason: str | None) -> set[str]:
         if reason is None:
@@ -221,6 +254,7 @@ class Drafters:
             return self._attach(running, peer, attach.draft_key)
         former_key = self._ended.get(attach.session_id)
         if former_key and turn_of(former_key, attach.draft_key) is not None:
+            peer.announced = True
             peer.revoke(attach.session_id, attach.draft_key)
             return None
         # The drafter was faster than the Open of the router, which may be one that comes back.
@@ -233,6 +267,7 @@ class Drafters:
             # It may be of another router, to which the session is just about to move.
             peer.claim(running.id, shown)
             return misbehavior.WRONG_KEY
+        peer.announced = True
         if turn < seat.turn:
             peer.revoke(running.id, shown)
             return misbehavior.FORMER_TURN

@@ -25,6 +25,7 @@ FORMER_TURN = "former_turn"  # a claim to a session that another drafter has bee
 TOO_MANY_CLAIMS = "too_many_claims"  # that wait for their sessions
 GARBAGE = "garbage"  # bytes that are no message
 TOO_LARGE = "too_large"  # a message over the limit
+UNANNOUNCED = "unannounced"  # a stream that shows no right to any session here
 HELD_BACK = "held_back"  # its allowance is used up: nothing is dropped, it is read later
 
 WEIGHTS = {

@@ -198,6 +198,8 @@ class Routers:
         """Hands a step's results to the streams: one batch for each router whose sessions were in it, and one
         for each drafter."""
         concerned: set[RouterPeer] = set()
+        committed = sum(len(outcome.tokens) for _, outcome in report.outcomes)
+        seconds = report.load.step_seconds / max(committed, 1)
         for running, outcome in report.outcomes:
             if not self._is_here(running):
                 continue
@@ -206,7 +208,7 @@ class Routers:
                 concerned.add(owner.peer)
                 owner.peer.committed(running, owner.number, outcome)
             if outcome.finish is None:
-                self._drafters.committed(running)
+                self._drafters.committed(running, seconds)
                 continue
             self._forget(running.id)
             if owner is None:

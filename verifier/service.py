@@ -20,7 +20,7 @@ from outrider.wire.description import TokenizerFiles, WorkerInfo
 from outrider.wire.hello import Role
 from outrider.wire.load import VerifierLoad
 from outrider.wire.methods import SPECULATE, VERIFIER_SESSIONS
-from outrider.wire.speculation import CommitBatch, DraftBatch
+from outrider.wire.speculation import CommitBatch
 from outrider.wire.verifier_sessions import VerifierCommand, VerifierEvents
 from outrider.worker.described import add_description
 from outrider.worker.followers import FollowerProcesses, StartFollowers
@@ -88,7 +88,8 @@ class VerifierService:
     # -- what it answers --
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        add_methods(server, {VERIFIER_SESSIONS: self.sessions, SPECULATE: self.speculate})
+        add_methods(server, {VERIFIER_SESSIONS: self.sessions})
+        add_methods(server, {SPECULATE: self.speculate}, decoded=False)
         add_description(server, self._info, self._tokenizer, lambda: self.routers.open)
 
     async def sessions(
@@ -98,7 +99,7 @@ class VerifierService:
             async for batch in events:
                 yield batch
 
-    async def speculate(self, drafts: AsyncIterator[DraftBatch], context: Any) -> AsyncIterator[CommitBatch]:
+    async def speculate(self, drafts: AsyncIterator[bytes], context: Any) -> AsyncIterator[CommitBatch]:
         stream = self.drafters.speculate(drafts, host_of(context.peer()), caller(context))
         async with aclosing(stream) as batches:
             async for batch in batches:

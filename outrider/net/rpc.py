@@ -123,18 +123,19 @@ def add_methods(
     server: grpc.aio.Server,
     behaviours: Mapping[Method[Any, Any], Callable[..., Any]],
     admit: Callable[[grpc.aio.ServicerContext[Any, Any], int], None] | None = None,
+    decoded: bool = True,
 ) -> None:
     """Lets a server answer methods. A behaviour is called with what was asked, as plain data, and gRPC's
     context; a stream's, with an iterator, and it yields what it answers. Bytes that are no message raise
     InvalidRequest there. `admit` is called with the number of bytes of a question before they are decoded,
-    and raises if they are not to be."""
+    and raises if they are not to be. If not `decoded`, a behaviour gets the bytes of what was asked."""
     services: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = {}
     for method, behaviour in behaviours.items():
         make = (
             grpc.stream_stream_rpc_method_handler if method.streams else grpc.unary_unary_rpc_method_handler
         )
         if admit is None:
-            handler = make(behaviour, method.asked.from_bytes, method.answered.to_bytes)
+            handler = make(behaviour, method.asked.from_bytes if decoded else None, method.answered.to_bytes)
         else:
             assert not method.streams, "a stream has an allowance of its own"
             handler = make(_admitted(admit, method, behaviour), None, method.answered.to_bytes)

@@ -11,6 +11,7 @@ import pytest
 
 from outrider.errors import Overloaded
 from outrider.wire.hello import Identity, Role
+from outrider.wire.methods import SPECULATE
 from outrider.wire.speculation import DraftBatch
 from tests.verifier.talk import Running, Talk, drafter, greeting
 from verifier.drafters import IDENTITY_SHARE, MAX_STREAMS
@@ -50,8 +51,8 @@ async def test_one_identity_has_a_share_of_the_streams(
     monkeypatch.setattr("verifier.drafters.MAX_STREAMS", 2 * IDENTITY_SHARE)
     drafters, streams = verifier.service.drafters, []
 
-    async def hello() -> AsyncIterator[DraftBatch]:
-        yield DraftBatch(hello=Identity(Role.DRAFTER, "d", 1).hello())
+    async def hello() -> AsyncIterator[bytes]:
+        yield SPECULATE.asked.to_bytes(DraftBatch(hello=Identity(Role.DRAFTER, "d", 1).hello()))
         await asyncio.Event().wait()
 
     async def joins(host: str, certificate: str = "") -> bool:

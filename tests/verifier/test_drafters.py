@@ -16,8 +16,8 @@ from outrider.v1 import verifier_pb2
 from outrider.wire.methods import SPECULATE
 from outrider.wire.speculation import MAX_BATCH_BYTES
 from tests.verifier.talk import KEY, Running, Talk, attach, drafter, greeting, open_session, output, router
-from verifier.drafters import BATCH_UNITS, MAX_NAME
-from verifier.misbehavior import BAD_ATTACH, HELD_BACK, LIMIT, NOT_GIVEN, TOO_MANY_CLAIMS, WEIGHTS
+from verifier.drafters import MAX_NAME
+from verifier.misbehavior import HELD_BACK, LIMIT, TOO_MANY_CLAIMS, WEIGHTS
 
 PROMPT = 3  # tokens of talk.open_session's prompt
 OURS, THEIRS = b"o" * 16, b"t" * 16  # sessions: the honest drafter's, the hostile one's
@@ -364,19 +364,3 @@ async def test_a_flood_is_read_slowly_and_others_go_on(verifier: Running) -> Non
     talk.say(opened(OURS))
     assert len(await output(talk, OURS)) == LENGTH
     await flood.hear()  # it is slow, and not cut off
-
-
-async def test_nothing_is_read_of_one_that_has_used_up_its_allowance(
-    verifier: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("verifier.drafter_peer.UNITS_PER_SECOND", 1e-6)
-    monkeypatch.setattr("verifier.drafter_peer.BURST_UNITS", 1.5 * BATCH_UNITS)
-    talk, wrong, other = await router(verifier), await drafter(verifier, "w"), await drafter(verifier, "o")
-    for _ in range(5):
-        wrong.say(batch(tokens=[1] * 10, parents=range(-1, 9)))  # a tree, of which one uses it up
-    talk.say(opened(OURS))
-    await output(talk, OURS)
-    dropped = verifier.service.drafters.dropped
-    other.say(attach(b"short"))
-    await until(lambda: dropped[BAD_ATTACH] == 1)
-    assert dropped == {NOT_GIVEN: 1, HELD_BACK: 1, BAD_ATTACH: 1}

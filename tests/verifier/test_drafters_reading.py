@@ -1,0 +1,85 @@
+"""How much a real verifier reads of drafters, and of whom nothing at all."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+
+from outrider.net.draft_right import right
+from tests.verifier.talk import KEY, Running, attach, drafter, open_session, output, router
+from tests.verifier.test_drafters import (
+    LENGTH,
+    OURS,
+    THEIRS,
+    Honest,
+    batch,
+    opened,
+    status,
+    story,
+    until,
+)
+from verifier.misbehavior import HELD_BACK, NOT_GIVEN, UNANNOUNCED
+from verifier.reading_allowance import MESSAGE_SECONDS
+
+
+async def test_empty_drafts_on_many_streams_are_read_no_more_than_on_one(
+    verifier: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They name sessions that nobody has, and are in nobody's name."""
+    messages = 12  # that the identity may cost, its hellos included
+    monkeypatch.setattr("verifier.reading_allowance.IDENTITY_RATE", 1e-9)
+    monkeypatch.setattr("verifier.reading_allowance.BURST_SECONDS", messages * MESSAGE_SECONDS)
+    drafters, talk = verifier.service.drafters, await router(verifier)
+    drafters._processor_clock = lambda: 0.0
+    read: list[object] = []
+    monkeypatch.setattr(drafters, "_offer", lambda _, draft: read.append(draft))
+    empty = batch(session_id=OURS)
+    empty.attach.add(session_id=OURS, draft_key=right(KEY, 0))
+    for flood in [await drafter(verifier, f"flood {number}") for number in range(4)]:
+        for _ in range(50):
+            flood.say(empty)
+    talk.say(opened(THEIRS))
+    assert len(await output(talk, THEIRS)) == LENGTH
+    assert 1 <= len(read) <= messages and drafters.dropped[HELD_BACK] == 4
+
+
+async def test_a_drafter_earns_by_accepted_drafts_that_more_is_read_of_it(
+    verifier: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("verifier.reading_allowance.IDENTITY_RATE", 1e-9)
+    monkeypatch.setattr("verifier.reading_allowance.BURST_SECONDS", 20 * MESSAGE_SECONDS)
+    drafters, talk, honest = verifier.service.drafters, await router(verifier), await drafter(verifier)
+    drafters._processor_clock = lambda: 0.0
+    talk.say(open_session(b"p" * 16, max_tokens=LENGTH, num_speculative_tokens=0))
+    plain = await output(talk, b"p" * 16)
+    honest.say(attach(OURS))
+    helping = asyncio.create_task(Honest(honest, OURS, plain).run())
+    await until(lambda: any(peer.claims for peer in drafters._streams))
+    talk.say(open_session(OURS, max_tokens=LENGTH, num_speculative_tokens=1))  # many small steps
+    told = await story(talk, {OURS})
+    assert told[OURS][0] == plain and told[OURS][1] > LENGTH // 4
+    assert drafters.dropped[HELD_BACK] == 0
+    helping.cancel()
+
+
+@pytest.mark.parametrize("claims", [True, False])
+async def test_a_stream_that_no_router_has_announced_is_refused(
+    verifier: Running, claims: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("verifier.drafters.ANNOUNCED_SECONDS", 0.1 if claims else 1e6)
+    talk, stranger, known = await router(verifier), await drafter(verifier, "s"), await drafter(verifier, "k")
+    talk.say(open_session(OURS, max_tokens=1000))
+    known.say(attach(OURS))
+    assert (await known.hear()).commits[0].session_id == OURS
+    said = batch(tokens=[1])
+    if claims:
+        said.MergeFrom(attach(THEIRS))  # which may come still, for a while
+    stranger.say(said)
+    ended = await status(stranger)
+    assert ended.code() is (grpc.StatusCode.UNAVAILABLE if claims else grpc.StatusCode.FAILED_PRECONDITION)
+    assert "right to" in (ended.details() or "")
+    dropped = verifier.service.drafters.dropped
+    assert dropped[UNANNOUNCED] == claims and dropped[NOT_GIVEN] == (not claims)
+    assert [peer.name.split()[0] for peer in verifier.service.drafters._streams] == ["k"]
