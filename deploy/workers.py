@@ -22,7 +22,7 @@ from outrider.errors import OutriderError, PeerLost, Unhealthy
 from outrider.log_record import keep_to_lines
 from outrider.options.option import build, options
 from outrider.wire.hello import Role
-from outrider.worker.garbage import spare_what_is_there
+from outrider.worker.garbage import spare_what_is_there, spared_imports
 
 if TYPE_CHECKING:
     from drafter.config import DrafterConfig
@@ -74,7 +74,8 @@ class VerifierReplica(Replica):
         self, target: str, name: str | None, args: VerifierArgs, network: NetworkArgs, source: StoreSource
     ) -> None:
         claim_threads(args.threads)
-        from verifier.service import start
+        with spared_imports():
+            from verifier.service import start
 
         config = verifier_config(target, name, args, network, _node_address())
         self._drain_seconds = config.drain_seconds
@@ -97,7 +98,8 @@ class DrafterReplica(Replica):
         source: StoreSource,
     ) -> None:
         claim_threads(args.threads)
-        from drafter.service import start
+        with spared_imports():
+            from drafter.service import start
 
         self._store = open_store(source)
         config = drafter_config(draft, propose, args, network, _node_address())

@@ -13,6 +13,7 @@ from typing import Any
 from drafter.config import DrafterConfig
 from outrider.log_record import keep_to_lines
 from outrider.options.option import build
+from outrider.worker.garbage import spared_imports
 from outrider_cli.commands import Logging, command
 from outrider_cli.reporting import reported
 from router.config import RouterConfig
@@ -27,7 +28,8 @@ def _run(role: str, config: type, *, log_level: str, **given: Any) -> None:
     _log_to_stderr(log_level)
     with reported(role):
         told: Any = build(config, with_environment(given))
-        service = import_module(f"{role}.service")  # heavy, and torch reads how many threads it may have
+        with spared_imports():
+            service = import_module(f"{role}.service")  # heavy; torch reads how many threads it may have
         asyncio.run(service.serve(told))
 
 

@@ -21,7 +21,10 @@ def main(parent: str, spec: str) -> int:
         os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
 
     from outrider.errors import OutriderError, StartupError
-    from outrider.worker.followers import FollowerSpec, die_with, follow
+    from outrider.worker.garbage import spared_imports
+
+    with spared_imports():
+        from outrider.worker.followers import FollowerSpec, die_with, follow
 
     die_with(int(parent))
     try:

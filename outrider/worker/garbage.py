@@ -1,8 +1,24 @@
-"""Decides what Python's garbage collector looks at while a process serves."""
+"""Decides what Python's garbage collector looks at, and when, while a process starts and serves."""
 
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def spared_imports() -> Iterator[None]:
+    """Lets the collector rest while modules are imported, and pass over them from then on.
+
+    Torch and transformers make some hundred thousand objects, all of which last. The rounds that they cause
+    would take a fifth of the time in which a worker starts."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def spare_what_is_there() -> None:
