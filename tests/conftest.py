@@ -1,5 +1,6 @@
 """For all tests."""
 
+import gc
 import os
 import secrets
 from typing import Any
@@ -19,6 +20,16 @@ os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 # How long an example takes is the machine's affair: no test here fails for time.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+
+# Importing torch and transformers makes a million objects that last: the collector need not look at them.
+gc.disable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    gc.enable()
+    gc.freeze()
 
 
 class Rooms(LoadScopeScheduling):  # type: ignore[misc]  # it has no types

@@ -29,6 +29,7 @@ Eventually = Callable[[Callable[[], bool], str], None]
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = ROOT / "demo" / "models" / "target"
 DRAFT = ROOT / "demo" / "models" / "draft"
+KV_MEMORY = "128MiB"  # a pool of 1 GiB takes a second of processor time to write, and none is full here
 # Only a hang can reach these.
 READY_SECONDS = 240
 PATIENCE_SECONDS = 120
@@ -65,7 +66,8 @@ class Serve:
 
 
 def start(*arguments: str) -> Serve:
-    command = [sys.executable, "-m", "outrider_cli", "serve", "--port", "0", "--grpc-port", "0", *arguments]
+    command = [sys.executable, "-m", "outrider_cli", "serve", "--port", "0", "--grpc-port", "0"]
+    command += ["--kv-memory", KV_MEMORY, *arguments]
     # A store of other routers is not for a service that keeps to itself.
     store = {"OUTRIDER_STORE": "redis://127.0.0.1:1"}
     environment = {**os.environ, **store, "OMP_NUM_THREADS": "1", "COLUMNS": "400"}
@@ -105,7 +107,7 @@ class Alone:
     """The target by itself: one token at a time, no drafts, nobody else in the batch."""
 
     def __init__(self) -> None:
-        self.engine: Engine = load_engine(str(TARGET), threads=1, kv_memory_bytes=2**28)
+        self.engine: Engine = load_engine(str(TARGET), threads=1, kv_memory_bytes=2**26)
         self._known: dict[tuple[object, ...], list[int]] = {}
 
     def tokens(self, prompt: Sequence[int], sampling: SamplingParams, count: int) -> list[int]:
