@@ -44,13 +44,14 @@ CONSOLE = Console()
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)
 NEARLY = 0.9  # of the best rate
 UNLIMITED = 4096
+KV_MEMORY = "256MiB"  # of each worker; so many sessions take less
 
 Json = dict[str, object]
 
 
 def served(target: str, draft: str | None, most: int, cores: Cores) -> AbstractAsyncContextManager[Service]:
     """Starts a service that takes so many requests at a time."""
-    workers = Workers(verifiers=1, drafters=1, engine=EngineOptions(threads=1))
+    workers = Workers(verifiers=1, drafters=1, engine=EngineOptions(kv_memory=KV_MEMORY, threads=1))
     return service(Models(target, draft, "model"), cores, SessionOptions(max_sessions=most, seed=0), workers)
 
 

@@ -34,7 +34,7 @@ def measured(tmp_path: Path, benchmark: str, *options: str) -> Any:
 
 @pytest.mark.process
 def test_overload_runs_and_reports(tmp_path: Path) -> None:
-    result = measured(tmp_path, "overload", "--max-tokens", "16", "--seconds", "3")
+    result = measured(tmp_path, "overload", "--max-tokens", "8", "--seconds", "1")
     assert result["capacity_sessions"] >= 1
     assert result["at_capacity"]["accepted"] > 0 and result["at_capacity"]["refused"] == 0
     overload = result["overload"]

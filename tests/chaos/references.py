@@ -22,7 +22,7 @@ SAMPLINGS = (
     SamplingParams(temperature=0.7, min_p=0.02, presence_penalty=0.5, frequency_penalty=0.2, seed=5),
 )
 PLAIN_EVERY = 7  # every so many cases one asks for no drafts
-KV_BYTES = 2**29
+KV_BYTES = 2**28
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,14 @@ pytestmark = [pytest.mark.process, pytest.mark.chaos, pytest.mark.timeout(1200)]
 SECONDS = 20.0  # or until what a storm begins with has happened
 STREAMS = 16
 TOKENS = (60, 240)  # of an answer
+KV_MEMORY = "96MiB"  # three times what all of them take
 KILLS = (("router", Kind.KILL), ("verifier", Kind.KILL), ("drafter", Kind.KILL), (ROGUE, Kind.GARBAGE))
 PAUSES = (("redis", Kind.EMPTY), ("verifier", Kind.FREEZE), ("drafter", Kind.CUT), ("router", Kind.CUT))
 
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Cluster]:
-    with cluster() as made:
+    with cluster(KV_MEMORY) as made:
         yield made
 
 

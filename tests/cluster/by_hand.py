@@ -13,6 +13,7 @@ from tests.cluster.process import ROOT, Process
 
 TARGET = ROOT / "demo" / "models" / "target"
 DRAFT = ROOT / "demo" / "models" / "draft"
+SMALL = ("--kv-memory", "128MiB")  # a larger pool takes its time to write
 
 
 @dataclass
@@ -36,7 +37,9 @@ class Roles:
 
     def _worker(self, host: Host, role: str, *options: str) -> Process:
         where = ("--router", f"{self.router_host.address}:50051", "--host", "0.0.0.0", "--insecure")
-        return self._start(host, role, *where, "--advertise", host.address, "--threads", "1", *options)
+        return self._start(
+            host, role, *where, "--advertise", host.address, "--threads", "1", *SMALL, *options
+        )
 
     def _start(self, host: Host, role: str, *options: str) -> Process:
         process = host.start(sys.executable, "-m", "outrider_cli", role, *options)

@@ -31,7 +31,7 @@ from outrider.worker.registration import RouterRegistrar
 from router.api.keys import ApiKey, digest, new_key
 from tests.certificates import Authority, flags, serial
 from tests.cluster.process import Process
-from tests.e2e.conftest import DRAFT, TARGET, Alone, Eventually
+from tests.e2e.conftest import DRAFT, KV_MEMORY, TARGET, Alone, Eventually
 from tests.redis_server import PASSWORD, QUOTED_PASSWORD, RedisServer
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
@@ -98,7 +98,8 @@ def protected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Protected]:
     keys = folder / "keys"
     keys.write_text(ApiKey("alice", digest(key)).line)
     ports = ("--port", "0", "--grpc-port", "0", "--worker-port", "0")
-    with outrider("serve", *ports, *flags(files), "--api-keys", str(keys)) as process:
+    small = ("--propose", "ngram", "--kv-memory", KV_MEMORY)  # certificates know nothing of models
+    with outrider("serve", *ports, *small, *flags(files), "--api-keys", str(keys)) as process:
         process.wait_for("Outrider is ready: https://", 240)
         line = process.wait_for("outrider router ready: ")
         found = re.search(r"(https://\S+) \(gRPC (\S+), workers (\S+)\)", line)
@@ -225,7 +226,7 @@ def test_nothing_that_is_secret_or_anybodys_is_written_down(tmp_path: Path, even
         found = re.search(r"(http://\S+) \(gRPC (\S+)\)", router.wait_for("outrider router ready: ", 120))
         assert found is not None
         url, grpc_address = found.groups()
-        small = ("--threads", "1", "--kv-memory", "256MiB")
+        small = ("--threads", "1", "--kv-memory", KV_MEMORY)
         processes = [
             router,
             start("verifier", "--target", str(TARGET), "--name", "m", *small),

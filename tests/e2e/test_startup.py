@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.conftest import DRAFT, ROOT, TARGET
+from tests.e2e.conftest import DRAFT, KV_MEMORY, ROOT, TARGET
 
 pytestmark = pytest.mark.process
 
@@ -36,7 +36,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def serve(*arguments: str) -> str:
     """Starts a service that must fail, and returns what it said."""
     children = set(psutil.Process().children(recursive=True))
-    ended = run("serve", "--port", "0", "--grpc-port", "0", *arguments)
+    ended = run("serve", "--port", "0", "--grpc-port", "0", "--kv-memory", KV_MEMORY, *arguments)
     assert ended.returncode not in (0, None), ended.stdout
     assert "Traceback" not in ended.stdout
     assert not set(psutil.Process().children(recursive=True)) - children

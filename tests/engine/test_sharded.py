@@ -177,9 +177,7 @@ def test_a_follower_that_hangs_is_noticed(short_patience: None, checkpoint: Call
     assert not psutil.pid_exists(pid)
 
 
-@pytest.mark.parametrize(
-    ("module", "moment"), [(loading, "_model"), (assembly, "reference"), (assembly, "check")]
-)
+@pytest.mark.parametrize(("module", "moment"), [(loading, "_model"), (assembly, "check")])
 async def test_a_follower_that_is_killed_while_it_loads_is_no_fault_of_the_models(
     module: ModuleType, moment: str, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

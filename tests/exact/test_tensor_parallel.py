@@ -48,8 +48,6 @@ SAMPLINGS = [
 CASES: list[tuple[str, int, dict[str, Any]]] = [
     ("llama", 2, {}),
     ("qwen2", 2, {}),
-    ("qwen3", 2, {}),
-    ("mistral", 2, {}),
     ("gemma2", 2, {}),
     ("gemma3", 2, {"layer_types": ["sliding_attention", "full_attention"]}),
     ("mixtral", 2, {}),
@@ -60,7 +58,7 @@ CASES: list[tuple[str, int, dict[str, Any]]] = [
 ]
 
 
-COMBINED = [CASES[0], CASES[3], CASES[6], CASES[9], CASES[10]]
+COMBINED: list[tuple[str, int, dict[str, Any]]] = [("mistral", 2, {}), ("mixtral", 2, {}), CASES[-1]]
 
 
 @pytest.fixture(scope="module")
@@ -285,15 +283,3 @@ async def test_a_follower_that_stands_still_ends_its_verifier_which_comes_back(
     await asyncio.to_thread(serve.wait_for, "a step takes much longer than it should")
     assert "exit code 1: outrider verifier: " in await asyncio.to_thread(serve.wait_for, "verifier died")
     assert await answers == expected
-
-
-@pytest.mark.process
-async def test_a_lost_follower_ends_its_verifier_which_comes_back(serve: Serve, alone: Alone) -> None:
-    serve.said.clear()
-    os.kill(serve.child("follower").pid, signal.SIGKILL)
-    line = serve.wait_for("verifier died")
-    reason = "outrider verifier: follower 1 of the tensor-parallel group was killed by signal 9"
-    assert f"exit code 1: {reason}" in line
-    serve.wait_for("outrider verifier ready")
-    expected = [alone.tokens(case.prompt, case.sampling, 40) for case in cases(8)]
-    assert await ask(serve) == expected

@@ -211,3 +211,4 @@ def expected() -> Callable[..., str]:
 
 # One worker in each pool, of the demo pair.
 DEMO = {"target": str(TARGET), "draft": str(DRAFT), "name": "demo", "insecure": True}
+KV_MEMORY = "128MiB"  # a larger pool takes its time to write

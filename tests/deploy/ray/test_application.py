@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from outrider.wire.hello import Role
-from tests.deploy.ray.conftest import DEMO, LEAKS, Cluster, wait_until
+from tests.deploy.ray.conftest import DEMO, KV_MEMORY, LEAKS, Cluster, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -31,8 +31,13 @@ def application(cluster: Cluster) -> Cluster:
             **DEMO,
             "seed": 7,
             "router.max_sessions": MAX_SESSIONS,
-            "verifier": {"tensor_parallel_size": 2, "labels": {"pool": "any"}, "drain_seconds": 1},
-            "drafter": {"labels": {"pool": "any"}, "cpus": 0.25},
+            "verifier": {
+                "tensor_parallel_size": 2,
+                "labels": {"pool": "any"},
+                "drain_seconds": 1,
+                "kv_memory": KV_MEMORY,
+            },
+            "drafter": {"labels": {"pool": "any"}, "cpus": 0.25, "kv_memory": KV_MEMORY},
         }
     )
     return cluster

@@ -18,11 +18,12 @@ import psutil
 import pytest
 
 from outrider.v1 import generation_pb2, generation_pb2_grpc
-from tests.deploy.ray.conftest import LEAKS, PATIENCE_SECONDS, ROOT, free_port, wait_until
+from tests.deploy.ray.conftest import KV_MEMORY, LEAKS, PATIENCE_SECONDS, ROOT, free_port, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.process, pytest.mark.timeout(600)]
 
 PROMPT = "def fibonacci(n):\n"
+SMALL = tuple(f"{pool}.kv_memory={KV_MEMORY}" for pool in ("verifier", "drafter"))
 
 
 class Command:
@@ -100,7 +101,9 @@ def test_make_cluster_serves_the_demo_pair_and_ends_by_ctrl_c(start: Callable[..
     port, grpc_port = free_port(), free_port()
     url = f"http://127.0.0.1:{port}"
     ports = ("--port", str(port), "--grpc-port", str(grpc_port))
-    command = start(sys.executable, "-m", "deploy.local", *ports, "seed=7", RAY_SERVE_ENABLE_HA_PROXY="0")
+    command = start(
+        sys.executable, "-m", "deploy.local", *ports, "seed=7", *SMALL, RAY_SERVE_ENABLE_HA_PROXY="0"
+    )
     wait_until(ready(command, url), "both workers are taken in")
     wait_until(lambda: any("is ready: " + url in line for line in command.said), "it says so")
     folders = [Path(argument) for argument in _folders(command)]
