@@ -15,6 +15,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from deploy.args import PoolArgs
 from outrider.errors import OutriderError, PeerLost
+from outrider.worker.garbage import spared_imports
 
 if TYPE_CHECKING:
     from outrider.worker.followers import FollowerSpec
@@ -29,7 +30,8 @@ class Follower:
     def run(self, spec: str) -> None:
         """Follows, and returns when the leader has stopped; `spec` is a FollowerSpec in JSON."""
         claim_threads(json.loads(spec)["options"]["threads"])
-        from outrider.worker.followers import FollowerSpec, follow
+        with spared_imports():
+            from outrider.worker.followers import FollowerSpec, follow
 
         follow(FollowerSpec.from_json(spec))
 

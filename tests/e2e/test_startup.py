@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.conftest import DRAFT, KV_MEMORY, ROOT, TARGET
+from tests.e2e.conftest import DRAFT, KV_MEMORY, ROOT, TARGET, Serve
 
 pytestmark = pytest.mark.process
 
@@ -33,7 +33,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def serve(*arguments: str) -> str:
+def fails(*arguments: str) -> str:
     """Starts a service that must fail, and returns what it said."""
     children = set(psutil.Process().children(recursive=True))
     ended = run("serve", "--port", "0", "--grpc-port", "0", "--kv-memory", KV_MEMORY, *arguments)
@@ -52,7 +52,7 @@ def test_a_damaged_checkpoint(tmp_path: Path) -> None:
     target = copy(TARGET, tmp_path / "target")
     weights = target / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[: 2**20])
-    assert "model.safetensors" in serve("--target", str(target), "--drafters", "0")
+    assert "model.safetensors" in fails("--target", str(target), "--drafters", "0")
 
 
 @pytest.mark.parametrize("flag", ["--port", "--grpc-port"])
@@ -61,11 +61,11 @@ def test_a_port_in_use(flag: str) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        said = serve(flag, port)
+        said = fails(flag, port)
     assert port in said and flag in said
 
 
-def test_a_draft_whose_tokenizer_differs_is_refused(tmp_path: Path) -> None:
+def test_a_draft_whose_tokenizer_differs_is_refused(serve: Serve, tmp_path: Path) -> None:
     draft = copy(DRAFT, tmp_path / "draft")
     file = draft / "tokenizer.json"
     tokenizer = json.loads(file.read_text())
@@ -73,5 +73,6 @@ def test_a_draft_whose_tokenizer_differs_is_refused(tmp_path: Path) -> None:
     by_id = {number: token for token, number in vocabulary.items()}
     vocabulary[by_id[300]], vocabulary[by_id[301]] = 301, 300
     file.write_text(json.dumps(tokenizer))
-    said = serve("--target", str(TARGET), "--draft", str(draft))
-    assert "the draft model's tokenizer differs" in said
+    ended = run("drafter", "--draft", str(draft), "--router", serve.grpc_address, "--kv-memory", KV_MEMORY)
+    assert ended.returncode == 1
+    assert "the draft model's tokenizer differs" in ended.stdout.splitlines()[-1]

@@ -24,6 +24,7 @@ from tests.redis_server import RedisServer
 
 READY_SECONDS = 240  # only a hang can reach it
 END_SECONDS = 120  # likewise
+PROPOSERS = (("--draft", str(DRAFT)), ("--propose", "ngram"))  # of the drafters
 
 
 @dataclass
@@ -159,7 +160,7 @@ def two_routers() -> Iterator[Service]:
             redis,
             [Role(("router", "--port", "0", "--grpc-port", "0", *store)) for _ in range(2)],
             [Role(("verifier", *target, "--port", free_port(), *worker)) for _ in range(2)],
-            [Role(("drafter", "--draft", str(DRAFT), *worker)) for _ in range(2)],
+            [Role(("drafter", *proposer, *worker)) for proposer in PROPOSERS],
         )
         try:
             for role in made.roles:

@@ -5,26 +5,35 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
+from outrider.engine.engine import Engine
+from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.loading import load_engine, load_tokenizer
 from outrider.net.rpc import bind, channel, new_server
 from outrider.options.engine import StepLimits
 from outrider.v1 import verifier_pb2_grpc
-from outrider.wire.description import WorkerInfo
+from outrider.wire.description import TokenizerFiles, WorkerInfo
 from outrider.wire.hello import Identity, Role
 from tests.tiny_models import build
 from tests.verifier.talk import Running
 from verifier.service import VerifierService
 from verifier.stepper import Stepper
 
+Loaded = tuple[Engine, TokenizerFiles]
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    folder = str(build("llama", tmp_path_factory.mktemp("target")))
+    return load_engine(folder, threads=1, kv_memory_bytes=2**24), load_tokenizer(folder)
+
 
 @pytest.fixture
-async def verifier(tmp_path: Path) -> AsyncIterator[Running]:
-    folder = str(build("llama", tmp_path / "target"))
-    engine, tokenizer = load_engine(folder, threads=1, kv_memory_bytes=2**24), load_tokenizer(folder)
+async def verifier(loaded: Loaded) -> AsyncIterator[Running]:
+    engine, tokenizer = loaded
+    engine.pool = BlockPool(engine.pool.num_blocks, engine.pool.block_size)  # with nothing of others in it
     identity = Identity(Role.VERIFIER, "v", 1, engine.info.fingerprint, tokenizer.hash)
     service = VerifierService(WorkerInfo(identity, engine.info, engine.pool.num_blocks, 16), tokenizer)
     stepper = Stepper(engine, StepLimits(), service.on_step, time.monotonic)
