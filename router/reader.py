@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outrider.errors import OutriderError, Superseded, Unavailable
+from outrider.errors import Cancelled, OutriderError, Superseded, Unavailable
 from router.requests import SessionEvent
 
 if TYPE_CHECKING:
@@ -40,6 +40,10 @@ class Reader:
                 continue
             session.news.clear()
             await session.news.wait()
+
+
+def cancelled() -> Cancelled:
+    return Cancelled("the request was cancelled")
 
 
 def superseded() -> Superseded:

@@ -22,7 +22,7 @@ from outrider.net.heartbeat import Stillness
 from outrider.wire.session import FinishReason, SessionId
 from router import losses, numerics
 from router.fleet import Fleet
-from router.reader import Reader, lost_track, superseded
+from router.reader import Reader, cancelled, lost_track, superseded
 from router.rebalance import Unbegun
 from router.requests import SessionEnded, TokensCommitted
 from router.session_draft import PairFor, SessionDraft
@@ -77,6 +77,7 @@ class Session:
         self._state = State.NEW
         self._deadline: asyncio.TimerHandle | None = None  # while there is no verifier
         self._expiry: asyncio.TimerHandle | None = None  # where the request has a deadline
+        self._asking: asyncio.Task[None] | None = None  # the log, whose it is
         self._look: asyncio.TimerHandle | None = None  # at whether its verifier commits anything
         self._still = Stillness(LOOK_SECONDS)  # since its verifier's last token, or since it was placed
         self._fleet = fleet
@@ -227,13 +228,15 @@ class Session:
 
     def finished(self, reason: FinishReason) -> None:
         if self.transcript.ends(reason):
+            if self._verifier is not None:
+                self._fleet.standings.finished(self._verifier)
             self._end(SessionEnded(reason))
         else:
             self._broke("lied", "it ends a text before its end, or without a reason")
 
     def failed(self, error: OutriderError) -> None:
         if isinstance(error, Cancelled | Superseded):
-            self._end(error)
+            self._asking = asyncio.create_task(self._ask_log(self._verifier))
         elif not isinstance(error, Unavailable):
             refused = isinstance(error, InvalidRequest)
             if not (refused and self._too_large):
@@ -241,6 +244,19 @@ class Session:
             self._leave_verifier(error if refused else Unavailable(error.message))
         elif self._state is State.ASKED_BACK or (self._verifier is not None and self._verifier.load.draining):
             self._move(Event.RETURNED)  # one that leaves gives all back: that says nothing of the request
+        else:
+            self._note_failure()
+            self.verifier_lost()
+
+    async def _ask_log(self, verifier: Verifier | None) -> None:
+        """Its verifier says that it is cancelled, or another router's: so it is if its log says so."""
+        claim, mine = await self._log_writer.claim(self._cursor), self._cursor.owner
+        if self._verifier is not verifier or not self._state.placed:
+            return
+        if claim is not None and claim.cancelled:
+            self.cancel()
+        elif claim is not None and claim.owner != mine and claim.owner.generation >= mine.generation:
+            self._superseded()
         else:
             self._note_failure()
             self.verifier_lost()
@@ -254,8 +270,9 @@ class Session:
     def _note_failure(self) -> None:
         """Of a verifier that has it for the first time: what it fails at twice may be the request's fault."""
         verifier = self._verifier
-        if verifier is not None and self._state is not State.RUNNING and verifier.instance not in self._lost:
-            self._fleet.standings.failed(verifier)
+        if verifier is not None and verifier.instance not in self._lost:
+            amid = self._state is State.RUNNING
+            (self._fleet.standings.failed_amid if amid else self._fleet.standings.failed)(verifier)
 
     def _broke(self, reason: str, why: str) -> None:
         """Its verifier has done what no sound one does."""
@@ -329,6 +346,9 @@ class Session:
             return  # it waits as long as its client does
         none_came = losses.none_came(RESUME_SECONDS, missing)
         self._deadline = asyncio.get_running_loop().call_later(RESUME_SECONDS, self._end, none_came)
+
+    def cancel(self) -> None:
+        self._end(cancelled())
 
     def stop(self) -> None:
         """The router is about to go."""

@@ -21,7 +21,7 @@ from itertools import islice
 from typing import NoReturn
 
 from outrider.errors import OutriderError, Unavailable, unknown_session
-from outrider.store.logs import SESSION_TTL_SECONDS, Append, Owner, SessionLogs
+from outrider.store.logs import SESSION_TTL_SECONDS, Append, Claim, Owner, SessionLogs
 from outrider.wire.session import SessionId
 from outrider.wire.session_log import UNLOGGED_RECORD, is_end
 from router.metrics import Metrics
@@ -153,6 +153,17 @@ class SessionLogWriter:
         if first is None:
             raise self._missing()
         return await self._decoded(session_id, first)
+
+    async def cancel(self, session_id: SessionId) -> None:
+        """Notes it for the router that has the session."""
+        with suppress(Unavailable):
+            await self._logs.cancel(session_id)
+
+    async def claim(self, cursor: LogCursor) -> Claim | None:
+        """Returns what the store says of a session's owner; None if it says nothing."""
+        with suppress(Unavailable):
+            return await self._logs.claim(cursor.session_id)
+        return None
 
     async def ended(self, session_id: SessionId) -> bool:
         """Returns whether the session's log says that it is over."""

@@ -9,11 +9,12 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 
-from outrider.errors import Cancelled, Overloaded, Unavailable, UnknownModel
+from outrider.errors import Overloaded, Unavailable, UnknownModel
 from outrider.wire.session import FinishReason, SessionId, new_session_id
 from router.admission import Lasting, refused, retry_after
 from router.fleet import Fleet
 from router.placement import choose_verifier
+from router.reader import cancelled
 from router.rebalance import has_room, sessions_to_move
 from router.requests import (
     GenerationRequest,
@@ -101,7 +102,7 @@ class Sessions:
             if end is not None:
                 yield SessionBegun(taken.transcript.known())
                 if end is FinishReason.CANCELLED:
-                    raise _cancelled()
+                    raise cancelled()
                 yield SessionEnded(end)
                 return
             session = self._resumable(session_id) or self._readmit(taken)
@@ -200,9 +201,10 @@ class Sessions:
     async def cancel(self, session_id: SessionId) -> None:
         session = self._open.get(session_id)
         if session is not None:
-            session.failed(_cancelled())
+            session.cancel()
         elif not self._fleet.was_told(session_id) and not await self._log_writer.ended(session_id):
-            self._fleet.cancel(session_id)  # it may be another router's
+            await self._log_writer.cancel(session_id)  # it may be another router's
+            self._fleet.cancel(session_id)
 
     async def until_idle(self) -> None:
         """Until no session is open."""
@@ -240,10 +242,6 @@ class Sessions:
     def _offer_drafter(self) -> None:
         for session in self._open.values():
             session.seek_drafter()
-
-
-def _cancelled() -> Cancelled:
-    return Cancelled("the request was cancelled")
 
 
 def _another_checkpoint(model: str) -> Unavailable:

@@ -7,6 +7,7 @@ is tried again with one session, and the pause doubles until it has been good fo
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 
 from outrider.net.backoff import Backoff
@@ -18,6 +19,7 @@ from router.workers import Verifier
 log = logging.getLogger(__name__)
 
 FAILURES = 3  # sessions in a row that failed, or were left, without a token of any in between
+APART_SECONDS = 2.0  # texts that a verifier loses at once are one failure: a step of all of them failed
 FIRST_ASIDE_SECONDS = 5.0
 MOST_ASIDE_SECONDS = 120.0
 GOOD_SECONDS = 120.0  # after which a verifier is as good as one that was never set aside
@@ -46,6 +48,8 @@ class Standing:
 
     def __init__(self) -> None:
         self._failures = 0  # in a row
+        self._amid = 0  # of texts that had begun, in a row
+        self._amid_at = -math.inf  # when the last was counted
         self._until: float | None = None  # set aside until then, and on trial from then on; None = neither
         self._tried = False  # a session is there on trial
         self._good_since = 0.0
@@ -81,13 +85,24 @@ class Standing:
         on_trial = self._until is not None and now >= self._until
         return self.broke(now) if self._failures >= FAILURES or on_trial else 0.0
 
+    def failed_amid(self, now: float) -> float:
+        """As `failed`, of a session that had tokens of it."""
+        if now - self._amid_at < APART_SECONDS:
+            return 0.0
+        self._amid, self._amid_at = self._amid + 1, now
+        return self.broke(now) if self._amid >= FAILURES else 0.0
+
+    def finished(self) -> None:
+        """It has brought a text to its end."""
+        self._amid = 0
+
     def broke(self, now: float) -> float:
         """It did what no sound verifier does. Returns the seconds for which it is set aside; 0 = it is."""
         if self.aside(now):
             return 0.0
         good = now - self._good_since if self._until is None else 0.0
         seconds = self._backoff.after(good)
-        self._failures, self._until, self._tried = 0, now + seconds, False
+        self._failures, self._amid, self._until, self._tried = 0, 0, now + seconds, False
         return seconds
 
 
@@ -132,6 +147,14 @@ class Standings:
     def failed(self, verifier: Verifier) -> None:
         seconds = self._made(verifier).failed(self._clock())
         self._tell(verifier, "failed", "sessions end there one after another without a token", seconds)
+
+    def failed_amid(self, verifier: Verifier) -> None:
+        seconds = self._made(verifier).failed_amid(self._clock())
+        self._tell(verifier, "failed", "texts end there one after another in the middle", seconds)
+
+    def finished(self, verifier: Verifier) -> None:
+        if (standing := self._of(verifier)) is not None:
+            standing.finished()
 
     def broke(self, verifier: Verifier, reason: str, why: str) -> None:
         """`reason`: for the metric; `why`: for people."""

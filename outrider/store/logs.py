@@ -45,6 +45,14 @@ class Append:
 
 
 @dataclass(frozen=True, slots=True)
+class Claim:
+    """Whose a log is, and whether its session was cancelled by a router that does not own it."""
+
+    owner: Owner
+    cancelled: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Taken:
     """A log, told by its new owner."""
 
@@ -73,6 +81,14 @@ class SessionLogs(Protocol):
 
     async def read(self, session_id: SessionId) -> bytes | None:
         """Returns the log's first record, or None if there is no such log."""
+        ...
+
+    async def cancel(self, session_id: SessionId) -> None:
+        """Notes that the session is cancelled, if it has a log."""
+        ...
+
+    async def claim(self, session_id: SessionId) -> Claim | None:
+        """Returns whose the log is, or None if there is no such log."""
         ...
 
     async def last(self, session_id: SessionId) -> bytes | None:

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from outrider.store.logs import MAX_BYTES, Append, Owner, Taken
+from outrider.store.logs import MAX_BYTES, Append, Claim, Owner, Taken
 from outrider.wire.session import SessionId
 
 LOG_BYTES = 500  # that a log takes up beside its records
@@ -21,6 +21,7 @@ class _Log:
     length: int = 0  # in records
     first: bytes = b""
     last: bytes = b""
+    cancelled: bool = False
     content: bytearray = field(default_factory=bytearray)
 
     @property
@@ -79,6 +80,15 @@ class MemorySessionLogs:
     async def read(self, session_id: SessionId) -> bytes | None:
         log = self._live(session_id)
         return None if log is None else log.first
+
+    async def cancel(self, session_id: SessionId) -> None:
+        log = self._live(session_id)
+        if log is not None:
+            log.cancelled = True
+
+    async def claim(self, session_id: SessionId) -> Claim | None:
+        log = self._live(session_id)
+        return None if log is None else Claim(log.owner, log.cancelled)
 
     async def last(self, session_id: SessionId) -> bytes | None:
         log = self._live(session_id)

@@ -3,7 +3,7 @@
 | key | type | content |
 |---|---|---|
 | `outrider:session:HEX` | stream, expires | the records in order, as field `r`; the n-th has the ID n-0 |
-| `outrider:owner:HEX` | hash, expires | `name` and `generation` of who may append; `bytes`, and how many are `booked` |
+| `outrider:owner:HEX` | hash, expires | `name` and `generation` of who may append; `bytes`, and how many are `booked`; `cancelled` |
 | `outrider:logs`, `outrider:logs:TENANT` | sorted set | HEX of each log, of one tenant, by its expiry (unix ms) |
 | `outrider:sizes` | hash | of each HEX the booked bytes, a blank, the tenant |
 | `outrider:tenants` | sorted set | tenants by their booked bytes |
@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 from redis.asyncio import Redis
 
 from outrider.errors import Unavailable
-from outrider.store.logs import MAX_BYTES, Append, Owner, Taken
+from outrider.store.logs import MAX_BYTES, Append, Claim, Owner, Taken
 from outrider.wire.session import SessionId
 
 STREAM, OWNER = b"outrider:session:", b"outrider:owner:"
@@ -140,6 +140,7 @@ local records = {}
 for i, entry in ipairs(redis.call('XRANGE', KEYS[1], '-', '+')) do records[i] = entry[2][2] end
 return {generation, #records, table.concat(records)}
 """
+CANCEL = "if redis.call('EXISTS', KEYS[2]) == 1 then redis.call('HSET', KEYS[2], 'cancelled', 1) end"
 
 T = TypeVar("T")
 
@@ -157,7 +158,8 @@ class RedisSessionLogs:
         self._redis = redis
         self._max_bytes = max_bytes
         self._asked = asked
-        self._append, self._take = (redis.register_script(script) for script in (APPEND, TAKE))
+        scripts = map(redis.register_script, (APPEND, TAKE, CANCEL))
+        self._append, self._take, self._cancel = scripts
 
     async def append(self, appends: Sequence[Append], ttl_seconds: float) -> list[int | None]:
         if not appends:
@@ -193,6 +195,17 @@ class RedisSessionLogs:
         stream, _ = _keys(session_id)
         entries: Any = await self._asked(self._redis.xrange(stream, "1-0", "1-0"))
         return entries[0][1][b"r"] if entries else None
+
+    async def cancel(self, session_id: SessionId) -> None:
+        await self._asked(self._cancel(keys=_keys(session_id)))
+
+    async def claim(self, session_id: SessionId) -> Claim | None:
+        _, owner = _keys(session_id)
+        known: Any = self._redis.hmget(owner, ["name", "generation", "cancelled"])
+        name, generation, cancelled = await self._asked(known)
+        if name is None or generation is None:
+            return None
+        return Claim(Owner(name.decode(), int(generation)), cancelled is not None)
 
     async def last(self, session_id: SessionId) -> bytes | None:
         stream, _ = _keys(session_id)

@@ -15,7 +15,7 @@ from typing import Any
 
 from outrider.errors import OutriderError, Unavailable
 from outrider.net.rpc import Outbox
-from outrider.store.logs import Append, Taken
+from outrider.store.logs import Append, Claim, Taken
 from outrider.store.memory_logs import MemorySessionLogs
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
 from outrider.wire.hello import Identity, Role
@@ -222,6 +222,14 @@ class Storage:
     async def read(self, session_id: SessionId) -> bytes | None:
         self._check(before=True)
         return await self._world.logs.read(session_id)
+
+    async def cancel(self, session_id: SessionId) -> None:
+        self._check(before=True)
+        await self._world.logs.cancel(session_id)
+
+    async def claim(self, session_id: SessionId) -> Claim | None:
+        self._check(before=True)
+        return await self._world.logs.claim(session_id)
 
     async def last(self, session_id: SessionId) -> bytes | None:
         self._check(before=True)

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from outrider.errors import InvalidRequest, Unavailable
+from outrider.errors import Cancelled, InvalidRequest, Superseded, Unavailable
 from outrider.v1 import verifier_pb2
 from outrider.wire.load import VerifierLoad
 from router.standings import (
+    APART_SECONDS,
     FAILURES,
     FIRST_ASIDE_SECONDS,
     MOST_PATIENCE_SECONDS,
@@ -20,7 +21,7 @@ from router.standings import (
 )
 from tests.router.asking import Running, committed, finished, request
 
-INTERNAL, INVALID, UNAVAILABLE = 13, 3, 14
+INTERNAL, INVALID, UNAVAILABLE, CANCELLED, ABORTED = 13, 3, 14, 1, 10
 
 
 def test_failures_in_a_row_set_a_verifier_aside_and_a_first_token_in_between_does_not() -> None:
@@ -143,6 +144,54 @@ async def test_who_fails_all_sessions_and_claims_to_idle_gets_no_more_and_is_tri
     again = Running(rig, request())
     assert (await sick.next_command("open")).session_id  # it is as good as any
     again.task.cancel()
+
+
+async def test_who_commits_one_token_and_fails_gets_no_more_either(rig: Any, clock: Clock) -> None:
+    sick, sound = await sick_and_sound(rig)
+    for number in range(FAILURES):
+        clock.now += APART_SECONDS
+        assert set_aside(rig, "failed") is None, number
+        together = [Running(rig, request()) for _ in range(2)]  # what fails at once is one failure
+        opened = [(await sick.next_command("open")).session_id for _ in together]
+        for session_id in opened:
+            sick.say(**committed(session_id, 3, 10))
+        sick.say(failed=[failed(session_id, INTERNAL)["failed"][0] for session_id in opened])
+        for _ in opened:
+            session_id = (await sound.next_command("open")).session_id
+            sound.say(**committed(session_id, 4, 3), **finished(session_id))
+        for running in together:
+            assert len(await running.task) == 3
+    assert set_aside(rig, "failed") == 1
+
+
+def test_a_text_that_is_brought_to_its_end_makes_the_losses_of_others_forgotten() -> None:
+    standing = Standing()
+    for number in range(2 * FAILURES):
+        assert standing.failed_amid(APART_SECONDS * number) == 0.0
+        if number % 2:
+            standing.finished()
+    assert [standing.failed_amid(100.0 + number / 10) for number in range(9)] == [0.0] * 9
+
+
+@pytest.mark.parametrize("code", [CANCELLED, ABORTED])
+async def test_a_session_ends_by_a_verifiers_word_only_if_its_log_has_it(rig: Any, code: int) -> None:
+    sick, sound = await sick_and_sound(rig)
+    running = Running(rig, request())
+    session_id = (await sick.next_command("open")).session_id
+    sick.say(**committed(session_id, 3, 10), **failed(session_id, code))
+    await served(sound, session_id, base=4)
+    assert len(await running.task) == 3
+
+    running = Running(rig, request())
+    session_id = (await sick.next_command("open")).session_id
+    await rig.sessions._log_writer.flush()
+    if code == CANCELLED:
+        await rig.store.logs.cancel(session_id)
+    else:
+        await rig.store.logs.take(session_id, "another router", 60.0)
+    sick.say(**failed(session_id, code))
+    with pytest.raises(Cancelled if code == CANCELLED else Superseded):
+        await running.task
 
 
 @pytest.mark.parametrize("code", [INTERNAL, UNAVAILABLE])

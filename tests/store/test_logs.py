@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from outrider.store.logs import Append, Owner, SessionLogs, Taken
+from outrider.store.logs import Append, Claim, Owner, SessionLogs, Taken
 from outrider.store.memory_logs import LOG_BYTES, MemorySessionLogs
 from outrider.store.redis import RedisStore
 from outrider.store.redis_logs import RedisSessionLogs
@@ -51,6 +51,16 @@ async def test_what_is_appended_is_read_and_taken(logs: SessionLogs) -> None:
         Owner("b", 1), 5, b"request\x00\xff" + b"x" * 100_000 + b"end"
     )
     assert await logs.read(ONE) == b"request"
+
+
+async def test_whose_a_log_is_and_whether_it_is_cancelled_is_known(logs: SessionLogs) -> None:
+    await logs.cancel(ONE)
+    assert await logs.claim(ONE) is None, "a log does not begin by that"
+    await logs.append([append(0, b"request")], TTL)
+    assert await logs.claim(ONE) == Claim(append(0).owner, False)
+    await logs.cancel(ONE)
+    await logs.take(ONE, "b", TTL)
+    assert await logs.claim(ONE) == Claim(Owner("b", 1), True)
 
 
 async def test_many_logs_in_one_call_each_go_their_own_way(logs: SessionLogs) -> None:
