@@ -209,6 +209,13 @@ def expected() -> Callable[..., str]:
     return text
 
 
-# One worker in each pool, of the demo pair.
-DEMO = {"target": str(TARGET), "draft": str(DRAFT), "name": "demo", "insecure": True}
+# One worker in each pool, of the demo pair. A slow one is well: what a busy machine does is no illness.
+DEMO = {
+    "target": str(TARGET),
+    "draft": str(DRAFT),
+    "name": "demo",
+    "insecure": True,
+    "verifier.probe_seconds": 60,
+    "drafter.probe_seconds": 60,
+}
 KV_MEMORY = "128MiB"  # a larger pool takes its time to write

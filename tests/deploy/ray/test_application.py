@@ -14,6 +14,7 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from deploy.loopback import listeners, unasked
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from outrider.wire.hello import Role
 from tests.deploy.ray.conftest import DEMO, KV_MEMORY, LEAKS, Cluster, wait_until
@@ -77,6 +78,14 @@ def test_grpc_is_served_by_the_same_application(
     with grpc.insecure_channel(application.grpc_address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         assert health.Check(health_pb2.HealthCheckRequest()).status == 1  # SERVING
+
+
+def test_nothing_of_it_is_reached_from_other_machines(application: Cluster) -> None:
+    """HAProxy, its statistics, Serve's proxies and replicas, the workers, and Ray itself."""
+    found = listeners(psutil.Process())
+    assert {"haproxy", "raylet", "gcs_server"} <= {one.process for one in found}
+    assert {application.port, application.grpc_port} <= {one.port for one in found}
+    assert unasked(found, "127.0.0.1", ()) == []
 
 
 def test_there_is_one_deployment_for_each_pool(application: Cluster) -> None:
@@ -164,7 +173,8 @@ def verifiers(application: Cluster) -> set[str]:
 
 
 def followers() -> set[psutil.Process]:
-    return {process for process in psutil.process_iter() if process.name().startswith("ray::Follower")}
+    started = psutil.Process().children(recursive=True)
+    return {process for process in started if process.name().startswith("ray::Follower")}
 
 
 def test_a_verifier_that_loses_a_follower_is_replaced_and_serves_again(

@@ -177,9 +177,10 @@ def test_building_loads_no_model_code_and_switches_rays_reports_off() -> None:
     assert run.stdout.strip() == "[] 0", run.stderr
 
 
-def test_without_ray_there_is_a_sentence() -> None:
-    hidden = "import sys; sys.modules['ray'] = None; from deploy.local import main; sys.exit(main([]))"
-    done = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True, timeout=60)
+def test_without_ray_there_is_a_sentence(tmp_path: Path) -> None:
+    hidden = "import os, sys; sys.modules['ray'] = None; from deploy.cluster import main; sys.exit(main("
+    arguments = f"[{str(tmp_path)!r}, str(os.pipe()[0])]))"
+    done = subprocess.run([sys.executable, "-c", hidden + arguments], capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr == (
         "outrider cluster: Ray is not installed: install outrider[ray], or use make cluster\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import httpx
 import psutil
 import pytest
 
+from deploy.loopback import listeners, unasked
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from tests.deploy.ray.conftest import KV_MEMORY, LEAKS, PATIENCE_SECONDS, ROOT, free_port, wait_until
 
@@ -48,7 +50,7 @@ class Command:
 
     def interrupt(self) -> int:
         """Its exit code, once neither it nor anything that it started is left."""
-        started = psutil.Process(self.process.pid).children(recursive=True)
+        started = descendants(self)
         assert any(process.name() == "raylet" for process in started)
         self.process.send_signal(signal.SIGINT)
         code = self.process.wait(PATIENCE_SECONDS)
@@ -59,10 +61,15 @@ class Command:
     def kill(self) -> None:
         """Whatever is left of it."""
         if self.process.poll() is None:
-            for process in psutil.Process(self.process.pid).children(recursive=True):
+            for process in descendants(self):
                 process.kill()
             self.process.kill()
             self.process.wait()
+
+
+def descendants(command: Command) -> list[psutil.Process]:
+    found: list[psutil.Process] = psutil.Process(command.process.pid).children(recursive=True)
+    return found
 
 
 @pytest.fixture
@@ -108,6 +115,9 @@ def test_make_cluster_serves_the_demo_pair_and_ends_by_ctrl_c(start: Callable[..
     wait_until(lambda: any("is ready: " + url in line for line in command.said), "it says so")
     folders = [Path(argument) for argument in _folders(command)]
     assert folders and all(folder.is_dir() for folder in folders)
+    found = listeners(psutil.Process(command.process.pid))
+    assert {port, grpc_port} <= {one.port for one in found}
+    assert unasked(found, "127.0.0.1", ()) == []
 
     assert ask(url, max_tokens=8, temperature=0).json()["model"] == "outrider-demo"
     refused = [ask(url, temperature=-1), ask(url, model="other"), httpx.get(f"{url}/nothing")]
@@ -125,19 +135,25 @@ def test_make_cluster_serves_the_demo_pair_and_ends_by_ctrl_c(start: Callable[..
 
     assert command.interrupt() == 0, "".join(command.said)
     assert [folder for folder in folders if folder.exists()] == []
+    assert re.search(r"\bray\b", "".join(command.said)) is None, "Ray's words are in its log"
 
 
 def _folders(command: Command) -> set[str]:
     """Returns the folders of Ray's files that its processes were told."""
-    started = psutil.Process(command.process.pid).children(recursive=True)
+    started = descendants(command)
     words = [word for process in started if process.name() == "raylet" for word in process.cmdline()]
     return {word.partition("=")[2] for word in words if word.startswith("--temp_dir=")}
+
+
+def agents(command: Command) -> list[psutil.Process]:
+    raylets = [one for one in descendants(command) if one.name() == "raylet"]
+    return [child for raylet in raylets for child in raylet.children()]
 
 
 def test_make_cluster_can_be_stopped_while_it_starts(start: Callable[..., Command]) -> None:
     ports = ("--port", str(free_port()), "--grpc-port", str(free_port()))
     command = start(sys.executable, "-m", "deploy.local", *ports)
-    wait_until(lambda: any("starting the application" in line for line in command.said), "Ray runs")
+    wait_until(lambda: agents(command) != [], "Ray starts what may outlive it")
     assert command.interrupt() == 0, "".join(command.said)
 
 
