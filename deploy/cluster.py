@@ -33,7 +33,7 @@ from router.banner import banner
 from router.config import LOOPBACK, RouterConfig
 
 if TYPE_CHECKING:
-    from ray.serve.schema import ServeStatus
+    from ray.serve.schema import ApplicationStatusOverview, ServeStatus
 
 APP = "outrider"
 CPUS = 8  # at least; Ray only counts them
@@ -175,10 +175,14 @@ def _cluster(
         )
         see_through(start_serve, lambda: _proxies_serve(serve.status()))
         terminal.say("starting the application")
-        see_through(
-            partial(serve.run, made, name=APP, route_prefix="/"),
-            lambda: _proxies_serve(serve.status()) and _application_runs(serve.status()),
-        )
+        try:
+            see_through(
+                partial(serve.run, made, name=APP, route_prefix="/"),
+                lambda: _proxies_serve(serve.status()) and _application_runs(serve.status()),
+            )
+        except RuntimeError:  # Serve says no more than which deployments failed
+            _application_runs(serve.status())
+            raise
         _check_reach(host, (port, grpc_port))
         yield banner(
             f"http://{host}:{port}",
@@ -241,8 +245,23 @@ def _application_runs(status: ServeStatus) -> bool:
     """Raises StartupError if it never will."""
     application = status.applications[APP]
     if application.status == "DEPLOY_FAILED":
-        raise StartupError(f"the application does not start: {application.message}")
+        raise StartupError(failure(application))
     return application.status == "RUNNING"
+
+
+def failure(application: ApplicationStatusOverview) -> str:
+    """Returns why an application has not started: what its replicas said, else what Serve says."""
+    failed = [
+        f"the {name} does not start: {_cause(deployment.message)}"
+        for name, deployment in application.deployments.items()
+        if deployment.status == "DEPLOY_FAILED"
+    ]
+    return "; ".join(failed) or f"the application does not start: {application.message}"
+
+
+def _cause(message: str) -> str:
+    """Returns the sentence of an error of ours, of others' the last line, with its type."""
+    return _last_line(message).removeprefix(f"{StartupError.__module__}.{StartupError.__name__}: ")
 
 
 def _check_reach(host: str, ports: Sequence[int]) -> None:
@@ -261,7 +280,7 @@ def _check_free(host: str, port: int, flag: str) -> None:
         raise StartupError(f"cannot listen on {host}:{port}: choose another with {flag} or --host") from None
 
 
-def _last_line(error: Exception) -> str:
+def _last_line(error: Exception | str) -> str:
     """Returns the last line, which says what went wrong: Ray's errors carry a trace."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
 

@@ -14,7 +14,9 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from deploy.cluster import failure
 from deploy.loopback import listeners, unasked
+from outrider.errors import StartupError
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from outrider.wire.hello import Role
 from tests.deploy.ray.conftest import DEMO, KV_MEMORY, LEAKS, Cluster, wait_until
@@ -78,6 +80,21 @@ def test_grpc_is_served_by_the_same_application(
     with grpc.insecure_channel(application.grpc_address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         assert health.Check(health_pb2.HealthCheckRequest()).status == 1  # SERVING
+
+
+def test_what_a_replica_that_does_not_start_says_is_what_people_are_told(application: Cluster) -> None:
+    from ray import serve
+
+    @serve.deployment
+    class Reader:
+        def __init__(self) -> None:
+            raise StartupError("the weights in T lack b.weight, which A needs")
+
+    with pytest.raises(RuntimeError, match="Failed to update the deployments"):
+        serve.run(Reader.bind(), name="reader", route_prefix="/reader")
+    told = failure(serve.status().applications["reader"])
+    serve.delete("reader")
+    assert told == "the Reader does not start: the weights in T lack b.weight, which A needs"
 
 
 def test_nothing_of_it_is_reached_from_other_machines(application: Cluster) -> None:
