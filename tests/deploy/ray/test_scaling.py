@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.process, pytest.mark.timeout(600)]
 TOKENS = 100  # of an answer
 PROMPTS = [f"import os\n\nPATHS = {[index] * 20}\n\ndef step_{index}(self" for index in range(4)]
 MANY, ONE = 10, 1  # requests at a time
+PAUSE_SECONDS = 0.5  # of each client, so that one alone is no load
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ class Clients:
             thread.join()
 
     def _ask(self, prompt: str, stop: threading.Event) -> None:
-        while not stop.is_set():
+        while not stop.wait(PAUSE_SECONDS):
             try:
                 answer = self._application.complete(prompt, TOKENS, temperature=0)
             except (AssertionError, httpx.HTTPError) as error:
