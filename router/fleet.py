@@ -13,6 +13,7 @@ from outrider.wire.load import DrafterLoad, VerifierLoad
 from outrider.wire.session import SessionId
 from router.compatibility import Registration, tokenizer_fits
 from router.drafter_doubts import DrafterDoubts
+from router.drafter_merits import CLEARLY, PAYS, DrafterMerits, preferred
 from router.metrics import Metrics
 from router.placement import (
     DrafterCandidate,
@@ -20,6 +21,7 @@ from router.placement import (
     choose_drafter,
     choose_verifier,
     host_of,
+    usable,
     well_placed,
 )
 from router.pool import Below, Pools
@@ -75,6 +77,7 @@ class Fleet:
         self._on_host: Pools[str, Drafter] = Pools()
         self._served: dict[str, ServedModel] = {}
         self.doubts = DrafterDoubts(metrics, clock)
+        self.merits = DrafterMerits()
         self._cancelled: dict[SessionId, float] = {}  # until when verifiers that join are told of it
 
     def add_verifier(self, verifier: Verifier) -> None:
@@ -278,33 +281,66 @@ class Fleet:
     def drafter_for(
         self, verifier: Verifier, excluded: frozenset[tuple[str, int]], acceptance: Acceptance
     ) -> Drafter | None:
-        """Returns a drafter for a session at the verifier."""
-        target, chosen = verifier.identity, None
+        """Returns a drafter for a session at the verifier; None where plain decoding is better."""
+        drafter, on_trial = self._choose_drafter(verifier, excluded, acceptance)
+        if drafter is not None and on_trial:
+            self.merits.tried(verifier.identity.model_fingerprint, drafter.instance)
+        return drafter
+
+    def drafter_after(
+        self,
+        former: Drafter,
+        verifier: Verifier,
+        gave_up: frozenset[tuple[str, int]],
+        acceptance: Acceptance,
+    ) -> Drafter | None:
+        """Returns who is to draft on for a session: the former one, another that would clearly do more or is
+        on trial, or None where plain decoding is better."""
+        model, merits = verifier.identity.model_fingerprint, self.merits
+        merit = merits.of(model, former.instance)
+        if merit is None or (merit >= PAYS and not (merits.may_try(model) or merits.may_change(model))):
+            return former
+        other, on_trial = self._choose_drafter(verifier, gave_up | {former.instance}, acceptance)
+        found = None if other is None else merits.of(model, other.instance)
+        if other is not None and on_trial:
+            merits.tried(model, other.instance)
+        elif merit >= PAYS:
+            if other is None or found is None or found < CLEARLY * merit or not merits.may_change(model):
+                return former
+            merits.changed(model, other.instance)
+        return other
+
+    def _choose_drafter(
+        self, verifier: Verifier, excluded: frozenset[tuple[str, int]], acceptance: Acceptance
+    ) -> tuple[Drafter | None, bool]:
+        """Returns the drafter, and whether it is on trial."""
+        target, address, merits = verifier.identity, verifier.registration.address, self.merits
+        model, drafter, on_trial = target.model_fingerprint, None, False
         for drafters in self._drafter_looks(verifier):
-            chosen = choose_drafter(
-                (
-                    DrafterCandidate(
-                        one.identity.worker_id,
-                        one.identity.incarnation,
-                        one.identity.tokenizer_hash,
-                        one.registration.address,
-                        one.load,
-                        one.placed,
-                        acceptance(target.model_fingerprint, one.identity.model_fingerprint),
-                        distrusted=self.doubts.about(one.identity.worker_id, target.worker_id),
-                        unreported=one.unreported,
-                    )
-                    for one in drafters
-                ),
-                target.tokenizer_hash,
-                verifier.registration.address,
-                excluded,
-                self._below,
+            candidates = (
+                DrafterCandidate(
+                    one.identity.worker_id,
+                    one.identity.incarnation,
+                    one.identity.tokenizer_hash,
+                    one.registration.address,
+                    one.load,
+                    one.placed,
+                    acceptance(model, one.identity.model_fingerprint),
+                    distrusted=self.doubts.about(one.identity.worker_id, target.worker_id),
+                    unreported=one.unreported,
+                    merit=merits.of(model, one.instance),
+                    due=merits.due(model, one.instance),
+                )
+                for one in drafters
             )
+            fitting = usable(candidates, target.tokenizer_hash, excluded)
+            fitting, on_trial = preferred(fitting, merits.may_try(model))
+            chosen = choose_drafter(fitting, target.tokenizer_hash, address, below=self._below)
+            drafter = None if chosen is None else self.drafters[chosen]
             if chosen is not None and not self.doubts.about(chosen, target.worker_id):
                 verifier.drafted_by(chosen)
-                return self.drafters[chosen]
-        return None if chosen is None else self.drafters[chosen]
+                break
+        return drafter, on_trial
 
     def _drafter_looks(self, verifier: Verifier) -> Iterator[Iterable[Drafter]]:
         """Yields a few drafters of each model, drawn at random, with those that are near; then all."""

@@ -21,6 +21,7 @@ AFFINITY_TOKENS = 256  # cached prompt tokens that make up for one session more 
 MAX_AFFINITY = 4.0  # sessions that a cached prefix makes up for at most: beyond, it is computed elsewhere
 
 NEAR_SESSIONS = 0.5  # that a verifier may be dearer than the cheapest and count as good as it
+MOST_CLAIMED = 4.0  # times what most drafters promise, that one is believed to
 NEAR_SHARE = 0.05  # of what the best drafter promises, that one may promise less and count as good
 
 SAME_HOST_SECONDS = 0.0002  # round trips that are assumed if none is measured
@@ -57,6 +58,8 @@ class DrafterCandidate:
     acceptance: float  # share of its model's draft tokens that this target accepts, 0..1
     distrusted: bool = False  # a verifier cut it off lately
     unreported: int = 0  # sessions that this router has opened there since `load` came
+    merit: float | None = None  # tokens that it gains a session a step, as verifiers told; None = not known
+    due: bool = True  # for a trial
 
 
 def first(count: int) -> int:
@@ -133,34 +136,48 @@ def choose_drafter(
     below: Below = first,
 ) -> str | None:
     """Returns the drafter of the target's tokenizer that promises the session most, its share of it
-    considered.
+    considered. Who promises far more than most do is not believed: what they are worth is known by what
+    verifiers told of them (drafter_merits.py).
 
     That is goodput / (sessions + 1). One that is distrusted comes after all others. Of those that promise
     nearly as much, one is drawn by `below`. `excluded`: (worker_id, incarnation) of those that gave this
     session up before. None means plain decoding.
     """
+    trusted = usable(candidates, tokenizer_hash, excluded)
+    if not trusted:
+        return None
+    # A pace that is not measured yet is taken for the best that is: so it gets measured.
+    measured = [one.load.token_seconds for one in trusted if one.load.token_seconds > 0]
+    assumed = min(measured, default=LEAST_TOKEN_SECONDS)
+
+    def promise(one: DrafterCandidate) -> float:
+        pace = one.load.token_seconds if one.load.token_seconds > 0 else assumed
+        return goodput(one.acceptance, pace, round_trip(one, verifier_address))
+
+    promised = sorted(map(promise, trusted))
+    most = MOST_CLAIMED * promised[(len(promised) - 1) // 2]  # pace and distance are their own words
+    promises = {
+        one.worker_id: min(promise(one), most) / (max(one.load.sessions + one.unreported, one.placed, 0) + 1)
+        for one in trusted
+    }
+    enough = max(promises.values()) * (1 - NEAR_SHARE)
+    best = sorted(worker_id for worker_id, promised in promises.items() if promised >= enough)
+    return best[below(len(best))]
+
+
+def usable(
+    candidates: Iterable[DrafterCandidate],
+    tokenizer_hash: str,
+    excluded: frozenset[tuple[str, int]] = frozenset(),
+) -> list[DrafterCandidate]:
+    """Returns those that could draft for a session; if some of them are not distrusted, only these."""
     fitting = [
         one
         for one in candidates
         if tokenizer_fits(one.tokenizer_hash, tokenizer_hash)
         and (one.worker_id, one.incarnation) not in excluded
     ]
-    if not fitting:
-        return None
-    # A pace that is not measured yet is taken for the best that is: so it gets measured.
-    measured = [one.load.token_seconds for one in fitting if one.load.token_seconds > 0]
-    assumed = min(measured, default=LEAST_TOKEN_SECONDS)
-
-    def promise(one: DrafterCandidate) -> float:
-        pace = one.load.token_seconds if one.load.token_seconds > 0 else assumed
-        promised = goodput(one.acceptance, pace, round_trip(one, verifier_address))
-        return promised / (max(one.load.sessions + one.unreported, one.placed, 0) + 1)
-
-    trusted = [one for one in fitting if not one.distrusted] or fitting
-    promises = {one.worker_id: promise(one) for one in trusted}
-    enough = max(promises.values()) * (1 - NEAR_SHARE)
-    best = sorted(worker_id for worker_id, promised in promises.items() if promised >= enough)
-    return best[below(len(best))]
+    return [one for one in fitting if not one.distrusted] or fitting
 
 
 def goodput(acceptance: float, token_seconds: float, round_trip_seconds: float) -> float:

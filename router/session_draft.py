@@ -8,6 +8,7 @@ from collections.abc import Callable
 from outrider.net.draft_right import right
 from outrider.wire.drafter_sessions import DraftEndCause
 from router.fleet import Fleet
+from router.placement import bounded
 from router.requests import TokensCommitted
 from router.speculation import (
     SILENT_TOKENS,
@@ -23,6 +24,9 @@ from router.transcript import Transcript
 from router.workers import Drafter, Verifier
 
 log = logging.getLogger(__name__)
+
+READING_TOKENS = 16  # committed while a drafter reads the text: that nothing comes says nothing yet
+LOOK_TOKENS = 16  # between two looks at whether another should draft, or any
 
 PairFor = Callable[[str, str], PairAcceptance]
 """Gives the acceptance of a (target fingerprint, draft fingerprint) pair."""
@@ -58,6 +62,8 @@ class SessionDraft:
         self._turn = -1  # how many drafters it has had before the last one
         self._gave_up: frozenset[tuple[str, int]] = frozenset()  # drafters that ended it of their own accord
         self._unverified = 0  # tokens committed, though a draft was welcome, since one of its was verified
+        self._had = 0  # tokens committed since its drafter was chosen, or nobody was
+        self._heard = False  # of that drafter, something was verified
         self._pair = pair_for(self._fingerprint, "")
         self._estimator = Estimator(self._pair.mean)
         self._k = 0
@@ -96,7 +102,9 @@ class SessionDraft:
     def committed(self, step: TokensCommitted) -> None:
         """A step of the session; changes its drafter, k and window where that is due."""
         self._estimator.observe(step.accepted, step.verified, len(step.tokens))
+        self._judge(step)
         self._leave_if_silent(step)
+        self._reconsider(step)
         self._steer()
 
     def cut_off(self, turn: int, reason: str) -> None:
@@ -140,7 +148,8 @@ class SessionDraft:
     def _open_at(self, drafter: Drafter, verifier: Verifier) -> None:
         self._drafter = drafter
         self._turn += 1
-        self._unverified = 0
+        self._unverified = self._had = 0
+        self._heard = False
         self._set_window(self._wanted_window(verifier, drafter))
         drafter.open(
             self._id,
@@ -173,6 +182,40 @@ class SessionDraft:
         if self._drafter is not None:
             self._drafter.close(self._id)
             self._drafter = None
+
+    def _judge(self, step: TokensCommitted) -> None:
+        """Notes what the step says of the drafter, if it says anything."""
+        drafter, verifier, merits = self._drafter, self._verifier, self._fleet.merits
+        self._heard |= step.verified > 0
+        if drafter is None or verifier is None:
+            merits.passed(self._fingerprint)
+        elif step.verified or (
+            (self._heard or self._had >= READING_TOKENS)
+            and welcome(self._k, self._estimator.acceptance, verifier.load.price)
+        ):
+            price = bounded(verifier.load.price, 0.0, 1.0)
+            merits.observe(self._fingerprint, drafter.instance, step.accepted - price * step.verified)
+        else:
+            merits.passed(self._fingerprint)
+
+    def _reconsider(self, step: TokensCommitted) -> None:
+        """Now and then looks if another should draft, if nobody should, or if somebody should again."""
+        before, drafter, verifier = self._had, self._drafter, self._verifier
+        self._had += len(step.tokens)
+        if verifier is None or before // LOOK_TOKENS == self._had // LOOK_TOKENS:
+            return
+        if drafter is None:
+            self.seek()
+            return
+        other = self._fleet.drafter_after(drafter, verifier, self._gave_up, self._acceptance)
+        if other is drafter:
+            return
+        log.debug("session %s: drafter %s is left", self._id.hex(), drafter.identity.worker_id)
+        self._leave()
+        self._had = 0
+        if other is not None:
+            self._expect(other)
+            self._open_at(other, verifier)
 
     def _leave_if_silent(self, step: TokensCommitted) -> None:
         """Another drafts, if there is one, where nothing came of this one that could be verified, though a

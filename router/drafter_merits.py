@@ -1,0 +1,121 @@
+"""What drafters brought to the sessions that they had, as verifiers told it: who gets sessions, who a trial.
+
+A drafter's merit for a target model is the draft tokens accepted a step, less what those that were verified
+cost by the verifier's price. It holds all that matters (acceptance, pace, distance, load, silence), and
+nothing that the drafter says of itself. Sessions go to those that do about as well as the best. Who is not
+known yet, or did not pay, gets a session on trial now and then: of all steps of the target's sessions at most
+one in TRIAL_SHARE is one of a trial. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+SEEN_STEPS = 32  # after which a merit is known
+TRIAL_STEPS = 64  # that a trial takes, those included in which its drafter reads the text
+FORGETTING = 0.99  # a step
+PAYS = 0.05  # accepted tokens a step: a drafter that brings less gets no sessions
+CLEARLY = 1.5  # times the merit of another: then sessions change to it
+TRIAL_SHARE = 16
+MOST_DOUBLINGS = 4  # of a drafter's pause between trials
+REMEMBERED = 4096  # pairs of a target and a drafter; who was observed longest ago goes first
+
+Instance = tuple[str, int]
+"""A worker's id and incarnation."""
+
+
+class Candidate(Protocol):
+    @property
+    def merit(self) -> float | None:
+        """None = not known yet."""
+
+    @property
+    def due(self) -> bool:
+        """Whether it may have a session on trial."""
+
+
+Found = TypeVar("Found", bound=Candidate)
+
+
+def preferred(candidates: Sequence[Found], may_try: bool) -> tuple[list[Found], bool]:
+    """Returns those of which one is to draft for a session, and whether that is a trial. `may_try`: whether a
+    trial may begin. None are left where plain decoding is better."""
+    best = max((one.merit for one in candidates if one.merit is not None), default=0.0)
+    good = [one for one in candidates if one.merit is not None and is_good(one.merit, best)]
+    due = [one for one in candidates if one not in good and one.due]
+    if may_try and due:
+        return due, True
+    return good or [one for one in candidates if one.merit is None], False
+
+
+def is_good(merit: float, best: float) -> bool:
+    """Returns whether one pays, and does about as well as the best."""
+    return merit >= PAYS and merit * CLEARLY >= best
+
+
+@dataclass(slots=True)
+class _Merit:
+    steps: float = 0.0  # that were observed, old ones forgotten
+    gained: float = 0.0  # in them
+    trials: int = 0  # in a row, that it has not come out of well
+    due: int = 0  # the target's step at which the next one may begin
+
+
+class DrafterMerits:
+    """Those of one router."""
+
+    def __init__(self) -> None:
+        self._of: OrderedDict[tuple[str, Instance], _Merit] = OrderedDict()
+        self._steps: Counter[str] = Counter()  # of all sessions of a target
+        self._next_trial: Counter[str] = Counter()  # step of a target at which one may begin
+        self._next_change: Counter[str] = Counter()
+
+    def passed(self, target: str) -> None:
+        """A session has made a step that says nothing of any drafter."""
+        self._steps[target] += 1
+
+    def observe(self, target: str, drafter: Instance, gained: float) -> None:
+        """A session has made a step with a drafter, which has gained it so many tokens."""
+        self._steps[target] += 1
+        merit = self._made(target, drafter)
+        merit.steps = FORGETTING * merit.steps + 1
+        merit.gained = FORGETTING * merit.gained + gained
+
+    def of(self, target: str, drafter: Instance) -> float | None:
+        """Returns the tokens that it gains a step; None if too little is known."""
+        merit = self._of.get((target, drafter))
+        return None if merit is None or merit.steps < SEEN_STEPS * 0.8 else merit.gained / merit.steps
+
+    def due(self, target: str, drafter: Instance) -> bool:
+        merit = self._of.get((target, drafter))
+        return merit is None or self._steps[target] >= merit.due
+
+    def may_try(self, target: str) -> bool:
+        return self._steps[target] >= self._next_trial[target]
+
+    def tried(self, target: str, drafter: Instance) -> None:
+        """It has got a session on trial: it is judged anew."""
+        merit, pause = self._made(target, drafter), TRIAL_SHARE * TRIAL_STEPS
+        self._next_trial[target] = self._steps[target] + pause
+        merit.steps = merit.gained = 0.0
+        merit.due = self._steps[target] + pause * 2**merit.trials
+        merit.trials = min(merit.trials + 1, MOST_DOUBLINGS)
+
+    def may_change(self, target: str) -> bool:
+        """Returns whether a session may change from a drafter that pays to one that would clearly do more.
+        One does at a time: it may take what made the other one better."""
+        return self._steps[target] >= self._next_change[target]
+
+    def changed(self, target: str, drafter: Instance) -> None:
+        self._next_change[target] = self._steps[target] + SEEN_STEPS
+        self._made(target, drafter).trials = 0
+
+    def _made(self, target: str, drafter: Instance) -> _Merit:
+        merit = self._of.setdefault((target, drafter), _Merit())
+        self._of.move_to_end((target, drafter))
+        if len(self._of) > REMEMBERED:
+            self._of.popitem(last=False)
+        return merit
