@@ -159,6 +159,9 @@ class Session:
             self._await_verifier()  # it was to wait as long as its former client
 
     def _expire(self) -> None:
+        if self._verifier is None and not self.transcript.steps:
+            self._end(Unavailable("no target worker came in the time that the client waits; try again later"))
+            return
         self._end(DeadlineExceeded(f"the request was not finished by its deadline{self._missing_numerics}"))
 
     @property

@@ -93,13 +93,17 @@ class Transcript:
         self, base: int, tokens: Sequence[int], accepted: int, verified: int, vocab_size: int
     ) -> bool:
         """Returns whether a sound verifier may commit these tokens at that position, in a step that accepted
-        so many of so many draft tokens: they repeat what is known or follow it, are the model's, and no more
-        than was asked for."""
+        so many of so many draft tokens: they repeat what is known or follow it, are the model's, come
+        after no stop token, and are no more than was asked for."""
         known = len(self.log) - base
         repeated = list(tokens[: max(known, 0)])
-        most = self.request.params.max_tokens
+        most, stops = self.request.params.max_tokens, self.request.params.stop_token_ids
+        before = (
+            [*self.log[-1:], *tokens[max(known, 0) :]] if self.steps else tokens[:]
+        )  # the last may be one
         return (
             known >= 0
+            and (len(tokens) <= known or not any(token in stops for token in before[:-1]))
             and repeated == self.log[base : base + len(repeated)].tolist()
             and accepted <= min(verified, len(tokens))
             and verified <= most

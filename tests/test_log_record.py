@@ -39,6 +39,25 @@ def test_a_peers_reason_forges_no_line_and_sends_nothing_to_a_terminal(lines: li
     assert len(lines[2]) < MAX_LINE + 20
 
 
+def test_a_trace_has_a_peers_words_in_one_line(lines: list[str]) -> None:
+    def fails() -> None:
+        try:
+            raise KeyError(FORGED) from None
+        except KeyError as error:
+            raise ValueError(FORGED + "y" * 10**6 + '\n  File "forged"') from error
+
+    try:
+        fails()
+    except ValueError:
+        logging.getLogger("outrider.lines").exception("a step failed: %s", "why")
+    told = lines[0].split("\n")
+    assert told[0] == "ERROR a step failed: why"
+    assert all(line.isprintable() and len(line) < MAX_LINE + 20 for line in told)
+    assert not any(line.startswith(("2026", '  File "forged')) for line in told)
+    assert sum(line.startswith(("KeyError: ", "ValueError: no such session")) for line in told) == 2
+    assert any(line.endswith("in fails") for line in told), "where it was raised is told"
+
+
 def test_an_error_echoes_no_more_than_a_line_of_what_was_sent() -> None:
     error = InvalidRequest(f"unknown field {'1' * 4300}\n", field="f" * 10**6)
     assert error.message.isprintable() and len(error.message) <= MAX_MESSAGE + 10

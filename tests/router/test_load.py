@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outrider.errors import DeadlineExceeded, Overloaded
+from outrider.errors import DeadlineExceeded, Overloaded, Unavailable
 from outrider.v1 import drafter_pb2, verifier_pb2
 from router.drafter_merits import SEEN_STEPS
 from router.session_draft import LOOK_TOKENS, READING_TOKENS
@@ -30,6 +30,15 @@ async def test_what_runs_past_its_deadline_is_ended_and_closed_at_its_workers(ri
     assert [event.tokens for event in running.events] == [(10,)]
     assert (await verifier.next_command("close")).session_id == session_id
     assert (await drafter.next_command("close")).session_id == session_id
+
+
+async def test_a_deadline_that_comes_before_a_verifier_is_no_fault_of_the_clients(rig: Any) -> None:
+    verifier = await rig.verifier()
+    running = Running(rig, request(deadline=in_seconds(0.5)))
+    await verifier.next_command("open")
+    await verifier.stop()
+    with pytest.raises(Unavailable, match="no target worker came"):
+        await running.task
 
 
 async def test_the_deadline_of_a_session_that_has_ended_holds_nothing(rig: Any) -> None:

@@ -70,6 +70,20 @@ def test_where_it_ends() -> None:
     assert cancelled.reached is FinishReason.CANCELLED
 
 
+def test_nothing_follows_a_token_that_ends_the_text() -> None:
+    made = transcript(*STEPS)  # 8 tokens
+
+    def follow(*tokens: int, base: int = 8) -> bool:
+        return made.continued_by(base, tokens, 0, 0, 2**32)
+
+    assert follow(7, 3) and follow(3) and follow(14, 3, base=7) and not follow(3, 7) and not follow(3, 9)
+    assert not follow(14, 3, 7, base=7)
+    made.add(TokensCommitted((9,), 0, 0))
+    assert follow(9) and not follow(9, 7) and not follow(7, base=9)
+    begins = Transcript(request(session_id=ID, fingerprint="f", prompt=(5, 9), stop_token_ids=(9,)))
+    assert begins.continued_by(2, [7], 0, 0, 10) and not begins.continued_by(2, [9, 7], 0, 0, 10)
+
+
 def test_a_prompt_that_ends_in_a_stop_token_is_no_end() -> None:
     made = Transcript(request(session_id=ID, fingerprint="f", prompt=(5, 9), stop_token_ids=(9,)))
     assert made.reached is None
