@@ -34,7 +34,7 @@ def measured(tmp_path: Path, benchmark: str, *options: str) -> Any:
 
 @pytest.mark.process
 def test_overload_runs_and_reports(tmp_path: Path) -> None:
-    result = measured(tmp_path, "overload", "--max-tokens", "8", "--seconds", "1")
+    result = measured(tmp_path, "overload", "--draft", "", "--max-tokens", "8", "--seconds", "1")
     assert result["capacity_sessions"] >= 1
     assert result["at_capacity"]["accepted"] > 0 and result["at_capacity"]["refused"] == 0
     overload = result["overload"]
@@ -44,11 +44,11 @@ def test_overload_runs_and_reports(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_the_soak_runs_and_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(soak, "SAMPLE_SECONDS", 0.2)  # ten of them are enough for a slope
+    monkeypatch.setattr(soak, "SAMPLE_SECONDS", 0.1)  # ten of them are enough for a slope
     target, draft = build("llama", tmp_path / "target"), build("llama", tmp_path / "draft")
     written = tmp_path / "result.json"
     soak.main(
-        str(target), str(draft), 0.25, quick=2, slow=1, vanishing=1, max_tokens=16, seed=1, write=written
+        str(target), str(draft), 0.12, quick=2, slow=1, vanishing=1, max_tokens=16, seed=1, write=written
     )
     result = json.loads(written.read_text())
     assert result["answers"]["quick 200"] > 0 and result["answers"]["vanished"] > 0

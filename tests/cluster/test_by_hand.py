@@ -17,7 +17,7 @@ from tests.cluster.hosts import Host
 from tests.cluster.relay import Line, Relay, relayed
 from tests.e2e.conftest import Alone
 
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.netns, pytest.mark.timeout(900)]
 
 FAR = Line(delay_ms=10)  # 20 ms there and back
 LONG = 250  # tokens: enough that a host can be cut off meanwhile

@@ -28,7 +28,7 @@ from tests.cluster.process import ROOT, Process
 from tests.cluster.ray_cluster import BIN
 from tests.e2e.conftest import Alone
 
-pytestmark = [pytest.mark.netns, pytest.mark.ray]
+pytestmark = [pytest.mark.netns, pytest.mark.ray, pytest.mark.timeout(900)]
 
 PODS = {"head": "front", "router": "spare", "draft": "draft", "target": "target", "redis": "front"}
 REDIS_PORT = 6380  # Redis shares the head's host, where Ray has 6379

@@ -15,7 +15,7 @@ from tests.cluster.hosts import Host
 from tests.cluster.ray_cluster import BIN, RayCluster, application, ray_cluster
 from tests.e2e.conftest import DRAFT, TARGET, Alone
 
-pytestmark = [pytest.mark.netns, pytest.mark.ray]
+pytestmark = [pytest.mark.netns, pytest.mark.ray, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
