@@ -33,6 +33,7 @@ Options = dict[str, Any]  # of a deployment
 
 HEALTH_SECONDS = 2.0  # between two health checks of a worker
 LEAVE_SECONDS = 10.0  # that a replica may take to leave beyond its draining
+SETTLING = 2  # look-back times: in one the sessions find a new drafter, in the next it is measured
 REGISTRY_CPUS = 0.1
 STORE_VARIABLE = "OUTRIDER_STORE"  # of the environment: as the argument store, for addresses with a password
 
@@ -105,7 +106,8 @@ def verifier_options(args: AppArgs) -> Options:
 
 
 def drafter_options(args: AppArgs) -> Options:
-    policy = {"policy_function": DrafterPolicy}
+    settle = {"settle_seconds": SETTLING * args.autoscaling.look_back_seconds}
+    policy = {"policy_function": DrafterPolicy, "policy_kwargs": settle}
     return _pool(args, args.drafter, policy) | {"graceful_shutdown_timeout_s": LEAVE_SECONDS}
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from ray.serve.config import AutoscalingContext
 
+from deploy.growth import Growth, Pace, after
 from outrider.store.store import WorkerRecord
 from outrider.wire.load import VerifierLoad
 
@@ -63,11 +64,17 @@ def drafters_wanted(workers: int, stats: Sequence[Stats]) -> int:
     return max(by_kv, min(workers, math.ceil(busy - IDLING)))
 
 
-def starvation(records: Iterable[WorkerRecord]) -> float:
-    """Returns the share of steps that had no draft, of all of these verifiers' sessions."""
+def need_of_drafts(records: Iterable[WorkerRecord]) -> dict[str, float]:
+    """Returns what these verifiers measured of all of their sessions: the share of steps that had no draft,
+    and their pace."""
     loads = [record.load for record in records if isinstance(record.load, VerifierLoad)]
     sessions = sum(load.sessions for load in loads)
-    return sum(load.sessions * load.draft_starvation for load in loads) / sessions if sessions else 0.0
+    starved = sum(load.sessions * load.draft_starvation for load in loads)
+    return {
+        "draft_starvation": starved / sessions if sessions else 0.0,
+        "target_sessions": float(sessions),
+        "target_goodput": sum(load.goodput for load in loads if load.sessions),
+    }
 
 
 def by_replica(metrics: Mapping[str, Mapping[Any, float]] | None) -> list[dict[str, float]]:
@@ -98,8 +105,18 @@ class VerifierPolicy:
 class DrafterPolicy:
     """For Ray Serve's autoscaler; made once in its controller."""
 
+    def __init__(self, settle_seconds: float) -> None:
+        """`settle_seconds`: after which the measurements show what a new drafter has changed."""
+        self._settle_seconds = settle_seconds
+        self._growth = Growth()
+
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-        known = by_replica(context.aggregated_metrics)
+        known, workers = by_replica(context.aggregated_metrics), context.target_num_replicas
         if not known:
-            return context.target_num_replicas, {}
-        return drafters_wanted(context.target_num_replicas, known), {}
+            return workers, {}
+        now = context.current_time or 0.0
+        goodput = sum(one["target_goodput"] for one in known) / len(known)
+        sessions = sum(one["target_sessions"] for one in known) / len(known)
+        pace = Pace(goodput, sessions)
+        self._growth = after(self._growth, workers, len(known), pace, now, self._settle_seconds)
+        return self._growth.allowed(drafters_wanted(workers, known), now), {}

@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from deploy.args import NetworkArgs, PoolArgs, VerifierArgs
-from deploy.autoscaling import starvation
+from deploy.autoscaling import need_of_drafts
 from deploy.followers import FollowerActors, claim_threads
 from deploy.registry import StoreSource, open_store, present
 from outrider.errors import OutriderError, PeerLost, Unhealthy
@@ -111,7 +111,7 @@ class DrafterReplica(Replica):
         none."""
         records = (await present(self._store)).values()
         verifiers = [record for record in records if record.info.identity.role is Role.VERIFIER]
-        return {**self._worker.stats(), "draft_starvation": starvation(verifiers)}
+        return {**self._worker.stats(), **need_of_drafts(verifiers)}
 
     async def __del__(self) -> None:
         await self._worker.stop()

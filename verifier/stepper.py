@@ -215,6 +215,7 @@ class Stepper:
             draft_starvation=self._meter.starvation,
             unread_prompt_tokens=unread,
             prompt_token_seconds=self._meter.prompt_token_seconds,
+            goodput=self._meter.goodput,
         )
 
     def _tell(self) -> None:

@@ -145,7 +145,7 @@ class DrafterCutOff(_message.Message):
     def __init__(self, session_id: _Optional[bytes] = ..., turn: _Optional[int] = ..., reason: _Optional[str] = ..., opening: _Optional[int] = ...) -> None: ...
 
 class VerifierLoad(_message.Message):
-    __slots__ = ("running", "waiting", "kv_usage", "step_seconds", "step_tokens", "price", "typical_step_seconds", "preemptions", "draining", "draft_starvation", "unread_prompt_tokens", "prompt_token_seconds")
+    __slots__ = ("running", "waiting", "kv_usage", "step_seconds", "step_tokens", "price", "typical_step_seconds", "preemptions", "draining", "draft_starvation", "unread_prompt_tokens", "prompt_token_seconds", "goodput")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     KV_USAGE_FIELD_NUMBER: _ClassVar[int]
@@ -158,6 +158,7 @@ class VerifierLoad(_message.Message):
     DRAFT_STARVATION_FIELD_NUMBER: _ClassVar[int]
     UNREAD_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    GOODPUT_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     kv_usage: float
@@ -170,7 +171,8 @@ class VerifierLoad(_message.Message):
     draft_starvation: float
     unread_prompt_tokens: int
     prompt_token_seconds: float
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., step_seconds: _Optional[float] = ..., step_tokens: _Optional[int] = ..., price: _Optional[float] = ..., typical_step_seconds: _Optional[float] = ..., preemptions: _Optional[int] = ..., draining: _Optional[bool] = ..., draft_starvation: _Optional[float] = ..., unread_prompt_tokens: _Optional[int] = ..., prompt_token_seconds: _Optional[float] = ...) -> None: ...
+    goodput: float
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., step_seconds: _Optional[float] = ..., step_tokens: _Optional[int] = ..., price: _Optional[float] = ..., typical_step_seconds: _Optional[float] = ..., preemptions: _Optional[int] = ..., draining: _Optional[bool] = ..., draft_starvation: _Optional[float] = ..., unread_prompt_tokens: _Optional[int] = ..., prompt_token_seconds: _Optional[float] = ..., goodput: _Optional[float] = ...) -> None: ...
 
 class DraftBatch(_message.Message):
     __slots__ = ("hello", "attach", "drafts", "stamp_us")

@@ -24,6 +24,7 @@ class VerifierLoad:
     draft_starvation: float = 0.0  # share of sessions with k > 0 that had no draft in a step, moving average
     unread_prompt_tokens: int = 0  # of its sessions, those that wait included
     prompt_token_seconds: float = 0.0  # that reading one more prompt token takes, moving average
+    goodput: float = 0.0  # tokens committed a second, all sessions together, moving average of decode steps
 
     @property
     def sessions(self) -> int:

@@ -146,6 +146,7 @@ async def test_steps_without_a_draft_are_counted_as_starvation(verifier: Running
     talk.say(open_session(b"t" * 16, max_tokens=30))
     await output(talk, b"t" * 16)
     assert verifier.service.stats()["draft_starvation"] > 0.5
+    assert verifier.service.stepper.load.goodput > 0
 
 
 async def test_a_router_hears_of_no_step_without_a_session_of_its_own(verifier: Running) -> None:

@@ -13,8 +13,8 @@ from deploy.autoscaling import (
     VerifierPolicy,
     by_replica,
     drafters_wanted,
+    need_of_drafts,
     pool_size,
-    starvation,
     verifier_pressure,
 )
 from outrider.wire.load import DrafterLoad, VerifierLoad
@@ -34,13 +34,14 @@ def verifier(**measured: float) -> dict[str, float]:
 
 
 def drafter(busy: float = 0.0, kv_usage: float = 0.0, draft_starvation: float = 0.0) -> dict[str, float]:
-    return {"busy": busy, "kv_usage": kv_usage, "draft_starvation": draft_starvation}
+    pace = {"target_goodput": 100.0, "target_sessions": 4.0}
+    return {"busy": busy, "kv_usage": kv_usage, "draft_starvation": draft_starvation, **pace}
 
 
 def context(target: int, *stats: dict[str, float]) -> Any:
     names = stats[0] if stats else {}
     metrics = {name: {index: values[name] for index, values in enumerate(stats)} for name in names}
-    return SimpleNamespace(target_num_replicas=target, aggregated_metrics=metrics or None)
+    return SimpleNamespace(target_num_replicas=target, aggregated_metrics=metrics or None, current_time=0.0)
 
 
 def test_a_verifier_is_pressed_by_its_queue_its_kv_pool_and_its_steps() -> None:
@@ -103,13 +104,17 @@ def test_drafters_shrink_to_those_that_are_busy() -> None:
     assert drafters_wanted(3, [drafter(busy=0.4, kv_usage=0.6)] * 3) == 3
 
 
-def test_starvation_is_the_mean_over_sessions() -> None:
+def test_the_need_of_drafts_is_that_of_all_sessions() -> None:
     def record(sessions: int, draft_starvation: float) -> Any:
-        return SimpleNamespace(load=VerifierLoad(running=sessions, draft_starvation=draft_starvation))
+        load = VerifierLoad(running=sessions, draft_starvation=draft_starvation, goodput=100.0)
+        return SimpleNamespace(load=load)
 
-    assert starvation([]) == 0
-    assert starvation([record(0, 1.0)]) == 0
-    assert starvation([record(3, 0.2), record(1, 1.0)]) == pytest.approx(0.4)
+    def need(*records: Any) -> list[float]:
+        return list(need_of_drafts(records).values())
+
+    assert need() == [0, 0, 0]
+    assert need(record(0, 1.0)) == [0, 0, 0], "what one did before it fell idle says nothing of now"
+    assert need(record(3, 0.2), record(1, 1.0)) == [pytest.approx(0.4), 4, 200]
 
 
 def test_a_replica_that_has_said_only_some_things_is_left_out() -> None:
@@ -121,9 +126,9 @@ def test_the_policies_say_what_the_pools_should_be() -> None:
     assert VerifierPolicy()(context(1)) == (1, {}), "nobody has said anything yet"
     assert VerifierPolicy()(context(1, verifier(running=2, waiting=3))) == (3, {})
     assert VerifierPolicy(0.01)(context(1, verifier(running=1, typical_step_seconds=0.02))) == (2, {})
-    assert DrafterPolicy()(context(2)) == (2, {})
-    assert DrafterPolicy()(context(1, drafter(busy=0.5, draft_starvation=0.9))) == (2, {})
-    assert DrafterPolicy()(context(2, drafter(), drafter())) == (0, {}), (
+    assert DrafterPolicy(20)(context(2)) == (2, {})
+    assert DrafterPolicy(20)(context(1, drafter(busy=0.5, draft_starvation=0.9))) == (2, {})
+    assert DrafterPolicy(20)(context(2, drafter(), drafter())) == (0, {}), (
         "Serve keeps to the least of the pool"
     )
 
@@ -134,7 +139,7 @@ def test_every_name_that_a_policy_reads_is_measured() -> None:
     from verifier.service import VerifierService
 
     assert autoscaling.verifier_pressure(stats_of(VerifierService), 1.0) == 0
-    drafter_stats = stats_of(DrafterService) | {"draft_starvation": 0.0}
+    drafter_stats = stats_of(DrafterService) | need_of_drafts([])
     assert autoscaling.drafters_wanted(1, [drafter_stats]) == 0
 
 
