@@ -33,6 +33,7 @@ def linears_keep_bits(model: nn.Module) -> bool:
     with torch.inference_mode():
         for layer in layers.values():
             x = torch.randn(max(ROWS), layer.in_features, generator=torch.Generator().manual_seed(1))
+            x = x.to(layer.dtype)
             whole = layer.forward(x)  # without what joins it to other ranks
             if any(not torch.equal(layer.forward(x[:rows]), whole[:rows]) for rows in ROWS):
                 return False

@@ -46,7 +46,7 @@ class Ordinary:
 
 
 class Packed:
-    """float32 on a CPU, with rows that do not depend on one another."""
+    """float32 or bfloat16 on a CPU, with rows that do not depend on one another."""
 
     name = "packed"
     keeps_numbers = True

@@ -33,7 +33,7 @@ def in_one_call(module: nn.Module) -> OneCallNorm | None:
     generator = torch.Generator().manual_seed(5)
     with torch.inference_mode():
         for rows in PROBED_ROWS:
-            x = torch.randn(1, rows, weight.shape[0], generator=generator) * 3
+            x = (torch.randn(1, rows, weight.shape[0], generator=generator) * 3).to(weight.dtype)
             if not torch.equal(module(x), found(x)):
                 return None
     return found

@@ -1,9 +1,9 @@
 """Linear layers on CPU whose rows do not depend on how many rows run together.
 
-torch's fp32 `F.linear` picks another kernel for 1 row, a few rows and many, and they round differently.
-oneDNN's product with a weight packed once gives every row the same bits from 2 rows up (measured up to 512,
-on Intel and AMD), and is faster for a few rows. The engine's self-check tells whether that holds on the
-machine at hand.
+torch's `F.linear` picks another kernel for 1 row, a few rows and many, and they round differently. oneDNN's
+product with a weight packed once gives every row the same bits from 2 rows up (in float32 measured up to 512,
+on Intel and AMD; in bfloat16 on AMD with AVX-512), and is faster for a few rows. The self-check tells
+whether that holds on the machine at hand.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ def rounded_up(count: int) -> int:
 
 
 class PackedLinear(nn.Module):
-    """x @ weight.T + bias with a packed fp32 weight [out, in]."""
+    """x @ weight.T + bias with a packed weight [out, in], in float32 or bfloat16."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
+        self.dtype = weight.dtype
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), MAX_ROWS)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         self.fewest = 1 if self._keeps_bits_alone() else 2  # rows; fewer are filled up to it
@@ -58,7 +59,7 @@ class PackedLinear(nn.Module):
     @property
     def weight(self) -> torch.Tensor:
         """Returns an empty tensor, whose type and device some models ask for. The numbers are packed."""
-        return torch.empty(0)
+        return torch.empty(0, dtype=self.dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         count = x.numel() // self.in_features
@@ -80,7 +81,7 @@ class PackedLinear(nn.Module):
         """Returns whether a single row gets the same bits alone. It runs by a kernel of its own then, which
         sums in the others' order if the weight is not deep. If not, the row has to run with a second one."""
         with torch.inference_mode():
-            x = torch.randn(2, self.in_features, generator=torch.Generator().manual_seed(3))
+            x = torch.randn(2, self.in_features, generator=torch.Generator().manual_seed(3)).to(self.dtype)
             return torch.equal(self._product(x)[:1], self._product(x[:1]))
 
 
@@ -123,7 +124,7 @@ class PackedColumns(nn.Module):
 
 
 def pack(model: Any, kind: type[PackedLinear] = PackedLinear) -> None:
-    """Makes an fp32 CPU model's rows independent of one another, linear layers, experts and activations, and
+    """Makes a CPU model's rows independent of one another, linear layers, experts and activations, and
     joins what can be joined. `kind` is what linear layers and experts become.
 
     The memory of the original weights is freed as it goes."""
@@ -172,7 +173,8 @@ def make_ready(model: nn.Module, most_rows: int) -> None:
     with torch.inference_mode():
         for width, height in shapes:
             for count in sorted(counts):
-                shapes[width, height].forward(torch.zeros(count, width))
+                layer = shapes[width, height]
+                layer.forward(torch.zeros(count, width, dtype=layer.dtype))
 
 
 def seconds_by_rows(layers: Sequence[PackedLinear], counts: Sequence[int]) -> dict[int, float]:
@@ -180,7 +182,7 @@ def seconds_by_rows(layers: Sequence[PackedLinear], counts: Sequence[int]) -> di
 
     The fastest of a few trials counts. Leaves the layers with the last number."""
     seconds = dict.fromkeys(counts, float("inf"))
-    row = torch.zeros(1, layers[0].in_features)
+    row = torch.zeros(1, layers[0].in_features, dtype=layers[0].dtype)
     with torch.inference_mode():
         for _ in range(TRIALS):
             for rows in counts:

@@ -28,6 +28,9 @@ RECORDS: dict[str, Callable[[torch.device], Record]] = {  # of the runners that 
 LINEARS: dict[str, LinearLayers] = {each.name: each for each in (Ordinary(), Packed(), Int8())}
 
 
+PACKED_DTYPES = (torch.float32, torch.bfloat16)
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What an engine is made of; its group comes from the ranks that load it."""
@@ -43,7 +46,7 @@ def usual(device: torch.device, dtype: torch.dtype | None, quantization: str | N
     if device.type == "cuda":
         linears = quantization or "ordinary"
         return Parts(("varlen", "triton", GATHERED), "cuda-graphs", linears, fused=True)
-    return Parts(linears=quantization or ("packed" if dtype == torch.float32 else "ordinary"))
+    return Parts(linears=quantization or ("packed" if dtype in PACKED_DTYPES else "ordinary"))
 
 
 def check_parts(parts: Parts, device: torch.device, dtype: torch.dtype | None, size: int) -> None:
@@ -75,8 +78,10 @@ def obstacle(parts: Parts, device: torch.device, dtype: torch.dtype | None, size
             "gathered attention is for numbers that keep their bits, and compiled layers do not; leave them "
             f"as they are, or give one of {', '.join(KERNELS)} first"
         )
-    if parts.linears != "ordinary" and (device.type != "cpu" or dtype not in (None, torch.float32)):
-        return f"{parts.linears} linear layers compute in float32 on a CPU; give ordinary"
+    if parts.linears == "packed" and (device.type != "cpu" or dtype not in (None, *PACKED_DTYPES)):
+        return "packed linear layers compute in float32 or bfloat16 on a CPU; give ordinary"
+    if parts.linears == "int8" and (device.type != "cpu" or dtype not in (None, torch.float32)):
+        return "int8 linear layers compute in float32 on a CPU; give ordinary"
     if parts.linears == "int8" and size > 1:
         return "int8 linear layers are not divided among processes; give packed, or one process"
     return None

@@ -33,6 +33,7 @@ class Int8Linear(PackedLinear):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         nn.Module.__init__(self)
         self.out_features, self.in_features = weight.shape
+        self.dtype = torch.float32
         largest = largest_weight()
         scales = weight.detach().abs().amax(1).div_(largest).clamp_min_(torch.finfo(torch.float32).tiny)
         rounded = (weight.detach() / scales[:, None]).round_().to(torch.int8).contiguous()

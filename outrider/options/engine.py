@@ -19,7 +19,7 @@ class EngineOptions:
     device: str = option("cpu", "Where the model runs: cpu, cuda or cuda:N.")
     dtype: str | None = option(
         None,
-        "Number format of the model. float32 on cpu is bit-exact.",
+        "Number format of the model. float32 on cpu is bit-exact; the ready line says if bfloat16 is.",
         choices=DTYPES,
         shown="float32 on cpu, bfloat16 on cuda",
     )

@@ -23,6 +23,7 @@ from outrider.engine.self_check import check, keeps_bits, reference
 from outrider.errors import ModelRefused, StartupError
 from outrider.options.memory import parse_memory
 from tests.tiny_models import save_tokenizer
+from tests.zoo.serving import keeps_bits as same_bits
 
 Checkpoint = Callable[..., Path]
 
@@ -95,8 +96,11 @@ def test_context_stops_where_a_rotary_scaling_would_switch() -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_dtype(checkpoint: Checkpoint, dtype: str) -> None:
-    info = load_engine(str(checkpoint("llama")), dtype=dtype).info
-    assert (info.dtype, info.bit_exact) == (dtype, dtype == "float32")
+    """Whether bfloat16 keeps its bits is for the processor to say; what is claimed holds."""
+    engine = load_engine(str(checkpoint("llama")), dtype=dtype, kv_memory_bytes=2**22)
+    assert engine.info.dtype == dtype
+    assert not engine.info.bit_exact or same_bits(engine, engine.info.vocab_size)
+    assert engine.info.bit_exact or dtype == "bfloat16"
 
 
 def test_flags_are_refused_by_name(checkpoint: Checkpoint) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
 
+from outrider_cli.bench.provenance import machine
 from tests.zoo.report import Row, page
 from tests.zoo.shapes import MODEL_TYPES
 from tests.zoo.verdict import Outcome, Verdict, tried
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         types = [name for name in rows if rows[name].float32.outcome in SERVED]
         for name, found in verdicts(pool, types, 0, "bfloat16"):
             rows[name] = rows[name].with_bfloat16(found)
-    told.out.write_text(page(list(rows.values()), told.seeds))
+    told.out.write_text(page(list(rows.values()), told.seeds, machine()))
     return sum(row.float32.outcome is Outcome.WRONG for row in rows.values())
 
 

@@ -18,9 +18,13 @@ whenever it is loaded.
 
 {counts}
 
-**Exact** means bit-exact on a CPU in float32. In bfloat16 nothing is; "yes" there means that the logits are
-those of the model's own code as far as its rounding goes; an empty cell was not tried. {seeds}
+**Exact** means bit-exact on a CPU. In bfloat16 that depends on the processor, and is found out whenever a
+model is loaded; this was an {machine}. "Yes" means that the logits are those of the model's own code as far as
+its rounding goes; an empty cell was not tried. {seeds}
 """
+
+
+BFLOAT16 = {Outcome.EXACT: "exact", Outcome.NOT_EXACT: "yes", Outcome.WRONG: "**wrong**"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +47,8 @@ class Row:
         return replace(self, bfloat16=found)
 
 
-def page(rows: Sequence[Row], seeds: int) -> str:
-    """Returns it as Markdown."""
+def page(rows: Sequence[Row], seeds: int, machine: str) -> str:
+    """Returns it as Markdown. `machine`: on which they were tried."""
     of = {outcome: [row for row in rows if row.float32.outcome is outcome] for outcome in Outcome}
     counts = ", ".join(f"{len(of[outcome])} {outcome.value}" for outcome in Outcome)
     said = ""
@@ -52,7 +56,11 @@ def page(rows: Sequence[Row], seeds: int) -> str:
         tried = sum(row.seeds for row in rows if row.seeds > 1)
         false = sum(row.false_claims for row in rows)
         said = f"Of {tried} checkpoints, up to {seeds} of each, {false} were called exact and were not."
-    told = [HEAD.format(version=version("transformers"), counts=f"Of {len(rows)}: {counts}.", seeds=said)]
+    told = [
+        HEAD.format(
+            version=version("transformers"), counts=f"Of {len(rows)}: {counts}.", seeds=said, machine=machine
+        )
+    ]
     served = [row for outcome in (Outcome.EXACT, Outcome.NOT_EXACT, Outcome.WRONG) for row in of[outcome]]
     if served:
         told += ["## Served\n", "| `model_type` | class | float32 on a CPU | bfloat16 |", "|---|---|---|---|"]
@@ -68,7 +76,7 @@ def _served(row: Row) -> str:
     how = {Outcome.EXACT: "exact", Outcome.NOT_EXACT: "not exact", Outcome.WRONG: "**wrong**"}
     reason = f": {_cause(row.float32)}" if row.float32.reason else ""
     half = row.bfloat16
-    coarse = "" if half is None else "yes" if half.outcome is not Outcome.REFUSED else f"no: {_cause(half)}"
+    coarse = "" if half is None else BFLOAT16.get(half.outcome) or f"no: {_cause(half)}"
     cells = (f"`{row.model_type}`", row.float32.architecture, how[row.float32.outcome] + reason, coarse)
     return f"| {' | '.join(map(_cell, cells))} |"
 

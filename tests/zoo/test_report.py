@@ -14,10 +14,12 @@ def test_tables() -> None:
     rows = [
         Row("a", EXACT).with_seed(EXACT).with_bfloat16(Verdict(Outcome.NOT_EXACT)),
         Row("b", NO),
+        Row("d", EXACT).with_bfloat16(EXACT),
         Row("c", Verdict(Outcome.UNTRIED, reason="ImportError: timm")),
     ]
-    text = page(rows, 2)
+    text = page(rows, 2, "EPYC")
     assert "| `a` | AForCausalLM | exact | yes |" in text and "| `b` | it has \\| sinks |" in text
+    assert "| `d` | AForCausalLM | exact | exact |" in text and "this was an EPYC." in text
     assert "| `c` | ImportError: timm |" in text
     assert "Of 2 checkpoints, up to 2 of each, 0 were called" in text
 
@@ -25,4 +27,4 @@ def test_tables() -> None:
 def test_a_false_claim_stands_and_is_counted() -> None:
     row = Row("a", EXACT).with_seed(FALSE).with_seed(EXACT)
     assert (row.float32, row.seeds, row.false_claims) == (FALSE, 3, 1)
-    assert "**wrong**: it is called bit-exact, and is not" in page([row], 3)
+    assert "**wrong**: it is called bit-exact, and is not" in page([row], 3, "EPYC")
