@@ -19,7 +19,7 @@ whenever it is loaded.
 {counts}
 
 **Exact** means bit-exact on a CPU. In bfloat16 that depends on the processor, and is found out whenever a
-model is loaded; this was an {machine}. "Yes" means that the logits are those of the model's own code as far as
+model is loaded; this was an {machine}. "Yes" means that the logits are those of its own code as far as
 its rounding goes; an empty cell was not tried. {seeds}
 """
 
