@@ -19,7 +19,7 @@ LENGTHS = (1, 2, 7, 16, 17, 33, 40, 64)  # around the block size, and enough for
 MAX_TOKENS = 24
 VOCAB = 199
 DRAFTERS = ("good", "none", "bad", "garbage")
-ALL_DRAFTERS = ("llama", "gemma3", "mixtral")  # a wrong draft does the same to every architecture
+ALL_DRAFTERS = ("llama", "gemma3")  # a wrong draft does the same to every architecture
 
 
 def prompts() -> list[list[int]]:
