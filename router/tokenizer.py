@@ -10,9 +10,9 @@ from functools import lru_cache
 import tokenizers
 
 from outrider.errors import PeerRefused
-from router.chat_template import ChatTemplate
 from router.detokenize import Detokenizer, detokenizer
 from router.requests import TokenizerFiles
+from router.template_process import TemplateProcess
 
 PIECE = 2**14  # characters of a text that are tokenized to count
 HUGE = (
@@ -33,7 +33,7 @@ class Tokenizer:
         self.longest_token = max((len(token.encode()) for token in self._tokenizer.get_vocab()), default=1)
         """bytes of text, at most"""
         try:
-            self._template = ChatTemplate(files.chat_template, files.special_tokens)
+            self._template = TemplateProcess(files.chat_template, files.special_tokens)
         except Exception as error:
             raise PeerRefused(f"the tokenizer's chat template cannot be compiled: {error}") from error
 

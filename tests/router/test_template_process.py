@@ -1,0 +1,52 @@
+"""A chat template that takes too much is ended, and the next request is rendered as ever."""
+
+from __future__ import annotations
+
+import gc
+
+import jinja2
+import pytest
+
+from outrider.errors import InvalidRequest
+from router.template_process import TemplateProcess
+
+HELLO = [{"role": "user", "content": "hello"}]
+LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+GROWS = "{% set ns = namespace(x='aaaa') %}{% for _ in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}"
+REPLACES = "{% set x = 'ab' * 99999 %}{{ x.replace('b', x).replace('b', x) | length }}"
+
+
+@pytest.mark.parametrize("attack", [LOOPS, GROWS, REPLACES], ids=["loops", "grows", "replaces"])
+def test_a_rendering_has_so_much_time_and_memory(attack: str) -> None:
+    template = TemplateProcess(
+        "{% if messages[0].content == 'attack' %}" + attack + "{% endif %}{{ messages[0].content }}", {}
+    )
+    assert template.render(HELLO) == "hello"
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="refused by the model's chat template"):
+            template.render([{"role": "user", "content": "attack"}])
+        assert template.render(HELLO) == "hello"
+
+
+@pytest.mark.parametrize("source", ["{{ 'a' * 10 ** 10 }}", "{{ 10 ** (10 ** 10) }}"])
+def test_what_is_computed_while_it_is_compiled_counts_too(source: str) -> None:
+    try:
+        template = TemplateProcess(source, {})
+    except jinja2.TemplateError:
+        return
+    with pytest.raises(InvalidRequest):
+        template.render(HELLO)
+
+
+def test_one_that_cannot_be_compiled_says_why() -> None:
+    with pytest.raises(jinja2.TemplateError, match="unexpected"):
+        TemplateProcess("{{ } }}", {})
+
+
+def test_its_process_ends_with_it() -> None:
+    template = TemplateProcess("{{ messages[0].content }}", {"bos_token": "\u2028ü"})
+    process = template._process
+    assert process is not None and process.poll() is None
+    del template
+    gc.collect()
+    assert process.poll() is not None
