@@ -24,13 +24,13 @@ from router.api.grpc_generation import add_generation_service
 from router.api.keys import keys_of
 from router.config import LOOPBACK, TLS_WORKER_PORT, RouterConfig
 from router.connections import (
-    HEAD_SECONDS,
     HTTP_SHARE,
     MOST_CONNECTIONS,
     Connections,
     LimitedProtocol,
     grpc_options,
 )
+from router.handshakes import Handshake
 from router.registry import Registry
 from router.router import Router, store_at
 
@@ -141,13 +141,14 @@ class _HttpServer(uvicorn.Server):
                 timeout_graceful_shutdown=round(STOP_GRACE_SECONDS) + 1,
             )
         )
+        self._connections = connections
         self.listening = asyncio.Event()
 
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
         return contextlib.nullcontext()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, but that a TLS handshake has no more time than a request's head, and that connections
+        """As uvicorn's, but that connections count while their TLS handshake goes on, and that they
         are taken in small groups: asyncio takes as many as there are places in the queue before it looks at
         the first, and runs out of descriptors."""
         config, loop = self.config, asyncio.get_running_loop()
@@ -158,15 +159,10 @@ class _HttpServer(uvicorn.Server):
             server_state=self.server_state,
             app_state=self.lifespan.state,
         )
+        if config.ssl:
+            make = partial(Handshake, self._connections, make, config.ssl)
         self.servers = [
-            await loop.create_server(
-                make,
-                sock=listener,
-                ssl=config.ssl,
-                backlog=GROUP,
-                ssl_handshake_timeout=HEAD_SECONDS if config.ssl else None,
-            )
-            for listener in sockets or ()
+            await loop.create_server(make, sock=listener, backlog=GROUP) for listener in sockets or ()
         ]
         for listener in sockets or ():
             listener.listen(BACKLOG)  # what waits in the system
