@@ -22,6 +22,10 @@ MAX_NODES = 256  # of one source in a session's tree: bounds what a drafter can 
 Source = Hashable
 """Who sends drafts: a drafter's seat."""
 
+Factors = Sequence[float]
+"""How far what a source says is believed, by depth; the last one is for all beyond."""
+ALL_BELIEVED: Factors = (1.0,)
+
 
 @dataclass(slots=True)
 class Node:
@@ -39,7 +43,7 @@ class DraftTree:
         self._root: Node | None = None  # None = that path is the only one
         self._arrivals = 0
         self._held: dict[Source, int] = {}  # nodes that each says, at most: commits do not count them anew
-        self._factors: Mapping[Source, float] = {}
+        self._factors: Mapping[Source, Factors] = {}
 
     @property
     def size(self) -> int:
@@ -55,21 +59,29 @@ class DraftTree:
         """Returns `chances` of the path's first `count` tokens."""
         if len(self.said) == 1:
             ((source, chances),) = self.said.items()
-            factor = self._factors.get(source, 1.0)
-            return [factor * chance for chance in chances[:count]]
+            return self._weighed(source, chances[:count])
         believed: list[float] = []
         for source, chances in sorted(self.said.items(), key=lambda item: len(item[1]), reverse=True):
-            factor = self._factors.get(source, 1.0)
+            weighed = self._weighed(source, chances[:count])
             if not believed:
-                believed = [factor * chance for chance in chances[:count]]
+                believed = weighed
                 continue
-            for index, chance in enumerate(chances[:count]):
-                believed[index] = max(believed[index], factor * chance)
+            for index, chance in enumerate(weighed):
+                believed[index] = max(believed[index], chance)
         return believed
 
-    def believe(self, factors: Mapping[Source, float]) -> None:
+    def doubted(self, depth: int) -> bool:
+        """Returns whether the path's token at that depth is believed less than half of what is said of it."""
+        here = [source for source, chances in self.said.items() if depth < len(chances)]
+        return all(_at(self._factors.get(source, ALL_BELIEVED), depth) < 0.5 for source in here)
+
+    def _weighed(self, source: Source, chances: Sequence[float]) -> list[float]:
+        factors = self._factors.get(source, ALL_BELIEVED)
+        return [_at(factors, depth) * chance for depth, chance in enumerate(chances)]
+
+    def believe(self, factors: Mapping[Source, Factors]) -> None:
         """From now on the chances that a source gives count for so much of what it says; 1 if it has no
-        factor. The path is chosen anew if that may change it."""
+        factors. The path is chosen anew if that may change it."""
         self._factors = factors
         if self._root is not None and len(factors) > 1:
             self._find_path(self._root)
@@ -197,14 +209,24 @@ class DraftTree:
                 ((token, node),) = node.children.items()
             else:
                 self._root = root
-                token, node = max(node.children.items(), key=self._likelihood)
+                token, node = self._likeliest(node, len(self.path))
             self.path.append(token)
             for source, chance in node.said.items():
                 self.said.setdefault(source, []).append(chance)
 
-    def _likelihood(self, item: tuple[int, Node]) -> tuple[float, int]:
-        node, factors = item[1], self._factors
-        return max(factors.get(source, 1.0) * chance for source, chance in node.said.items()), node.arrival
+    def _likeliest(self, parent: Node, depth: int) -> tuple[int, Node]:
+        """Returns the child that counts as likeliest, and its token."""
+        factors = {source: _at(each, depth) for source, each in self._factors.items()}
+
+        def likelihood(item: tuple[int, Node]) -> tuple[float, int]:
+            said, arrival = item[1].said, item[1].arrival
+            return max(factors.get(source, 1.0) * chance for source, chance in said.items()), arrival
+
+        return max(parent.children.items(), key=likelihood)
+
+
+def _at(factors: Factors, depth: int) -> float:
+    return factors[min(depth, len(factors) - 1)]
 
 
 def _chain(path: Sequence[int], said: Mapping[Source, Sequence[float]]) -> Node:

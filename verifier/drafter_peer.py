@@ -11,6 +11,7 @@ from verifier.bounded_map import REMEMBERED, BoundedMap
 from verifier.drafter_seat import DrafterSeat
 from verifier.reading_allowance import ReadingAllowance, StreamAllowance
 from verifier.step_start import Pace
+from verifier.survival_calibration import SurvivalCalibration
 
 MAX_CLAIMS = 1024  # that wait for their sessions
 CLAIM_SECONDS = 60.0  # that one waits: what was closed meanwhile never comes
@@ -25,6 +26,9 @@ class DrafterPeer:
     ) -> None:
         self.name = name
         self.pace = Pace()
+        self.calibration = (
+            SurvivalCalibration()
+        )  # of its drafts for whichever session: new ones begin with it
         self.allowance = allowance or ReadingAllowance().of(name)
         self.announced = False  # it has shown a right that a router gave it
         self.refused = ""  # why it was ended here, if it was

@@ -43,7 +43,10 @@ class DrafterSeat:
         self.draft_key, self.turn, self.shown = draft_key, 0, b""
 
     def take(self, peer: DrafterPeer, turn: int, shown: bytes) -> None:
-        """A drafter has come with the right of that turn."""
+        """A drafter has come with the right of that turn. What was learnt of another is not held against
+        it."""
+        if shown != self.shown:
+            self.calibration, self.acceptance = peer.calibration.copy(), FIRST_ACCEPTANCE
         self.peer, self.turn, self.shown = peer, turn, shown
         self.seated(peer.pace)
 
@@ -84,6 +87,8 @@ class DrafterSeat:
         kept = min(accepted, len(chances))
         self.unpaid += kept
         self.calibration.observe(chances, kept)
+        if self.peer is not None:
+            self.peer.calibration.observe(chances, kept)
         self.arrivals = self.arrivals.committed(now, len(chances), self.session.tree.length_of(self))
         if self.arrivals.missed and self.pace is not None and self.session.wanted > 0:
             self.pace.missed()

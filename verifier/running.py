@@ -102,7 +102,7 @@ class Running:
                 seat.acceptance,
                 pace.lead,
                 pace.token,
-                stands * pace.punctual,
+                stands * pace.punctual * seat.calibration.at(len(tokens)),
             )
             for seat, pace in seats
         ]
@@ -119,7 +119,7 @@ class Running:
             while right < judged and path[right] == outcome.tokens[right]:
                 right += 1
             seat.judge(right, judged)
-        session.tree.believe({seat: seat.calibration.factor for seat in self.seats})
+        session.tree.believe({seat: seat.calibration.factors for seat in self.seats})
         if self.counts is not None:
             self.counts.extend(outcome.tokens)
         return outcome

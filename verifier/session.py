@@ -16,6 +16,9 @@ from verifier.draft_tree import MAX_NODES, DraftTree, Source
 MAX_BEHIND = 1024  # committed tokens that a draft is compared with: who is further behind has been away
 
 
+LEAST_SURVIVAL = 0.05  # of a draft token that is verified though its source is doubted
+
+
 class DraftFate(Enum):
     """What became of a Draft message; everything but TAKEN is counted under its name."""
 
@@ -110,9 +113,15 @@ class Session:
 
     def path(self) -> tuple[list[int], list[float]]:
         """Returns the draft tokens that may be verified now, and for each P(accepted | all before it are), as
-        far as its seat is believed."""
-        limit = self.wanted
-        return self.tree.path[:limit], self.tree.believed(limit)
+        far as its seat is believed. Of who is doubted what hardly survives is left out, whatever a row
+        costs."""
+        believed, survival = self.tree.believed(self.wanted), 1.0
+        for count, chance in enumerate(believed):
+            survival *= chance
+            if survival < LEAST_SURVIVAL and self.tree.doubted(count):
+                del believed[count:]
+                break
+        return self.tree.path[: len(believed)], believed
 
     def verify(self, path: Sequence[int], chosen: Sequence[int]) -> Outcome:
         """Appends what the target chose: `chosen[j]` follows the log and path[:j]; len(chosen) = len(path)

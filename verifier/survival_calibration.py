@@ -1,34 +1,56 @@
-"""Measures if a seat's drafts hold what their survival promises: one that does not is believed less.
+"""Measures if a drafter's drafts hold what their survival promises: one that does not is believed less.
 
 Pure. Survival is the word of a drafter, which may be mistaken or hostile: it decides who enters a step, so a
 drafter that says 1 of everything would crowd out the others. What was promised is therefore held against what
-came true, draft token by draft token, as far as it was seen.
+came true, draft token by draft token, as far as it was seen, at each depth of the path by itself: first
+tokens that are right buy no belief for a wrong tail.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+DEPTHS = 8  # that are told apart; the last stands for all beyond
 PRIOR = 3.0  # draft tokens that are believed in advance
 TOLERANCE = 1.1  # an honest estimate is out by so much now and then
-FORGETTING = 0.98  # a step that verified drafts
+FORGETTING = 0.98  # a step that verified a draft token there
 IDLE_FORGETTING = 0.998  # a step that did not: so that another try comes, once in some hundred steps
 
 
 @dataclass(slots=True)
 class SurvivalCalibration:
-    promised: float = 0.0  # sum of P(accepted | all before it are) of the draft tokens that were judged
-    kept: float = 0.0  # of them, accepted
+    """By depth, where the first draft token of a path has depth 0."""
+
+    promised: list[float] = field(default_factory=lambda: [0.0] * DEPTHS)
+    """Sums of P(accepted | all before it are) of the draft tokens that were judged."""
+    kept: list[float] = field(default_factory=lambda: [0.0] * DEPTHS)
+    """Of them, accepted."""
+
+    def copy(self) -> SurvivalCalibration:
+        return SurvivalCalibration(self.promised[:], self.kept[:])
 
     @property
-    def factor(self) -> float:
-        """Returns the factor for each promised probability; at most 1."""
-        return min(1.0, TOLERANCE * (self.kept + PRIOR) / (self.promised + PRIOR))
+    def factors(self) -> tuple[float, ...]:
+        """Returns the factor for a promised probability at each depth; at most 1. A depth of which little is
+        known is believed as all together are."""
+        common = (sum(self.kept) + PRIOR) / (sum(self.promised) + PRIOR)
+        return tuple(
+            min(1.0, TOLERANCE * (kept + PRIOR * common) / (promised + PRIOR))
+            for kept, promised in zip(self.kept, self.promised, strict=True)
+        )
+
+    def at(self, depth: int) -> float:
+        return self.factors[min(depth, DEPTHS - 1)]
 
     def observe(self, chances: Sequence[float], accepted: int) -> None:
         """Takes in a step that verified a path with these promised probabilities and accepted its first
         `accepted`; the token after them was judged too, and those behind it were not."""
-        forgetting = FORGETTING if chances else IDLE_FORGETTING
-        self.promised = forgetting * self.promised + sum(chances[: accepted + 1])
-        self.kept = forgetting * self.kept + accepted
+        judged = chances[: accepted + 1]
+        for depth in range(DEPTHS):
+            forgetting = FORGETTING if depth < len(judged) else IDLE_FORGETTING
+            self.promised[depth] *= forgetting
+            self.kept[depth] *= forgetting
+        for place, chance in enumerate(judged):
+            self.promised[min(place, DEPTHS - 1)] += chance
+            self.kept[min(place, DEPTHS - 1)] += place < accepted

@@ -155,7 +155,7 @@ def test_equal_tokens_of_two_sources_join_and_count_as_the_one_says_that_is_beli
     assert tree.add([], [1], [], bytes([204]), "a") == 0 and tree.size == 3
     assert tree.path == tree.path_of("b") == [1, 2, 3] and tree.path_of("a") == [1, 2]
     assert chances(tree) == pytest.approx([1.0, 0.5, 1.0], abs=0.01)
-    tree.believe({"a": 1.0, "b": 0.1})
+    tree.believe({"a": [1.0], "b": [0.1]})
     assert chances(tree) == pytest.approx([0.8, 0.5, 0.1], abs=0.01)
 
 
@@ -164,7 +164,7 @@ def test_of_two_paths_the_one_is_verified_whose_source_is_believed_more() -> Non
     tree.add([], [1], [], bytes([150]), "modest")
     tree.add([], [2, 3], [], bytes([255, 255]), "boastful")
     assert (best(tree), tree.path_of("modest"), tree.path_of("boastful")) == ([2, 3], [1], [2, 3])
-    tree.believe({"modest": 1.0, "boastful": 0.4})
+    tree.believe({"modest": [1.0], "boastful": [0.4]})
     assert (best(tree), tree.path_of("modest"), tree.path_of("boastful")) == ([1], [1], [2, 3])
 
 

@@ -15,6 +15,7 @@ from verifier.drafter_seat import DrafterSeat
 from verifier.part import Part
 from verifier.running import Running
 from verifier.session import DraftFate, Session, SessionSpec
+from verifier.step_start import FIRST_ACCEPTANCE
 
 FIRST = b"f" * 16  # a session
 ONE, TWO = b"1" * 16, b"2" * 16
@@ -81,8 +82,10 @@ def test_when_one_drafter_leaves_the_other_drafts_on() -> None:
     assert not running.drafted and running.path()[0] == []
 
 
-def test_what_a_seat_has_learnt_outlives_its_drafter_and_its_key() -> None:
-    running, first, _ = seated()
+def test_what_is_learnt_of_a_drafter_is_held_against_it_in_its_next_session_and_not_against_another() -> None:
+    running, first, second = seated()
+    drafter, other = first.peer, second.peer
+    assert drafter is not None and other is not None
     for _ in range(20):
         base = len(running.session.log)
         running.table.length = base - 1
@@ -90,11 +93,18 @@ def test_what_a_seat_has_learnt_outlives_its_drafter_and_its_key() -> None:
         settle(running, [5, 5], 0.0)
         if running.session.room <= 1:
             break
-    factor, acceptance = first.calibration.factor, first.acceptance
-    assert factor < 0.5 and acceptance < 0.4
+    belief, acceptance = first.calibration.at(0), first.acceptance
+    assert belief < 0.5 and acceptance < 0.4
+    first.leave()
+    first.take(drafter, 0, right(ONE, 0))  # its stream broke
+    assert (first.calibration.at(0), first.acceptance) == (belief, acceptance)
     first.renew(b"3" * 16)
     assert (first.peer, first.turn, first.pace) == (None, 0, None)
-    assert (first.calibration.factor, first.acceptance) == (factor, acceptance)
+    first.take(other, 0, right(b"3" * 16, 0))
+    assert (first.calibration.at(0), first.acceptance) == (1.0, FIRST_ACCEPTANCE)
+    running, first, _ = seated()
+    first.take(drafter, 1, right(ONE, 1))
+    assert first.calibration.at(0) == belief and first.calibration.at(7) < 0.5
 
 
 def test_a_drafter_that_has_gone_quiet_is_not_waited_for_though_the_other_s_drafts_are_verified() -> None:
@@ -141,7 +151,7 @@ def test_each_path_is_believed_as_its_own_seat_s_calibration_says() -> None:
         boastful.offer(base, [5], (), bytes([255]), now)
         accepted.append(settle(running, [9, 8] if running.path()[0] == [9] else [9], now))
     assert accepted[0] == 0 and all(accepted[4:]), "who promises most is tried first, and soon no more"
-    assert honest.calibration.factor == 1 and boastful.calibration.factor < 0.6
+    assert honest.calibration.at(0) == 1 and boastful.calibration.at(0) < 0.6
     assert honest.acceptance > 0.8 and boastful.acceptance < 0.2, "both are judged by what they said"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from statistics import fmean
 
-from verifier.survival_calibration import TOLERANCE, SurvivalCalibration
+from verifier.survival_calibration import DEPTHS, TOLERANCE, SurvivalCalibration
 
 
 def after(promise: float, truth: float, *, steps: int, tokens: int = 4, seed: int = 1) -> SurvivalCalibration:
@@ -20,21 +20,21 @@ def after(promise: float, truth: float, *, steps: int, tokens: int = 4, seed: in
 
 
 def test_at_first_everything_is_believed() -> None:
-    assert SurvivalCalibration().factor == 1
+    assert SurvivalCalibration().factors == (1.0,) * DEPTHS
 
 
 def test_who_promises_what_is_true_is_believed() -> None:
     for truth in (0.3, 0.6, 0.9):
-        assert fmean(after(truth, truth, steps=200, seed=seed).factor for seed in range(40)) > 0.95
+        assert fmean(after(truth, truth, steps=200, seed=seed).at(0) for seed in range(40)) > 0.95
 
 
 def test_who_promises_too_much_is_believed_as_far_as_it_was_true() -> None:
-    assert abs(after(1.0, 0.5, steps=300).factor - 0.5 * TOLERANCE) < 0.1
-    assert after(1.0, 0.0, steps=20).factor < 0.2
+    assert abs(after(1.0, 0.5, steps=300).at(0) - 0.5 * TOLERANCE) < 0.1
+    assert after(1.0, 0.0, steps=20).at(0) < 0.2
 
 
 def test_who_promises_too_little_is_not_believed_more() -> None:
-    assert after(0.3, 0.9, steps=50).factor == 1
+    assert after(0.3, 0.9, steps=50).at(0) == 1
 
 
 def test_what_stands_behind_a_wrong_token_was_not_judged() -> None:
@@ -48,7 +48,16 @@ def test_who_lied_gets_another_try_after_some_hundred_steps_and_not_before() -> 
     trust = after(1.0, 0.0, steps=10)
     for _ in range(50):
         trust.observe([], 0)
-    assert trust.factor < 0.5
-    for _ in range(1000):
+    assert trust.at(0) < 0.5
+    for _ in range(1200):
         trust.observe([], 0)
-    assert trust.factor > 0.6
+    assert trust.at(0) > 0.6
+
+
+def test_right_first_tokens_buy_no_belief_for_a_wrong_tail() -> None:
+    trust = SurvivalCalibration()
+    for _ in range(100):
+        trust.observe([1.0] * 8, 2)
+    assert trust.factors[:2] == (1.0, 1.0)
+    assert trust.at(2) < 0.1
+    assert trust.at(3) < 0.9, "what was never judged is believed as all together are"
