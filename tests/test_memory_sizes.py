@@ -25,7 +25,7 @@ def test_sizes_are_told_as_they_are_given(count: int, text: str) -> None:
     assert parse_memory(text) <= count
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1G", "1PiB", "1e9", "1 2"])
+@pytest.mark.parametrize("text", ["", "GiB", "-1G", "1PiB", "1e9", "1 2", "9" * 5000, "1." + "9" * 5000])
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(StartupError, match="--kv-memory must be a size such as 512MiB or 2GiB"):
         parse_memory(text)

@@ -72,11 +72,13 @@ def remembered(folder: Path | None, what: Mapping[str, object], measure: Callabl
 
 def _read(path: Path, about: Mapping[str, object]) -> StepTime | None:
     try:
+        if not path.is_file():  # a pipe would never end
+            return None
         kept = json.loads(path.read_text(encoding="utf-8"))
         if kept["about"] != about:
             return None
         seconds = {int(tokens): float(time) for tokens, time in kept["seconds"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return None
     sound = all(tokens >= 1 and math.isfinite(time) and time > 0 for tokens, time in seconds.items())
     return StepTime.measured(seconds) if seconds and sound else None

@@ -15,6 +15,7 @@ from outrider.engine.hub import fetch
 from outrider.errors import StartupError
 from outrider.options.model_id import GGUF
 
+MOST_LAYERS = 4096
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 MAGIC = b"GGUF"
@@ -79,7 +80,10 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / SINGLE).is_file():
         names = [SINGLE]
     elif index.is_file():
-        names = sorted(set(_json(index).get("weight_map", {}).values()))
+        named = _json(index).get("weight_map", {})
+        if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
+            raise StartupError(f"{index} is damaged: its weight_map does not say which file holds a weight")
+        names = sorted(set(named.values()))
     else:
         names = []
     if not names:
@@ -98,11 +102,16 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def config_text(folder: Path) -> bytes:
-    """Returns the bytes of config.json. Raises StartupError if it is missing or no JSON object."""
+    """Returns the bytes of config.json. Raises StartupError if it is missing, no JSON object or without
+    measure."""
     file = folder / "config.json"
     if not file.is_file():
         raise StartupError(_other_format(folder) or f"{folder} is not a checkpoint: config.json is missing")
-    _json(file)
+    config = _json(file)
+    for part in (config, config.get("text_config")):
+        layers = part.get("num_hidden_layers") if isinstance(part, dict) else None
+        if isinstance(layers, int) and layers > MOST_LAYERS:
+            raise StartupError(f"{file} names more than {MOST_LAYERS} layers, the most here: is it damaged?")
     return file.read_bytes()
 
 
@@ -150,7 +159,7 @@ def _other_format(folder: Path) -> str | None:
 def _json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StartupError(f"{file} is damaged: it is no JSON ({error})") from None
     if not isinstance(content, dict):
         raise StartupError(f"{file} is damaged: it holds no JSON object")

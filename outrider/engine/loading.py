@@ -237,7 +237,10 @@ def _eos_token_ids(model: Any) -> tuple[int, ...]:
     ids: set[int] = set()
     for source in (model.generation_config, model.config.get_text_config()):
         value = getattr(source, "eos_token_id", None)
-        ids.update([value] if isinstance(value, int) else value or [])
+        named = [value] if isinstance(value, int) else value or []
+        if not all(isinstance(one, int) and 0 <= one < 2**32 for one in named):
+            raise StartupError("the checkpoint's eos_token_id is no id of a token: correct its config.json")
+        ids.update(named)
     return tuple(sorted(ids))
 
 

@@ -24,6 +24,7 @@ from outrider.net.watched import Watched, reason
 
 KEY_PREFIX = "sk-outrider-"  # by which people and scanners of leaked secrets know what it is
 KEY_BYTES = 32
+COUNT = re.compile(r"0*[1-9][0-9]{0,8}")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 LIMITS = ("max-concurrent", "requests-per-minute")
 FORM = "NAME sha256:HEX [max-concurrent=N] [requests-per-minute=N]"
@@ -66,7 +67,7 @@ def find(keys: Iterable[ApiKey], shown: str) -> ApiKey | None:
 def parse_keys(text: str) -> tuple[ApiKey, ...]:
     """Returns the keys. Raises ValueError with a sentence that names the line and quotes nothing of it."""
     keys = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         words = line.partition("#")[0].split()
         if words:
             try:
@@ -86,10 +87,18 @@ def _parse(words: list[str]) -> ApiKey:
     limits: dict[str, int] = {}
     for word in words[2:]:
         name, _, value = word.partition("=")
-        if name not in LIMITS or name in limits or not value.isdecimal() or int(value) < 1:
-            raise ValueError(f"limits are {' and '.join(f'{limit}=N' for limit in LIMITS)}, N at least 1")
+        if name not in LIMITS or name in limits or not COUNT.fullmatch(value):
+            raise ValueError(
+                f"limits are {' and '.join(f'{limit}=N' for limit in LIMITS)}, N from 1 to 999999999"
+            )
         limits[name] = int(value)
     return ApiKey(words[0], bytes.fromhex(words[1][7:]), *(limits.get(name) for name in LIMITS))
+
+
+def _text(file: Path) -> str:
+    if file.exists() and not file.is_file():
+        raise ValueError("it is no regular file")  # a pipe would never end
+    return file.read_text("utf-8")
 
 
 Keys = Callable[[], Sequence[ApiKey]]  # gives those in force now
@@ -100,7 +109,7 @@ def keys_of(file: Path | None, lines: str | None) -> Keys | None:
     them too); None if neither is given. Raises StartupError."""
     try:
         if file is not None:
-            return Watched("the API keys", [file], lambda: parse_keys(file.read_text("utf-8"))).current
+            return Watched("the API keys", [file], lambda: parse_keys(_text(file))).current
         if lines is not None:
             keys = parse_keys(lines.replace(";", "\n"))
             return lambda: keys

@@ -8,6 +8,7 @@ import shutil
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -15,13 +16,14 @@ import pytest
 import torch
 from torch.distributed import distributed_c10d
 
+from outrider.engine.checkpoint import Checkpoint, look_over
 from outrider.engine.engine import Work
 from outrider.engine.kv_blocks import BlockTable
-from outrider.engine.loading import load_engine
+from outrider.engine.loading import _eos_token_ids, load_engine
 from outrider.errors import StartupError
 from tests.follower_pool import Pool, divided
 
-Checkpoint = Callable[..., Path]
+CheckpointOf = Callable[..., Path]
 
 
 class Trap:
@@ -35,7 +37,7 @@ class Trap:
 
 
 @pytest.fixture
-def copy(checkpoint: Checkpoint, tmp_path: Path) -> Path:
+def copy(checkpoint: CheckpointOf, tmp_path: Path) -> Path:
     return Path(shutil.copytree(checkpoint("llama"), tmp_path / "copy"))
 
 
@@ -76,7 +78,7 @@ def test_a_checkpoints_own_code_is_never_run(model_type: str, copy: Path, tmp_pa
 
 
 def test_a_group_sends_no_pickles_and_listens_on_loopback_only(
-    pool: Pool, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    pool: Pool, checkpoint: CheckpointOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Collectives of objects are how torch.distributed pickles; all ranks take part in one."""
 
@@ -107,3 +109,32 @@ def listeners() -> set[tuple[str, int]]:
         for connection in process.net_connections("tcp")
         if connection.status == psutil.CONN_LISTEN
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("config.json", '{"num_hidden_layers": 2000000}', "more than 4096 layers"),
+        ("config.json", '{"text_config": {"num_hidden_layers": 2000000}}', "more than 4096 layers"),
+        ("config.json", "[" * 10**6, "no JSON"),
+        ("model.safetensors.index.json", '{"weight_map": 7}', "weight_map"),
+        ("model.safetensors.index.json", '{"weight_map": {"a": {}}}', "weight_map"),
+    ],
+)
+def test_a_file_that_is_none_is_told_in_a_sentence(copy: Path, name: str, content: str, said: str) -> None:
+    (copy / "model.safetensors").rename(copy / "other.safetensors")
+    (copy / "model.safetensors.index.json").write_text('{"weight_map": {"a": "other.safetensors"}}')
+    look_over(Checkpoint(copy))
+    (copy / name).write_text(content)
+    with pytest.raises(StartupError, match=said):
+        look_over(Checkpoint(copy))
+
+
+@pytest.mark.parametrize("eos", [-1, 2**40, [3, -1], ["x"]])
+def test_an_end_of_text_that_is_no_token_is_refused(eos: Any) -> None:
+    model = SimpleNamespace(
+        generation_config=SimpleNamespace(eos_token_id=eos),
+        config=SimpleNamespace(get_text_config=lambda: SimpleNamespace(eos_token_id=2)),
+    )
+    with pytest.raises(StartupError, match="eos_token_id"):
+        _eos_token_ids(model)

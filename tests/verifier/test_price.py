@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,7 @@ def test_the_profile_is_made_once_for_a_model_and_a_machine(tmp_path: Path) -> N
         '{"about": ABOUT, "seconds": {"0": 0.5}}',
         '{"about": ABOUT, "seconds": {"x": 0.5}}',
         '{"about": ABOUT, "seconds": [1]}',
+        "[" * 10**6,
     ],
 )
 def test_a_damaged_or_foreign_profile_counts_as_none(tmp_path: Path, damage: str) -> None:
@@ -205,3 +207,11 @@ def test_however_dear_they_are_some_prompt_tokens_are_read() -> None:
 
 def test_without_a_profile_only_the_limits_bound_what_is_read() -> None:
     assert Meter().reading(1) > 10_000
+
+
+def test_a_pipe_in_a_profiles_place_is_none(tmp_path: Path) -> None:
+    remembered(tmp_path, {}, lambda: StepTime.measured({1: 0.01}))
+    (path,) = tmp_path.iterdir()
+    path.unlink()
+    os.mkfifo(path)
+    assert remembered(tmp_path, {}, lambda: StepTime.measured({1: 0.02})).at(1) == 0.02

@@ -38,15 +38,24 @@ def test_a_line_is_read_as_it_was_written() -> None:
         (f"alice sha256:{HASH} max-concurrent=0", "line 1: limits are"),
         (f"alice sha256:{HASH} max-concurrent=1 max-concurrent=2", "line 1: limits are"),
         (f"alice sha256:{HASH} minute=1", "line 1: limits are"),
+        (f"alice sha256:{HASH} requests-per-minute={'9' * 400}", "line 1: limits are"),
+        (f"alice sha256:{HASH} requests-per-minute={'9' * 5000}", "line 1: limits are"),
+        (f"# a comment\x0cwith \u2028 what is no end of it\nalice sha256:{HASH} x=1", "line 2: limits are"),
     ],
 )
 def test_a_wrong_line_is_named_and_not_quoted(line: str, sentence: str, tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_text(line)
+    file.write_text(line, "utf-8")
     for given in ((file, None), (None, line)):
         with pytest.raises(StartupError, match=re.escape(sentence)) as raised:
             keys_of(*given)
         assert "secret" not in raised.value.message
+
+
+def test_a_pipe_is_no_file_of_keys(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "keys")
+    with pytest.raises(StartupError, match="it is no regular file"):
+        keys_of(tmp_path / "keys", None)
 
 
 def test_who_shows_a_key_is_known_by_it_alone() -> None:
