@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, urlsplit
 
@@ -46,11 +46,11 @@ class Response:
         """Yields the body in pieces. Raises IncompleteReadError if the connection breaks before the body's
         end."""
         if self.headers.get("transfer-encoding", "").lower() == "chunked":
-            while size := int((await self._reader.readuntil(b"\r\n")).split(b";")[0], 16):
+            while size := _length((await self._reader.readuntil(b"\r\n")).split(b";")[0], 16):
                 yield (await self._reader.readexactly(size + 2))[:-2]
             await self._reader.readuntil(b"\r\n")
         elif "content-length" in self.headers:
-            yield await self._reader.readexactly(int(self.headers["content-length"]))
+            yield await self._reader.readexactly(_length(self.headers["content-length"].encode(), 10))
         else:  # it ends with the connection
             while piece := await self._reader.read(2**16):
                 yield piece
@@ -103,6 +103,13 @@ class Http:
         except (OSError, ValueError):  # not there, or no address at all
             pass
         raise Unavailable(f"no server answers at {self.url}: start one, or name another by --url")
+
+
+def _length(said: bytes, base: int) -> int:
+    with suppress(ValueError):
+        if (length := int(said, base)) >= 0:
+            return length
+    raise ConnectionError("it speaks no HTTP")
 
 
 def _request(method: str, place: SplitResult, path: str, body: bytes) -> bytes:
