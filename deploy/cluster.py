@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 APP = "outrider"
 CPUS = 8  # at least; Ray only counts them
 OBJECT_STORE_BYTES = 128 * 2**20  # nothing large is ever put there
+START_TRIES = 4  # of Ray itself
 START_SECONDS = 300.0  # that a part of the start may take, on a machine that has much else to do
 
 
@@ -114,8 +115,7 @@ def main(command_line: Sequence[str]) -> int:
         terminal.fail(f"it failed, by a mistake of its own: {type(error).__name__}: {_last_line(error)}")
         return 1
     finally:
-        if os.getsid(0) == os.getpid():  # it is its own
-            end_session(os.getpid())
+        _end_others()
         shutil.rmtree(folder, ignore_errors=True)
     return 0
 
@@ -156,29 +156,33 @@ def _cluster(
     try:
         terminal.say("starting Ray")
         os.environ[HOST_VARIABLE] = host
-        try:
-            ray.init(
-                _temp_dir=folder,
-                num_cpus=max(CPUS, os.cpu_count() or 1),
-                object_store_memory=OBJECT_STORE_BYTES,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
-        except Exception as error:  # Ray has no type for a node that is not there after its 30 seconds
-            raise StartupError(f"Ray does not start: {_last_line(error)}") from None
+        start_ray = partial(
+            ray.init,
+            _temp_dir=folder,
+            num_cpus=max(CPUS, os.cpu_count() or 1),
+            object_store_memory=OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+
+        def give_up() -> None:
+            ray.shutdown()
+            _end_others()
+
+        try_again(start_ray, give_up)
         stop.heed_signals()  # again: Ray has handlers of its own
         start_serve = partial(
             serve.start,
             http_options={"host": LOOPBACK, "port": port},  # HAProxy has the host: deploy/loopback.py
             grpc_options=gRPCOptions(port=grpc_port, grpc_servicer_functions=SERVICER_FUNCTIONS),
         )
-        see_through(start_serve, lambda: _proxies_serve(serve.status()))
+        see_through(start_serve, lambda: proxies_serve(serve.status()))
         terminal.say("starting the application")
         try:
             see_through(
                 partial(serve.run, made, name=APP, route_prefix="/"),
-                lambda: _proxies_serve(serve.status()) and _application_runs(serve.status()),
+                lambda: proxies_serve(serve.status()) and _application_runs(serve.status()),
             )
         except RuntimeError:  # Serve says no more than which deployments failed
             _application_runs(serve.status())
@@ -209,6 +213,27 @@ def _while_ray_lives(step: Callable[[], object]) -> None:
         thread.join(0.1)
 
 
+def try_again(start: Callable[[], object], give_up: Callable[[], object]) -> None:
+    """Starts Ray. It gives its node 30 seconds, whatever its settings; a busy machine gets more than one try.
+
+    What is left of a try is to be ended by `give_up`. Raises StartupError.
+    """
+    for left in reversed(range(START_TRIES)):
+        try:
+            start()
+            return
+        except Exception as error:  # Ray has no type for a node that is not there in time
+            if left == 0 or "timed out" not in str(error).lower():
+                raise StartupError(f"Ray does not start: {_last_line(error)}") from None
+        give_up()
+
+
+def _end_others() -> None:
+    """Ends what is left in this process' session, if it has one of its own."""
+    if os.getsid(0) == os.getpid():
+        end_session(os.getpid())
+
+
 def see_through(
     step: Callable[[], object],
     is_done: Callable[[], bool],
@@ -237,7 +262,7 @@ def see_through(
         pause(0.2)
 
 
-def _proxies_serve(status: ServeStatus) -> bool:
+def proxies_serve(status: ServeStatus) -> bool:
     return bool(status.proxies) and all(state == "HEALTHY" for state in status.proxies.values())
 
 

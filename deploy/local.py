@@ -25,6 +25,13 @@ from router.config import LOOPBACK
 FOLDERS = Path("/tmp")  # a short path: sockets may have about 100 characters in all
 STOP_SECONDS = 40.0  # that the cluster may take to stop by itself: Serve gives its replicas 30
 
+PATIENCE = {  # how long Ray and Serve wait before they give a process up: on a busy machine it is only slow
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "100",  # three times in a row
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "30",  # three times in a row
+    "RAY_SERVE_HAPROXY_STARTUP_TIMEOUT_S": "100",
+    "RAY_worker_register_timeout_seconds": "300",
+}
+
 
 def environment(folder: Path) -> dict[str, str]:
     """Returns what every process of Ray's reads when it starts, this one when it imports ray.
@@ -43,11 +50,7 @@ def environment(folder: Path) -> dict[str, str]:
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(_free_port()),
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(_free_port()),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",  # nobody else needs to hear that it stops
-        # How long Ray and Serve wait before they give a process up: on a busy machine it is only slow.
-        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "100",  # three times in a row
-        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "30",  # three times in a row
-        "RAY_SERVE_HAPROXY_STARTUP_TIMEOUT_S": "100",
-        "RAY_worker_register_timeout_seconds": "300",
+        **PATIENCE,
         "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the node's address is 127.0.0.1

@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 
+from deploy.local import PATIENCE
 from tests.cluster.client import HostClient
 from tests.cluster.hosts import Host
 from tests.cluster.process import Process
@@ -106,6 +107,7 @@ class RayCluster:
                 "RAY_AUTH_TOKEN": self.token,
                 "RAY_SERVE_ENABLE_HA_PROXY": "1",
                 "RAY_USAGE_STATS_ENABLED": "0",
+                **PATIENCE,
             },
         )
         self.processes.append(process)

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,7 @@ class Cluster:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
+    from deploy.cluster import proxies_serve, see_through
     from deploy.local import environment
 
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
@@ -166,11 +168,16 @@ def cluster() -> Iterator[Cluster]:
     os.environ.update({**environment(folder), **before, **QUICK, "OMP_NUM_THREADS": "1"})
     import ray
     from ray import serve
+    from ray._private import ray_constants
     from ray.serve.config import gRPCOptions
 
     from deploy.ingress import SERVICER_FUNCTIONS
 
     found = Cluster(folder, free_port(), free_port(), free_port())
+    many_hosts = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = (
+        False  # as the environment says, if a test module has imported ray before
+    )
     try:
         ray.init(
             num_cpus=16,
@@ -182,15 +189,18 @@ def cluster() -> Iterator[Cluster]:
             dashboard_port=found.dashboard_port,
             log_to_driver=False,
         )
-        serve.start(
+        start_serve = partial(
+            serve.start,
             http_options={"host": "127.0.0.1", "port": found.port},
             grpc_options=gRPCOptions(port=found.grpc_port, grpc_servicer_functions=SERVICER_FUNCTIONS),
         )
+        see_through(start_serve, lambda: proxies_serve(serve.status()))
         yield found
     finally:
         found.http.close()
         serve.shutdown()
         ray.shutdown()
+        ray_constants.ENABLE_RAY_CLUSTER = many_hosts
         os.environ.clear()
         os.environ.update(before)
         shutil.rmtree(folder, ignore_errors=True)

@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from deploy.cluster import failure
-from deploy.loopback import listeners, unasked
+from deploy.loopback import Listener, listeners, unasked
 from outrider.errors import StartupError
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from outrider.wire.hello import Role
@@ -99,9 +99,15 @@ def test_what_a_replica_that_does_not_start_says_is_what_people_are_told(applica
 
 def test_nothing_of_it_is_reached_from_other_machines(application: Cluster) -> None:
     """HAProxy, its statistics, Serve's proxies and replicas, the workers, and Ray itself."""
-    found = listeners(psutil.Process())
-    assert {"haproxy", "raylet", "gcs_server"} <= {one.process for one in found}
-    assert {application.port, application.grpc_port} <= {one.port for one in found}
+    found: set[Listener] = set()
+
+    def all_are_seen() -> bool:
+        """HAProxy makes place for a new one of it whenever a replica comes or goes."""
+        found.update(listeners(psutil.Process()))
+        seen = {one.process for one in found} | {one.port for one in found}
+        return {"haproxy", "raylet", "gcs_server", application.port, application.grpc_port} <= seen
+
+    wait_until(all_are_seen, "everything is seen to listen")
     assert unasked(found, "127.0.0.1", ()) == []
 
 

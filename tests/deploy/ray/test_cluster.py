@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from deploy.cluster import START_SECONDS, see_through
+from deploy.cluster import START_SECONDS, START_TRIES, see_through, try_again
 from outrider.errors import StartupError
 
 KILLED = "The actor is dead because it was killed by `ray.kill`."
@@ -53,3 +53,30 @@ def test_what_is_refused_is_not_waited_for() -> None:
 
     with pytest.raises(RuntimeError, match="no such option"):
         see_through(refused, lambda: pytest.fail("it was asked for"))
+
+
+@pytest.mark.parametrize("slow", [1, START_TRIES - 1])
+def test_a_ray_that_is_slow_to_start_is_started_again(slow: int) -> None:
+    did: list[str] = []
+
+    def start() -> None:
+        did.append("start")
+        if did.count("start") <= slow:
+            raise RuntimeError("The current node timed out during startup.")
+
+    try_again(start, lambda: did.append("give up"))
+    assert did == ["start", "give up"] * slow + ["start"]
+
+
+@pytest.mark.parametrize(("why", "tries"), [("Timed out waiting for file a", START_TRIES), ("no room", 1)])
+def test_a_ray_that_does_not_start_is_told_in_a_sentence(why: str, tries: int) -> None:
+    did: list[str] = []
+
+    def start() -> None:
+        did.append("start")
+        raise RuntimeError(f"a trace\n{why}")
+
+    with pytest.raises(StartupError) as raised:
+        try_again(start, lambda: did.append("give up"))
+    assert raised.value.message == f"Ray does not start: {why}"
+    assert did.count("start") == tries
