@@ -30,7 +30,7 @@ from outrider.engine.kernel_choice import with_kernel
 from outrider.engine.kv_blocks import BlockTable
 from outrider.engine.loading import load_engine
 from outrider.engine.paged_attention import Kernel, PagedAttention
-from outrider.engine.parts import kernels
+from outrider.engine.parts import Parts, kernels
 from outrider.engine.recording import Record, called_again
 from outrider.engine.reference_attention import KERNEL as REFERENCE
 from outrider.engine.reference_attention import reference_attention
@@ -256,11 +256,12 @@ def wrong_attention(query: torch.Tensor, *others: object, **named: object) -> to
 
 @pytest.fixture
 def half(checkpoint: Callable[..., Path]) -> Callable[[str], tuple[Engine, Reference]]:
-    """A bfloat16 engine, and the logits of the model's own code."""
+    """A bfloat16 engine with the model's own linear layers, as on a GPU; the logits of the model's own
+    code."""
 
     def load(arch: str) -> tuple[Engine, Reference]:
         folder = checkpoint(arch)
-        running = load_engine(str(folder), dtype="bfloat16", kv_memory_bytes=2**24)
+        running = load_engine(str(folder), dtype="bfloat16", kv_memory_bytes=2**24, parts=Parts())
         running.model.set_attn_implementation("eager")
         return running, reference(running.model, running.info)
 
