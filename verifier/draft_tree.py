@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from verifier.survival_calibration import DOUBTED
+
 MAX_NODES = 256  # of one source in a session's tree: bounds what a drafter can make us keep
 
 Source = Hashable
@@ -71,9 +73,9 @@ class DraftTree:
         return believed
 
     def doubted(self, depth: int) -> bool:
-        """Returns whether the path's token at that depth is believed less than half of what is said of it."""
+        """Returns whether what is said of the path's token at that depth is doubted, whoever says it."""
         here = [source for source, chances in self.said.items() if depth < len(chances)]
-        return all(_at(self._factors.get(source, ALL_BELIEVED), depth) < 0.5 for source in here)
+        return all(_at(self._factors.get(source, ALL_BELIEVED), depth) < DOUBTED for source in here)
 
     def _weighed(self, source: Source, chances: Sequence[float]) -> list[float]:
         factors = self._factors.get(source, ALL_BELIEVED)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 DEPTHS = 8  # that are told apart; the last stands for all beyond
 PRIOR = 3.0  # draft tokens that are believed in advance
+DOUBTED = 0.5  # factor below which what is said is doubted
 TOLERANCE = 1.1  # an honest estimate is out by so much now and then
 FORGETTING = 0.98  # a step that verified a draft token there
 IDLE_FORGETTING = 0.998  # a step that did not: so that another try comes, once in some hundred steps

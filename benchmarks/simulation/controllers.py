@@ -11,8 +11,9 @@ from router.speculation import Estimator, PairAcceptance, choose_k, settled, win
 from verifier.admission import admit
 from verifier.meter import Meter
 from verifier.price import StepTime
+from verifier.session import LEAST_SURVIVAL
 from verifier.step_start import FIRST_ACCEPTANCE, Arrivals, Awaited, Pace, Waits, acceptance_after, start_at
-from verifier.survival_calibration import SurvivalCalibration
+from verifier.survival_calibration import DEPTHS, DOUBTED, SurvivalCalibration
 
 PROFILED = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # tokens of the steps that are timed at start
 BUDGET = 4096  # most tokens in a step
@@ -43,9 +44,12 @@ class Verifier:
 
     def survival(self, usable: Ints) -> Floats:
         """Returns [sessions, MOST_DRAFTS] P(this and all before it are accepted), as far as drafters are
-        believed."""
-        factors = np.array([calibration.factor for calibration in self._calibrations])
-        return np.cumprod(self._world.chances(usable) * factors[:, None], axis=1)
+        believed; 0 of what hardly survives of who is doubted."""
+        by_depth = np.array([calibration.factors for calibration in self._calibrations])
+        factors = np.pad(by_depth, ((0, 0), (0, MOST_DRAFTS - DEPTHS)), mode="edge")
+        survival = np.cumprod(self._world.chances(usable) * factors, axis=1)
+        left_out = np.logical_or.accumulate((survival < LEAST_SURVIVAL) & (factors < DOUBTED), axis=1)
+        return np.where(left_out, 0.0, survival)
 
     def start_at(self, now: float, free_since: float, usable: Ints) -> float:
         wanted = np.minimum(self._world.k, self._world.room())
