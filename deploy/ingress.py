@@ -65,7 +65,7 @@ class Ingress:
             session_ttl=sessions.session_ttl,
             seed=sessions.seed,
             share_prefixes=sessions.share_prefixes,
-            cors_origin=sessions.cors_origin,
+            cors_origins=sessions.cors_origins,
             same_numerics=sessions.same_numerics,
             keys=keys,
             tls=opened(options.protection.tls),

@@ -315,7 +315,7 @@ class Fleet:
     ) -> tuple[Drafter | None, bool]:
         """Returns the drafter, and whether it is on trial."""
         target, address, merits = verifier.identity, verifier.registration.address, self.merits
-        model, drafter, on_trial = target.model_fingerprint, None, False
+        model, chosen, on_trial = target.model_fingerprint, None, False
         for drafters in self._drafter_looks(verifier):
             candidates = (
                 DrafterCandidate(
@@ -333,14 +333,15 @@ class Fleet:
                 )
                 for one in drafters
             )
-            fitting = usable(candidates, target.tokenizer_hash, excluded)
-            fitting, on_trial = preferred(fitting, merits.may_try(model))
+            some = usable(candidates, target.tokenizer_hash, excluded)
+            fitting, on_trial = preferred(some, merits.may_try(model))
             chosen = choose_drafter(fitting, target.tokenizer_hash, address, below=self._below)
-            drafter = None if chosen is None else self.drafters[chosen]
+            if chosen is None and some:
+                break  # none of a few pays: it is not worth to look at all, again and again
             if chosen is not None and not self.doubts.about(chosen, target.worker_id):
                 verifier.drafted_by(chosen)
                 break
-        return drafter, on_trial
+        return self.drafters[chosen] if chosen is not None else None, on_trial
 
     def _drafter_looks(self, verifier: Verifier) -> Iterator[Iterable[Drafter]]:
         """Yields a few drafters of each model, drawn at random, with those that are near; then all."""
@@ -353,8 +354,7 @@ class Fleet:
         if len(few) < sum(len(self._of_draft[draft]) for draft in fitting):
             host = host_of(verifier.registration.address)
             few.update(dict.fromkeys(self._on_host[host].draw(NEIGHBOURS, self._below)))
-            known = (self.drafters.get(worker_id) for worker_id in verifier.drafters)
-            few.update(dict.fromkeys(one for one in known if one is not None))
+            few.update(dict.fromkeys(self.drafters[one] for one in verifier.drafters if one in self.drafters))
             yield few
         yield (one for draft in fitting for one in self._of_draft[draft])
 

@@ -7,6 +7,7 @@ import random
 import secrets
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -51,7 +52,7 @@ class Router:
         lock_step: bool = False,
         same_numerics: bool = False,
         share_prefixes: bool = False,
-        cors_origin: str | None = None,
+        cors_origins: Sequence[str] = (),
         keys: Keys | None = None,
         tls: Tls | None = None,
     ) -> None:
@@ -90,10 +91,10 @@ class Router:
         self.access = None if keys is None else Access(keys, self.metrics)
         if self.access is not None:
             self.app.add_middleware(HttpAccess, access=self.access)
-        if cors_origin is not None:
+        if cors_origins:
             self.app.add_middleware(
                 CORSMiddleware,
-                allow_origins=cors_origin.split(","),
+                allow_origins=cors_origins,
                 allow_methods=["*"],
                 allow_headers=["*"],
                 expose_headers=["*"],

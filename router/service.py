@@ -53,7 +53,7 @@ async def serve(config: RouterConfig) -> None:
         lock_step=config.sessions.lock_step,
         same_numerics=config.sessions.same_numerics,
         share_prefixes=config.sessions.share_prefixes,
-        cors_origin=config.sessions.cors_origin,
+        cors_origins=config.sessions.cors_origins,
         keys=keys_of(config.api_keys, config.api_key_lines),
         tls=tls if tls is not None and tls.mutual else None,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -26,10 +26,11 @@ def write_gguf(
     kind: GGMLQuantizationType = GGMLQuantizationType.F32,
     tensors: Mapping[str, torch.Tensor] | None = None,
     scaling: str | None = None,
+    scales: Sequence[float] = (),
 ) -> Path:
     """Writes the Llama checkpoint of a folder, its tokenizer and chat template included, and returns the
     file. `kind` is the format of the matrices: F32 or Q8_0; `tensors` are written beside them, `scaling` is
-    the rotary scaling that the file tells of."""
+    the rotary scaling that the file tells of, `scales` an attention scale that makes no sense."""
     config = json.loads((folder / "config.json").read_text())
     heads, key_heads = config["num_attention_heads"], config["num_key_value_heads"]
     writer = GGUFWriter(file, "llama")
@@ -48,6 +49,8 @@ def write_gguf(
     writer.add_vocab_size(config["vocab_size"])
     if scaling is not None:
         writer.add_rope_scaling_type(RopeScalingType(scaling))
+    if scales:
+        writer.add_array("llama.attention.scale", list(scales))
     _add_tokenizer(writer, folder)
     for name, tensor in (tensors or {}).items():
         writer.add_tensor(name, tensor.numpy())

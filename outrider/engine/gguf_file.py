@@ -59,7 +59,7 @@ def complete(config: Any, checkpoint: Checkpoint) -> None:
     factors = next((tensor.data for tensor in reader.tensors if tensor.name == ROPE_FACTORS), None)
     if factors is not None:
         _scale_rotary(config, torch.tensor(factors), checkpoint)
-    numbers = {value for value in config.to_dict().values() if isinstance(value, int | float)}
+    numbers = [value for value in config.to_dict().values() if isinstance(value, int | float)]
     for key, field in reader.fields.items():
         if key.startswith(("general.", "tokenizer.")) or not key.endswith(SCALES):
             continue

@@ -132,6 +132,10 @@ def _config(checkpoint: Checkpoint) -> Any:
     where = checkpoint.gguf or "config.json"
     try:
         config = AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False, **checkpoint.source)
+        if checkpoint.gguf is not None:
+            complete(config, checkpoint)
+    except StartupError:
+        raise
     except Exception as error:  # unknown types and damaged values raise all kinds
         reason = str(error).strip().split("\n")[0]
         raise StartupError(
@@ -141,8 +145,6 @@ def _config(checkpoint: Checkpoint) -> Any:
         raise StartupError(
             f"{checkpoint} holds a model of type {config.model_type}, which is not a causal language model"
         )
-    if checkpoint.gguf is not None:
-        complete(config, checkpoint)
     return config
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-from outrider.options.option import check, option
+from outrider.options.option import check, option, wrong
 
 MAX_SEED = 2**64 - 1
+ORIGIN = re.compile(r"\*|https?://[^/\s,]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +57,12 @@ class SessionOptions:
 
     def __post_init__(self) -> None:
         check(self)
+        for origin in self.cors_origins:
+            if not ORIGIN.fullmatch(origin):
+                raise wrong(
+                    "cors_origin", f"is a scheme and a host, such as https://a.example, not {origin!r}"
+                )
+
+    @property
+    def cors_origins(self) -> list[str]:
+        return [] if self.cors_origin is None else [one.strip() for one in self.cors_origin.split(",")]

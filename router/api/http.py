@@ -39,7 +39,7 @@ from router.api.openapi import (
     token_route,
 )
 from router.api.record import Record, named, recalled
-from router.api.responses import SHAPES, Envelope, error_body
+from router.api.responses import SHAPES, Envelope, Json, error_body
 from router.api.stream import Items, events, internal_error, last_words, to_json
 from router.api.threads import SMALL_BYTES, TINY_BYTES, Threads
 from router.api.validation import DrawBelow, Generation, prepare
@@ -109,6 +109,11 @@ def create_app(
         if len(raw) <= TINY_BYTES:
             return schema.parse(kind, decoded(raw)), len(raw)
         return await reading.run(len(raw), owner(), None, lambda: schema.parse(kind, decoded(raw))), len(raw)
+
+    async def written(size: int, answered: Callable[[], Json]) -> Response:
+        """Returns an answer that grows with what the client sent, so that it is not written on the loop."""
+        content = await reading.run(size, owner(), None, lambda: to_json(answered()))
+        return Response(content, media_type=JSONResponse.media_type)
 
     async def answer(request: Request, kind: type[Generating], shape: str) -> Response:
         asked_at = asyncio.get_running_loop().time()
@@ -189,16 +194,18 @@ def create_app(
         return EventStream(chunks, lambda error: last_words(error, metrics), keep_alive_seconds)
 
     @app.post("/tokenize", **token_route(schema.TokenizeRequest, answers.Tokenized))
-    async def tokenize(request: Request) -> answers.Tokenized:
+    async def tokenize(request: Request) -> Response:
         """The tokens of a prompt or a conversation, as vLLM gives them."""
         body, size = await parsed(request, schema.TokenizeRequest)
-        return await reading.run(size, owner(), None, tokens.tokenized, body, runner.model(body.model))
+        model = runner.model(body.model)
+        return await written(size, lambda: tokens.tokenized(body, model))
 
     @app.post("/detokenize", **token_route(schema.DetokenizeRequest, answers.Detokenized))
-    async def detokenize(request: Request) -> answers.Detokenized:
+    async def detokenize(request: Request) -> Response:
         """The text of tokens."""
         body, size = await parsed(request, schema.DetokenizeRequest)
-        return await reading.run(size, owner(), None, tokens.detokenized, body, runner.model(body.model))
+        model = runner.model(body.model)
+        return await written(size, lambda: tokens.detokenized(body, model))
 
     @app.api_route("/tokenizer_info", methods=READ, **MODELS)
     async def tokenizer_info() -> dict[str, Any]:

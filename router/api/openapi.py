@@ -113,7 +113,8 @@ def token_route(kind: type[schema.ModelFields], whole: type) -> dict[str, Any]:
         InvalidRequest, Unauthenticated, UnknownModel, Overloaded, Unavailable, TooLarge, TooSlow
     )
     return {
-        "responses": {200: {"model": whole}, **refusals},
+        "response_class": Response,
+        "responses": {200: {"description": "The answer.", "model": whole}, **refusals},
         "openapi_extra": {"requestBody": _body(kind)},
     }
 

@@ -111,6 +111,8 @@ def test_what_transformers_passes_by_in_a_gguf_file_is_refused_by_name(
     assert "has no place for blk.0.attn_q.bias" in refusal(
         write_gguf(folder, tmp_path / "a.gguf", tensors=bias)
     )
+    odd = write_gguf(folder, tmp_path / "d.gguf", scales=[2.0, 3.0])
+    assert "has llama.attention.scale = [2.0, 3.0], which transformers does not read" in refusal(odd)
     longer = write_gguf(folder, tmp_path / "b.gguf", scaling="yarn")
     assert "has llama.rope.scaling.type = yarn, which transformers does not read" in refusal(longer)
     loaded(write_gguf(folder, tmp_path / "c.gguf", scaling="none"))

@@ -126,6 +126,26 @@ async def test_a_placement_looks_at_a_few_workers_of_many(monkeypatch: pytest.Mo
     assert looked["DrafterCandidate"] <= 20 * (FEW + NEIGHBOURS + MOST_DRAFTERS)
 
 
+async def test_where_no_drafter_pays_a_few_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet, looked = await fleet_of(1, 600), []
+    (verifier,) = fleet.verifiers.values()
+    model, drafters = verifier.identity.model_fingerprint, list(fleet.drafters.values())
+    for one in reversed(drafters):
+        if one is drafters[0]:
+            fleet.merits.tried(model, one.instance)  # then there is no other trial for a while
+        for _ in range(40):
+            fleet.merits.observe(model, one.instance, 0.0)
+
+    def counted(*args: Any, **fields: Any) -> DrafterCandidate:
+        looked.append(args[0])
+        return DrafterCandidate(*args, **fields)
+
+    monkeypatch.setattr("router.fleet.DrafterCandidate", counted)
+    found = [fleet.drafter_for(verifier, frozenset(), lambda *_: 0.7) for _ in range(20)]
+    assert found == [None] * 20
+    assert len(looked) <= 20 * (FEW + NEIGHBOURS + MOST_DRAFTERS)
+
+
 async def test_a_prompt_goes_where_its_like_went_before_among_many() -> None:
     placing, prompt = Placing(await fleet_of(500)), range(512)
     held = placing.place(prompt)

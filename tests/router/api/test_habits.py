@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 
 from outrider import __version__
+from outrider.errors import StartupError
+from outrider.options.sessions import SessionOptions
 from outrider.store.memory import MemoryStore
+from router.api.responses import Json
+from router.api.stream import to_json
 from router.router import Router
 from tests.router.api.scripted import ScriptedRunner, byte_level, served, steps
 from tests.router.api.test_http import ClientOf
@@ -30,7 +35,7 @@ async def page() -> AsyncIterator[httpx.AsyncClient]:
         MemoryStore(),
         num_speculative_tokens=0,
         max_sessions=1,
-        cors_origin="https://a.example,https://b.example",
+        cors_origins=["https://a.example", "https://b.example"],
     )
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(router.app), base_url="http://router"
@@ -110,6 +115,28 @@ async def test_pages_of_the_sites_that_are_named_may_ask(page: httpx.AsyncClient
         assert (answer.headers.get("access-control-allow-origin") == origin) is (code == 200)
     answer = await page.get("/health", headers={"origin": "https://a.example"})
     assert answer.headers["access-control-allow-origin"] == "https://a.example"
+
+
+def test_an_origin_is_a_scheme_and_a_host() -> None:
+    assert SessionOptions(cors_origin="https://a.example, *").cors_origins == ["https://a.example", "*"]
+    for wrong in ("a.example", "https://a.example/", "https://a.example,", ""):
+        with pytest.raises(StartupError, match="--cors-origin is a scheme and a host, such as https://a"):
+            SessionOptions(cors_origin=wrong)
+
+
+async def test_what_is_long_is_not_written_on_the_loop(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writers: list[int] = []
+
+    def noted(body: Json) -> str:
+        writers.append(threading.get_ident())
+        return to_json(body)
+
+    monkeypatch.setattr("router.api.http.to_json", noted)
+    assert (await client.post("/tokenize", json={"prompt": "x"})).status_code == 200
+    assert (await client.post("/detokenize", json={"tokens": [70]})).status_code == 200
+    assert len(writers) == 2 and threading.get_ident() not in writers
 
 
 async def test_no_page_may_ask_otherwise(client: httpx.AsyncClient) -> None:
