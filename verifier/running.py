@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from math import prod
 
 from outrider.engine.kv_blocks import BlockTable
@@ -32,9 +34,12 @@ class Running:
     orphaned: bool = False  # its router is gone, and may come back
     seats: list[DrafterSeat] = field(init=False)  # one for each drafter that may draft for it
     id: bytes = field(init=False)
+    prompt_hash: bytes = field(init=False)  # and salt: sessions with the same one share all of the prompt
 
     def __post_init__(self) -> None:
         self.id = self.session.spec.session_id
+        params = self.session.spec.params
+        self.prompt_hash = blake2b(array("I", params.prompt), key=params.cache_salt).digest()
         self.seats = [DrafterSeat(self.session, self.session.spec.draft_key)]
         self.preemptions = int(bool(self.session.spec.output))
 

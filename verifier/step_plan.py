@@ -42,6 +42,7 @@ class StepPlanner:
             paths = [running.path() for running in everyone]
             decoding = sum(running.decoding for running in everyone)
             drafts = self._admit(everyone, paths, decoding)
+            waiting = self._waiting(everyone)
             candidates = [
                 Candidate(
                     running.pending,
@@ -50,6 +51,7 @@ class StepPlanner:
                     len(running.table.blocks),
                     running.preemptions,
                     yields=running.passed < MOST_PASSED,
+                    waits=running.id in waiting,
                 )
                 for running, count in zip(everyone, drafts, strict=True)
             ]
@@ -74,6 +76,25 @@ class StepPlanner:
                     self._start(everyone[grant.index], grant, paths[grant.index][0])
                     for grant in chosen.grants
                 ]
+
+    def _waiting(self, everyone: Sequence[Running]) -> set[bytes]:
+        """Returns the ids of those that have not begun and whose prompt an earlier one reads: once it is read
+        it is cached, and all but the end of it is there for them too."""
+        readers, waiting = set(), set()
+        for running in everyone:
+            if running.decoding:
+                continue
+            if running.begun or running.prompt_hash not in readers or self._finds_prompt(running):
+                readers.add(running.prompt_hash)
+            else:
+                waiting.add(running.id)
+        return waiting
+
+    def _finds_prompt(self, running: Running) -> bool:
+        """Returns whether all full blocks of its prompt are cached, but for its last token."""
+        params, block_size = running.session.spec.params, self._pool.block_size
+        full = (len(params.prompt) - 1) // block_size * block_size
+        return self._pool.cached(params.prompt, params.cache_salt).tokens >= full
 
     def _admit(self, everyone: Sequence[Running], paths: Sequence[Path], decoding: int) -> list[int]:
         """Returns how many draft tokens of each session take part, by what they bring and what they cost. A

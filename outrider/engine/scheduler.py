@@ -24,6 +24,7 @@ class Candidate(NamedTuple):
     blocks: int  # KV blocks held; 0 = not started, or preempted
     preempted: int = 0  # times so far, here or at another worker
     yields: bool = False  # while it does not fit, newcomers after it may start
+    waits: bool = False  # another reads the same prompt now, and it will find that cached
 
     @property
     def decoding(self) -> bool:
@@ -83,7 +84,7 @@ def schedule(
     reading = min(budget, chunk) if decoding else budget
     for index in sorted(range(len(candidates)), key=lambda index: candidates[index].preempted == 0):
         candidate = candidates[index]
-        if candidate.decoding or reading <= 0:
+        if candidate.decoding or candidate.waits or reading <= 0:
             continue
         count = min(candidate.pending, reading)
         if candidate.blocks == 0:

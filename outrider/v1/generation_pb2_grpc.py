@@ -57,7 +57,7 @@ class GenerationServicer:
     def Generate(self, request, context):
         """Generates one continuation, streamed. Bad input ends the call with INVALID_ARGUMENT and a message
         that names the field and its limit; an unknown model with NOT_FOUND.
-        The last message is always `completed`: a stream that ends in any other way was cut off.
+        The last message is always `completed`, of each of the n answers one: a stream that ends in any other way was cut off.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -197,24 +197,23 @@ async def generate_all(
     metrics: Metrics,
     after: Sequence[int] | None = None,
     retelling: Retelling | None = None,
-) -> AsyncGenerator[tuple[int, Chunk | Result], None]:
-    """All sessions of a request side by side: (index of the prompt, item). Closing it closes them all.
+) -> AsyncGenerator[tuple[int, SessionBegun | Chunk | Result], None]:
+    """All sessions of a request side by side: (index of the session, item). Closing it closes them all.
 
     `start` gives the events of a session; `after` as for `generate`, of each. `retelling`: their place, which
-    they leave when all have come to there. Nothing comes before all have begun: one id is told for all. The
-    first error of any session ends all of them and is raised."""
+    they leave when all have come to there. Nothing comes before all have begun, which the first item says:
+    one id is told for all. The first error of any session ends all of them and is raised."""
     if len(generation.sessions) == 1:
         (session,) = generation.sessions
         has = None if after is None else after[0]
         async with aclosing(generate(start(session), generation, session, metrics, has, retelling)) as only:
             async for told in only:
-                if not isinstance(told, SessionBegun):
-                    yield 0, told
-                elif retelling is not None:
+                if retelling is not None and isinstance(told, SessionBegun):
                     retelling.leave()
+                yield 0, told
         return
     begun = asyncio.Barrier(len(generation.sessions))
-    items: asyncio.Queue[tuple[int, Chunk | Result | Exception]] = asyncio.Queue(maxsize=1)
+    items: asyncio.Queue[tuple[int, SessionBegun | Chunk | Result | Exception]] = asyncio.Queue(maxsize=1)
 
     async def pump(index: int, session: GenerationRequest) -> None:
         has = None if after is None else after[index]
@@ -226,8 +225,9 @@ async def generate_all(
                         await begun.wait()
                         if retelling is not None:
                             retelling.leave()
-                    else:
-                        await items.put((index, item))
+                        if index:
+                            continue
+                    await items.put((index, item))
         except Exception as error:
             await items.put((index, error))
 

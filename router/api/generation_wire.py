@@ -17,6 +17,7 @@ from outrider.v1 import generation_pb2
 from router.api import schema
 from router.api.body import MAX_BODY_BYTES, MAX_VALUES, too_large
 from router.api.generate import Chunk, Result
+from router.api.position import Position
 from router.api.validation import Body, Generation
 from router.requests import SessionBegun
 
@@ -39,6 +40,7 @@ _OPTIONAL = (
     "repetition_penalty",
     "num_speculative_tokens",
     "cache_salt",
+    "n",
 )
 
 
@@ -63,10 +65,10 @@ def size(request: bytes | Message) -> int:
     return found
 
 
-def resumption(request: bytes | generation_pb2.ResumeRequest) -> tuple[str, int]:
+def resumption(request: bytes | generation_pb2.ResumeRequest) -> tuple[str, Position]:
     """Returns the id of the session and the client's position. Raises InvalidRequest."""
     asked = _message(generation_pb2.ResumeRequest, request)
-    return asked.id, asked.after
+    return asked.id, tuple(asked.each_after) or (asked.after,)
 
 
 def cancellation(request: bytes | generation_pb2.CancelRequest) -> str:
@@ -133,11 +135,11 @@ def _varint(raw: bytes, start: int) -> tuple[int, int]:
 
 
 def responses(
-    item: SessionBegun | Chunk | Result, generation: Generation, after: int = 0
+    index: int, item: SessionBegun | Chunk | Result, generation: Generation, after: int = 0
 ) -> Iterator[generation_pb2.GenerateResponse]:
-    """What is told of an item to a client that has the first `after` tokens."""
+    """What is told of an item of the answer at `index` to a client that has its first `after` tokens."""
     if isinstance(item, SessionBegun):
-        (session,) = generation.sessions
+        session = generation.sessions[0]
         assert session.session_id is not None
         started = generation_pb2.Started(
             id=session.session_id.hex(),
@@ -148,10 +150,10 @@ def responses(
         yield generation_pb2.GenerateResponse(started=started)
     elif isinstance(item, Result):
         if item.text and item.position > after:
-            yield _delta(item.text, ())
-        yield generation_pb2.GenerateResponse(completed=_completed(item))
+            yield _delta(index, item.text, ())
+        yield generation_pb2.GenerateResponse(completed=_completed(index, item))
     else:
-        yield _delta(item.text, item.token_ids)
+        yield _delta(index, item.text, item.token_ids)
 
 
 def body(asked: bytes | generation_pb2.GenerateRequest) -> Body:
@@ -181,13 +183,15 @@ def body(asked: bytes | generation_pb2.GenerateRequest) -> Body:
     raise InvalidRequest("prompt is required: one of text, token_ids, chat", field="prompt")
 
 
-def _delta(text: str, token_ids: Sequence[int]) -> generation_pb2.GenerateResponse:
-    return generation_pb2.GenerateResponse(delta=generation_pb2.Delta(text=text, token_ids=token_ids))
+def _delta(index: int, text: str, token_ids: Sequence[int]) -> generation_pb2.GenerateResponse:
+    delta = generation_pb2.Delta(text=text, token_ids=token_ids, index=index)
+    return generation_pb2.GenerateResponse(delta=delta)
 
 
-def _completed(result: Result) -> generation_pb2.Completed:
+def _completed(index: int, result: Result) -> generation_pb2.Completed:
     stats = result.speculation
     return generation_pb2.Completed(
+        index=index,
         finish_reason=int(result.finish_reason),  # type: ignore[arg-type]
         usage=generation_pb2.Usage(
             prompt_tokens=result.usage.prompt_tokens,

@@ -15,21 +15,18 @@ from outrider.net.grpc_health import add_health
 from outrider.net.rpc import errors_as_status, status
 from outrider.wire.session import new_session_id
 from router.api import generation_wire, position, schema
-from router.api.access import Access, guarded, owner
+from router.api.access import Access, count_sessions, guarded, owner
 from router.api.cache_salt import cache_salt
 from router.api.deadline import TimeLimits, call_limits
-from router.api.generate import Chunk, Result, generate
+from router.api.generate import generate_all
 from router.api.record import Record, check_owner, named, recalled
-from router.api.stream import internal_error
+from router.api.stream import Items, internal_error
 from router.api.threads import TINY_BYTES, Retelling, Threads
-from router.api.validation import DrawBelow, Generation, prepare
+from router.api.validation import DrawBelow, Generation, choices, prepare
 from router.metrics import Metrics
-from router.requests import Events, SessionBegun, SessionRunner
+from router.requests import Events, GenerationRequest, SessionRunner
 
 logger = logging.getLogger(__name__)
-
-
-Items = AsyncGenerator[SessionBegun | Chunk | Result, None]
 
 
 class GenerationServicer:
@@ -57,10 +54,10 @@ class GenerationServicer:
         self, request: Any, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncGenerator[Any, None]:
         async with self._refusing(context):
-            generation, events = await self._begun(request, call_limits(context))
-            async with aclosing(self._items(generation, events)) as items:
-                async for item in items:
-                    for response in generation_wire.responses(item, generation):
+            generation, answering = await self._begun(request, call_limits(context))
+            async with aclosing(answering) as items:
+                async for index, item in items:
+                    for response in generation_wire.responses(index, item, generation):
                         yield response
 
     async def Resume(
@@ -69,11 +66,10 @@ class GenerationServicer:
         async with self._refusing(context):
             id, after = generation_wire.resumption(request)
             with self._threads.retelling(owner()) as place:
-                generation, events = await self._resumed(id, after, place)
-                async with aclosing(self._items(generation, events, after, place)) as items:
-                    async for item in items:
-                        place.leave()
-                        for response in generation_wire.responses(item, generation, after):
+                generation, answering = await self._resumed(id, after, place)
+                async with aclosing(answering) as items:
+                    async for index, item in items:
+                        for response in generation_wire.responses(index, item, generation, after[index]):
                             yield response
 
     async def Cancel(self, request: Any, context: Any) -> Any:
@@ -99,7 +95,7 @@ class GenerationServicer:
         later = (("retry-after", str(refusal.retry_after)),) if isinstance(refusal, Overloaded) else ()
         await context.abort(status(refusal), refusal.message, later)
 
-    async def _begun(self, request: Any, limits: TimeLimits) -> tuple[Generation, Events]:
+    async def _begun(self, request: Any, limits: TimeLimits) -> tuple[Generation, Items]:
         size = generation_wire.size(request)
         if size <= TINY_BYTES:
             body = generation_wire.body(request)
@@ -107,8 +103,10 @@ class GenerationServicer:
             body = await self._threads.run(
                 size, owner(), limits.first_token_by, generation_wire.body, request
             )
+        sessions = choices(body)
+        count_sessions(sessions)
         model = self._runner.model(body.model)
-        self._runner.check_room()
+        self._runner.check_room(sessions)
         generation = await self._threads.run(
             size, owner(), limits.first_token_by, prepare, body, model, self._draw_below
         )
@@ -116,27 +114,30 @@ class GenerationServicer:
         tenant = "" if self._share_prefixes else owner()
         generation = generation.cached_under(cache_salt(tenant, body.cache_salt))
         shape = "chat" if isinstance(body, schema.ChatRequest) else "completion"
-        record = Record(shape, int(self._clock()), 1, generation.stop.strings, owner())
-        return generation, self._runner.run(generation.sessions[0], record.to_bytes())
+        strings = generation.stop.strings
+        kept = Record(shape, int(self._clock()), sessions, strings, owner(), n=body.n).to_bytes()
 
-    async def _resumed(self, id: str, after: int, place: Retelling) -> tuple[Generation, Events]:
+        def start(session: GenerationRequest) -> Events:
+            return self._runner.run(session, kept if session is generation.sessions[0] else b"")
+
+        return generation, generate_all(start, generation, self._metrics)
+
+    async def _resumed(self, id: str, after: position.Position, place: Retelling) -> tuple[Generation, Items]:
         session_id = position.parse_id(id)
-        _, generation = await recalled(self._runner, session_id, place)
-        if len(generation.sessions) > 1:
+        record, generation = await recalled(self._runner, session_id, place)
+        if record.prompts > record.n:
             raise InvalidRequest(
-                f"this answer has {len(generation.sessions)} prompts: resume it over HTTP", field="id"
+                f"this answer has {record.prompts // record.n} prompts: resume it over HTTP", field="id"
             )
-        position.check((after,), generation.sessions)
-        return generation, self._runner.resume(session_id)
+        count_sessions(record.prompts)
+        after = after if any(after) else (0,) * record.prompts
+        position.check(after, generation.sessions)
 
-    def _items(
-        self,
-        generation: Generation,
-        events: Events,
-        after: int | None = None,
-        place: Retelling | None = None,
-    ) -> Items:
-        return generate(events, generation, generation.sessions[0], self._metrics, after, place)
+        def start(session: GenerationRequest) -> Events:
+            assert session.session_id is not None
+            return self._runner.resume(session.session_id)
+
+        return generation, generate_all(start, generation, self._metrics, after, place)
 
 
 def add_generation_service(

@@ -42,9 +42,9 @@ from router.api.record import Record, named, recalled
 from router.api.responses import SHAPES, Envelope, Json, error_body
 from router.api.stream import Items, events, internal_error, last_words, to_json
 from router.api.threads import SMALL_BYTES, TINY_BYTES, Threads
-from router.api.validation import DrawBelow, Generation, prepare
+from router.api.validation import DrawBelow, Generation, choices, prepare
 from router.metrics import Metrics
-from router.requests import Events, GenerationRequest, ServedModel, SessionRunner
+from router.requests import Events, GenerationRequest, ServedModel, SessionBegun, SessionRunner
 
 RETRY_SECONDS = 1  # after which one who was refused for now may ask again
 READ = ["GET", "HEAD"]
@@ -123,7 +123,7 @@ def create_app(
             if not body.stream:
                 raise InvalidRequest("Last-Event-ID is only for stream = true", field="Last-Event-ID")
             return await resumed(*position.parse_event_id(last), shape)
-        sessions = len(body.prompt) if isinstance(body, schema.CompletionRequest) else 1
+        sessions = choices(body)
         count_sessions(sessions)
         model = runner.model(body.model)
         runner.check_room(sessions)
@@ -139,6 +139,7 @@ def create_app(
             owner(),
             include_usage=body.stream_options.include_usage or not body.stream,
             continuous_usage_stats=body.stream_options.continuous_usage_stats,
+            n=body.n,
         )
         kept = record.to_bytes()
 
@@ -289,7 +290,8 @@ def _permission(model: ServedModel) -> answers.Permission:
 def _envelope(record: Record, generation: Generation) -> Envelope:
     session_id = generation.sessions[0].session_id
     assert session_id is not None
-    return Envelope(SHAPES[record.shape], session_id, record.created, generation.model.name, generation.seed)
+    shape = SHAPES[record.shape]
+    return Envelope(shape, session_id, record.created, generation.model.name, generation.seed, record.n)
 
 
 async def _whole(items: Items, sessions: int) -> tuple[list[str], list[Result]]:
@@ -298,6 +300,8 @@ async def _whole(items: Items, sessions: int) -> tuple[list[str], list[Result]]:
     results: dict[int, Result] = {}
     async with aclosing(items):
         async for index, item in items:
+            if isinstance(item, SessionBegun):
+                continue
             pieces[index].append(item.text)
             if isinstance(item, Result):
                 results[index] = item

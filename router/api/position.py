@@ -1,7 +1,7 @@
 """Where a client is in an answer: the ids of server-sent events, and what a request that resumes one says.
 
-A position has one number for each prompt of the request: the output tokens that the client has, and one more
-once it has been told how that answer ends.
+A position has one number for each answer to the request, `n` to a prompt: the output tokens that the client
+has, and one more once it has been told how that answer ends.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def parse_position(text: str) -> Position:
     """Raises InvalidRequest that says the form."""
     if not POSITION.fullmatch(text):
         raise InvalidRequest(
-            "after must be a number of output tokens, or with several prompts one for each, as in 17,9",
+            "after must be a number of output tokens, or with several answers one for each, as in 17,9",
             field="after",
         )
     return tuple(map(int, text.split(",")))
@@ -61,7 +61,7 @@ def check(position: Position, sessions: Sequence[GenerationRequest]) -> None:
     """Raises InvalidRequest if no client of these sessions can be there."""
     if len(position) != len(sessions):
         raise InvalidRequest(
-            f"after must have {len(sessions)} numbers, one for each prompt of the request; "
+            f"after must have {len(sessions)} numbers, one for each answer to the request; "
             f"it has {len(position)}",
             field="after",
         )
@@ -75,7 +75,7 @@ def check(position: Position, sessions: Sequence[GenerationRequest]) -> None:
 
 
 def companion(first: SessionId, index: int) -> SessionId:
-    """Returns the session of a request's prompt at `index`, from that of its prompt 0: only that one's id is
+    """Returns the session of a request's answer at `index`, from that of its answer 0: only that one's id is
     told."""
     if index == 0:
         return first

@@ -20,15 +20,16 @@ from router.stop import StopStrings
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The part of a request that its sessions do not hold. It is kept with the first prompt's session."""
+    """The part of a request that its sessions do not hold. It is kept with the first session."""
 
     shape: str  # name of the Shape
     created: int  # unix seconds
-    prompts: int
+    prompts: int  # sessions: each prompt has `n`
     stop: tuple[str, ...]
     owner: str  # name of the key that it was asked with; "" = keys were not asked for
     include_usage: bool = True  # in a stream of its events
     continuous_usage_stats: bool = False
+    n: int = 1
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self), separators=(",", ":")).encode()
@@ -86,7 +87,7 @@ async def recalled(
     if requests[0].fingerprint not in (None, model.fingerprint):
         raise Unavailable(f"another checkpoint of {model.name!r} is served now; send the request again")
     built, stop = await retelling.run(_built, model, session_id, record.stop)
-    return record, Generation(model, built, requests, stop)
+    return record, Generation(model, built, requests, stop, record.n)
 
 
 def _built(

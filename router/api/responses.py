@@ -83,6 +83,7 @@ class Envelope:
     created: int  # unix seconds
     model: str
     seed: int
+    n: int = 1  # answers to each prompt
 
     def whole(self, texts: Iterable[str], results: Iterable[Result]) -> Json:
         results = list(results)
@@ -90,7 +91,7 @@ class Envelope:
             self.shape.choice(index, text, result.finish_reason.openai)
             for index, (text, result) in enumerate(zip(texts, results, strict=True))
         ]
-        return {**self._head(self.shape.whole), "choices": choices, **totals(results)}
+        return {**self._head(self.shape.whole), "choices": choices, **totals(results, self.n)}
 
     def chunk(self, *choices: Json, **rest: object) -> Json:
         return {**self._head(self.shape.chunk), "choices": choices, **rest}
@@ -105,14 +106,15 @@ class Envelope:
         }
 
 
-def totals(results: Iterable[Result]) -> Totals:
-    """Returns `usage` and `metrics` over all answers of a response."""
+def totals(results: Iterable[Result], n: int = 1) -> Totals:
+    """Returns `usage` and `metrics` over all answers of a response, `n` to each prompt, which counts once."""
     prompt = completion = cached = changes = 0
     speculation = SpeculationStats()
-    for result in results:
-        prompt += result.usage.prompt_tokens
+    for index, result in enumerate(results):
+        if index % n == 0:
+            prompt += result.usage.prompt_tokens
+            cached += result.usage.cached_prompt_tokens
         completion += result.usage.completion_tokens
-        cached += result.usage.cached_prompt_tokens
         speculation.merge(result.speculation)
         changes += result.numerics_changes
     return {

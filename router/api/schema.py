@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     PlainValidator,
@@ -32,6 +31,8 @@ MAX_STOPS = 16
 MAX_STOP_BYTES = 1024
 MAX_PROMPTS = 128
 MAX_MESSAGES = 4096
+CHOICES = Range(1, 64)
+MAX_CHOICES = 128  # of all prompts of a request
 MAX_PARTS = 1024  # of one message
 MAX_MODEL_BYTES = 256
 SPECULATIVE_TOKENS = Range(0, 1024, words="from {low} (off) to {high}, or absent (adaptive)")
@@ -143,12 +144,6 @@ def _salt(value: object) -> str:
     return salt
 
 
-def _only_one(value: object) -> object:
-    if type(value) is int and value != 1:
-        raise refused(f"must be 1, not {value}: send the request again for another answer")
-    return value
-
-
 class TextPart(BaseModel):
     """A part of a message's content."""
 
@@ -236,7 +231,7 @@ class GenerationFields(Fields):
     stop: Annotated[tuple[str, ...], PlainValidator(_stops, json_schema_input_type=Stop)] = Field(
         default=(), description="The text ends before the first of them."
     )
-    n: Annotated[int, BeforeValidator(_only_one, json_schema_input_type=Literal[1])] = 1
+    n: int = _ranged(1, CHOICES.json_schema(), "Answers to each prompt; the seed of answer i is seed + i.")
     presence_penalty: Finite = _sampling("presence_penalty")
     frequency_penalty: Finite = _sampling("frequency_penalty")
     repetition_penalty: Finite = _sampling("repetition_penalty")

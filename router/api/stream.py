@@ -13,10 +13,11 @@ from router.api.generate import Chunk, Result
 from router.api.position import event_id
 from router.api.responses import Envelope, Json, error_body, totals, usage
 from router.metrics import Metrics
+from router.requests import SessionBegun
 
 logger = logging.getLogger(__name__)
 
-Items = AsyncGenerator[tuple[int, Chunk | Result], None]
+Items = AsyncGenerator[tuple[int, SessionBegun | Chunk | Result], None]
 
 DONE = ServerSentEvent("[DONE]")
 
@@ -48,6 +49,8 @@ async def events(
 
     async with aclosing(items):
         async for index, item in items:
+            if isinstance(item, SessionBegun):
+                continue
             if not opened:  # not before there is something: until then an error can be a status
                 opened = True
                 for opening_index in range(len(prompt_tokens)):
@@ -64,7 +67,8 @@ async def events(
                 yield chunk(index, shape.delta(index, item.text, None), item.position)
     if include_usage:
         # Without an id: who has all chunks, but not the end of the stream, gets it again.
-        yield ServerSentEvent(to_json(envelope.chunk(**totals(results[index] for index in sorted(results)))))
+        told = totals((results[index] for index in sorted(results)), envelope.n)
+        yield ServerSentEvent(to_json(envelope.chunk(**told)))
     yield DONE
 
 

@@ -6,11 +6,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from outrider.errors import ContextExceeded, InvalidRequest
+from outrider.options.sessions import MAX_SEED
 from outrider.sampling.params import SamplingParams
 from outrider.wire.session import SessionParams
 from router import tokenizer
 from router.api.deadline import TimeLimits
-from router.api.schema import LEAST_TOKENS, SPECULATIVE_TOKENS, ChatMessage, ChatRequest, CompletionRequest
+from router.api.schema import (
+    CHOICES,
+    LEAST_TOKENS,
+    MAX_CHOICES,
+    SPECULATIVE_TOKENS,
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+)
 from router.requests import GenerationRequest, ServedModel
 from router.stop import StopStrings
 from router.tokenizer import Tokenizer
@@ -27,12 +36,13 @@ DrawBelow = Callable[[int], int]  # a uniform integer from 0 to its argument - 1
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A valid request: one session for each prompt, all with the same parameters and seed."""
+    """A valid request: `n` sessions for each prompt, one after the other, that differ in their seeds."""
 
     model: ServedModel
     tokenizer: Tokenizer
     sessions: tuple[GenerationRequest, ...]  # at least one
     stop: StopStrings
+    n: int = 1
 
     @property
     def seed(self) -> int:
@@ -56,6 +66,7 @@ class Generation:
 
 def prepare(body: Body, model: ServedModel, draw_below: DrawBelow) -> Generation:
     """Raises InvalidRequest naming the field and its limit. Tokenizes: a large prompt takes its time."""
+    choices(body)
     _check_stream_options(body)
     if body.num_speculative_tokens is not None:
         SPECULATIVE_TOKENS.check("num_speculative_tokens", body.num_speculative_tokens)
@@ -67,15 +78,35 @@ def prepare(body: Body, model: ServedModel, draw_below: DrawBelow) -> Generation
     for name, prompt in _prompts(body, built, model):
         _check_prompt(name, prompt, model)
         max_tokens = _max_tokens(body, room=model.max_context - len(prompt), context=model.max_context)
-        sessions.append(
-            GenerationRequest(
-                model=model.name,
-                params=SessionParams(prompt, sampling, max_tokens, stop_token_ids),
-                num_speculative_tokens=body.num_speculative_tokens,
-                fingerprint=model.fingerprint,
+        for choice in range(body.n):
+            own = replace(sampling, seed=choice_seed(sampling.seed, choice))
+            sessions.append(
+                GenerationRequest(
+                    model=model.name,
+                    params=SessionParams(prompt, own, max_tokens, stop_token_ids),
+                    num_speculative_tokens=body.num_speculative_tokens,
+                    fingerprint=model.fingerprint,
+                )
             )
+    return Generation(model, built, tuple(sessions), StopStrings(body.stop), body.n)
+
+
+def choices(body: Body) -> int:
+    """Returns how many sessions a request asks for. Raises InvalidRequest if they are too many."""
+    CHOICES.check("n", body.n)
+    prompts = len(body.prompt) if isinstance(body, CompletionRequest) else 1
+    if prompts * body.n > MAX_CHOICES:
+        raise InvalidRequest(
+            f"n must be at most {MAX_CHOICES // prompts} with {prompts} prompts, not {body.n}: a request has "
+            f"at most {MAX_CHOICES} answers",
+            field="n",
         )
-    return Generation(model=model, tokenizer=built, sessions=tuple(sessions), stop=StopStrings(body.stop))
+    return prompts * body.n
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """Returns the seed of a prompt's answer at that index: alone, it gives the same text."""
+    return (seed + choice) % (MAX_SEED + 1)
 
 
 def _check_stream_options(body: Body) -> None:

@@ -27,7 +27,7 @@ CASES: list[tuple[str, Any, int, list[str]]] = [
     ("negative temperature", {**COMPLETION, "temperature": -1}, 400, ["temperature", "0"]),
     ("temperature NaN", b'{"model":"outrider-demo","prompt":"a","temperature":NaN}', 400, ["temperature"]),
     ("top_p 0", {**COMPLETION, "top_p": 0}, 400, ["top_p", "1"]),
-    ("n 2", {**COMPLETION, "n": 2}, 400, ["n"]),
+    ("n 65", {**COMPLETION, "n": 65}, 400, ["n"]),
     ("unknown model", {**COMPLETION, "model": "gpt-9"}, 404, ["gpt-9", "outrider-demo"]),
     ("token id out of range", {**COMPLETION, "prompt": [1, 10**6]}, 400, ["prompt", "1000000"]),
     ("negative token id", {**COMPLETION, "prompt": [-1]}, 400, ["prompt"]),

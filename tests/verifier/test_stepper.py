@@ -174,6 +174,16 @@ async def test_prompts_that_are_cached_start_together(engine: Engine) -> None:
     assert stepper.load.unread_prompt_tokens == 8 * 4 + 100  # what routers expect the next one to wait for
 
 
+async def test_sessions_with_one_prompt_read_it_once(engine: Engine) -> None:
+    """They come at the same time: all but the first wait until its blocks are there."""
+    prompt = tuple((5 * place) % 199 for place in range(101))
+    alone = await Run(engine, FLAT).outputs([spec(1, prompt, 4)])
+    engine.pool = BlockPool(engine.pool.num_blocks)
+    run = Run(engine, FLAT)
+    assert await run.outputs([spec(number, prompt, 4) for number in range(5)]) == alone * 5
+    assert run.steps[:2] == [101, 1 + 4 * 5]  # 96 tokens of each are in shared blocks
+
+
 async def test_a_prompt_that_others_hold_needs_no_room_of_its_own(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

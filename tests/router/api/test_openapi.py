@@ -61,7 +61,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
     [
         ("post", "/v1/completions", {"prompt": ["a", "b"]}, 200),
         ("post", "/v1/chat/completions", CHAT, 200),
-        ("post", "/v1/completions", {"prompt": "a", "n": 2}, 400),
+        ("post", "/v1/completions", {"prompt": "a", "n": 65}, 400),
         ("post", "/v1/completions", {"prompt": "a", "model": "none"}, 404),
         ("get", "/v1/models", None, 200),
         ("get", "/v1/models/{name}", None, 200),
@@ -114,7 +114,7 @@ def test_the_schemas_are_schemas() -> None:
         ("stop", ["a", ["a", "b"], []], ["", [""], ["a"] * 17, 5]),
         ("logit_bias", [{"5": 100.0}], [{"5": 101}, {"x": 1}, [], {str(token): 1 for token in range(1025)}]),
         ("cache_salt", ["s", "s" * 1024, None], ["", "s" * 1025, 5]),
-        ("n", [1, None], [2]),
+        ("n", [1, 64, None], [0, 65, 1.5]),
         ("prompt", ["a", [1, 2], ["a", "b"], [[1], [2]]], [[], 5, None, [[]]]),
         ("stream", [True, None], [1]),
         ("best_of", [1, None], [2, True]),

@@ -1,0 +1,138 @@
+"""`n`: several answers to a prompt, over HTTP and gRPC, and where their streams are resumed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from outrider.net.rpc import bind, channel, new_server
+from outrider.v1 import generation_pb2, generation_pb2_grpc
+from router.api.grpc_generation import add_generation_service
+from router.api.validation import choice_seed
+from router.metrics import Metrics
+from router.requests import GenerationRequest, SessionEvent
+from tests.router.api.scripted import ScriptedRunner, byte_level, served, steps
+
+TOKENIZER = byte_level()
+MODEL = served(TOKENIZER)
+Request = generation_pb2.GenerateRequest
+
+ClientOf = Callable[..., httpx.AsyncClient]
+
+
+def by_seed(request: GenerationRequest) -> list[SessionEvent]:
+    seed = request.params.sampling.seed % 100
+    return steps([60 + seed, 61 + seed, *request.params.prompt], 2)
+
+
+def text(seed: int, prompt: list[int]) -> str:
+    return str(TOKENIZER.decode([60 + seed % 100, 61 + seed % 100, *prompt]))
+
+
+async def events(client: httpx.AsyncClient, fields: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """(id, chunk) of each."""
+    body = (await client.post("/v1/completions", json={**fields, "stream": True})).text
+    blocks = [
+        dict(line.split(": ", 1) for line in block.split("\n")) for block in body.split("\n\n") if block
+    ]
+    return [(block.get("id", ""), json.loads(block["data"])) for block in blocks if block["data"] != "[DONE]"]
+
+
+def test_the_seed_of_an_answer_is_the_request_s_and_its_index() -> None:
+    assert [choice_seed(7, index) for index in range(3)] == [7, 8, 9]
+    assert choice_seed(2**64 - 1, 2) == 1
+
+
+async def test_each_answer_has_its_own_seed_and_the_prompt_counts_once(client_of: ClientOf) -> None:
+    client = client_of(runner := ScriptedRunner(MODEL, by_seed))
+    fields = {"prompt": [[70, 71], [75]], "n": 3, "seed": 5, "max_tokens": 9}
+    whole = (await client.post("/v1/completions", json=fields)).json()
+    expected = [text(seed, prompt) for prompt in ([70, 71], [75]) for seed in (5, 6, 7)]
+    assert [choice["text"] for choice in whole["choices"]] == expected
+    assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2, 3, 4, 5]
+    assert whole["seed"] == 5
+    usage = whole["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3, 3 * (4 + 3))
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 6}  # of the first answer to each prompt
+    for request in runner.requests[:6]:
+        alone = {**fields, "prompt": list(request.params.prompt), "n": 1}
+        seed = request.params.sampling.seed
+        answer = (await client.post("/v1/completions", json=alone | {"seed": seed})).json()
+        assert answer["choices"][0]["text"] == text(seed, list(request.params.prompt))
+
+    streamed = [""] * 6
+    options = {"stream_options": {"include_usage": True}}
+    *chunks, (_, last) = await events(client, fields | options)
+    for _, chunk in chunks:
+        (choice,) = chunk["choices"]
+        streamed[choice["index"]] += choice["text"]
+    assert streamed == expected
+    assert last["usage"] == usage
+
+
+async def test_a_chat_has_several_answers_each_opened_with_its_role(client_of: ClientOf) -> None:
+    client = client_of(ScriptedRunner(MODEL, by_seed))
+    fields = {"messages": [{"role": "user", "content": "hi"}], "n": 2, "seed": 1}
+    whole = (await client.post("/v1/chat/completions", json=fields)).json()
+    assert len({choice["message"]["content"] for choice in whole["choices"]}) == 2
+    body = (await client.post("/v1/chat/completions", json={**fields, "stream": True})).text
+    told = [json.loads(line[6:]) for line in body.split("\n") if line.startswith("data: {")]
+    opened = [one["choices"][0]["index"] for one in told if one["choices"][0]["delta"].get("role")]
+    assert opened == [0, 1]
+
+
+async def test_a_stream_of_several_answers_goes_on_at_another_router(client_of: ClientOf) -> None:
+    logs: Any = {}
+    fields = {"prompt": [70, 71], "n": 3, "seed": 5, "max_tokens": 9}
+    told = await events(client_of(ScriptedRunner(MODEL, by_seed, logs)), fields)
+    for index in range(len(told)):
+        other = client_of(ScriptedRunner(MODEL, by_seed, logs))
+        headers = {"Last-Event-ID": told[index][0]}
+        body = (await other.post("/v1/completions", json={**fields, "stream": True}, headers=headers)).text
+        rest = [json.loads(line[6:]) for line in body.split("\n") if line.startswith("data: {")]
+        pieces = [""] * 3
+        for chunk in [chunk for _, chunk in told[: index + 1]] + rest:
+            pieces[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+        assert pieces == [text(seed, [70, 71]) for seed in (5, 6, 7)]
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[generation_pb2_grpc.GenerationStub]:
+    server = new_server()
+    runner = ScriptedRunner(MODEL, by_seed)
+    add_generation_service(server, runner, Metrics(), draw_below=lambda below: 0)
+    address = bind(server, "127.0.0.1", 0)
+    await server.start()
+    async with channel(address) as connection:
+        yield generation_pb2_grpc.GenerationStub(connection)
+    await server.stop(0)
+
+
+async def test_grpc_has_them_too(stub: Any) -> None:
+    request = Request(token_ids=generation_pb2.TokenIds(ids=[70, 71]), n=3, seed=5, max_tokens=9)
+    started, *others = [response async for response in stub.Generate(request)]
+    assert started.started.seed == 5
+    pieces, ends = [""] * 3, [0] * 3
+    for response in others:
+        if response.HasField("delta"):
+            pieces[response.delta.index] += response.delta.text
+        else:
+            ends[response.completed.index] += response.completed.usage.completion_tokens
+    assert pieces == [text(seed, [70, 71]) for seed in (5, 6, 7)]
+    assert ends == [4, 4, 4] and others[-1].HasField("completed")
+
+    resume = generation_pb2.ResumeRequest(id=started.started.id, each_after=[2, 5, 0])
+    rest = [response async for response in stub.Resume(resume)]
+    ids: list[list[int]] = [[], [], []]
+    for response in rest:
+        if response.HasField("delta"):
+            ids[response.delta.index] += response.delta.token_ids
+    assert ids == [[70, 71], [], [67, 68, 70, 71]]
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        _ = [one async for one in stub.Resume(generation_pb2.ResumeRequest(id=started.started.id, after=1))]
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
