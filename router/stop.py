@@ -35,20 +35,22 @@ class StopMatcher:
         self._patterns = [_Pattern(table) for table in tables]
         self._held = ""
         self.stopped = False
+        self.found = ""  # the stop string, once `stopped`
 
     def push(self, text: str) -> str:
         """Returns the text that is now safe to show. Must not be called once `stopped`."""
         buffer = self._held + text
         held = 0
         for end, character in enumerate(text, start=len(self._held) + 1):
-            held = matched = 0
+            held, found = 0, ""
             for pattern in self._patterns:
                 length, complete = pattern.advance(character)
                 held = max(held, length)
-                matched = max(matched, length) if complete else matched
-            if matched:
-                self.stopped, self._held = True, ""
-                return buffer[: end - matched]
+                if complete and length > len(found):
+                    found = pattern.string
+            if found:
+                self.stopped, self.found, self._held = True, found, ""
+                return buffer[: end - len(found)]
         if not text:
             return ""
         self._held = buffer[len(buffer) - held :]
@@ -82,6 +84,7 @@ class _Pattern:
 
     def __init__(self, table: _Table) -> None:
         self._table = table
+        self.string = table.string
         self._length = 0  # characters of the string that the text now ends with
 
     def advance(self, character: str) -> tuple[int, bool]:

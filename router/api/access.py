@@ -1,7 +1,7 @@
 """Who may use the API, and how much at a time: keys before HTTP and gRPC alike.
 
-Without keys everybody may. With them all but OPEN asks for one: `Authorization: Bearer KEY` over HTTP, the
-same as metadata over gRPC. A session belongs to the name that began it.
+Without keys everybody may. With them all but OPEN asks for one: `Authorization: Bearer KEY` or `x-api-key:
+KEY` over HTTP, the former as metadata over gRPC. A session belongs to the name that began it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from fastapi.responses import JSONResponse
 from prometheus_client import Counter, Gauge
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from outrider.errors import InvalidRequest, Overloaded, Unauthenticated
 from outrider.net.rpc import status
 from router.api.keys import ApiKey, Keys, find
-from router.api.responses import error_body
+from router.api.refusals import refusal
 from router.metrics import Metrics
 
 OPEN = frozenset({"/health", "/ready", "/metrics", "/openapi.json"})  # nothing of anybody's is there
@@ -171,26 +171,19 @@ class HttpAccess:
                 await self._app(scope, receive, send)
         except (Unauthenticated, Overloaded) as error:  # ours: the application answers its own
             self._access.metrics.request_refused(error.kind)
-            await _refusal(error)(scope, receive, send)
+            await refusal(error, scope["path"])(scope, receive, send)
 
 
 def _authorization(scope: Scope) -> str | None:
-    return next(
-        (value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"), None
-    )
+    """Returns the header, or what it would be with the key that Anthropic's clients show."""
+    headers = Headers(scope=scope)
+    key = headers.get("x-api-key")
+    return headers.get("authorization", None if key is None else f"Bearer {key}")
 
 
 def _generates(scope: Scope) -> bool:
     """Returns True if limits hold for the request."""
     return bool(scope["method"] == "POST" or scope["path"].endswith("/events"))
-
-
-def _refusal(error: Unauthenticated | Overloaded) -> JSONResponse:
-    if isinstance(error, Unauthenticated):
-        body, headers = error_body(error), {"WWW-Authenticate": "Bearer"}
-    else:
-        body, headers = error_body(error), {"Retry-After": str(error.retry_after)}
-    return JSONResponse(body, status_code=error.http_status, headers=headers)
 
 
 class GrpcAccess:

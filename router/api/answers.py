@@ -98,6 +98,103 @@ class Chat(Answer):
     choices: Annotated[list[ChatChoice], Field(min_length=1)]
 
 
+class MessageText(TypedDict):
+    type: Literal["text"]
+    text: str
+    citations: None
+
+
+class MessageUsage(TypedDict):
+    input_tokens: Annotated[int, Field(ge=0, description="Of the prompt, without those found cached.")]
+    cache_creation_input_tokens: Count
+    cache_read_input_tokens: Count
+    output_tokens: Count
+
+
+class AnthropicMessage(TypedDict):
+    """The next turn of a conversation, in Anthropic's shape."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[MessageText]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence"]
+    stop_sequence: str | None
+    usage: MessageUsage
+    seed: Seed
+    metrics: GenerationMetrics
+
+
+class Counted(TypedDict):
+    """The tokens of a conversation."""
+
+    input_tokens: Count
+
+
+class AnthropicRefusal(TypedDict):
+    type: str
+    message: str
+
+
+class AnthropicError(TypedDict):
+    type: Literal["error"]
+    error: AnthropicRefusal
+
+
+class OutputText(TypedDict):
+    type: Literal["output_text"]
+    text: str
+    annotations: list[str]
+    logprobs: list[str]
+
+
+class OutputMessage(TypedDict):
+    id: str
+    type: Literal["message"]
+    status: Literal["completed", "incomplete"]
+    role: Literal["assistant"]
+    content: list[OutputText]
+
+
+class Incomplete(TypedDict):
+    reason: Literal["max_output_tokens"]
+
+
+class OutputDetails(TypedDict):
+    reasoning_tokens: Count
+
+
+class ResponseUsage(TypedDict):
+    input_tokens: Count
+    input_tokens_details: CachedTokens
+    output_tokens: Count
+    output_tokens_details: OutputDetails
+    total_tokens: Count
+
+
+class Response(TypedDict):
+    """The next turn of a conversation, as OpenAI's Responses tell it. Fields that are not listed are always
+    the same."""
+
+    id: str
+    object: Literal["response"]
+    created_at: Annotated[int, Field(description="Unix seconds.")]
+    status: Literal["completed", "incomplete"]
+    incomplete_details: Incomplete | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputMessage]
+    store: Literal[False]
+    temperature: float
+    top_p: float
+    usage: ResponseUsage
+    seed: Seed
+    metrics: GenerationMetrics
+
+
 class Permission(TypedDict):
     """What vLLM tells of each model, because OpenAI once did: every client may use it."""
 

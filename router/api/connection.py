@@ -49,10 +49,12 @@ class ServerSentEvent:
 
     data: str  # one line
     id: str | None = None  # what a client that has the event gives as Last-Event-ID
+    event: str | None = None  # its name
 
     def encoded(self) -> bytes:
         identity = "" if self.id is None else f"id: {self.id}\n"
-        return f"{identity}data: {self.data}\n\n".encode()
+        name = "" if self.event is None else f"event: {self.event}\n"
+        return f"{identity}{name}data: {self.data}\n\n".encode()
 
 
 class EventStream(Response):

@@ -48,6 +48,7 @@ class Result:
     usage: Usage
     speculation: SpeculationStats
     numerics_changes: int = 0  # of verifiers with other numerics, amid the text
+    stop: str = ""  # the stop string that ended it; empty = none
 
     @property
     def position(self) -> int:
@@ -161,7 +162,8 @@ async def generate(
         reason = FinishReason.STOP if output.matcher.stopped or reason is None else reason
         ended = reason.openai
         changes = max(0, len(output.numerics) - 1)
-        yield Result(rest, reason, output.usage, output.speculation, changes)
+        found = output.matcher.found
+        yield Result(rest, reason, output.usage, output.speculation, changes, found)
     except Exception:
         ended = "error"
         raise

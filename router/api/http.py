@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from outrider import __version__
-from outrider.errors import InvalidRequest, OutriderError, Overloaded
+from outrider.errors import InvalidRequest, OutriderError
 from outrider.wire.session import SessionId, new_session_id
 from router.api import answers, position, schema, tokens
 from router.api.access import count_sessions, owner
@@ -26,6 +26,7 @@ from router.api.connection import KEEP_ALIVE_SECONDS, ClientLeft, EventStream, w
 from router.api.deadline import time_limits
 from router.api.fields import Fields
 from router.api.generate import Result, generate_all
+from router.api.messages import CountRequest, MessagesRequest, turns
 from router.api.openapi import (
     MODEL,
     MODELS,
@@ -39,19 +40,24 @@ from router.api.openapi import (
     token_route,
 )
 from router.api.record import Record, named, recalled
-from router.api.responses import SHAPES, Envelope, Json, error_body
-from router.api.stream import Items, events, internal_error, last_words, to_json
+from router.api.refusals import MESSAGES, refusal
+from router.api.responses import Json
+from router.api.responses_api import NAMES, ResponsesRequest
+from router.api.stream import Items, internal_error, last_words, to_json
+from router.api.telling import telling
 from router.api.threads import SMALL_BYTES, TINY_BYTES, Threads
-from router.api.validation import DrawBelow, Generation, choices, prepare
+from router.api.validation import DrawBelow, Generation, called, choices, prepare
 from router.metrics import Metrics
 from router.requests import Events, GenerationRequest, ServedModel, SessionBegun, SessionRunner
 
-RETRY_SECONDS = 1  # after which one who was refused for now may ask again
 READ = ["GET", "HEAD"]
+REFUSED = answers.AnthropicError  # at Anthropic's routes
 CLIENT_CLOSED_REQUEST = 499  # nginx's code; nobody is there to read it
 
 Kind = TypeVar("Kind", bound=Fields)
-Generating = TypeVar("Generating", schema.CompletionRequest, schema.ChatRequest)
+Generating = TypeVar(
+    "Generating", schema.CompletionRequest, schema.ChatRequest, MessagesRequest, ResponsesRequest
+)
 
 
 def create_app(
@@ -89,6 +95,23 @@ def create_app(
         """Continue a conversation."""
         return await answer(request, schema.ChatRequest, "chat")
 
+    @app.post(MESSAGES, **generation(MessagesRequest, answers.AnthropicMessage, REFUSED))
+    async def messages(request: Request) -> Response:
+        """The next turn of a conversation, as Anthropic's clients ask for it."""
+        return await answer(request, MessagesRequest, "message")
+
+    @app.post(f"{MESSAGES}/count_tokens", **token_route(CountRequest, answers.Counted, REFUSED))
+    async def count_tokens(request: Request) -> Response:
+        """How many tokens a conversation has."""
+        body, size = await parsed(request, CountRequest)
+        model = runner.model(body.model)
+        return await written(size, lambda: tokens.counted(turns(body), model))
+
+    @app.post("/v1/responses", **generation(ResponsesRequest, answers.Response))
+    async def responses(request: Request) -> Response:
+        """The next turn of a conversation, as OpenAI's newer clients ask for it; nothing is stored."""
+        return await answer(request, ResponsesRequest, "response")
+
     @app.get("/v1/sessions/{id}/events", **RESUMPTION)
     async def session_events(request: Request, id: AnswerId, after: After = None) -> Response:
         """Go on with a stream that broke off."""
@@ -117,7 +140,8 @@ def create_app(
 
     async def answer(request: Request, kind: type[Generating], shape: str) -> Response:
         asked_at = asyncio.get_running_loop().time()
-        body, size = await parsed(request, kind)
+        asked, size = await parsed(request, kind)
+        body = asked.as_chat() if isinstance(asked, MessagesRequest | ResponsesRequest) else asked
         limits = time_limits(request.headers, body.stream, asked_at)
         if last := request.headers.get("last-event-id"):
             if not body.stream:
@@ -127,7 +151,10 @@ def create_app(
         count_sessions(sessions)
         model = runner.model(body.model)
         runner.check_room(sessions)
-        prepared = await reading.run(size, owner(), limits.first_token_by, prepare, body, model, draw_below)
+        with called(NAMES if isinstance(asked, ResponsesRequest) else {}):
+            prepared = await reading.run(
+                size, owner(), limits.first_token_by, prepare, body, model, draw_below
+            )
         tenant = "" if share_prefixes else owner()
         prepared = prepared.cached_under(cache_salt(tenant, body.cache_salt))
         generation = named(prepared, new_session_id()).until(limits)
@@ -140,6 +167,7 @@ def create_app(
             include_usage=body.stream_options.include_usage or not body.stream,
             continuous_usage_stats=body.stream_options.continuous_usage_stats,
             n=body.n,
+            repeated=asked.repeated() if isinstance(asked, ResponsesRequest) else {},
         )
         kept = record.to_bytes()
 
@@ -150,7 +178,7 @@ def create_app(
         if body.stream:
             return streamed(items, record, generation)
         texts, results = await while_connected(request.receive, _whole(items, len(generation.sessions)))
-        told = partial(to_json, _envelope(record, generation).whole(texts, results))
+        told = partial(to_json, telling(record, generation).whole(texts, results))
         long = sum(map(len, texts)) > SMALL_BYTES
         content = await asyncio.to_thread(told) if long else told()
         return Response(content, media_type=JSONResponse.media_type)
@@ -175,6 +203,8 @@ def create_app(
         async def told_again() -> Items:
             with reading.retelling(record.owner) as place:
                 has = after or [0] * record.prompts
+                if telling(record, generation).from_start:
+                    has = [0]
                 async with aclosing(generate_all(start, generation, metrics, has, place)) as items:
                     async for item in items:
                         yield item
@@ -184,15 +214,12 @@ def create_app(
     def streamed(
         items: Items, record: Record, generation: Generation, after: position.Position | None = None
     ) -> Response:
-        chunks = events(
-            items,
-            _envelope(record, generation),
-            [len(session.params.prompt) for session in generation.sessions],
-            include_usage=record.include_usage,
-            continuous_usage_stats=record.continuous_usage_stats,
-            after=after,
+        told = telling(record, generation)
+        return EventStream(
+            told.events(items, after),
+            lambda error: last_words(error, metrics, told.refused),
+            keep_alive_seconds,
         )
-        return EventStream(chunks, lambda error: last_words(error, metrics), keep_alive_seconds)
 
     @app.post("/tokenize", **token_route(schema.TokenizeRequest, answers.Tokenized))
     async def tokenize(request: Request) -> Response:
@@ -287,13 +314,6 @@ def _permission(model: ServedModel) -> answers.Permission:
     }
 
 
-def _envelope(record: Record, generation: Generation) -> Envelope:
-    session_id = generation.sessions[0].session_id
-    assert session_id is not None
-    shape = SHAPES[record.shape]
-    return Envelope(shape, session_id, record.created, generation.model.name, generation.seed, record.n)
-
-
 async def _whole(items: Items, sessions: int) -> tuple[list[str], list[Result]]:
     """Returns the text of each session and its result."""
     pieces: list[list[str]] = [[] for _ in range(sessions)]
@@ -312,19 +332,14 @@ def _add_error_handlers(app: FastAPI, metrics: Metrics) -> None:
     @app.exception_handler(OutriderError)
     async def expected(request: Request, error: OutriderError) -> Response:
         metrics.request_refused(error.kind)
-        headers = None
-        if error.http_status in (429, 503):
-            seconds = error.retry_after if isinstance(error, Overloaded) else RETRY_SECONDS
-            headers = {"Retry-After": str(seconds)}
-        return JSONResponse(error_body(error), status_code=error.http_status, headers=headers)
+        return refusal(error, request.url.path)
 
     @app.exception_handler(HTTPException)
     async def no_route(request: Request, error: HTTPException) -> Response:
         route = f"{request.method} {request.url.path}"
         allowed = (error.headers or {}).get("Allow")
         message = f"{route} is not served" + (f"; allowed here: {allowed}" if allowed else "")
-        body = error_body(InvalidRequest(message))
-        return JSONResponse(body, status_code=error.status_code, headers=error.headers)
+        return refusal(InvalidRequest(message), request.url.path, error.status_code, error.headers)
 
     @app.exception_handler(ClientLeft)
     @app.exception_handler(ClientDisconnect)
@@ -334,4 +349,4 @@ def _add_error_handlers(app: FastAPI, metrics: Metrics) -> None:
     @app.exception_handler(Exception)
     async def unforeseen(request: Request, error: Exception) -> Response:
         metrics.request_refused(OutriderError.kind)  # the server logs the error itself
-        return JSONResponse(error_body(internal_error()), status_code=500)
+        return refusal(internal_error(), request.url.path)

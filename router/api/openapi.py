@@ -27,6 +27,8 @@ from outrider.errors import (
 from router.api import position, schema
 from router.api.answers import Error
 from router.api.fields import Fields
+from router.api.messages import CountRequest, MessagesRequest
+from router.api.responses_api import ResponsesRequest
 
 REF = "#/components/schemas/{model}"
 _EVENTS: Mapping[str, Any] = {"text/event-stream": {}}  # OpenAPI 3.1 has no words for the events of a stream
@@ -78,7 +80,15 @@ class Application(FastAPI):
         return super().openapi()
 
 
-KINDS = (schema.CompletionRequest, schema.ChatRequest, schema.TokenizeRequest, schema.DetokenizeRequest)
+KINDS = (
+    schema.CompletionRequest,
+    schema.ChatRequest,
+    MessagesRequest,
+    CountRequest,
+    ResponsesRequest,
+    schema.TokenizeRequest,
+    schema.DetokenizeRequest,
+)
 
 
 def _bodies() -> dict[str, Any]:
@@ -87,30 +97,38 @@ def _bodies() -> dict[str, Any]:
     return dict(built["$defs"])
 
 
-def _refusals(*errors: type[OutriderError]) -> dict[int | str, dict[str, Any]]:
-    """Returns what the document says of these errors: their codes, and for each code when it comes."""
+def _refusals(*errors: type[OutriderError], shape: type = Error) -> dict[int | str, dict[str, Any]]:
+    """Returns what the document says of these errors: their codes, and for each code when it comes. `shape`:
+    of their bodies."""
     told: dict[int | str, dict[str, Any]] = {}
     for error in errors:
-        known = told.setdefault(error.http_status, {"model": Error, "description": ""})
+        known = told.setdefault(error.http_status, {"model": shape, "description": ""})
         reason = (error.__doc__ or "").partition("\n")[0]
         known["description"] = f"{known['description']} {reason}".lstrip()
     return told
 
 
-def generation(kind: type[schema.GenerationFields], whole: type) -> dict[str, Any]:
+def generation(kind: type[schema.SharedFields], whole: type, refused: type = Error) -> dict[str, Any]:
     """Returns what the document says of a route that reads such a body and answers so, whole or in events."""
     told = {"description": "The answer; with stream = true, its events.", "model": whole, "content": _EVENTS}
     return {
         "response_class": Response,
-        "responses": {200: told, **_GENERATION, **_refusals(TooLarge, TooSlow)},
+        "responses": {200: told, **_refusals(*_GENERATION, TooLarge, TooSlow, shape=refused)},
         "openapi_extra": {"requestBody": _body(kind), "parameters": [_LAST_EVENT_ID]},
     }
 
 
-def token_route(kind: type[schema.ModelFields], whole: type) -> dict[str, Any]:
+def token_route(kind: type[schema.ModelFields], whole: type, refused: type = Error) -> dict[str, Any]:
     """Returns what the document says of a route that reads such a body and answers so."""
     refusals = _refusals(
-        InvalidRequest, Unauthenticated, UnknownModel, Overloaded, Unavailable, TooLarge, TooSlow
+        InvalidRequest,
+        Unauthenticated,
+        UnknownModel,
+        Overloaded,
+        Unavailable,
+        TooLarge,
+        TooSlow,
+        shape=refused,
     )
     return {
         "response_class": Response,
@@ -124,7 +142,7 @@ def _body(kind: type[Fields]) -> dict[str, Any]:
     return {"required": True, "content": content}
 
 
-_GENERATION = _refusals(
+_GENERATION = (
     InvalidRequest,
     Unauthenticated,
     UnknownModel,
@@ -138,7 +156,10 @@ _GENERATION = _refusals(
 # What the document says of the other routes.
 RESUMPTION: dict[str, Any] = {
     "response_class": Response,
-    "responses": {200: {"description": "What comes after it.", "content": _EVENTS}, **_GENERATION},
+    "responses": {
+        200: {"description": "What comes after it.", "content": _EVENTS},
+        **_refusals(*_GENERATION),
+    },
     "openapi_extra": {"parameters": [_LAST_EVENT_ID]},
 }
 MODELS: dict[str, Any] = {"responses": _refusals(Unauthenticated, Overloaded)}

@@ -16,7 +16,7 @@ from router.requests import GenerationRequest
 
 Position = tuple[int, ...]
 
-ID = re.compile(rf"(?:cmpl-|chatcmpl-)?([0-9a-f]{{{2 * SESSION_ID_BYTES}}})")
+ID = re.compile(rf"(?:cmpl-|chatcmpl-|msg_|resp_)?([0-9a-f]{{{2 * SESSION_ID_BYTES}}})")
 POSITION = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")
 
 
@@ -41,7 +41,7 @@ def parse_id(text: str) -> SessionId:
     found = ID.fullmatch(text)
     if found is None:
         raise InvalidRequest(
-            "id must be that of an answer: 32 hexadecimal digits, with or without cmpl- or chatcmpl-",
+            "id must be that of an answer: 32 hexadecimal digits, with or without what stands before them",
             field="id",
         )
     return SessionId(bytes.fromhex(found[1]))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 from outrider.errors import Unavailable, UnknownSession, unknown_session
 from outrider.wire.session import SessionId
@@ -30,6 +32,7 @@ class Record:
     include_usage: bool = True  # in a stream of its events
     continuous_usage_stats: bool = False
     n: int = 1
+    repeated: Mapping[str, Any] = field(default_factory=dict)  # fields of the request that its answer repeats
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self), separators=(",", ":")).encode()

@@ -8,6 +8,8 @@ import secrets
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from router.api.refusals import MESSAGES
+
 REQUEST_ID = "x-request-id"
 GIVEN = re.compile(r"[!-~]{1,128}")  # what is worth to be given back: printable ASCII without blanks
 
@@ -27,7 +29,10 @@ class RequestIds:
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID] = request_id
+                if scope["path"].startswith(MESSAGES):
+                    headers["request-id"] = request_id  # as Anthropic's clients know it
             await send(message)
 
         await self._app(scope, receive, answer)

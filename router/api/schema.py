@@ -6,7 +6,7 @@ Ranges are told here and checked in `validation`, with the limits that depend on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import (
@@ -79,7 +79,7 @@ def _prompts(value: object) -> list[str | tuple[int, ...]]:
     return [checked_text(item) if isinstance(item, str) else _token_ids(item) for item in value]
 
 
-def _stops(value: object) -> tuple[str, ...]:
+def stop_strings(value: object) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list):
         raise refused(f"must be a string or an array of strings, not {json_type(value)}")
@@ -110,20 +110,23 @@ def _logit_bias(value: object) -> dict[int, float]:
     return biases
 
 
-def _content(value: object) -> str:
+def content_text(value: object, kinds: Sequence[str] = ("text",), ignored: Set[str] = frozenset()) -> str:
+    """Returns the text of a content: a string, or parts of these types, which may have the ignored fields."""
+    fields = PART_FIELDS | ignored
     if not isinstance(value, list):
         return checked_text(value)
     if len(value) > MAX_PARTS:
         raise refused(f"must be at most {MAX_PARTS} parts, not {len(value)}")
-    return "".join(_part(index, part) for index, part in enumerate(value))
+    return "".join(_part(index, part, kinds, fields) for index, part in enumerate(value))
 
 
-def _part(index: int, part: object) -> str:
+def _part(index: int, part: object, kinds: Sequence[str], fields: Set[str]) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(part, dict) or kind != "text":
+    if not isinstance(part, dict) or kind not in kinds:
         found = f"of type {shown(kind)}" if isinstance(part, dict) else json_type(part)
-        raise refused(f'must be a string or parts of type "text"; part {index} is {found}')
-    if "text" not in part or not part.keys() <= PART_FIELDS:
+        told = " or ".join(f'"{one}"' for one in kinds)
+        raise refused(f"must be a string or parts of type {told}; part {index} is {found}")
+    if "text" not in part or any(part[name] is not None for name in part.keys() - fields):
         raise refused(f'must have parts of the fields "type" and "text" only; part {index} has not')
     fault = neutral.OBJECT.fault(part.get("cache_control") or {})
     if fault is not None:
@@ -204,15 +207,35 @@ class ChatMessage(Fields):
     neutral = neutral.MESSAGE
 
     role: Annotated[str, PlainValidator(_role, json_schema_input_type=Role)]
-    content: Annotated[str, PlainValidator(_content, json_schema_input_type=Contents)]
+    content: Annotated[str, PlainValidator(content_text, json_schema_input_type=Contents)]
 
 
-class GenerationFields(Fields):
-    """The fields that both endpoints have."""
+class SharedFields(Fields):
+    """The fields that a request for text has on every route."""
 
     model: Annotated[str, PlainValidator(_model, json_schema_input_type=ModelName)] = Field(
         default="", description="Empty = the one that is served."
     )
+    temperature: Finite = _sampling("temperature", "0 = greedy.")
+    top_p: Finite = _sampling("top_p")
+    top_k: int = _sampling("top_k", "0 or -1 = off.", minimum=-1)
+    seed: int | None = _ranged(
+        None, RANGES["seed"].json_schema(), "Replays an answer; absent = drawn, and returned."
+    )
+    stream: bool = Field(default=False, description="Send the text as it comes.")
+    num_speculative_tokens: int | None = _ranged(
+        None,
+        SPECULATIVE_TOKENS.json_schema(),
+        "Most draft tokens a step; absent = adaptive, 0 = off.",
+    )
+    cache_salt: Annotated[str | None, PlainValidator(_salt, json_schema_input_type=Salt)] = Field(
+        default=None, description="Cached prefixes are shared with requests of the same salt only."
+    )
+
+
+class GenerationFields(SharedFields):
+    """The fields that completions and chat have."""
+
     max_tokens: int | None = _ranged(
         None,
         {"minimum": LEAST_TOKENS},
@@ -221,14 +244,8 @@ class GenerationFields(Fields):
     max_completion_tokens: int | None = _ranged(
         None, {"minimum": LEAST_TOKENS}, "OpenAI's newer name of max_tokens."
     )
-    temperature: Finite = _sampling("temperature", "0 = greedy.")
-    top_p: Finite = _sampling("top_p")
-    top_k: int = _sampling("top_k", "0 or -1 = off.", minimum=-1)
     min_p: Finite = _sampling("min_p")
-    seed: int | None = _ranged(
-        None, RANGES["seed"].json_schema(), "Replays an answer; absent = drawn, and returned."
-    )
-    stop: Annotated[tuple[str, ...], PlainValidator(_stops, json_schema_input_type=Stop)] = Field(
+    stop: Annotated[tuple[str, ...], PlainValidator(stop_strings, json_schema_input_type=Stop)] = Field(
         default=(), description="The text ends before the first of them."
     )
     n: int = _ranged(1, CHOICES.json_schema(), "Answers to each prompt; the seed of answer i is seed + i.")
@@ -239,16 +256,7 @@ class GenerationFields(Fields):
         Field(default_factory=dict, description="By token id: added to its logit.")
     )
     ignore_eos: bool = Field(default=False, description="Go on past the end of the text.")
-    stream: bool = Field(default=False, description="Send the text as it comes.")
     stream_options: StreamOptions = StreamOptions()
-    num_speculative_tokens: int | None = _ranged(
-        None,
-        SPECULATIVE_TOKENS.json_schema(),
-        "Most draft tokens a step; absent = adaptive, 0 = off.",
-    )
-    cache_salt: Annotated[str | None, PlainValidator(_salt, json_schema_input_type=Salt)] = Field(
-        default=None, description="Cached prefixes are shared with requests of the same salt only."
-    )
 
 
 class CompletionRequest(GenerationFields):
@@ -270,6 +278,19 @@ class ChatRequest(GenerationFields):
     neutral = neutral.CHAT
 
     messages: Annotated[list[ChatMessage], Messages]
+
+
+def as_chat(
+    body: SharedFields,
+    turns: Iterable[tuple[str, str]],
+    *,
+    max_tokens: int | None,
+    stop: tuple[str, ...] = (),
+) -> ChatRequest:
+    """Returns the chat that another route's request asks for. `turns`: (role, text) of each."""
+    messages = [ChatMessage.model_construct(role=role, content=text) for role, text in turns]
+    shared = {name: getattr(body, name) for name in SharedFields.model_fields}
+    return ChatRequest.model_construct(messages=messages, max_tokens=max_tokens, stop=stop, **shared)
 
 
 class ModelFields(Fields):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 from outrider.errors import OutriderError
 from router.api.connection import ServerSentEvent
 from router.api.generate import Chunk, Result
 from router.api.position import event_id
-from router.api.responses import Envelope, Json, error_body, totals, usage
+from router.api.responses import Envelope, Json, totals, usage
 from router.metrics import Metrics
 from router.requests import SessionBegun
 
@@ -72,13 +72,15 @@ async def events(
     yield DONE
 
 
-def last_words(error: Exception, metrics: Metrics) -> Sequence[ServerSentEvent]:
-    """An error in the middle of a stream: the HTTP status has long been sent."""
+def last_words(
+    error: Exception, metrics: Metrics, told: Callable[[OutriderError], Sequence[ServerSentEvent]]
+) -> Sequence[ServerSentEvent]:
+    """An error in the middle of a stream, as `told` says it: the HTTP status has long been sent."""
     if not isinstance(error, OutriderError):
         logger.error("a streamed answer failed", exc_info=error)
         error = internal_error()
     metrics.request_refused(error.kind)
-    return ServerSentEvent(to_json(error_body(error))), DONE
+    return told(error)
 
 
 def internal_error() -> OutriderError:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from outrider.errors import InvalidRequest
 from router import tokenizer
-from router.api.answers import Detokenized, Tokenized
-from router.api.schema import DetokenizeRequest, TokenizeRequest
+from router.api.answers import Counted, Detokenized, Tokenized
+from router.api.schema import ChatMessage, DetokenizeRequest, TokenizeRequest
 from router.api.validation import check_bytes, check_ids, rendered
 from router.requests import ServedModel
 
@@ -31,6 +32,13 @@ def tokenized(body: TokenizeRequest, model: ServedModel) -> Tokenized:
         "tokens": list(ids),
         "token_strs": built.tokens(ids) if body.return_token_strs else None,
     }
+
+
+def counted(turns: Iterable[tuple[str, str]], model: ServedModel) -> Counted:
+    """Returns how many tokens a conversation is, of (role, text) turns. Raises InvalidRequest."""
+    built = tokenizer.load(model.tokenizer)
+    messages = [ChatMessage.model_construct(role=role, content=text) for role, text in turns]
+    return {"input_tokens": len(built.encode_rendered(rendered(messages, built, model)))}
 
 
 def detokenized(body: DetokenizeRequest, model: ServedModel) -> Detokenized:

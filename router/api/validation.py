@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from outrider.errors import ContextExceeded, InvalidRequest
@@ -107,6 +108,19 @@ def choices(body: Body) -> int:
 def choice_seed(seed: int, choice: int) -> int:
     """Returns the seed of a prompt's answer at that index: alone, it gives the same text."""
     return (seed + choice) % (MAX_SEED + 1)
+
+
+@contextmanager
+def called(names: Mapping[str, str]) -> Iterator[None]:
+    """Lets a refusal name a chat's field as the client does, by `names`."""
+    try:
+        yield
+    except InvalidRequest as error:
+        name = names.get(error.field or "")
+        if name is None:
+            raise
+        message = error.message.replace(error.field or "", name, 1)
+        raise type(error)(message, field=name) from None
 
 
 def _check_stream_options(body: Body) -> None:

@@ -56,7 +56,18 @@ json_values = st.recursive(
 )
 near = st.dictionaries(
     st.sampled_from(
-        ["prompt", "messages", "max_tokens", "temperature", "stop", "seed", "stream", "logit_bias"]
+        [
+            "prompt",
+            "messages",
+            "input",
+            "system",
+            "max_tokens",
+            "temperature",
+            "stop",
+            "seed",
+            "stream",
+            "logit_bias",
+        ]
     ),
     json_values,
 ).map(lambda fields: {"prompt": "a", "max_tokens": 2, **fields})
@@ -75,13 +86,14 @@ headers = st.fixed_dictionaries(
         "accept": st.sampled_from(["text/event-stream", "*/*", ""]),
     },
 )
+PATHS = ["/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/nowhere"]
 
 
 def test_bodies_that_are_no_request(service: Service) -> None:
     with httpx.Client(base_url=service.url, timeout=ANSWER_SECONDS, trust_env=False) as http:
 
         @fuzzed(BYTES_SHARE)
-        @given(st.sampled_from(["/v1/completions", "/v1/chat/completions", "/nowhere"]), bodies, headers)
+        @given(st.sampled_from(PATHS), bodies, headers)
         def send(path: str, body: bytes, headers: dict[str, str]) -> None:
             response = http.post(path, content=body, headers=headers)
             assert response.status_code < 500, response.text

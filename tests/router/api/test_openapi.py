@@ -12,6 +12,9 @@ from jsonschema import Draft202012Validator
 
 from outrider.errors import InvalidRequest
 from router.api import schema
+from router.api.fields import Fields
+from router.api.messages import CountRequest, MessagesRequest, Turn
+from router.api.responses_api import ResponsesRequest
 from router.api.validation import prepare
 from router.requests import ServedModel
 from tests.router.api import scripted
@@ -19,7 +22,13 @@ from tests.router.api import scripted
 APP = scripted.application()
 DOCUMENT = APP.openapi()
 SCHEMAS = DOCUMENT["components"]["schemas"]
-KINDS = [schema.CompletionRequest, schema.ChatRequest, schema.ChatMessage, schema.StreamOptions]
+KINDS: list[type[Fields]] = [
+    schema.CompletionRequest,
+    schema.ChatRequest,
+    schema.ChatMessage,
+    schema.StreamOptions,
+]
+KINDS += [schema.StreamOptions, MessagesRequest, CountRequest, Turn, ResponsesRequest]
 
 
 def body(kind: type[schema.GenerationFields]) -> Draft202012Validator:
@@ -61,6 +70,11 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
     [
         ("post", "/v1/completions", {"prompt": ["a", "b"]}, 200),
         ("post", "/v1/chat/completions", CHAT, 200),
+        ("post", "/v1/messages", {**CHAT, "max_tokens": 3}, 200),
+        ("post", "/v1/messages", CHAT, 400),
+        ("post", "/v1/messages/count_tokens", CHAT, 200),
+        ("post", "/v1/responses", {"input": "hi"}, 200),
+        ("post", "/v1/responses", {"input": 5}, 400),
         ("post", "/v1/completions", {"prompt": "a", "n": 65}, 400),
         ("post", "/v1/completions", {"prompt": "a", "model": "none"}, 404),
         ("get", "/v1/models", None, 200),
