@@ -226,11 +226,15 @@ class Metrics:
             self.dropped.labels(model, worker_id, reason).inc(new)
 
     def observe_rejections(self, worker_id: str, model: str, rejections: int, covered: int) -> None:
-        """Takes in a drafter's counts since its start."""
-        labels = (model, worker_id)
+        """Takes in a drafter's counts since its start. What has not changed costs a look: most idle."""
         key = Role.DRAFTER, worker_id
-        self.rejections.labels(*labels).inc(self._new(key, model, "rejections", rejections))
-        self.rejections_covered.labels(*labels).inc(self._new(key, model, "rejections covered", covered))
+        seen = self._seen[key, model]
+        for counter, what, count in (
+            (self.rejections, "rejections", rejections),
+            (self.rejections_covered, "rejections covered", covered),
+        ):
+            if seen.get(what) != count:
+                counter.labels(model, worker_id).inc(self._new(key, model, what, count))
 
     def _new(self, key: WorkerKey, model: str, what: str, count: int) -> int:
         """Returns by how much a worker's count has grown since it was told last."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Generic, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -24,6 +24,7 @@ from outrider.wire.session import (
 
 _VERIFIER_LOAD = [field.name for field in fields(VerifierLoad)]  # the message's fields have the same names
 _DRAFTER_LOAD = [field.name for field in fields(DrafterLoad)]
+_DRAFTER_NUMBERS = [name for name in _DRAFTER_LOAD if name != "round_trips"]
 
 MAX_BYTES = 16 * 2**20  # of what trusted peers say: a session with its prompt, the commits of many
 MOST_MEASURED = 2.0**32  # of a number that a worker measures: none is infinite, nor near it
@@ -229,10 +230,10 @@ def drafter_load_to_wire(load: DrafterLoad) -> drafter_pb2.DrafterLoad:
 
 def drafter_load_from_wire(message: drafter_pb2.DrafterLoad) -> DrafterLoad:
     """Returns the load. Raises InvalidRequest as verifier_load_from_wire does."""
-    load = DrafterLoad(*[getattr(message, name) for name in _DRAFTER_LOAD])
-    load = replace(load, round_trips=dict(message.round_trips))  # a copy: the message is not kept
-    _check_measured([*(getattr(load, name) for name in _DRAFTER_LOAD), *load.round_trips.values()])
-    return load
+    numbers = {name: getattr(message, name) for name in _DRAFTER_NUMBERS}
+    round_trips = dict(message.round_trips)  # a copy: the message is not kept
+    _check_measured([*numbers.values(), *round_trips.values()])
+    return DrafterLoad(**numbers, round_trips=round_trips)
 
 
 def _check_measured(values: Iterable[object]) -> None:
