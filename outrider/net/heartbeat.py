@@ -15,9 +15,9 @@ from outrider.net.tasks import cancel
 HEARTBEAT_SECONDS = 0.5  # a worker says something at least so often on each stream that was opened to it
 SILENCE_SECONDS = 2.0  # without a word, after which who opened the stream gives it up
 IDLE_HEARTBEATS = (
-    4  # of which one is given to a router that has no session here, if it would tell nothing new
+    5  # of which one is given to a router that has no session here, if it would tell nothing new
 )
-IDLE_SILENCE_SECONDS = 6.0  # without a word, after which a router gives up a worker where it has no session
+IDLE_SILENCE_SECONDS = 7.5  # without a word, after which a router gives up a worker where it has no session
 TICK_SECONDS = 0.25  # between two looks at who is silent
 
 
