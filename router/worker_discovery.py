@@ -12,7 +12,7 @@ from typing import NoReturn
 from outrider.errors import OutriderError, PeerRefused
 from outrider.net.allowance import CUT_OFF_SECONDS, CutOff
 from outrider.net.backoff import Backoff
-from outrider.net.heartbeat import TICK_SECONDS
+from outrider.net.heartbeat import IDLE_TICKS, TICK_SECONDS
 from outrider.net.rpc import channel
 from outrider.net.tasks import propagate_cancel
 from outrider.net.tls import Tls
@@ -79,10 +79,14 @@ class WorkerDiscovery:
     async def _watch(self) -> NoReturn:
         """Lets time pass for all workers of the fleet, so that those that fell silent are given up."""
         while True:
-            await asyncio.sleep(TICK_SECONDS)
-            workers: list[Verifier | Drafter] = [*self._fleet.verifiers.values()]
-            for worker in [*workers, *self._fleet.drafters.values()]:
-                worker.tick()
+            for tick in range(IDLE_TICKS):
+                await asyncio.sleep(TICK_SECONDS)
+                workers: list[Verifier | Drafter] = [*self._fleet.verifiers.values()]
+                for worker in [*workers, *self._fleet.drafters.values()]:
+                    if worker.has_sessions:
+                        worker.tick()
+                    elif tick == 0:
+                        worker.tick(IDLE_TICKS)
 
     def _follow(self, records: Mapping[WorkerKey, WorkerRecord]) -> None:
         for key, known in list(self._records.items()):

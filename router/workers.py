@@ -156,11 +156,15 @@ class Worker(Generic[Listener]):
             return self._given_up
         return "its stream ended"
 
-    def tick(self) -> None:
-        """Notes that a tick of the router's time has passed. Ends the stream if nothing has come for too
-        long: a worker where this router has no session has less to say."""
+    @property
+    def has_sessions(self) -> bool:
+        return bool(self._listeners)
+
+    def tick(self, ticks: int = 1) -> None:
+        """Notes that so many ticks of the router's time have passed. Ends the stream if nothing has come for
+        too long: a worker where this router has no session has less to say."""
         limit = SILENCE_SECONDS if self._listeners else IDLE_SILENCE_SECONDS
-        if self._silence.tick() >= limit:
+        if self._silence.tick(ticks) >= limit:
             self._give_up(f"it has been silent for {limit:g} seconds")
 
     def _give_up(self, why: str) -> None:

@@ -19,6 +19,7 @@ IDLE_HEARTBEATS = (
 )
 IDLE_SILENCE_SECONDS = 7.5  # without a word, after which a router gives up a worker where it has no session
 TICK_SECONDS = 0.25  # between two looks at who is silent
+IDLE_TICKS = 4  # between two looks of a router at the workers where it has no session: they may be thousands
 
 
 class Stillness:
@@ -35,9 +36,10 @@ class Stillness:
     def seconds(self) -> float:
         return self._seconds
 
-    def tick(self) -> float:
-        """Notes that one tick of the listener's time has passed. Returns the seconds since the last move."""
-        self._seconds += self._tick_seconds
+    def tick(self, ticks: int = 1) -> float:
+        """Notes that so many ticks of the listener's time have passed. Returns the seconds since the last
+        move."""
+        self._seconds += ticks * self._tick_seconds
         return self._seconds
 
 
