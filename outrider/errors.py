@@ -151,6 +151,10 @@ class DeadlineExceeded(OutriderError):
     kind = "timeout_error"
 
 
+class NoneInTime(Unavailable, DeadlineExceeded):
+    """Nothing that can serve the request came in that time."""
+
+
 class Unauthenticated(OutriderError):
     """The client shows no key, or one that is not known here."""
 

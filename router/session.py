@@ -14,6 +14,7 @@ from outrider.errors import (
     Cancelled,
     DeadlineExceeded,
     InvalidRequest,
+    NoneInTime,
     OutriderError,
     Superseded,
     Unavailable,
@@ -160,7 +161,7 @@ class Session:
 
     def _expire(self) -> None:
         if self._verifier is None and not self.transcript.steps:
-            self._end(Unavailable("no target worker came in the time that the client waits; try again later"))
+            self._end(NoneInTime("no target worker came in the time that the client waits; try again later"))
             return
         self._end(DeadlineExceeded(f"the request was not finished by its deadline{self._missing_numerics}"))
 

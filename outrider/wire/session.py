@@ -30,8 +30,8 @@ class FinishReason(IntEnum):
 
     @property
     def openai(self) -> str:
-        """The reason in OpenAI's words: "stop" or "length"."""
-        return self.name.lower()
+        """The reason in OpenAI's words, "stop" or "length"; or in vLLM's: "abort"."""
+        return "abort" if self is FinishReason.CANCELLED else self.name.lower()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from outrider.sampling.params import RANGES
 
 Count = Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(json_schema_extra=dict(RANGES["seed"].json_schema()))]
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "abort"]
 
 
 class CachedTokens(TypedDict):
@@ -119,7 +119,7 @@ class AnthropicMessage(TypedDict):
     role: Literal["assistant"]
     model: str
     content: list[MessageText]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence"]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "abort"]
     stop_sequence: str | None
     usage: MessageUsage
     seed: Seed
@@ -158,7 +158,7 @@ class OutputMessage(TypedDict):
 
 
 class Incomplete(TypedDict):
-    reason: Literal["max_output_tokens"]
+    reason: Literal["max_output_tokens", "abort"]
 
 
 class OutputDetails(TypedDict):

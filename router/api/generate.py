@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import islice
 
-from outrider.errors import OutriderError
+from outrider.errors import DeadlineExceeded, OutriderError
 from outrider.wire.session import FinishReason
 from router.api.acceptance import SpeculationStats
 from router.api.threads import Retelling
@@ -49,11 +49,12 @@ class Result:
     speculation: SpeculationStats
     numerics_changes: int = 0  # of verifiers with other numerics, amid the text
     stop: str = ""  # the stop string that ended it; empty = none
+    cut: DeadlineExceeded | None = None  # the text goes on, but its client's time was over
 
     @property
     def position(self) -> int:
         """The end counts as one token: who has it is further than who has only the last token."""
-        return self.usage.completion_tokens + 1
+        return self.usage.completion_tokens + (self.cut is None)
 
 
 @dataclass(slots=True)
@@ -100,6 +101,10 @@ class _Output:
                 break
         return chunks, taken == GROUP and not self.matcher.stopped
 
+    def result(self, text: str, reason: FinishReason, cut: DeadlineExceeded | None = None) -> Result:
+        changes = max(0, len(self.numerics) - 1)
+        return Result(text, reason, self.usage, self.speculation, changes, self.matcher.found, cut)
+
     def finish(self) -> str:
         """The text that was still open; sets `stopped` where it completes a stop string."""
         text = self.matcher.push(self.detokenizer.flush())
@@ -116,6 +121,7 @@ async def generate(
 ) -> AsyncGenerator[SessionBegun | Chunk | Result, None]:
     """SessionBegun, chunks, then one Result. Closing it closes the session; so does a stop string, at once.
 
+    If its time is over the Result tells it as `cut`, and text that was still open is left to who resumes it.
     `events`: all of the session. `after`: where it is resumed, the position of its client, who gets what
     follows it; None = a new session. `retelling`: its place, needed up to SessionBegun. Raises what `events`
     raises; chunks given before stay valid."""
@@ -161,9 +167,10 @@ async def generate(
             rest = output.finish()
         reason = FinishReason.STOP if output.matcher.stopped or reason is None else reason
         ended = reason.openai
-        changes = max(0, len(output.numerics) - 1)
-        found = output.matcher.found
-        yield Result(rest, reason, output.usage, output.speculation, changes, found)
+        yield output.result(rest, reason)
+    except DeadlineExceeded as error:
+        ended = FinishReason.CANCELLED.openai
+        yield output.result("", FinishReason.CANCELLED, error)
     except Exception:
         ended = "error"
         raise
@@ -204,7 +211,24 @@ async def generate_all(
 
     `start` gives the events of a session; `after` as for `generate`, of each. `retelling`: their place, which
     they leave when all have come to there. Nothing comes before all have begun, which the first item says:
-    one id is told for all. The first error of any session ends all of them and is raised."""
+    one id is told for all. The first error of any session ends all of them and is raised, and so is the end
+    of their time if none of them has any text."""
+    told = False
+    async with aclosing(_side_by_side(start, generation, metrics, after, retelling)) as items:
+        async for index, item in items:
+            if isinstance(item, Result) and item.cut is not None and not told:
+                raise item.cut
+            told = told or not isinstance(item, SessionBegun)
+            yield index, item
+
+
+async def _side_by_side(
+    start: Callable[[GenerationRequest], Events],
+    generation: Generation,
+    metrics: Metrics,
+    after: Sequence[int] | None,
+    retelling: Retelling | None,
+) -> AsyncGenerator[tuple[int, SessionBegun | Chunk | Result], None]:
     if len(generation.sessions) == 1:
         (session,) = generation.sessions
         has = None if after is None else after[0]

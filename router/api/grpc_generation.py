@@ -18,7 +18,7 @@ from router.api import generation_wire, position, schema
 from router.api.access import Access, count_sessions, guarded, owner
 from router.api.cache_salt import cache_salt
 from router.api.deadline import TimeLimits, call_limits
-from router.api.generate import generate_all
+from router.api.generate import Result, generate_all
 from router.api.record import Record, check_owner, named, recalled
 from router.api.stream import Items, internal_error
 from router.api.threads import TINY_BYTES, Retelling, Threads
@@ -57,6 +57,8 @@ class GenerationServicer:
             generation, answering = await self._begun(request, call_limits(context))
             async with aclosing(answering) as items:
                 async for index, item in items:
+                    if isinstance(item, Result) and item.cut is not None:
+                        raise item.cut  # gRPC has a status for it; the text is there
                     for response in generation_wire.responses(index, item, generation):
                         yield response
 

@@ -165,6 +165,8 @@ def _stop(result: Result) -> Json:
     reason = "stop_sequence" if result.stop else "end_turn"
     if result.finish_reason is FinishReason.LENGTH:
         reason = "max_tokens"
+    if result.cut is not None:
+        reason = result.finish_reason.openai
     return {"stop_reason": reason, "stop_sequence": result.stop or None}
 
 

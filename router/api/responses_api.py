@@ -186,13 +186,15 @@ class ResponseTelling:
         }
 
     def _ended(self, text: str, result: Result) -> dict[str, Any]:
-        short = result.finish_reason is FinishReason.LENGTH
-        status = "incomplete" if short else "completed"
+        why = "max_output_tokens" if result.finish_reason is FinishReason.LENGTH else None
+        if result.cut is not None:
+            why = result.finish_reason.openai
+        status = "completed" if why is None else "incomplete"
         told, counts = self._response(status, [self._item(status, [_part(text)])]), totals([result])
         usage = counts["usage"]
         return {
             **told,
-            "incomplete_details": {"reason": "max_output_tokens"} if short else None,
+            "incomplete_details": None if why is None else {"reason": why},
             "usage": {
                 "input_tokens": usage["prompt_tokens"],
                 "input_tokens_details": usage["prompt_tokens_details"],

@@ -60,7 +60,10 @@ async def events(
             has, position[index] = position[index], max(position[index], item.position)
             if isinstance(item, Result):
                 results[index] = item
-                if item.position > has:
+                if item.cut is not None:  # without an id: who resumes has what it had before
+                    end = shape.delta(index, None, item.finish_reason.openai)
+                    yield ServerSentEvent(chunk(index, end, item.usage.completion_tokens).data)
+                elif item.position > has:
                     end = shape.delta(index, item.text or None, item.finish_reason.openai)
                     yield chunk(index, end, item.usage.completion_tokens)
             elif item.text:
