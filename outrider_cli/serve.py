@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from demo import pair
+from demo import pair, smollm2
 from drafter.config import DrafterConfig
 from outrider.net.tasks import first_of
-from outrider.options.engine import EngineOptions
+from outrider.options.engine import AUTO, EngineOptions
 from outrider.options.model_id import checkpoint_name
 from outrider.options.option import build, option, same
 from outrider.options.protection import Protection
@@ -35,10 +35,12 @@ class ServeOptions:
     """What `serve` is told. Each of its processes is told what it needs of it."""
 
     target: str | None = option(
-        None, "Folder, GGUF file or hub id of the target model.", shown="the demo pair's target"
+        None,
+        f"Folder, GGUF file or hub id of the target model; {pair.NAME} = the built-in pair.",
+        shown=f"{smollm2.NAME} if it is installed, else the built-in pair",
     )
     draft: str | None = option(
-        None, "Folder, GGUF file or hub id of the draft model.", shown="the demo pair's draft"
+        None, "Folder, GGUF file or hub id of the draft model.", shown="that of the built-in pair"
     )
     propose: str | None = same(DrafterConfig, "propose")
     drafters: int = option(1, "Number of draft workers; 0 = plain decoding.", least=0)
@@ -66,24 +68,34 @@ def _serve_command(**given: Any) -> None:
             other = "--drafters 0" if told.drafters == 0 else "--propose"
             fail("serve", f"--draft-quantization is of no use with {other}: leave one out", WRONG_USAGE)
         router = router_child(build(RouterConfig, given), told.logging)
-        others = partial(worker_children, models, _workers(told))
+        others = partial(worker_children, models, _workers(told, models))
         others("127.0.0.1:1")  # what workers could not be told is said before anything starts
         asked = told.api_keys is not None or API_KEYS in os.environ
-        asyncio.run(run(router, others, models.name, keyed=asked, ca=told.protection.tls_ca))
+        announce = partial(
+            banner, model=models.name, chat=models.chat, keyed=asked, ca=told.protection.tls_ca
+        )
+        asyncio.run(run(router, others, announce))
 
 
-def _workers(told: ServeOptions) -> Workers:
+def _workers(told: ServeOptions, models: Models) -> Workers:
     processes = told.verifiers * told.engine.tensor_parallel_size + told.drafters
     threads = told.engine.threads or threads_each(len(os.sched_getaffinity(0)), processes)
+    engine = replace(told.engine, threads=threads, quantization=quantization(told.engine, models))
     return Workers(
         verifiers=told.verifiers,
         drafters=told.drafters,
-        engine=replace(told.engine, threads=threads),
+        engine=engine,
         draft_quantization=told.draft_quantization,
         lock_step=told.sessions.lock_step,
         protection=told.protection,
         logging=told.logging,
     )
+
+
+def quantization(told: EngineOptions, models: Models) -> str | None:
+    """Returns how the target's layers run: as told, and the first model's on a CPU as fast as is exact."""
+    ordinary = (told.device, told.number_format, told.tensor_parallel_size) == ("cpu", "float32", 1)
+    return told.quantization or (AUTO if models.chat and ordinary else None)
 
 
 serve = command(
@@ -104,6 +116,8 @@ def choose_models(target: str | None, draft: str | None, drafters: int, propose:
         fail("serve", "--draft and --propose both say where guesses come from: leave one out", WRONG_USAGE)
     if draft is not None and target is None:
         fail("serve", "--draft is given without --target: name both models of the pair", WRONG_USAGE)
+    if target == pair.NAME and draft is None:
+        return _built_in(drafters, propose)
     if target is not None and draft is None and propose is None and drafters > 0:
         fail(
             "serve",
@@ -113,11 +127,19 @@ def choose_models(target: str | None, draft: str | None, drafters: int, propose:
         )
     if target is not None:
         return Models(target, draft, checkpoint_name(target), propose)
+    weights = smollm2.weights()
+    if weights is None:
+        return _built_in(drafters, propose)
+    guesses = propose or ("ngram" if drafters else None)
+    return Models(str(weights), None, smollm2.NAME, guesses, chat=True)
+
+
+def _built_in(drafters: int, propose: str | None) -> Models:
     for folder in (pair.TARGET, pair.DRAFT):
         if not (folder / "config.json").is_file():
             fail(
                 "serve",
-                f"the demo pair is missing ({folder}): name models of your own with --target and --draft",
+                f"the built-in pair is missing ({folder}): name models of your own with --target and --draft",
             )
     drafted = drafters > 0 and propose is None
     return Models(str(pair.TARGET), str(pair.DRAFT) if drafted else None, pair.NAME, propose)
@@ -126,13 +148,10 @@ def choose_models(target: str | None, draft: str | None, drafters: int, propose:
 async def run(
     router: ChildSpec,
     others: Callable[[str], list[ChildSpec]],
-    model: str,
-    *,
-    keyed: bool = False,
-    ca: Path | None = None,
+    announce: Callable[[str, str], str],
 ) -> None:
     """Runs a router and, once it is known where workers register, the others, until a signal. Leaves no
-    process. `keyed`: whether clients need a key; `ca`: the authority that they may have to be told of.
+    process. `announce` makes what is said when all are ready, of the HTTP url and the gRPC host:port.
 
     A failure ends the process with one line and a non-zero code; a signal is the usual end and none. The
     children have their time to drain then, unless a second one comes."""
@@ -149,13 +168,7 @@ async def run(
         asyncio.get_running_loop().add_signal_handler(sign, on_signal)
     failure = None
     try:
-        serving = _serve(
-            supervisor,
-            display,
-            router,
-            others,
-            lambda url, grpc: banner(url, grpc, model, keyed=keyed, ca=ca),
-        )
+        serving = _serve(supervisor, display, router, others, announce)
         await first_of(serving, supervisor.failed(), stopped.wait())
         display.note("stopping; Ctrl-C again stops at once")
     except ChildDied as death:

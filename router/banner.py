@@ -9,22 +9,31 @@ import sys
 from pathlib import Path
 
 PROMPT = "def fibonacci(n):\n"
+QUESTION = {"role": "user", "content": "What is the capital of France?"}
 MAX_TOKENS = 64
 
 
-def banner(url: str, grpc_address: str, model: str, *, keyed: bool = False, ca: Path | None = None) -> str:
-    """Returns the text for a service at `url` (http://host:port) that serves `model`. `keyed`: to those who
-    have a key; `ca`: file of the authority of its certificate."""
+def banner(
+    url: str,
+    grpc_address: str,
+    model: str,
+    *,
+    chat: bool = False,
+    keyed: bool = False,
+    ca: Path | None = None,
+) -> str:
+    """Returns the text for a service at `url` (http://host:port) that serves `model`. `chat`: it answers
+    questions; `keyed`: to those who have a key; `ca`: file of the authority of its certificate."""
     trust = "" if ca is None else f"SSL_CERT_FILE={shlex.quote(str(ca))} "
     lines = [
         "",
         f"Outrider is ready: {url}  (model {model}; gRPC {grpc_address})",
         "",
         *(("  export OUTRIDER_API_KEY=YOUR_KEY",) if keyed else ()),
-        "  " + trust + curl_line(url, model, keyed),
+        "  " + trust + curl_line(url, model, keyed, chat),
         "",
         *(() if importlib.util.find_spec("openai") else (f"  {_python()} -m pip install openai",)),
-        "  " + trust + python_line(url, model, keyed),
+        "  " + trust + python_line(url, model, keyed, chat),
         "",
         "Ctrl-C stops.",
         "",
@@ -32,19 +41,22 @@ def banner(url: str, grpc_address: str, model: str, *, keyed: bool = False, ca: 
     return "\n".join(lines)
 
 
-def curl_line(url: str, model: str, keyed: bool = False) -> str:
-    body = json.dumps({"model": model, "prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0})
+def curl_line(url: str, model: str, keyed: bool = False, chat: bool = False) -> str:
+    asked = {"messages": [QUESTION]} if chat else {"prompt": PROMPT}
+    body = json.dumps({"model": model, **asked, "max_tokens": MAX_TOKENS, "temperature": 0})
     key = '-H "authorization: Bearer $OUTRIDER_API_KEY" ' if keyed else ""
-    return f"curl {url}/v1/completions {key}-H 'content-type: application/json' -d {shlex.quote(body)}"
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    return f"curl {url}{path} {key}-H 'content-type: application/json' -d {shlex.quote(body)}"
 
 
-def python_line(url: str, model: str, keyed: bool = False) -> str:
+def python_line(url: str, model: str, keyed: bool = False, chat: bool = False) -> str:
     key = 'os.environ["OUTRIDER_API_KEY"]' if keyed else '"none"'
+    asked = f"messages={json.dumps([QUESTION])}" if chat else f"prompt={json.dumps(PROMPT)}"
     program = (
         f"{'import os; ' if keyed else ''}from openai import OpenAI; "
-        f'print(OpenAI(base_url="{url}/v1", api_key={key}).completions.create('
-        f"model={json.dumps(model)}, prompt={json.dumps(PROMPT)}, max_tokens={MAX_TOKENS}, temperature=0)"
-        ".choices[0].text)"
+        f'print(OpenAI(base_url="{url}/v1", api_key={key}).{"chat." if chat else ""}completions.create('
+        f"model={json.dumps(model)}, {asked}, max_tokens={MAX_TOKENS}, temperature=0)"
+        f".choices[0].{'message.content' if chat else 'text'})"
     )
     return f"{_python()} -c {shlex.quote(program)}"
 

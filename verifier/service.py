@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import grpc.aio
 
+from outrider.engine.process_memory import give_back_freed_memory
 from outrider.errors import StepHung, Unavailable
 from outrider.net.heartbeat import HEARTBEAT_SECONDS
 from outrider.net.rpc import add_methods, bind, caller, host_of, new_server
@@ -205,6 +206,7 @@ async def start(
         measured,
         lambda: profile(engine, time.perf_counter, _profiled, config.limits.max_batch_tokens),
     )
+    give_back_freed_memory()  # what the largest step took
     start_steps = lock_step if config.lock_step else start_at
     stepper = Stepper(engine, config.limits, service.on_step, time.monotonic, start_steps, step_time)
     service.use(stepper)

@@ -18,7 +18,7 @@ from outrider.engine.group import Alone
 from outrider.engine.kernel_choice import with_kernel
 from outrider.engine.numerics import numerics
 from outrider.engine.parts import CALLS, GATHERED, LINEARS, RECORDS, Parts, kernels
-from outrider.engine.process_memory import keep_freed_memory, use_huge_pages
+from outrider.engine.process_memory import give_back_freed_memory, keep_freed_memory, use_huge_pages
 from outrider.engine.rank_group import RankGroup
 from outrider.engine.ranks import Ranks
 from outrider.engine.replayed import recorded
@@ -88,6 +88,7 @@ def build_engine(
         ranked.ranks.settle()
         if ranked.ranks.leads:
             ranked.lead()
+    give_back_freed_memory()
     weights = info.parameters * next(model.parameters()).element_size()
     if calls.device.type == "cpu" and weights >= WORTH_HUGE_PAGES:
         use_huge_pages()  # which takes some seconds, for as many gigabytes

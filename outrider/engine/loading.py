@@ -18,13 +18,15 @@ from outrider.engine.assembly import build_engine
 from outrider.engine.checkpoint import Checkpoint, fingerprint, locate, look_over
 from outrider.engine.engine import Engine
 from outrider.engine.gguf_file import complete, parsed_once, unused
+from outrider.engine.linear_layers import Int8
 from outrider.engine.parts import Parts, check_parts, usual
+from outrider.engine.quantized import exact_here
 from outrider.engine.quantized_checkpoint import prepare
 from outrider.engine.ranks import Ranks, of_the_group
 from outrider.engine.sharding import check_divisible
 from outrider.engine.tokenizer import load_tokenizer
 from outrider.errors import PeerLost, StartupError
-from outrider.options.engine import EngineOptions
+from outrider.options.engine import AUTO, EngineOptions
 from outrider.options.model_id import checkpoint_name
 from outrider.wire.description import ModelInfo
 
@@ -57,7 +59,7 @@ def load_engine(
     use, the others one to `follow` with. `device` is this rank's own; the KV memory is that of all together.
 
     With `quantization` int8, on a CPU in float32 and without `ranks`, linear layers are rounded to 8 bits
-    once the checks are passed; nothing is exact then.
+    once the checks are passed; auto does so if this processor multiplies exactly in 8 bits.
 
     `parts` are those that the engine is made of, in place of what is usual on the device; every rank gives
     the same.
@@ -69,6 +71,8 @@ def load_engine(
     target = _device(device)
     wanted = _dtype(dtype, target)
     size = ranks.group.size if ranks is not None else 1
+    if quantization == AUTO:
+        quantization = Int8.name if exact_here() else None
     chosen = parts or usual(target, wanted, quantization)
     check_parts(chosen, target, wanted, size)
     if threads:

@@ -6,6 +6,7 @@ A step reads every weight, and looks up each page on its way; and it needs the s
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,16 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)
         mallopt(M_TRIM_THRESHOLD, KEPT)
+
+
+def give_back_freed_memory() -> None:
+    """Gives the system what was freed so far: weights as they were before they were packed or rounded.
+
+    A GGUF file's parts refer to one another, so they are looked for. Another C library keeps what it has."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def use_huge_pages() -> None:

@@ -98,3 +98,11 @@ def largest_weight() -> int:
         if all(torch.equal(each, expected[: len(each)]) for each in found):
             return largest
     raise StartupError(REFUSAL)
+
+
+def exact_here() -> bool:
+    """Returns whether this processor and torch multiply exactly in 8 bits."""
+    try:
+        return bool(largest_weight())
+    except StartupError:
+        return False

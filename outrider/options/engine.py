@@ -9,6 +9,7 @@ from outrider.options.memory import parse_memory
 from outrider.options.option import check, option, wrong
 
 DTYPES = ("float32", "bfloat16", "float16")
+AUTO = "auto"  # a kind of quantization: int8 where this processor computes it exactly, else none
 LEAST_KV_BYTES = 2**20
 
 
@@ -35,8 +36,9 @@ class EngineOptions:
     )
     quantization: str | None = option(
         None,
-        "Run linear layers in 8 bits on a CPU: faster, bit-exact, and not the numbers of float32.",
-        choices=("int8",),
+        "Run linear layers in 8 bits on a CPU: faster, bit-exact, and not the numbers of float32. "
+        "auto = if this processor computes them exactly.",
+        choices=("int8", AUTO),
         shown="none",
     )
 

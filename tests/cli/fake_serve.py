@@ -2,12 +2,14 @@
 
 import asyncio
 import sys
+from functools import partial
 from pathlib import Path
 
 import typer
 
 from outrider_cli.serve import run
 from outrider_cli.supervisor import ChildSpec
+from router.banner import banner
 
 FAKE = str(Path(__file__).with_name("fake_role.py"))
 
@@ -19,8 +21,9 @@ def child(role: str, folder: str, behaviour: str) -> ChildSpec:
 
 
 def main(folder: str, router: str, verifier: str, drafter: str) -> None:
+    announce = partial(banner, model="some-model")
     others = [child("verifier", folder, verifier), child("drafter", folder, drafter)]
-    asyncio.run(run(child("router", folder, router), lambda address: others, "some-model"))
+    asyncio.run(run(child("router", folder, router), lambda address: others, announce))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from demo import pair
 from drafter.config import DrafterConfig
 from outrider import __version__
 from outrider.options.engine import EngineOptions
@@ -23,7 +22,7 @@ from outrider.options.sessions import SessionOptions
 from outrider_cli import app
 from outrider_cli.children import Models, Workers, router_child, threads_each, worker_children
 from outrider_cli.commands import Logging
-from outrider_cli.serve import choose_models, reachable, router_addresses
+from outrider_cli.serve import reachable, router_addresses
 from router.config import RouterConfig
 from verifier.config import VerifierConfig
 
@@ -104,23 +103,6 @@ def test_options_and_configuration_agree(command: str, config: Any) -> None:
 @pytest.mark.parametrize("option", ["num_speculative_tokens", "host", "port", "grpc_port", "seed"])
 def test_serve_has_the_routers_defaults(option: str) -> None:
     assert parameters("serve")[option].default == parameters("router")[option].default
-
-
-def test_without_a_name_the_demo_pair_is_served() -> None:
-    assert choose_models(None, None, 1) == Models(str(pair.TARGET), str(pair.DRAFT), pair.NAME)
-    assert choose_models(None, None, 0).draft is None
-
-
-def test_models_of_ones_own() -> None:
-    assert choose_models("org/big-one", "folder/small/", 1) == Models(
-        "org/big-one", "folder/small/", "big-one"
-    )
-    assert choose_models("a/b/", None, 0) == Models("a/b/", None, "b")
-    assert choose_models("a/b", None, 1, "ngram") == Models("a/b", None, "b", "ngram")
-
-
-def test_lookup_takes_the_place_of_the_demo_pairs_draft() -> None:
-    assert choose_models(None, None, 1, "ngram") == Models(str(pair.TARGET), None, pair.NAME, "ngram")
 
 
 @pytest.mark.parametrize(

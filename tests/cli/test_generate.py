@@ -189,6 +189,8 @@ def test_the_banner_holds_both_lines_whole() -> None:
     lines = [line.strip() for line in text.splitlines()]
     assert curl_line("http://h:1", "some'model") in lines
     assert python_line("http://h:1", "some'model") in lines
+    asking = [line.strip() for line in banner("http://h:1", "h:2", "m", chat=True).splitlines()]
+    assert {curl_line("http://h:1", "m", chat=True), python_line("http://h:1", "m", chat=True)} < set(asking)
     assert "Outrider is ready: http://h:1  (model some'model; gRPC h:2)" in lines
     assert "Ctrl-C stops." in lines
 

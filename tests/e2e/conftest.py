@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from demo import pair
 from outrider.engine.engine import Engine, Work
 from outrider.engine.loading import load_engine
 from outrider.sampling.params import SamplingParams
@@ -67,7 +68,7 @@ class Serve:
 
 def start(*arguments: str) -> Serve:
     command = [sys.executable, "-m", "outrider_cli", "serve", "--port", "0", "--grpc-port", "0"]
-    command += ["--kv-memory", KV_MEMORY, *arguments]
+    command += ["--target", pair.NAME, "--kv-memory", KV_MEMORY, *arguments]
     # A store of other routers is not for a service that keeps to itself.
     store = {"OUTRIDER_STORE": "redis://127.0.0.1:1"}
     environment = {**os.environ, **store, "OMP_NUM_THREADS": "1", "COLUMNS": "400"}

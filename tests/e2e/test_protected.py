@@ -19,6 +19,7 @@ import psutil
 import pytest
 from tokenizers import Tokenizer
 
+from demo import pair
 from outrider.client import Client, Statistics
 from outrider.errors import OutriderError, Unavailable
 from outrider.net.tls import Tls, TlsFiles
@@ -98,7 +99,14 @@ def protected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Protected]:
     keys = folder / "keys"
     keys.write_text(ApiKey("alice", digest(key)).line)
     ports = ("--port", "0", "--grpc-port", "0", "--worker-port", "0")
-    small = ("--propose", "ngram", "--kv-memory", KV_MEMORY)  # certificates know nothing of models
+    small = (
+        "--target",
+        pair.NAME,
+        "--propose",
+        "ngram",
+        "--kv-memory",
+        KV_MEMORY,
+    )  # certificates know nothing of models
     with outrider("serve", *ports, *small, *flags(files), "--api-keys", str(keys)) as process:
         process.wait_for("Outrider is ready: https://", 240)
         line = process.wait_for("outrider router ready: ")

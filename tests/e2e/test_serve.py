@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from demo.heldout import heldout_prompts
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import generation_pb2, generation_pb2_grpc
+from router.banner import curl_line, python_line
 from tests.e2e.conftest import TARGET, Alone, Eventually, Serve
 
 pytestmark = pytest.mark.process
@@ -201,6 +202,18 @@ def test_the_lines_that_it_prints_work_when_pasted(serve: Serve) -> None:
     printed = subprocess.run(["bash", "-c", python], capture_output=True, text=True, timeout=120)
     assert printed.returncode == 0, printed.stderr
     assert text.strip() and printed.stdout.strip() == text.strip()
+
+
+def test_the_lines_of_a_model_that_answers_work_when_pasted(serve: Serve) -> None:
+    import subprocess
+
+    lines = [make(serve.url, "outrider-demo", chat=True) for make in (curl_line, python_line)]
+    asked = [
+        subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120) for line in lines
+    ]
+    assert asked[1].returncode == 0, asked[1].stderr
+    text = json.loads(asked[0].stdout)["choices"][0]["message"]["content"]
+    assert text.strip() and asked[1].stdout.strip() == text.strip()
 
 
 def test_an_answer_can_be_replayed_with_the_seed_that_it_names(serve: Serve) -> None:

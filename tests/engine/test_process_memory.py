@@ -69,3 +69,29 @@ def test_memory_that_a_step_frees_is_the_next_ones() -> None:
     ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     pages = 30 * 8 * 2**22 // mmap.PAGESIZE  # that would be new if all were given back
     assert int(ran.stdout) < pages // 10
+
+
+FREED = """
+import torch
+from pathlib import Path
+from outrider.engine.process_memory import give_back_freed_memory, keep_freed_memory
+
+def pages():
+    return int(Path("/proc/self/statm").read_text().split()[1])
+
+keep_freed_memory()
+kept, freed = [], []
+for number in range(64):
+    freed.append(torch.ones(2**20))
+    kept.append(torch.ones(2**10))  # in between, so that what is freed is not the end of the heap
+del freed
+before = pages()
+give_back_freed_memory()
+print(before - pages())
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="reads Linux's count of pages")
+def test_weights_that_were_replaced_are_given_back() -> None:
+    ran = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True)
+    assert int(ran.stdout) > 0.9 * 64 * 2**22 // mmap.PAGESIZE

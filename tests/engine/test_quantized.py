@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from drafter.config import DrafterConfig
+from outrider.engine import loading
 from outrider.engine.engine import Engine
 from outrider.engine.invariance import linears_keep_bits
 from outrider.engine.kv_blocks import BlockTable
@@ -115,3 +116,12 @@ def test_serve_hands_it_to_those_that_it_is_for(both: str | None, draft: str | N
     verifier, drafter = worker_children(Models("T", "D", "n"), workers, "127.0.0.1:1")
     assert ("--quantization" in verifier.command) == (both is not None)
     assert "--quantization" in drafter.command
+
+
+@pytest.mark.parametrize(("exact", "quantization"), [(True, "int8"), (False, "")])
+def test_auto_takes_8_bits_where_they_are_exact(
+    exact: bool, quantization: str, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "exact_here", lambda: exact)
+    engine = load_engine(str(checkpoint("llama")), kv_memory_bytes=2**24, quantization="auto")
+    assert (engine.info.quantization, engine.info.bit_exact) == (quantization, True)
