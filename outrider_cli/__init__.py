@@ -8,6 +8,7 @@ import typer
 
 from outrider import __version__
 from outrider_cli.bench_command import bench
+from outrider_cli.distill import distill
 from outrider_cli.generate import generate
 from outrider_cli.keys import keys
 from outrider_cli.roles import drafter, router, verifier
@@ -22,7 +23,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, generate, router, verifier, drafter, plan, bench):
+for command in (serve, generate, router, verifier, drafter, distill, plan, bench):
     app.command()(command)
 app.add_typer(keys)
 

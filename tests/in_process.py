@@ -198,6 +198,7 @@ def load(
         name=model.name,
         kv_memory_bytes=KV_BYTES,
         threads=1,
+        drafts=role is Role.DRAFTER,
         quantization=quantization,
         **({} if dtype is None else {"dtype": dtype}),
     )

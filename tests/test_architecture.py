@@ -13,14 +13,25 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROOMS = {"outrider", "outrider_cli", "router", "verifier", "drafter", "demo", "deploy", "benchmarks"}
+ROOMS = {
+    "outrider",
+    "outrider_cli",
+    "router",
+    "verifier",
+    "drafter",
+    "distillation",
+    "demo",
+    "deploy",
+    "benchmarks",
+}
 MAY_IMPORT = {
     "outrider": set(),
     "router": {"outrider"},
     "verifier": {"outrider"},
     "drafter": {"outrider"},
-    "demo": {"outrider"},
-    "outrider_cli": {"outrider", "router", "verifier", "drafter", "demo"},
+    "distillation": {"outrider"},
+    "demo": {"outrider", "distillation"},
+    "outrider_cli": {"outrider", "router", "verifier", "drafter", "distillation", "demo"},
     "deploy": {"outrider", "router", "verifier", "drafter", "demo"},
     "benchmarks": ROOMS,
 }

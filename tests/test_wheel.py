@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-INSTALLED = ("outrider", "outrider_cli", "router", "verifier", "drafter", "deploy")
+INSTALLED = ("outrider", "outrider_cli", "router", "verifier", "drafter", "distillation", "deploy")
 MODEL = (
     "config.json",
     "generation_config.json",

@@ -17,10 +17,10 @@ from transformers import LlamaForCausalLM
 
 from demo.training.corpus import Windows
 from demo.training.generation import continue_rows
-from demo.training.losses import distance, overlap
 from demo.training.pretrain import logits_of
 from demo.training.progress import stage
-from demo.training.schedule import Schedule, optimisers
+from distillation.losses import distance, overlap
+from distillation.schedule import Schedule, optimisers
 
 
 @dataclass(frozen=True)

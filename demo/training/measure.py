@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,8 +10,9 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from demo.heldout import heldout_prompts
 from demo.training.generation import continue_one
-from demo.training.losses import overlap
 from demo.training.progress import stage
+from distillation.losses import overlap
+from distillation.measuring import tokens_per_step
 
 WINDOW = 512
 
@@ -42,29 +42,6 @@ def heldout_loss(model: LlamaForCausalLM, stream: Tensor) -> float:
         total += float(torch.nn.functional.cross_entropy(logits, ids[1:], reduction="sum"))
         count += len(ids) - 1
     return total / count
-
-
-def tokens_per_step(matches: Sequence[Sequence[bool]], k: int) -> float:
-    """Returns the mean tokens a verification step yields when the draft proposes k, from each text's matches.
-
-    A step that starts at a position yields the run of matches there, at most k, and one token of the
-    target's own (the correction, or the bonus after a full run). Exact for greedy decoding, because
-    everything the draft has read when it proposes is text that the target has accepted. A step that
-    the end of the text cuts short is not counted.
-    """
-    steps = tokens = 0
-    for row in matches:
-        position = 0
-        while position < len(row):
-            run = 0
-            while run < k and position + run < len(row) and row[position + run]:
-                run += 1
-            if position + run >= len(row):
-                break
-            steps += 1
-            tokens += run + 1
-            position += run + 1
-    return tokens / steps if steps else 0.0
 
 
 @torch.no_grad()

@@ -18,11 +18,11 @@ from transformers import LlamaForCausalLM
 
 from demo.training.corpus import Windows
 from demo.training.distil import DistilOptions, write_round
-from demo.training.losses import distance, overlap
 from demo.training.pretrain import logits_of
 from demo.training.progress import stage
-from demo.training.schedule import Schedule, optimisers
 from demo.training.store import rounded
+from distillation.losses import distance, overlap
+from distillation.schedule import Schedule, optimisers
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from torch.nn import functional
 from transformers import LlamaForCausalLM
 
 from demo.training.corpus import Windows
-from demo.training.losses import distance
 from demo.training.progress import stage
-from demo.training.schedule import Schedule, optimisers
+from distillation.losses import distance
+from distillation.schedule import Schedule, optimisers
 
 TOKENS_A_STEP = 8192
 

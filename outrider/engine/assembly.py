@@ -40,11 +40,12 @@ def build_engine(
     *,
     progress: Callable[[str, float], None],
     ranks: Ranks | None = None,
+    vocabulary: torch.Tensor | None = None,
 ) -> Engine:
     """Returns an engine on a loaded model, once it has given what the model's own code gives.
 
     The model is checked with gathered attention first, whatever is asked for: a kernel that fails is no fault
-    of the model's. Raises as load_engine does."""
+    of the model's. `vocabulary` as Engine has it. Raises as load_engine does."""
     tell = progress
     keep_freed_memory()
     tell("running the model's own code", 0.5)
@@ -58,7 +59,7 @@ def build_engine(
     if ranks is not None:
         connect(model, joints, ranks)
     ranked = RankGroup(ranks, info.vocab_size) if ranks is not None else None
-    group = ranked or Alone(info.vocab_size)
+    group = ranked or Alone(info.vocab_size if vocabulary is None else len(vocabulary))
     probe = Engine(model, info, GatheredAttention.on(model, PROBE_BLOCKS), group, linears)
     checked = check(probe, expected, bits=linears.keeps_bits and linears.keeps_numbers)
     gathering = probe
@@ -74,7 +75,7 @@ def build_engine(
     attention = _whole(probe.attention, info, kv_memory_bytes)
     checked = replace(checked, bit_exact=group.agree(checked.bit_exact))
     calls = CallByCall(model, attention, group)
-    engine = Engine(model, checked, attention, group, linears, calls)
+    engine = Engine(model, checked, attention, group, linears, calls, vocabulary)
     if parts.fused and attention.fills_shapes:
         tell("compiling layers", 0.85)
         fused(engine, expected)

@@ -52,10 +52,12 @@ class Engine:
         group: Group | None = None,
         linears: LinearLayers | None = None,
         runner: Runner | None = None,
+        vocabulary: torch.Tensor | None = None,
     ) -> None:
         """`model` attends through outrider.engine.attention, and is this process's part of it. The plainest
-        parts stand where none is given."""
+        parts stand where none is given. `vocabulary` [K]: ids that logits are of, rising; None: of all."""
         self.info = info
+        self.vocabulary = vocabulary
         self.model = model
         self.attention = attention
         self.group = group or Alone(info.vocab_size)
@@ -96,7 +98,7 @@ class Engine:
             return [Ranked((token,), (0.5,)) for token in self.choose(step, rows, vocab_size)]
         with self.group.step(Kind.LOGITS, step.works):
             logits = self.runner.logits(step.prepared)  # [rows, V]
-            return rank(logits, rows, count, vocab_size) if rows else []
+            return rank(logits, rows, count, vocab_size, self.vocabulary) if rows else []
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies KV blocks, (from, to) each, between two steps."""

@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 from outrider.engine.assembly import build_engine
 from outrider.engine.checkpoint import Checkpoint, fingerprint, locate, look_over
+from outrider.engine.draft_vocabulary import read, reduce_output
 from outrider.engine.engine import Engine
 from outrider.engine.gguf_file import complete, parsed_once, unused
 from outrider.engine.linear_layers import Int8
@@ -30,7 +31,7 @@ from outrider.options.engine import AUTO, EngineOptions
 from outrider.options.model_id import checkpoint_name
 from outrider.wire.description import ModelInfo
 
-__all__ = ["load_engine", "load_tokenizer"]
+__all__ = ["load_engine", "load_model", "load_tokenizer"]
 
 USUAL = EngineOptions()
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -48,6 +49,7 @@ def load_engine(
     ranks: Ranks | None = None,
     quantization: str | None = None,
     parts: Parts | None = None,
+    drafts: bool = False,
 ) -> Engine:
     """Loads a causal LM by its folder, GGUF file or hub id; checks the engine against the model's own code.
 
@@ -63,6 +65,8 @@ def load_engine(
 
     `parts` are those that the engine is made of, in place of what is usual on the device; every rank gives
     the same.
+
+    With `drafts`, and without `ranks`, logits are of the checkpoint's draft vocabulary only, if it has one.
 
     Raises StartupError, in one sentence, where the checkpoint is missing, damaged or incomplete or a flag is
     wrong, ModelRefused where the engine cannot run the model rightly, and PeerLost where a rank ends."""
@@ -95,7 +99,24 @@ def load_engine(
         if quantization is not None:
             raise StartupError(f"--quantization is of no use with {checkpoint}, which {quantized} quantised")
         chosen, info = replace(chosen, linears="ordinary"), replace(info, quantization=quantized)
-    return build_engine(model, info, kv_memory_bytes, chosen, progress=tell, ranks=ranks)
+    vocabulary = read(checkpoint.folder, info.vocab_size) if drafts and ranks is None else None
+    if vocabulary is not None:
+        reduce_output(model, vocabulary)
+    return build_engine(
+        model, info, kv_memory_bytes, chosen, progress=tell, ranks=ranks, vocabulary=vocabulary
+    )
+
+
+def load_model(path_or_id: str) -> tuple[Any, ModelInfo]:
+    """Returns a checkpoint's model, in float32 on the CPU, as transformers has it, and what is known of it.
+
+    Raises StartupError."""
+    _quiet()
+    checkpoint = locate(path_or_id)
+    look_over(checkpoint)
+    with parsed_once(checkpoint):
+        model = _model(checkpoint, _config(checkpoint), torch.float32, torch.device("cpu"), None)
+    return model, describe(model, checkpoint_name(path_or_id), fingerprint(checkpoint), "cpu")
 
 
 def describe(model: Any, name: str, fingerprint: str, device: str) -> ModelInfo:

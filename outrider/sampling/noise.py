@@ -43,6 +43,12 @@ def gumbel(
     return gumbel_from(_starts(keys, torch.device(device)), vocab_size, offset)
 
 
+def gumbel_at(keys: Sequence[int], ids: torch.Tensor) -> torch.Tensor:
+    """Returns the numbers [R, K] float32 that `gumbel` has for these token ids [K], on their device."""
+    counters = (ids + 1) * _signed(GOLDEN)
+    return gumbel_of(mix64_tensor(_starts(keys, ids.device)[:, None] + counters))
+
+
 def gumbel_from(starts: torch.Tensor, vocab_size: int, offset: int = 0) -> torch.Tensor:
     """Returns what `gumbel` does, from keys [R] int64 with the bits of the row keys, on their device."""
     out = torch.empty(len(starts), vocab_size, dtype=torch.float32, device=starts.device)

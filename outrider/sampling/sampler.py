@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from outrider.sampling.how import How, how
-from outrider.sampling.noise import gumbel, row_key
+from outrider.sampling.noise import gumbel, gumbel_at, row_key
 from outrider.sampling.noisy_argmax import Ids, NoisyArgmax, noisy_argmax, row_keys, rows_at_once
 from outrider.sampling.ranked import Ranked
 from outrider.sampling.shaping import SMALLEST_TEMPERATURE, Row, change, shape
@@ -52,17 +52,23 @@ def draw(logits: torch.Tensor, rows: Sequence[Row], vocab_size: int | None = Non
 
 
 def rank(
-    logits: torch.Tensor, rows: Sequence[Row], count: int, vocab_size: int | None = None
+    logits: torch.Tensor,
+    rows: Sequence[Row],
+    count: int,
+    vocab_size: int | None = None,
+    vocabulary: torch.Tensor | None = None,
 ) -> list[Ranked]:
-    """Returns the `count` best of each row of logits [R, V], by what `draw` takes the largest of."""
-    if vocab_size is not None:
-        logits = logits[:, :vocab_size]
-    scores = _scored(logits.clone(), rows)
+    """Returns the `count` best of each row of logits [R, V], by what `draw` takes the largest of.
+
+    With a `vocabulary` [K] the logits are [R, K], of these ids, which rise; the others cannot be drawn."""
+    if vocabulary is None:
+        scores = _scored(logits[:, :vocab_size].clone(), rows)
+    else:
+        scores, vocabulary = _scored_of(logits, rows, vocab_size, vocabulary)
     best = scores.topk(min(count, scores.shape[1]))
+    ids_of = best.indices if vocabulary is None else vocabulary[best.indices]
     shares = (best.values - scores.logsumexp(-1, keepdim=True)).exp()
-    return [
-        Ranked(tuple(ids), tuple(of)) for ids, of in zip(best.indices.tolist(), shares.tolist(), strict=True)
-    ]
+    return [Ranked(tuple(ids), tuple(of)) for ids, of in zip(ids_of.tolist(), shares.tolist(), strict=True)]
 
 
 class _Draws:
@@ -120,6 +126,27 @@ def _scored(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
         keys = [row_key(row.params.seed, row.position) for row in some]
         logits[sampled] = shape(logits[sampled], some) + gumbel(keys, logits.shape[1], logits.device)
     return logits
+
+
+def _scored_of(
+    logits: torch.Tensor, rows: Sequence[Row], vocab_size: int | None, vocabulary: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the same of logits [R, K] of these ids [K], less those from `vocab_size` on, and the ids left:
+    at least one."""
+    known = vocabulary.to(logits.device)
+    if vocab_size is not None:
+        known = known[: max(1, int((known < vocab_size).sum()))]
+    scores = logits[:, : len(known)].clone()
+    if changed := [index for index, row in enumerate(rows) if row.params.penalized or row.params.biases]:
+        whole = scores.new_zeros(len(changed), int(known[-1]) + 1)  # ids are what changes are told by
+        whole[:, known] = scores[changed]
+        change(whole, [rows[index] for index in changed])
+        scores[changed] = whole[:, known]
+    if sampled := [index for index, row in enumerate(rows) if not row.params.greedy]:
+        some = [rows[index] for index in sampled]
+        keys = [row_key(row.params.seed, row.position) for row in some]
+        scores[sampled] = shape(scores[sampled], some) + gumbel_at(keys, known)
+    return scores, known
 
 
 def _keys(rows: Sequence[Row]) -> npt.NDArray[np.uint64]:

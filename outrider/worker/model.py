@@ -60,6 +60,7 @@ async def load(
                 progress=progress,
                 ranks=ranks,
                 quantization=options.quantization,
+                drafts=role is Role.DRAFTER,
             ),
         )
         tokenizer = await asyncio.to_thread(load_tokenizer, model)

@@ -10,8 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from demo.heldout import HELD_OUT, heldout_prompts, heldout_text
-from demo.training.measure import greedy_matches, tokens_per_step
+from demo.training.measure import greedy_matches
 from demo.training.shapes import matmul_parameters, parameter_count
+from distillation.measuring import tokens_per_step
 
 ACCEPTANCE_FLOOR = 0.91  # 0.944 was measured on these 768 positions
 MESSAGES = [

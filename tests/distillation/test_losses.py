@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from demo.training.losses import distance, overlap
+from distillation.losses import distance, overlap
 
 WANTED = torch.tensor([[0.5, 0.5], [0.25, 0.75]])
 SAID = torch.tensor([[0.5, 0.5], [0.75, 0.25]])

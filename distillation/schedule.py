@@ -38,12 +38,14 @@ class Schedule:
         self.steps, self.warmup, self.final = steps, warmup, final
         self.peaks = [[float(group["lr"]) for group in opt.param_groups] for opt in self.opts]
         self.taken = 0
+        self.least_done = 0.0  # share of the schedule that is over, whatever was taken: for a bound of time
 
     def factor(self) -> float:
         """Returns the share of the peak learning rate that the next step uses."""
         if self.taken < self.warmup:
             return (self.taken + 1) / self.warmup
-        done = min(1.0, (self.taken - self.warmup) / max(1, self.steps - self.warmup))
+        taken = (self.taken - self.warmup) / max(1, self.steps - self.warmup)
+        done = min(1.0, max(taken, self.least_done))
         return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * done))
 
     def step(self, clip: float = 1.0) -> None:

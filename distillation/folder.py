@@ -1,0 +1,82 @@
+"""The folder of a draft in the making: what a run has done, so that the same command goes on after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.errors import StartupError
+
+WORK = "work"
+REPORT = "report.json"
+
+
+@dataclass(slots=True)
+class State:
+    """What is known of a folder's runs. A round is the first training, or an update."""
+
+    target: str  # fingerprint
+    layers: list[int]  # of the target's, in the draft
+    round: int = 0
+    done: bool = False
+    seconds: float = 0.0  # spent on this round
+    untrained: dict[str, Any] = field(default_factory=dict)  # acceptance of the cut before it learned
+
+
+class Folder:
+    """A draft's folder; all that it writes is whole or not there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.work = path / WORK
+
+    def state(self) -> State | None:
+        """Returns what runs before left. Raises StartupError for a folder that holds something else."""
+        file = self.work / "state.json"
+        if not file.is_file():
+            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+                raise StartupError(f"--out {self.path} holds something else: name a new or an empty folder")
+            return None
+        try:
+            return State(**json.loads(file.read_bytes()))
+        except (ValueError, TypeError):
+            raise StartupError(f"{file} is damaged: name another folder, or remove this one") from None
+
+    def save_state(self, state: State) -> None:
+        self.work.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(asdict(state), indent=2)
+        _whole(self.work / "state.json", lambda file: file.write_text(text))
+
+    def texts(self, round: int) -> Path:
+        return self.work / f"text-{round}.jsonl"
+
+    @property
+    def heldout(self) -> Path:
+        return self.work / "heldout.jsonl"
+
+    def save_training(self, training: dict[str, Any]) -> None:
+        _whole(self.work / "training.pt", lambda file: torch.save(training, file))
+
+    def training(self) -> dict[str, Any] | None:
+        file = self.work / "training.pt"
+        found: dict[str, Any] | None = torch.load(file, weights_only=True) if file.is_file() else None
+        return found
+
+    def save_report(self, report: dict[str, Any]) -> None:
+        text = json.dumps(report, indent=2) + "\n"
+        _whole(self.path / REPORT, lambda file: file.write_text(text))
+
+
+def _whole(file: Path, write: Callable[[Path], object]) -> None:
+    """Writes a file beside, and puts it in its place once it is on the disk."""
+    beside = file.with_suffix(".new")
+    write(beside)
+    with beside.open("rb") as written:
+        os.fsync(written.fileno())
+    beside.replace(file)

@@ -1,0 +1,101 @@
+"""A draft learns its target's distribution on the target's own text, each text at the temperature of its own.
+
+First the divergence, whose gradient is strong where the draft is far off; then the total variation too, which
+is what bounds the acceptance under shared noise (Daliri et al., Coupling without Communication, 2024).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from distillation.folder import Folder
+from distillation.losses import distance
+from distillation.schedule import Schedule, optimisers
+from distillation.texts import Text
+from distillation.writing import read
+from outrider.engine.engine import Engine
+
+TEXTS_A_STEP = 8
+SAVED_STEPS = 20  # a kill loses at most so many
+RATE = 1e-3
+WARMUP = 10
+VARIATION_FROM = 0.3  # share of the steps after which the total variation counts
+GREEDY_TEMPERATURE = 0.5  # at which greedy text teaches
+
+
+class Learner:
+    """Trains a draft in place, whose logits are of the `vocabulary` [K]."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        draft: Any,
+        vocabulary: torch.Tensor,
+        texts: Sequence[Text],
+        seed: int,
+        readings: int,
+    ) -> None:
+        self._engine, self._draft, self._vocabulary = engine, draft, vocabulary
+        self._batches = [batch for reading in range(readings) for batch in _batches(texts, seed + reading)]
+        self.steps = len(self._batches)
+        self._schedule = Schedule(optimisers(draft, RATE, RATE), draft, self.steps, WARMUP)
+
+    @property
+    def taken(self) -> int:
+        return self._schedule.taken
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Goes on from what `save` wrote."""
+        self._draft.load_state_dict(saved["learned"], strict=False)
+        for opt, state in zip(self._schedule.opts, saved["opts"], strict=True):
+            opt.load_state_dict(state)
+        self._schedule.taken = saved["taken"]
+
+    def save(self, folder: Folder, round: int) -> None:
+        learned = {name: value for name, value in self._draft.named_parameters() if value.requires_grad}
+        opts = [opt.state_dict() for opt in self._schedule.opts]
+        vocabulary = self._vocabulary.tolist()
+        folder.save_training(
+            {"round": round, "taken": self.taken, "learned": learned, "opts": opts, "vocabulary": vocabulary}
+        )
+
+    def run(
+        self, until: float, seconds: float, saved: Callable[[], None], tell: Callable[[int, str], None]
+    ) -> None:
+        """Takes the steps that are left, or those that `seconds` from now on allow: then until the clock is
+        at `until` the rate falls as if all had been taken. `saved` is called now and then, and at the end."""
+        self._draft.train()
+        while self.taken < self.steps:
+            loss = self._step(self._batches[self.taken])
+            left = until - time.monotonic()
+            self._schedule.least_done = 1 - left / seconds if seconds < float("inf") else 0.0
+            tell(self.taken, f"loss {loss:.3f}")
+            if left <= 0:
+                break
+            if self.taken % SAVED_STEPS == 0:
+                saved()
+        saved()
+
+    def _step(self, texts: Sequence[Text]) -> float:
+        tokens = sum(len(text.ids) - 1 for text in texts)
+        variation = float(self.taken >= VARIATION_FROM * self.steps)
+        total = 0.0
+        for text in texts:
+            temperature = text.temperature or GREEDY_TEMPERATURE
+            wanted = (read(self._engine, text.ids[:-1]) / temperature).softmax(-1)[:, self._vocabulary]
+            logits = self._draft(input_ids=torch.tensor([text.ids[:-1]]), use_cache=False).logits[0]
+            loss = distance(logits.float() / temperature, wanted, variation) * len(wanted) / tokens
+            torch.autograd.backward([loss])
+            total += float(loss.detach())
+        self._schedule.step()
+        return total
+
+
+def _batches(texts: Sequence[Text], seed: int) -> list[list[Text]]:
+    order = random.Random(seed).sample(list(texts), len(texts))
+    return [order[first : first + TEXTS_A_STEP] for first in range(0, len(order), TEXTS_A_STEP)]

@@ -1,0 +1,110 @@
+"""What the target answers: a user's prompts, or questions that a chat model makes up by itself.
+
+A chat model that is given its template up to where a user's message begins writes such a message (Xu et al.,
+Magpie, arXiv 2406.08464).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider.errors import StartupError
+
+MARK = "OUTRIDER-QUESTION"
+QUESTION_TOKENS = 96
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids to go on from."""
+
+    ids: tuple[int, ...]
+    category: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """How a chat model's question begins, and the text that ends it."""
+
+    before: tuple[int, ...]
+    after: str
+
+
+def template_of(tokenizer: Any, target: str) -> Template:
+    """Raises StartupError if the target's tokenizer has no template that shows where a question stands."""
+    wanted = f"{target} has no chat template to make up questions with: give --prompts"
+    if not tokenizer.chat_template:
+        raise StartupError(wanted)
+    try:
+        told = _rendered(tokenizer, [{"role": "user", "content": MARK}])
+    except Exception:  # a template is a program
+        raise StartupError(wanted) from None
+    before, found, after = told.partition(MARK)
+    if not found or not after.strip() or not (ids := _encoded(tokenizer, before)):
+        raise StartupError(wanted)
+    return Template(ids, after.strip())
+
+
+def prompt_of(tokenizer: Any, template: Template, written: list[int]) -> Prompt | None:
+    """Returns the prompt that asks the question written; None if it is none."""
+    question = tokenizer.decode(written, skip_special_tokens=False).partition(template.after)[0].strip()
+    if not question:
+        return None
+    return Prompt(_encoded(tokenizer, _rendered(tokenizer, [{"role": "user", "content": question}])))
+
+
+def read(file: Path, tokenizer: Any) -> list[Prompt]:
+    """Returns the prompts of a file. Raises StartupError, which names the line."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartupError(f"--prompts {file} cannot be read ({error})") from None
+    found = [_prompt(line, number, file, tokenizer) for number, line in enumerate(lines, 1) if line.strip()]
+    if len(found) < 2:
+        raise StartupError(
+            f"--prompts {file} has {len(found)} prompts: give at least 2, of which 1 is held out"
+        )
+    return found
+
+
+def shuffled(prompts: list[Prompt], seed: int) -> Iterator[Prompt]:
+    """Yields the prompts for ever, in another order each time."""
+    chooser = random.Random(seed)
+    while True:
+        yield from chooser.sample(prompts, len(prompts))
+
+
+def _prompt(line: str, number: int, file: Path, tokenizer: Any) -> Prompt:
+    where = f"--prompts {file}, line {number}"
+    try:
+        told = json.loads(line)
+    except (ValueError, RecursionError):
+        raise StartupError(f"{where}: is no JSON") from None
+    told = told if isinstance(told, dict) else {}
+    category = told.get("category", "")
+    if isinstance(told.get("prompt"), str) and isinstance(category, str):
+        ids = tuple(tokenizer(told["prompt"])["input_ids"])
+    elif isinstance(told.get("messages"), list) and isinstance(category, str):
+        try:
+            ids = _encoded(tokenizer, _rendered(tokenizer, told["messages"]))
+        except Exception as error:  # the template refuses what it does not know
+            raise StartupError(f"{where}: the chat template refuses the messages ({error})") from None
+    else:
+        raise StartupError(f'{where}: must be {{"prompt": TEXT}} or {{"messages": [...]}}')
+    if not ids:
+        raise StartupError(f"{where}: is empty")
+    return Prompt(ids, category)
+
+
+def _rendered(tokenizer: Any, messages: list[dict[str, str]]) -> str:
+    text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return text
+
+
+def _encoded(tokenizer: Any, text: str) -> tuple[int, ...]:
+    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -1,0 +1,249 @@
+"""A run of `outrider distill`: the target writes, the draft learns, and what came of it is measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from distillation import prompts as asking
+from distillation import texts as kept
+from distillation.cut import chosen_layers, cut, freeze, frequent, save, usual_layers
+from distillation.folder import REPORT, Folder, State
+from distillation.learning import Learner
+from distillation.measuring import acceptance, step_ms
+from distillation.options import DistillOptions
+from distillation.progress import Stage
+from distillation.prompts import Prompt
+from distillation.texts import Text
+from distillation.writing import at_once, write
+from outrider.engine.draft_vocabulary import reduce_output
+from outrider.engine.loading import load_engine, load_model, load_tokenizer
+from outrider.errors import StartupError
+from outrider.options.option import wrong
+
+TEMPERATURES = (0.0, 0.7, 1.0)  # of the texts, in turn
+HELD_OUT = 12  # prompts, each of which is answered at every temperature
+SESSIONS = 16  # that write at a time
+TEXT_SHARE = 0.4  # of the time, if it is bounded
+SEEDS = 2**24  # that a round has for its texts
+
+
+def distill(options: DistillOptions, console: Console) -> dict[str, Any]:
+    """Returns the report. Raises StartupError with a sentence that says what to change."""
+    folder = Folder(Path(options.out).expanduser())
+    state = folder.state()
+    if options.update and state is None:
+        raise wrong("update", f"needs a draft in {options.out} to go on from: leave it out the first time")
+    target, info = load_model(options.target)
+    count = target.config.num_hidden_layers
+    layers = options.layers or (len(state.layers) if state else usual_layers(count))
+    if layers > count:
+        raise wrong("layers", f"must be at most {count}, the target's, not {layers}")
+    new = State(info.fingerprint, chosen_layers(count, layers))
+    state = state or new
+    if (state.target, state.layers) != (new.target, new.layers):
+        raise StartupError(f"{options.out} holds a draft of another target or size: name another folder")
+    if state.done and not options.update:
+        raise StartupError(f"{options.out} holds a finished draft: --update goes on from it with new text")
+    if state.done:
+        state.round, state.done, state.seconds = state.round + 1, False, 0.0
+    return _Run(options, folder, state, target, console).run()
+
+
+class _Run:
+    """What the parts of a run share."""
+
+    def __init__(
+        self, options: DistillOptions, folder: Folder, state: State, target: Any, console: Console
+    ) -> None:
+        self.options, self.folder, self.state, self.console = options, folder, state, console
+        files = load_tokenizer(options.target)
+        self.tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=Tokenizer.from_str(files.json), **files.special_tokens
+        )
+        self.tokenizer.chat_template = files.chat_template
+        self.given = asking.read(Path(options.prompts), self.tokenizer) if options.prompts else []
+        self.template = None if self.given else asking.template_of(self.tokenizer, options.target_name)
+        self.draft = cut(target, state.layers)
+        del target
+        self.engine = load_engine(options.target)
+        self.began = time.monotonic() - state.seconds
+        folder.save_state(state)
+
+    def run(self) -> dict[str, Any]:
+        heldout = self._heldout()
+        texts = self._texts()
+        vocabulary = self._learn(texts, heldout)
+        report = self._report(texts, heldout, vocabulary)
+        self.folder.save_report(report)
+        self.state.done = True
+        self._spent()
+        return report
+
+    def _spent(self) -> None:
+        self.state.seconds = time.monotonic() - self.began
+        self.folder.save_state(self.state)
+
+    def _heldout(self) -> list[Text]:
+        """Returns the target's answers to prompts that the draft does not learn from."""
+        found = kept.load(self.folder.heldout)
+        prompts = self._split()[0] if self.given else None
+        total = HELD_OUT * len(TEMPERATURES)
+        with Stage("held-out text", total, self.console) as stage:
+            while len(found) < total:
+                at = len(found)
+                if prompts is None:
+                    prompts = list(islice(self._questions(2**60, 0), HELD_OUT))
+                pairs = [(prompts[i // 3 % len(prompts)], TEMPERATURES[i % 3]) for i in range(at, total)]
+                some = self._write(pairs, 2**61 + at)
+                kept.add(self.folder.heldout, some)
+                found += some
+                stage.at(len(found))
+        return found
+
+    def _texts(self) -> list[Text]:
+        """Returns what the target wrote for this round, at least a batch of it."""
+        file, seed = self.folder.texts(self.state.round), (self.options.seed * 64 + self.state.round) * SEEDS
+        found = kept.load(file)
+        most, done = self.options.most_tokens, sum(text.written for text in found)
+        prompts: Iterator[Prompt]
+        if self.given:
+            prompts = islice(asking.shuffled(self._split()[1], seed), len(found), None)
+        else:
+            prompts = self._questions(2**62 + seed, len(found))
+        temperatures = islice(cycle(TEMPERATURES), len(found), None)
+        with Stage("the target's text", most, self.console) as stage:
+            while done < most and not (found and self._over(TEXT_SHARE)):
+                pairs = list(zip(islice(prompts, SESSIONS), temperatures, strict=False))
+                while pairs:
+                    some = self._write(pairs, seed + len(found))
+                    kept.add(file, some)
+                    pairs, found = pairs[len(some) :], found + some
+                done = sum(text.written for text in found)
+                self._spent()
+                stage.at(min(done, most), f"{done:,} tokens")
+        return found
+
+    def _over(self, share: float) -> bool:
+        return time.monotonic() - self.began >= share * self.options.seconds
+
+    def _split(self) -> tuple[list[Prompt], list[Prompt]]:
+        """Returns the held-out prompts of the user's, evenly spread over the file, and the others."""
+        every = max(2, len(self.given) // HELD_OUT)
+        held = self.given[::every][:HELD_OUT]
+        return held, [prompt for prompt in self.given if prompt not in held] or self.given
+
+    def _questions(self, seed: int, done: int) -> Iterator[Prompt]:
+        """Yields questions of the target's own; after a kill other ones than the `done` before."""
+        assert self.template is not None
+        empty = 0
+        for first in range(done, SEEDS, SESSIONS):
+            before = [Prompt(self.template.before)] * SESSIONS
+            made = write(self.engine, before, [1.0] * SESSIONS, asking.QUESTION_TOKENS, seed + first)
+            asked = [
+                asking.prompt_of(self.tokenizer, self.template, text.ids[text.prompt :]) for text in made
+            ]
+            questions = [prompt for prompt in asked if prompt is not None]
+            empty = 0 if questions else empty + 1
+            if empty == 8:
+                raise StartupError(f"{self.options.target_name} makes up no questions: give --prompts")
+            yield from questions
+
+    def _write(self, pairs: Sequence[tuple[Prompt, float]], seed: int) -> list[Text]:
+        """Returns the texts of as many pairs as run at a time."""
+        longest = max(len(prompt.ids) for prompt, _ in pairs) + self.options.length
+        some = pairs[: at_once(self.engine, SESSIONS, longest)]
+        prompts, temperatures = [prompt for prompt, _ in some], [temperature for _, temperature in some]
+        return write(self.engine, prompts, temperatures, self.options.length, seed)
+
+    def _learn(self, texts: Sequence[Text], heldout: Sequence[Text]) -> torch.Tensor:
+        """Trains the draft, which then stands in its folder, and returns its vocabulary."""
+        saved = self.folder.training()
+        going_on = saved is not None and saved["round"] == self.state.round
+        known = kept.load(self.folder.texts(0)) if self.state.round else []
+        ids = frequent(
+            (text.ids for text in [*known, *texts]),
+            self.options.vocabulary,
+            self.engine.info.vocab_size,
+            self.engine.info.eos_token_ids,
+        )
+        vocabulary = torch.tensor(saved["vocabulary"] if saved is not None and going_on else ids)
+        freeze(self.draft)
+        whole = self.draft.get_output_embeddings()
+        reduce_output(self.draft, vocabulary)
+        learner = Learner(
+            self.engine,
+            self.draft,
+            vocabulary,
+            texts,
+            self.options.seed + self.state.round,
+            self.options.readings,
+        )
+        if saved is not None and going_on:
+            learner.restore(saved)
+        elif saved is not None:
+            self.draft.load_state_dict(saved["learned"], strict=False)
+        elif not self.state.untrained:
+            self.state.untrained = acceptance(self.draft, heldout, vocabulary)
+
+        def keep() -> None:
+            learner.save(self.folder, self.state.round)
+            self._spent()
+
+        until = self.began + self.options.seconds
+        with Stage("training", learner.steps, self.console) as stage:
+            learner.run(until, max(1.0, until - time.monotonic()), keep, stage.at)
+        self.trained = acceptance(self.draft, heldout, vocabulary)
+        self.steps = learner.taken
+        self.draft.set_output_embeddings(whole)
+        save(self.draft, self.tokenizer, vocabulary.tolist(), self.folder.path)
+        return vocabulary
+
+    def _report(
+        self, texts: Sequence[Text], heldout: Sequence[Text], vocabulary: torch.Tensor
+    ) -> dict[str, Any]:
+        ids = set(vocabulary.tolist())
+        written = [token for text in heldout for token in text.ids[text.prompt :]]
+        engine = load_engine(str(self.folder.path), drafts=True)
+        return {
+            "options": asdict(self.options),
+            "round": self.state.round,
+            "text_tokens": sum(text.written for text in texts),
+            "training_steps": self.steps,
+            "layers": self.state.layers,
+            "vocabulary": len(ids),
+            "in_vocabulary": round(sum(token in ids for token in written) / max(1, len(written)), 4),
+            "acceptance": self.trained,
+            "untrained": self.state.untrained,
+            "draft_token_ms": step_ms(engine),
+            "target_step_ms": step_ms(self.engine),
+            "seconds": round(time.monotonic() - self.began, 1),
+        }
+
+
+def lines(report: dict[str, Any], out: str) -> list[str]:
+    """Returns the report as people read it."""
+    shown, before = "5", report["untrained"].get("by_temperature", {})
+    takes = (report["draft_token_ms"], report["target_step_ms"])
+    return [
+        f"temperature  accepted  untrained  tokens a step at k = {shown}",
+        *(
+            f"{temperature:>11}  {one['acceptance']:>8.3f}  {before[temperature]['acceptance']:>9.3f}  "
+            f"{one['tokens_per_step'][shown]:.2f}"
+            for temperature, one in report["acceptance"]["by_temperature"].items()
+        ),
+        *(f"{name}: {share:.3f}" for name, share in report["acceptance"]["by_category"].items()),
+        f"{report['vocabulary']:,} tokens to guess, which are {report['in_vocabulary']:.1%} of the text",
+        f"a draft token takes {takes[0]} ms, a step of the target {takes[1]} ms",
+        f"outrider serve --target {report['options']['target']} --draft {out}",
+        f"{out}/{REPORT} has all figures",
+    ]

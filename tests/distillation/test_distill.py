@@ -1,0 +1,194 @@
+"""`outrider distill` on the demo target: killed twice, it goes on; its draft is accepted more often than the
+cut that it began as, and serves the target's own text."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from demo.pair import TARGET
+from distillation.learning import SAVED_STEPS, TEXTS_A_STEP, Learner
+from distillation.options import DistillOptions
+from distillation.run import distill
+from outrider.engine.loading import load_tokenizer
+from outrider.errors import OutriderError
+from outrider.sampling.params import SamplingParams
+from tests.in_process import Cluster
+from tests.tiny_models import build
+
+TOKENS, LENGTH, READINGS, VOCABULARY = 1500, 32, 4, 1024
+PATIENCE = 200
+
+
+def told(out: Path, **others: Any) -> DistillOptions:
+    known = {
+        "tokens": str(TOKENS),
+        "length": LENGTH,
+        "readings": READINGS,
+        "vocabulary": VOCABULARY,
+        "layers": 2,
+    }
+    return DistillOptions(target=str(TARGET), out=str(out), **(known | others))
+
+
+def killed(out: Path, when: Callable[[], bool]) -> None:
+    """Runs the command until something is there, and ends it by SIGKILL then."""
+    command = [sys.executable, "-m", "outrider_cli", "distill", f"--target={TARGET}", f"--out={out}"]
+    sizes = [f"--tokens={TOKENS}", f"--length={LENGTH}", f"--readings={READINGS}"]
+    shape = [f"--vocabulary={VOCABULARY}", "--layers=2"]
+    process = subprocess.Popen([*command, *sizes, *shape], stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while not when():
+            assert process.poll() is None, "it ended before"
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+class Made:
+    """A draft that was made in three runs, two of which were killed, and what they did."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        texts = out / "work" / "text-0.jsonl"
+        killed(out, lambda: texts.is_file() and texts.stat().st_size > 0)
+        with texts.open("a") as file:
+            file.write('{"ids": [1, 2')  # as a kill may leave it
+        self.first = texts.read_bytes().splitlines()[:-1]
+        killed(out, (out / "work" / "training.pt").is_file)
+        self.second = texts.read_bytes().splitlines()
+        steps: list[int] = []
+        step = Learner._step
+
+        def counted(learner: Learner, some: Any) -> float:
+            steps.append(learner.taken)
+            return step(learner, some)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Learner, "_step", counted)
+            self.report = distill(told(out), Console(file=io.StringIO()))
+        self.steps = steps
+        self.texts = texts.read_bytes().splitlines()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made(tmp_path_factory.mktemp("distill") / "draft")
+
+
+@pytest.mark.process
+@pytest.mark.timeout(900)
+def test_after_kills_it_goes_on_with_the_text_and_the_steps_that_it_had(made: Made) -> None:
+    assert 0 < len(made.first) < len(made.second)
+    assert made.second[: len(made.first)] == made.first, "text was written anew"
+    assert made.texts == made.second
+    assert all(json.loads(line)["ids"] for line in made.texts)
+    total = -(-len(made.texts) // TEXTS_A_STEP) * READINGS
+    assert made.steps == list(range(made.steps[0], total)) and made.steps[0] >= SAVED_STEPS
+    assert made.report["training_steps"] == total
+
+
+def test_it_learned_to_guess_what_the_target_says(made: Made) -> None:
+    before, after = (made.report[name]["by_temperature"] for name in ("untrained", "acceptance"))
+    assert after.keys() == {"0", "0.7", "1"}
+    for temperature in after:
+        gained = (after[temperature]["acceptance"] - before[temperature]["acceptance"]) * 12 * LENGTH
+        assert gained > 10, f"at {temperature}: {gained} tokens more"
+    assert made.report["vocabulary"] == VOCABULARY and 0.8 < made.report["in_vocabulary"] < 1
+    assert json.loads((made.out / "report.json").read_text()) == made.report
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+async def test_the_text_is_the_same_with_its_drafts_and_without(made: Made, temperature: float) -> None:
+    assert load_tokenizer(made.out).hash == load_tokenizer(TARGET).hash
+    prompt = list(range(300, 330))
+    sampling = SamplingParams(temperature=temperature, seed=5)
+    async with Cluster(TARGET) as cluster:
+        plain = await cluster.ask(prompt, sampling, 64)
+        drafter = await cluster.add_drafter(made.out)
+        assert len(drafter.stepper._engine.vocabulary) == VOCABULARY
+        drafted = await cluster.ask(prompt, sampling, 64)
+    assert drafted.tokens == plain.tokens
+    assert drafted.accepted > 5 and drafted.steps < plain.steps
+
+
+@pytest.mark.timeout(900)
+def test_an_update_goes_on_from_the_draft_with_new_text(made: Made, tmp_path: Path) -> None:
+    with pytest.raises(OutriderError, match="holds a finished draft: --update goes on"):
+        distill(told(made.out), Console(file=io.StringIO()))
+    with pytest.raises(OutriderError, match="holds a draft of another target or size"):
+        distill(told(made.out, layers=3), Console(file=io.StringIO()))
+    prompts = tmp_path / "prompts.jsonl"
+    lines = [{"prompt": f"def function_{index}(", "category": "code"} for index in range(4)]
+    prompts.write_text("\n".join(map(json.dumps, lines)))
+    more = told(
+        made.out, update=True, tokens="200", readings=1, prompts=str(prompts), time="10m", layers=None
+    )
+    report = distill(more, Console(file=io.StringIO()))
+    assert report["round"] == 1 and report["untrained"] == made.report["untrained"]
+    for temperature, one in report["acceptance"]["by_temperature"].items():
+        assert one["acceptance"] > report["untrained"]["by_temperature"][temperature]["acceptance"]
+    new = [json.loads(line) for line in (made.out / "work" / "text-1.jsonl").read_bytes().splitlines()]
+    assert new and all(text["category"] == "code" for text in new)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"tokens": "many"}, "--tokens must be a count such as 200K or 5M, not 'many'"),
+        ({"time": "3"}, "--time must be a time such as 90s, 20m or 3h, not '3'"),
+        ({"layers": 7}, "--layers must be at most 6, the target's, not 7"),
+        ({"update": True}, "--update needs a draft in .* to go on from: leave it out the first time"),
+        ({"prompts": "nowhere.jsonl"}, "--prompts nowhere.jsonl cannot be read"),
+        ({"target": "/nowhere/at/all"}, "/nowhere/at/all"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_cannot_be_is_refused_in_one_sentence(
+    options: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(OutriderError, match=sentence) as error:
+        distill(DistillOptions(**({"target": str(TARGET), "out": str(tmp_path)} | options)), Console())
+    assert "\n" not in error.value.message
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("{", "line 2: is no JSON"),
+        ('{"text": "a"}', 'line 2: must be {"prompt": TEXT} or'),
+        ('{"prompt": ""}', "line 2: is empty"),
+    ],
+)
+def test_a_line_of_the_prompts_that_cannot_be_read_is_named(line: str, sentence: str, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "import"}\n' + line)
+    with pytest.raises(OutriderError, match=sentence):
+        distill(told(tmp_path / "out", prompts=str(prompts)), Console())
+
+
+def test_a_target_whose_template_ends_no_question_needs_prompts(tmp_path: Path) -> None:
+    target = build("llama", tmp_path / "target")
+    with pytest.raises(OutriderError, match="has no chat template to make up questions with: give --prompts"):
+        distill(DistillOptions(target=str(target), out=str(tmp_path / "out")), Console())
+
+
+def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    with pytest.raises(OutriderError, match="holds something else: name a new or an empty folder"):
+        distill(told(tmp_path), Console())
+    assert [file.name for file in tmp_path.iterdir()] == ["mine"]
