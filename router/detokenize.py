@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Protocol
 
 import tokenizers
 
 REPLACEMENT = "\ufffd"
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # sentencepiece's
 _UTF8_CONTINUATION_BYTES = 3  # most that can follow a character's first byte
 
 
@@ -27,10 +30,34 @@ class Detokenizer(Protocol):
 
 def detokenizer(tokenizer: tokenizers.Tokenizer) -> Detokenizer:
     """Returns the detokenizer that fits the tokenizer's decoder."""
-    decoder = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder is not None else {}
-    if decoder.get("type") == "ByteLevel":
+    if _byte_level(tokenizer):
         return ByteLevelDetokenizer(tokenizer)
     return WindowDetokenizer(tokenizer)
+
+
+def piece(tokenizer: tokenizers.Tokenizer, id: int) -> bytes:
+    """Returns what a token is amid a text."""
+    token = tokenizer.id_to_token(id)
+    if token is None:  # a row of logits beyond the vocabulary
+        return b""
+    if _byte_level(tokenizer):
+        return _bytes_of(token)
+    if byte := _BYTE_TOKEN.fullmatch(token):
+        return bytes.fromhex(byte[1])
+    return token.replace("\u2581", " ").encode()
+
+
+@lru_cache(maxsize=8)
+def _byte_level(tokenizer: tokenizers.Tokenizer) -> bool:
+    decoder = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder is not None else {}
+    return bool(decoder.get("type") == "ByteLevel")
+
+
+def _bytes_of(token: str) -> bytes:
+    try:
+        return bytes(_BYTE_OF_CHARACTER[character] for character in token)
+    except KeyError:  # an added token, stored as plain text
+        return token.encode()
 
 
 def _hidden_ids(tokenizer: tokenizers.Tokenizer) -> frozenset[int]:
@@ -64,12 +91,7 @@ class ByteLevelDetokenizer:
 
     def _bytes(self, id: int) -> bytes:
         token = self._tokenizer.id_to_token(id)
-        if token is None:  # a row of logits beyond the vocabulary
-            return b""
-        try:
-            return bytes(_BYTE_OF_CHARACTER[character] for character in token)
-        except KeyError:  # an added token, stored as plain text
-            return token.encode()
+        return b"" if token is None else _bytes_of(token)  # None: a row of logits beyond the vocabulary
 
 
 class WindowDetokenizer:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.wire.description import TokenizerFiles as TokenizerFiles
+from outrider.wire.logprobs import Logprobs
 from outrider.wire.session import FinishReason, SessionId, SessionParams
 
 
@@ -33,6 +34,7 @@ class TokensCommitted:
     verified: int  # draft tokens verified; 0 = a plain step
     cached_prompt_tokens: int = 0  # with the first output: prompt tokens found in the KV cache
     numerics: str = ""  # of the verifier, with the first output and if it is not that of the step before
+    logprobs: Logprobs = ()  # of the tokens, if asked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from outrider.errors import (
     Unavailable,
 )
 from outrider.net.heartbeat import Stillness
+from outrider.wire.logprobs import Logprobs
 from outrider.wire.session import FinishReason, SessionId
 from router import losses, numerics
 from router.fleet import Fleet
@@ -192,7 +193,13 @@ class Session:
     # From the verifier.
 
     def committed(
-        self, base: int, tokens: Sequence[int], accepted: int, verified: int, cached_prompt_tokens: int
+        self,
+        base: int,
+        tokens: Sequence[int],
+        accepted: int,
+        verified: int,
+        cached_prompt_tokens: int,
+        logprobs: Logprobs = (),
     ) -> None:
         if not self._state.placed:
             return
@@ -204,6 +211,9 @@ class Session:
                 *(self.id.hex(), len(tokens), accepted, verified, base, len(self.transcript.log)),
             )
             self._broke("lied", "it commits what nobody asked it for")
+            return
+        if not self.transcript.scored_as_asked(tokens, logprobs, vocab_size):
+            self._broke("lied", "its log-probabilities are not what was asked for")
             return
         if known >= len(tokens):
             return
@@ -217,6 +227,7 @@ class Session:
             if base == len(self._request.params.prompt)
             else 0,
             numerics=numerics.news(self.transcript.numerics, here),
+            logprobs=logprobs[known:],
         )
         if step.numerics and self.transcript.numerics:
             self._fleet.numerics_changed(self.id, self.transcript, here)

@@ -10,7 +10,7 @@ from functools import lru_cache
 import tokenizers
 
 from outrider.errors import PeerRefused
-from router.detokenize import Detokenizer, detokenizer
+from router.detokenize import Detokenizer, detokenizer, piece
 from router.requests import TokenizerFiles
 from router.template_process import TemplateProcess
 
@@ -78,6 +78,10 @@ class Tokenizer:
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Returns each token as the vocabulary writes it."""
         return [self._tokenizer.id_to_token(token_id) or "" for token_id in ids]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Returns what a token adds to a text, special tokens as they are written."""
+        return piece(self._tokenizer, token_id)
 
     def detokenizer(self) -> Detokenizer:
         """Returns a new detokenizer, for one output."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 
+from outrider.wire.logprobs import Logprob, Logprobs
 from outrider.wire.session import FinishReason, SessionId
 from outrider.wire.session_log import LoggedRequest, end_record, log_from_bytes, request_record, step_record
 from router.requests import GenerationRequest, TokensCommitted
 
 STEP_BYTES = 12  # in memory, beside its tokens
 TOKEN_BYTES = 4
+LOGPROB_BYTES = 120  # as Python holds it
 REQUEST_BYTES = 500  # beside the prompt and what the API keeps
 
 
@@ -27,6 +29,7 @@ class Transcript:
         self._accepted = array("I")
         self._verified = array("I")
         self._cached_prompt_tokens = 0
+        self._logprobs: list[Logprob] = []  # by output token, if asked for
         self._numerics: dict[int, str] = {}  # by the step from which on they hold
 
     @classmethod
@@ -66,13 +69,15 @@ class Transcript:
         return len(self._ends)
 
     def step(self, index: int) -> TokensCommitted:
-        start = self._ends[index - 1] if index else len(self.request.params.prompt)
+        prompt = len(self.request.params.prompt)
+        start = self._ends[index - 1] if index else prompt
         return TokensCommitted(
             tuple(self.log[start : self._ends[index]]),
             self._accepted[index],
             self._verified[index],
             0 if index else self._cached_prompt_tokens,
             self._numerics.get(index, ""),
+            tuple(self._logprobs[start - prompt : self._ends[index] - prompt]) if self._logprobs else (),
         )
 
     def known(self) -> Iterator[TokensCommitted]:
@@ -84,6 +89,7 @@ class Transcript:
             self._cached_prompt_tokens = step.cached_prompt_tokens
         if step.numerics:
             self._numerics[self.steps] = step.numerics
+        self._logprobs += step.logprobs
         self.log.extend(step.tokens)
         self._ends.append(len(self.log))
         self._accepted.append(step.accepted)
@@ -111,6 +117,16 @@ class Transcript:
             and max(tokens, default=0) < vocab_size
         )
 
+    def scored_as_asked(self, tokens: Sequence[int], logprobs: Logprobs, vocab_size: int) -> bool:
+        """Returns whether a sound verifier may tell these log-probabilities of the tokens."""
+        count = self.request.params.logprobs
+        if count is None:
+            return not logprobs
+        return len(logprobs) == len(tokens) and all(
+            len(one.top) == min(count, vocab_size) and all(token < vocab_size for token, _ in one.top)
+            for one in logprobs
+        )
+
     def ends(self, reason: FinishReason) -> bool:
         """Returns whether a sound verifier may end the output here with that reason."""
         if reason is FinishReason.STOP:
@@ -136,7 +152,12 @@ class Transcript:
         for index in range(max(start - 1, 0), self.steps):
             step = self.step(index)
             yield step_record(
-                step.tokens, step.accepted, step.verified, step.cached_prompt_tokens, step.numerics
+                step.tokens,
+                step.accepted,
+                step.verified,
+                step.cached_prompt_tokens,
+                step.numerics,
+                step.logprobs,
             )
         if self.end is not None and start < self.length:
             yield end_record(self.end)
@@ -145,7 +166,8 @@ class Transcript:
     def size_bytes(self) -> int:
         """Returns about how many bytes of memory it takes."""
         tokens = len(self.request.params.prompt) + len(self.log)
-        return REQUEST_BYTES + len(self.answer) + TOKEN_BYTES * tokens + STEP_BYTES * self.steps
+        scored = len(self._logprobs) * LOGPROB_BYTES * (1 + (self.request.params.logprobs or 0))
+        return REQUEST_BYTES + len(self.answer) + TOKEN_BYTES * tokens + STEP_BYTES * self.steps + scored
 
     def _request_record(self) -> bytes:
         request = self.request

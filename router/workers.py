@@ -27,6 +27,7 @@ from outrider.wire.drafter_sessions import (
 )
 from outrider.wire.hello import Identity, check_hello
 from outrider.wire.load import DrafterLoad, Load, VerifierLoad
+from outrider.wire.logprobs import Logprobs
 from outrider.wire.methods import DRAFTER_SESSIONS, GET_TOKENIZER, VERIFIER_SESSIONS, Method
 from outrider.wire.session import FinishReason, SessionId, SessionParams
 from outrider.wire.verifier_sessions import (
@@ -53,7 +54,13 @@ class VerifierListener(Protocol):
     """What a verifier's events call: a session."""
 
     def committed(
-        self, base: int, tokens: Sequence[int], accepted: int, verified: int, cached_prompt_tokens: int
+        self,
+        base: int,
+        tokens: Sequence[int],
+        accepted: int,
+        verified: int,
+        cached_prompt_tokens: int,
+        logprobs: Logprobs,
     ) -> None: ...
     def finished(self, reason: FinishReason) -> None: ...
     def failed(self, error: OutriderError) -> None: ...
@@ -289,7 +296,12 @@ class Verifier(Worker[VerifierListener]):
             listener = self._listener(step.session_id, step.opening)
             if listener is not None:
                 listener.committed(
-                    step.base, step.tokens, step.accepted, step.verified, step.cached_prompt_tokens
+                    step.base,
+                    step.tokens,
+                    step.accepted,
+                    step.verified,
+                    step.cached_prompt_tokens,
+                    step.logprobs,
                 )
         for end in events.finished:
             listener = self._listener(end.session_id, end.opening, over=True)

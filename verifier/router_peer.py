@@ -35,7 +35,14 @@ class RouterPeer:
         first = outcome.base == len(session.spec.params.prompt) + len(session.spec.output)
         cached = (running.cached_prompt_tokens or 0) if first else 0
         step = Committed(
-            running.id, opening, outcome.base, outcome.tokens, outcome.accepted, outcome.verified, cached
+            running.id,
+            opening,
+            outcome.base,
+            outcome.tokens,
+            outcome.accepted,
+            outcome.verified,
+            cached,
+            outcome.logprobs,
         )
         self._events.committed.append(step)
         if outcome.finish is not None:
@@ -48,7 +55,11 @@ class RouterPeer:
         known = len(spec.params.prompt) + len(spec.output)
         if known < len(log):
             cached = (running.cached_prompt_tokens or 0) if not spec.output else 0
-            missed = Committed(running.id, opening, known, log[known:], cached_prompt_tokens=cached)
+            tokens = log[known:]
+            logprobs = tuple(running.logprobs[-len(tokens) :])
+            missed = Committed(
+                running.id, opening, known, tokens, cached_prompt_tokens=cached, logprobs=logprobs
+            )
             self._events.committed.append(missed)
         if finish is not None:
             self._events.finished.append(Finished(running.id, opening, finish))

@@ -9,6 +9,7 @@ from math import prod
 
 from outrider.engine.kv_blocks import BlockTable
 from outrider.sampling.sampler import TokenCounts
+from outrider.wire.logprobs import Logprob
 from verifier.drafter_seat import DrafterSeat
 from verifier.part import Part
 from verifier.session import Outcome, Session, SessionSpec
@@ -32,6 +33,7 @@ class Running:
     preemptions: int = 0  # times that its blocks were taken from it, or lost with another verifier
     passed: int = 0  # sessions that came later and began before it, as it did not fit
     orphaned: bool = False  # its router is gone, and may come back
+    logprobs: list[Logprob] = field(default_factory=list)  # of the end of its log, if asked for
     seats: list[DrafterSeat] = field(init=False)  # one for each drafter that may draft for it
     id: bytes = field(init=False)
     prompt_hash: bytes = field(init=False)  # and salt: sessions with the same one share all of the prompt

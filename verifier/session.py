@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from outrider.wire.logprobs import Logprobs
 from outrider.wire.session import FinishReason, SessionParams
 from verifier.draft_tree import MAX_NODES, DraftTree, Source
 
@@ -39,6 +40,7 @@ class Outcome(NamedTuple):
     accepted: int  # of them, drafted ones
     verified: int  # draft tokens that took part
     finish: FinishReason | None
+    logprobs: Logprobs = ()  # of the tokens, if asked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider.errors import InvalidRequest
+from outrider.wire.logprobs import MAX_TOP_LOGPROBS
 from verifier.session import SessionSpec
 
 
@@ -36,5 +37,9 @@ class SessionLimits:
                 f"prompt and max_tokens come to {total} tokens; the KV pool holds {self.slots}"
                 " (see --kv-memory)",
                 field="max_tokens",
+            )
+        if params.logprobs is not None and params.logprobs > MAX_TOP_LOGPROBS:
+            raise InvalidRequest(
+                f"logprobs must be at most {MAX_TOP_LOGPROBS}, not {params.logprobs}", field="logprobs"
             )
         params.sampling.validate(self.vocab_size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from outrider.engine.kv_blocks import BlockPool
+from outrider.sampling.logprobs import Scores
 from verifier.meter import Meter
 from verifier.part import Part
 from verifier.running import Running
@@ -17,21 +18,27 @@ def settle(
     sessions: Mapping[bytes, Running],
     pool: BlockPool,
     now: float,
+    scores: Scores | None = None,
 ) -> list[tuple[Running, Outcome]]:
     """Returns what the step fixed for each session that a token was drawn for.
 
-    `chosen`: the tokens of the parts' rows, one part after the other. A session that is no longer among
-    `sessions` was closed while the step ran, and is left out."""
+    `chosen`: the tokens of the parts' rows, one part after the other; `scores`: of those that asked. A
+    session that is no longer among `sessions` was closed while the step ran, and is left out."""
     outcomes = []
     offset = 0
     for part in parts:
         rows = len(part.path) + 1 if part.final else 0
-        picked, offset = chosen[offset : offset + rows], offset + rows
+        first, offset = offset, offset + rows
+        picked = chosen[first:offset]
         running = part.running
         if sessions.get(running.id) is not running:
             continue
         if part.final:
             outcome = running.settle(part, picked, now)
+            if scores is not None and running.session.spec.params.logprobs is not None:
+                found = tuple(scores.found[first + row] for row in range(len(outcome.tokens)))
+                running.logprobs += found
+                outcome = outcome._replace(logprobs=found)
             outcomes.append((running, outcome))
             pool.truncate(running.table, outcome.base + min(outcome.accepted, len(outcome.tokens) - 1))
         pool.seal(running.table, running.session.log)

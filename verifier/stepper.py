@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from outrider.engine.engine import Engine
 from outrider.errors import InvalidRequest, PeerLost, Unavailable
 from outrider.options.engine import StepLimits
+from outrider.sampling.logprobs import Scores
 from outrider.sampling.sampler import TokenCounts
 from outrider.wire.load import VerifierLoad
 from outrider.worker.stepwatch import StepUnderWay, under_way
@@ -149,12 +150,14 @@ class Stepper:
             tokens = sum(part.tokens + len(part.path) for part in parts)
             self.under_way = under_way(expected.at(tokens) if expected else None)
             expected = self._step_time
-            step = self._engine.run(self._engine.choose, inputs, rows)
+            scores = _scores(parts)
+            asked = () if scores is None else (None, scores)
+            step = self._engine.run(self._engine.choose, inputs, rows, *asked)
             self._tell()  # while the device runs
             chosen = await _result(step)
             self.under_way = None
             waited, free_since = began - free_since, self._clock()
-            self._report = self._finish(parts, chosen, free_since - began, waited)
+            self._report = self._finish(parts, chosen, free_since - began, waited, scores)
 
     async def _until_due(self, free_since: float) -> tuple[float, float]:
         """Waits while there is no session, then while it pays to wait for drafts. Returns since when the
@@ -181,7 +184,12 @@ class Stepper:
         await self._changed.wait()
 
     def _finish(
-        self, parts: Sequence[Part], chosen: list[int] | None, seconds: float, waited: float
+        self,
+        parts: Sequence[Part],
+        chosen: list[int] | None,
+        seconds: float,
+        waited: float,
+        scores: Scores | None,
     ) -> StepReport:
         """Settles the step, or ends its sessions if it raised, and closes who is over."""
         outcomes: list[tuple[Running, Outcome]] = []
@@ -189,7 +197,7 @@ class Stepper:
         if chosen is None:
             failed = [part.running for part in parts if self.get(part.running.id) is part.running]
         else:
-            outcomes = settle(parts, chosen, self._sessions, self._pool, self._clock())
+            outcomes = settle(parts, chosen, self._sessions, self._pool, self._clock(), scores)
         for running in (*failed, *(each for each, outcome in outcomes if outcome.finish is not None)):
             self.close(running.id)
         self._wait.judge(waited, outcomes)
@@ -223,6 +231,15 @@ class Stepper:
         report, self._report = self._report, None
         if report is not None:
             self._on_step(report)
+
+
+def _scores(parts: Sequence[Part]) -> Scores | None:
+    """Returns what the step is to tell of its rows besides tokens; None if nobody asked."""
+    counts = [part.running.session.spec.params.logprobs for part in parts]
+    if all(count is None for count in counts):
+        return None
+    rows = [len(part.path) + 1 if part.final else 0 for part in parts]
+    return Scores([count for count, own in zip(counts, rows, strict=True) for _ in range(own)])
 
 
 async def _result(step: asyncio.Future[list[int]]) -> list[int] | None:

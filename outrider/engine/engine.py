@@ -23,8 +23,9 @@ from outrider.engine.linear_layers import LinearLayers, Ordinary
 from outrider.engine.runner import CallByCall, Runner
 from outrider.engine.step_inputs import Work
 from outrider.engine.step_message import Kind, Words
+from outrider.sampling.logprobs import Scores
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.sampler import Ranked, Row, rank
+from outrider.sampling.sampler import Ranked, Row, draw, rank
 from outrider.sampling.vocab_parallel import Draws
 from outrider.wire.description import ModelInfo
 
@@ -79,9 +80,22 @@ class Engine:
         with self.group.step(Kind.LOGITS, step.works):
             return self.group.whole(self.runner.logits(step.prepared))
 
-    def choose(self, step: Step, rows: Sequence[Row], vocab_size: int | None = None) -> list[int]:
-        """Runs the step and draws a token for each of its rows; only ids below `vocab_size`, where given."""
+    def choose(
+        self,
+        step: Step,
+        rows: Sequence[Row],
+        vocab_size: int | None = None,
+        scores: Scores | None = None,
+    ) -> list[int]:
+        """Runs the step and draws a token for each of its rows; only ids below `vocab_size`, where given.
+        `scores`: for rows that ask how likely their tokens were; then all logits are brought here."""
         limit = min(vocab_size or self.info.vocab_size, self.info.vocab_size)
+        if scores is not None:
+            with self.group.step(Kind.LOGITS, step.works):
+                logits = self.group.whole(self.runner.logits(step.prepared))
+                chosen: list[int] = draw(logits, rows, limit).tolist()
+                scores.find(logits, rows, chosen)
+                return chosen
         return self.draw(step, Draws(rows, limit))
 
     def draw(self, step: Step, draws: Draws) -> list[int]:

@@ -122,6 +122,7 @@ def params_to_wire(params: SessionParams) -> common_pb2.SessionParams:
         max_tokens=params.max_tokens,
         stop_token_ids=params.stop_token_ids,
         cache_salt=params.cache_salt,
+        logprobs=params.logprobs,
     )
 
 
@@ -139,6 +140,7 @@ def params_from_wire(message: common_pb2.SessionParams) -> SessionParams:
         max_tokens=message.max_tokens,
         stop_token_ids=tuple(message.stop_token_ids),
         cache_salt=message.cache_salt,
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
     )
 
 

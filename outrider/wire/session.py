@@ -43,6 +43,9 @@ class SessionParams:
     max_tokens: int  # most output tokens, those committed elsewhere before included
     stop_token_ids: tuple[int, ...] = ()  # ids that end the session; the last token committed
     cache_salt: bytes = b""  # cached prefixes are shared among sessions of the same salt only
+    logprobs: int | None = (
+        None  # the likeliest tokens told at each position, besides the own one; None = neither
+    )
 
     @property
     def most_tokens(self) -> int:

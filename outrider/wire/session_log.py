@@ -12,6 +12,8 @@ from outrider.errors import InvalidRequest, UnknownSession
 from outrider.v1 import session_pb2
 from outrider.wire.codec import finish_reason_from_wire, params_from_wire, params_to_wire
 from outrider.wire.hello import PROTOCOL_VERSION
+from outrider.wire.logprobs import Logprobs, Numbers, from_numbers
+from outrider.wire.logprobs import numbers as logprob_numbers
 from outrider.wire.session import FinishReason, SessionParams
 
 
@@ -27,11 +29,13 @@ class LoggedRequest:
     owner: str
 
 
+NO_NUMBERS: Numbers = ([], [], [])
+
 UNLOGGED_RECORD = session_pb2.SessionLog(end=session_pb2.SessionEnd()).SerializeToString()
 """A log that is an end alone: the store did not take the session's request."""
 
-LoggedStep = tuple[tuple[int, ...], int, int, int, str]
-"""(tokens, accepted, verified, cached prompt tokens, numerics) of one step."""
+LoggedStep = tuple[tuple[int, ...], int, int, int, str, Logprobs]
+"""(tokens, accepted, verified, cached prompt tokens, numerics, log-probabilities) of one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +61,24 @@ def request_record(request: LoggedRequest) -> bytes:
 
 
 def step_record(
-    tokens: Sequence[int], accepted: int, verified: int, cached_prompt_tokens: int, numerics: str = ""
+    tokens: Sequence[int],
+    accepted: int,
+    verified: int,
+    cached_prompt_tokens: int,
+    numerics: str = "",
+    logprobs: Logprobs = (),
 ) -> bytes:
     """`numerics`: of the verifier, if the step before was another's."""
+    of_tokens, top_tokens, top = logprob_numbers(logprobs) if logprobs else NO_NUMBERS
     step = session_pb2.SessionStep(
         tokens=tokens,
         accepted=accepted,
         verified=verified,
         cached_prompt_tokens=cached_prompt_tokens,
         numerics=numerics,
+        logprobs=of_tokens,
+        top_tokens=top_tokens,
+        top_logprobs=top,
     )
     return session_pb2.SessionLog(steps=(step,)).SerializeToString()
 
@@ -108,7 +121,14 @@ def log_from_bytes(raw: bytes) -> SessionLog:
     return SessionLog(
         _request(request),
         [
-            (tuple(step.tokens), step.accepted, step.verified, step.cached_prompt_tokens, step.numerics)
+            (
+                tuple(step.tokens),
+                step.accepted,
+                step.verified,
+                step.cached_prompt_tokens,
+                step.numerics,
+                from_numbers(step.logprobs, step.top_tokens, step.top_logprobs),
+            )
             for step in message.steps
         ],
         finish_reason_from_wire(message.end.reason) if message.HasField("end") else None,

@@ -18,6 +18,7 @@ from outrider.wire.codec import (
 )
 from outrider.wire.hello import Hello, hello_from_wire, hello_to_wire
 from outrider.wire.load import VerifierLoad
+from outrider.wire.logprobs import Logprobs, from_numbers, numbers
 from outrider.wire.session import FinishReason, SessionParams
 
 
@@ -80,6 +81,7 @@ class Committed:
     accepted: int = 0  # draft tokens accepted in this step
     verified: int = 0  # draft tokens verified in this step
     cached_prompt_tokens: int = 0  # with a session's first output
+    logprobs: Logprobs = ()  # of the tokens, if asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +190,7 @@ def _events_to_wire(events: VerifierEvents) -> verifier_pb2.VerifierEvents:
         dropped=events.dropped,
     )
     for step in events.committed:
-        message.committed.add(
+        committed = message.committed.add(
             session_id=step.session_id,
             opening=step.opening,
             base=step.base,
@@ -197,6 +199,11 @@ def _events_to_wire(events: VerifierEvents) -> verifier_pb2.VerifierEvents:
             verified=step.verified,
             cached_prompt_tokens=step.cached_prompt_tokens,
         )
+        if step.logprobs:
+            of_tokens, top_tokens, top = numbers(step.logprobs)
+            committed.logprobs.extend(of_tokens)
+            committed.top_tokens.extend(top_tokens)
+            committed.top_logprobs.extend(top)
     for end in events.finished:
         message.finished.add(session_id=end.session_id, opening=end.opening, reason=int(end.reason))
     for failure in events.failed:
@@ -225,6 +232,7 @@ def _events_from_wire(message: verifier_pb2.VerifierEvents) -> VerifierEvents:
                 step.accepted,
                 step.verified,
                 step.cached_prompt_tokens,
+                from_numbers(step.logprobs, step.top_tokens, step.top_logprobs),
             )
             for step in message.committed
         ],

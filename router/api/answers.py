@@ -64,10 +64,19 @@ class Answer(Totals):
     seed: Seed
 
 
+class CompletionLogprobs(TypedDict):
+    """Of the model itself: before penalties, biases, temperature and cuts."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[Count]
+
+
 class CompletionChoice(TypedDict):
     index: Count
     text: str
-    logprobs: None
+    logprobs: CompletionLogprobs | None
     finish_reason: FinishReason
 
 
@@ -84,10 +93,27 @@ class Message(TypedDict):
     refusal: None
 
 
+class TopLogprob(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[Count]
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(TypedDict):
+    """Of the model itself: before penalties, biases, temperature and cuts."""
+
+    content: list[TokenLogprob]
+    refusal: None
+
+
 class ChatChoice(TypedDict):
     index: Count
     message: Message
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: FinishReason
 
 

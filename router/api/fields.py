@@ -32,7 +32,6 @@ UNSUPPORTED = frozenset(
         "guided_json",
         "guided_regex",
         "logits_processors",
-        "logprobs",
         "max_tool_calls",
         "mcp_servers",
         "metadata",

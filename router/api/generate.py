@@ -11,6 +11,7 @@ from itertools import islice
 from outrider.errors import DeadlineExceeded, OutriderError
 from outrider.wire.session import FinishReason
 from router.api.acceptance import SpeculationStats
+from router.api.logprobs import Scored, Scoring
 from router.api.threads import Retelling
 from router.api.validation import Generation
 from router.detokenize import Detokenizer
@@ -28,6 +29,7 @@ class Chunk:
     text: str
     token_ids: tuple[int, ...]
     position: int  # output tokens up to the end of it
+    scored: tuple[Scored, ...] = ()  # of the tokens that are part of the text, if asked for
 
 
 @dataclass(slots=True)
@@ -65,6 +67,7 @@ class _Output:
     matcher: StopMatcher
     end_ids: frozenset[int]  # tokens that end the text and are no part of it
     usage: Usage
+    scoring: Scoring | None = None  # if asked for
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
     numerics: list[str] = field(default_factory=list)  # one after the other, that it was computed with
 
@@ -77,16 +80,21 @@ class _Output:
         if event.numerics:
             self.numerics.append(event.numerics)
         before, text, taken = self.usage.completion_tokens, "", 0
+        scored = []
         for token in event.tokens:
             taken += 1
             if token not in self.end_ids:
                 settled = self.matcher.push(self.detokenizer.push((token,)))
                 if before + taken > after:
                     text += settled
+                if self.scoring is not None and event.logprobs:
+                    told = self.scoring.push(token, event.logprobs[taken - 1])
+                    if before + taken > after:
+                        scored.append(told)
             if self.matcher.stopped:
                 break
         self.usage.completion_tokens += taken
-        return Chunk(text, event.tokens[max(0, after - before) : taken], before + taken)
+        return Chunk(text, event.tokens[max(0, after - before) : taken], before + taken, tuple(scored))
 
     def retell(self, steps: Iterator[TokensCommitted], after: int) -> tuple[list[Chunk], bool]:
         """Takes the next steps of a log. Returns what follows the first `after` tokens, and whether there may
@@ -130,6 +138,7 @@ async def generate(
         matcher=generation.stop.matcher(),
         end_ids=frozenset(session.params.stop_token_ids),
         usage=Usage(prompt_tokens=len(session.params.prompt)),
+        scoring=None if session.params.logprobs is None else Scoring(generation.tokenizer.token_bytes),
     )
     measured = metrics.session(session.model, len(session.params.prompt), resumed=after is not None)
     has = after or 0

@@ -17,6 +17,7 @@ from outrider.v1 import generation_pb2
 from router.api import schema
 from router.api.body import MAX_BODY_BYTES, MAX_VALUES, too_large
 from router.api.generate import Chunk, Result
+from router.api.logprobs import Scored, Told
 from router.api.position import Position
 from router.api.validation import Body, Generation
 from router.requests import SessionBegun
@@ -153,7 +154,7 @@ def responses(
             yield _delta(index, item.text, ())
         yield generation_pb2.GenerateResponse(completed=_completed(index, item))
     else:
-        yield _delta(index, item.text, item.token_ids)
+        yield _delta(index, item.text, item.token_ids, item.scored)
 
 
 def body(asked: bytes | generation_pb2.GenerateRequest) -> Body:
@@ -168,24 +169,36 @@ def body(asked: bytes | generation_pb2.GenerateRequest) -> Body:
         "logit_bias": dict(request.logit_bias),
         "ignore_eos": request.ignore_eos,
     }
+    count = request.logprobs if request.HasField("logprobs") else None
     match request.WhichOneof("prompt"):
         case "text":
-            return schema.parse(schema.CompletionRequest, fields | {"prompt": request.text})
+            return schema.parse(
+                schema.CompletionRequest, fields | {"prompt": request.text, "logprobs": count}
+            )
         case "token_ids":
-            if (count := len(request.token_ids.ids)) > MAX_VALUES:
-                raise InvalidRequest(
-                    f"prompt has {count} token ids, and may have {MAX_VALUES}", field="prompt"
-                )
-            return schema.parse(schema.CompletionRequest, fields | {"prompt": [list(request.token_ids.ids)]})
+            if (ids := len(request.token_ids.ids)) > MAX_VALUES:
+                raise InvalidRequest(f"prompt has {ids} token ids, and may have {MAX_VALUES}", field="prompt")
+            fields |= {"prompt": [list(request.token_ids.ids)], "logprobs": count}
+            return schema.parse(schema.CompletionRequest, fields)
         case "chat":
             messages = [{"role": turn.role, "content": turn.content} for turn in request.chat.messages]
-            return schema.parse(schema.ChatRequest, fields | {"messages": messages})
+            fields |= {"messages": messages, "logprobs": count is not None, "top_logprobs": count}
+            return schema.parse(schema.ChatRequest, fields)
     raise InvalidRequest("prompt is required: one of text, token_ids, chat", field="prompt")
 
 
-def _delta(index: int, text: str, token_ids: Sequence[int]) -> generation_pb2.GenerateResponse:
-    delta = generation_pb2.Delta(text=text, token_ids=token_ids, index=index)
+def _delta(
+    index: int, text: str, token_ids: Sequence[int], scored: Sequence[Scored] = ()
+) -> generation_pb2.GenerateResponse:
+    logprobs = [_logprob(one.own, one.top) for one in scored]
+    delta = generation_pb2.Delta(text=text, token_ids=token_ids, index=index, logprobs=logprobs)
     return generation_pb2.GenerateResponse(delta=delta)
+
+
+def _logprob(own: Told, top: Sequence[Told] = ()) -> generation_pb2.TokenLogprob:
+    return generation_pb2.TokenLogprob(
+        token_id=own.token_id, logprob=own.logprob, piece=own.piece, top=[_logprob(one) for one in top]
+    )
 
 
 def _completed(index: int, result: Result) -> generation_pb2.Completed:

@@ -26,6 +26,7 @@ from router.api.connection import KEEP_ALIVE_SECONDS, ClientLeft, EventStream, w
 from router.api.deadline import time_limits
 from router.api.fields import Fields
 from router.api.generate import Result, generate_all
+from router.api.logprobs import Scored
 from router.api.messages import CountRequest, MessagesRequest, turns
 from router.api.openapi import (
     MODEL,
@@ -177,10 +178,11 @@ def create_app(
         items = generate_all(start, generation, metrics)
         if body.stream:
             return streamed(items, record, generation)
-        texts, results = await while_connected(request.receive, _whole(items, len(generation.sessions)))
-        told = partial(to_json, telling(record, generation).whole(texts, results))
-        long = sum(map(len, texts)) > SMALL_BYTES
-        content = await asyncio.to_thread(told) if long else told()
+        answered = await while_connected(request.receive, _whole(items, len(generation.sessions)))
+        texts, results, scored = answered
+        told = partial(telling(record, generation).whole, texts, results, scored)
+        long = sum(map(len, texts)) > SMALL_BYTES or any(scored)
+        content = await asyncio.to_thread(lambda: to_json(told())) if long else to_json(told())
         return Response(content, media_type=JSONResponse.media_type)
 
     async def resumed(
@@ -304,7 +306,7 @@ def _permission(model: ServedModel) -> answers.Permission:
         "created": model.created,
         "allow_create_engine": False,
         "allow_sampling": True,
-        "allow_logprobs": False,
+        "allow_logprobs": True,
         "allow_search_indices": False,
         "allow_view": True,
         "allow_fine_tuning": False,
@@ -314,10 +316,11 @@ def _permission(model: ServedModel) -> answers.Permission:
     }
 
 
-async def _whole(items: Items, sessions: int) -> tuple[list[str], list[Result]]:
-    """Returns the text of each session and its result."""
+async def _whole(items: Items, sessions: int) -> tuple[list[str], list[Result], list[list[Scored]]]:
+    """Returns the text of each session, its result, and its tokens if log-probabilities were asked for."""
     pieces: list[list[str]] = [[] for _ in range(sessions)]
     results: dict[int, Result] = {}
+    scored: list[list[Scored]] = [[] for _ in range(sessions)]
     async with aclosing(items):
         async for index, item in items:
             if isinstance(item, SessionBegun):
@@ -325,7 +328,9 @@ async def _whole(items: Items, sessions: int) -> tuple[list[str], list[Result]]:
             pieces[index].append(item.text)
             if isinstance(item, Result):
                 results[index] = item
-    return ["".join(each) for each in pieces], [results[index] for index in range(sessions)]
+            else:
+                scored[index] += item.scored
+    return ["".join(each) for each in pieces], [results[index] for index in range(sessions)], scored
 
 
 def _add_error_handlers(app: FastAPI, metrics: Metrics) -> None:

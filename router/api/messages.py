@@ -15,6 +15,7 @@ from router.api import answers, neutral, schema
 from router.api.connection import ServerSentEvent
 from router.api.fields import Fields, refused, shown
 from router.api.generate import Result
+from router.api.logprobs import Scored
 from router.api.position import Position, event_id
 from router.api.refusals import anthropic_error
 from router.api.responses import Json, totals
@@ -96,7 +97,9 @@ class MessageTelling:
     prompt_tokens: int
     from_start = False
 
-    def whole(self, texts: Sequence[str], results: Sequence[Result]) -> Json:
+    def whole(
+        self, texts: Sequence[str], results: Sequence[Result], scored: Sequence[Sequence[Scored]]
+    ) -> Json:
         (text,), (result,) = texts, results
         return {
             **self._message([{"type": "text", "text": text, "citations": None}], self._usage(result)),

@@ -74,7 +74,6 @@ TEXT, FLAG, OBJECT = Every(str, "string"), Every(bool, "boolean"), Every(dict, "
 BOTH: Neutral = {  # OpenAI's, then vLLM's
     "response_format": _only({"type": "text"}),
     "best_of": _only(1),
-    "top_logprobs": _only(0),
     "echo": _only(False),
     "store": _only(False),
     "service_tier": _only("auto", "default"),
@@ -95,7 +94,12 @@ BOTH: Neutral = {  # OpenAI's, then vLLM's
     "return_tokens_as_token_ids": _only(False),
     "return_token_ids": _only(False),
 }
-COMPLETION: Neutral = {**BOTH, "suffix": _only(""), "add_special_tokens": _only(True)}
+COMPLETION: Neutral = {
+    **BOTH,
+    "top_logprobs": _only(0),
+    "suffix": _only(""),
+    "add_special_tokens": _only(True),
+}
 CHAT: Neutral = {
     **BOTH,
     "tools": _only([]),
@@ -103,7 +107,6 @@ CHAT: Neutral = {
     "parallel_tool_calls": FLAG,
     "functions": _only([]),
     "function_call": _only("none", "auto"),
-    "logprobs": _only(False),
     "modalities": _only(["text"]),
     "reasoning_effort": _only("none"),
     "verbosity": _only("medium"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from outrider.wire.session import SessionId
 from router.api.acceptance import SpeculationStats
 from router.api.answers import Error, Totals, Usage
 from router.api.generate import Result
+from router.api.logprobs import Scored, of_chat, of_completion
 
 Json = Mapping[str, object]
 
@@ -23,15 +24,15 @@ class Shape(Protocol):
     whole: str  # `object` of a whole answer
     chunk: str  # `object` of a chunk
 
-    def choice(self, index: int, text: str, reason: str) -> Json:
-        """Returns one whole answer."""
+    def choice(self, index: int, text: str, reason: str, scored: Sequence[Scored] = ()) -> Json:
+        """Returns one whole answer. `scored`: its tokens, if log-probabilities were asked for."""
         ...
 
     def opening(self, index: int) -> Json | None:
         """Returns the choice of the chunk that comes before any text, if there is one."""
         ...
 
-    def delta(self, index: int, text: str | None, reason: str | None) -> Json:
+    def delta(self, index: int, text: str | None, reason: str | None, scored: Sequence[Scored] = ()) -> Json:
         """Returns the choice of a chunk: text, or the reason for the end."""
         ...
 
@@ -41,14 +42,15 @@ class CompletionShape:
     id_prefix = "cmpl-"
     whole = chunk = "text_completion"
 
-    def choice(self, index: int, text: str, reason: str | None) -> Json:
-        return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
+    def choice(self, index: int, text: str, reason: str | None, scored: Sequence[Scored] = ()) -> Json:
+        logprobs = of_completion(scored) if scored else None
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
     def opening(self, index: int) -> None:
         return None
 
-    def delta(self, index: int, text: str | None, reason: str | None) -> Json:
-        return self.choice(index, text or "", reason)
+    def delta(self, index: int, text: str | None, reason: str | None, scored: Sequence[Scored] = ()) -> Json:
+        return self.choice(index, text or "", reason, scored)
 
 
 class ChatShape:
@@ -57,18 +59,22 @@ class ChatShape:
     whole = "chat.completion"
     chunk = "chat.completion.chunk"
 
-    def choice(self, index: int, text: str, reason: str) -> Json:
+    def choice(self, index: int, text: str, reason: str, scored: Sequence[Scored] = ()) -> Json:
         message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": None, "finish_reason": reason}
+        return {"index": index, "message": message, "logprobs": _of_chat(scored), "finish_reason": reason}
 
     def opening(self, index: int) -> Json:
         return self._chunk(index, {"role": "assistant", "content": ""}, None)
 
-    def delta(self, index: int, text: str | None, reason: str | None) -> Json:
-        return self._chunk(index, {} if text is None else {"content": text}, reason)
+    def delta(self, index: int, text: str | None, reason: str | None, scored: Sequence[Scored] = ()) -> Json:
+        return self._chunk(index, {} if text is None else {"content": text}, reason, scored)
 
-    def _chunk(self, index: int, delta: Json, reason: str | None) -> Json:
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+    def _chunk(self, index: int, delta: Json, reason: str | None, scored: Sequence[Scored] = ()) -> Json:
+        return {"index": index, "delta": delta, "logprobs": _of_chat(scored), "finish_reason": reason}
+
+
+def _of_chat(scored: Sequence[Scored]) -> Json | None:
+    return of_chat(scored) if scored else None
 
 
 SHAPES: Mapping[str, Shape] = {shape.name: shape for shape in (CompletionShape(), ChatShape())}
@@ -85,11 +91,13 @@ class Envelope:
     seed: int
     n: int = 1  # answers to each prompt
 
-    def whole(self, texts: Iterable[str], results: Iterable[Result]) -> Json:
+    def whole(
+        self, texts: Iterable[str], results: Iterable[Result], scored: Iterable[Sequence[Scored]]
+    ) -> Json:
         results = list(results)
         choices = [
-            self.shape.choice(index, text, result.finish_reason.openai)
-            for index, (text, result) in enumerate(zip(texts, results, strict=True))
+            self.shape.choice(index, text, result.finish_reason.openai, own)
+            for index, (text, result, own) in enumerate(zip(texts, results, scored, strict=True))
         ]
         return {**self._head(self.shape.whole), "choices": choices, **totals(results, self.n)}
 

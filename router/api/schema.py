@@ -22,6 +22,7 @@ from pydantic_core import ErrorDetails
 from outrider.errors import InvalidRequest
 from outrider.sampling.params import BIASES, MAX_BIASES, RANGES, SamplingParams
 from outrider.sampling.range import Range
+from outrider.wire.logprobs import MAX_TOP_LOGPROBS
 from router.api import neutral
 from router.api.body import MAX_BODY_BYTES, MAX_VALUES
 from router.api.fields import Fields, checked_text, json_type, refused, shown
@@ -32,6 +33,7 @@ MAX_STOP_BYTES = 1024
 MAX_PROMPTS = 128
 MAX_MESSAGES = 4096
 CHOICES = Range(1, 64)
+TOP_LOGPROBS = Range(0, MAX_TOP_LOGPROBS)
 MAX_CHOICES = 128  # of all prompts of a request
 MAX_PARTS = 1024  # of one message
 MAX_MODEL_BYTES = 256
@@ -267,6 +269,9 @@ class CompletionRequest(GenerationFields):
     prompt: Annotated[
         list[str | tuple[int, ...]], PlainValidator(_prompts, json_schema_input_type=Prompt)
     ] = Field(description="Text or token ids, or several of either: then there is a choice for each.")
+    logprobs: int | None = _ranged(
+        None, TOP_LOGPROBS.json_schema(), "Log-probabilities of the output, and of so many likeliest tokens."
+    )
 
 
 Messages = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
@@ -278,6 +283,10 @@ class ChatRequest(GenerationFields):
     neutral = neutral.CHAT
 
     messages: Annotated[list[ChatMessage], Messages]
+    logprobs: bool = Field(default=False, description="Log-probabilities of the output.")
+    top_logprobs: int = _ranged(
+        0, TOP_LOGPROBS.json_schema(), "Of so many likeliest tokens at each position, with logprobs = true."
+    )
 
 
 def as_chat(

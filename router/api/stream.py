@@ -66,8 +66,8 @@ async def events(
                 elif item.position > has:
                     end = shape.delta(index, item.text or None, item.finish_reason.openai)
                     yield chunk(index, end, item.usage.completion_tokens)
-            elif item.text:
-                yield chunk(index, shape.delta(index, item.text, None), item.position)
+            elif item.text or item.scored:
+                yield chunk(index, shape.delta(index, item.text, None, item.scored), item.position)
     if include_usage:
         # Without an id: who has all chunks, but not the end of the stream, gets it again.
         told = totals((results[index] for index in sorted(results)), envelope.n)

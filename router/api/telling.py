@@ -10,6 +10,7 @@ from outrider.errors import OutriderError
 from router.api import messages, responses_api
 from router.api.connection import ServerSentEvent
 from router.api.generate import Result
+from router.api.logprobs import Scored
 from router.api.messages import MessageTelling
 from router.api.position import Position
 from router.api.record import Record
@@ -27,8 +28,11 @@ class Telling(Protocol):
         """True if a stream that is resumed is gone through from its first token."""
         ...
 
-    def whole(self, texts: Sequence[str], results: Sequence[Result]) -> Json:
-        """Returns the whole answer, of the text and the result of each session."""
+    def whole(
+        self, texts: Sequence[str], results: Sequence[Result], scored: Sequence[Sequence[Scored]]
+    ) -> Json:
+        """Returns the whole answer, of each session's text and result, and of its tokens where a
+        request asked for log-probabilities."""
         ...
 
     def events(self, items: Items, after: Position | None) -> AsyncGenerator[ServerSentEvent, None]:
@@ -49,8 +53,10 @@ class ChunkTelling:
     prompt_tokens: Sequence[int]
     from_start = False
 
-    def whole(self, texts: Sequence[str], results: Sequence[Result]) -> Json:
-        return self.envelope.whole(texts, results)
+    def whole(
+        self, texts: Sequence[str], results: Sequence[Result], scored: Sequence[Sequence[Scored]]
+    ) -> Json:
+        return self.envelope.whole(texts, results, scored)
 
     def events(self, items: Items, after: Position | None) -> AsyncGenerator[ServerSentEvent, None]:
         return events(

@@ -17,6 +17,7 @@ from router.api.schema import (
     LEAST_TOKENS,
     MAX_CHOICES,
     SPECULATIVE_TOKENS,
+    TOP_LOGPROBS,
     ChatMessage,
     ChatRequest,
     CompletionRequest,
@@ -74,6 +75,7 @@ def prepare(body: Body, model: ServedModel, draw_below: DrawBelow) -> Generation
     sampling = _sampling(body, draw_below)
     sampling.validate(model.vocab_size)
     built = tokenizer.load(model.tokenizer)
+    logprobs = _logprobs(body)
     stop_token_ids = () if body.ignore_eos else tuple(sorted(model.eos_token_ids))
     sessions = []
     for name, prompt in _prompts(body, built, model):
@@ -84,12 +86,24 @@ def prepare(body: Body, model: ServedModel, draw_below: DrawBelow) -> Generation
             sessions.append(
                 GenerationRequest(
                     model=model.name,
-                    params=SessionParams(prompt, own, max_tokens, stop_token_ids),
+                    params=SessionParams(prompt, own, max_tokens, stop_token_ids, logprobs=logprobs),
                     num_speculative_tokens=body.num_speculative_tokens,
                     fingerprint=model.fingerprint,
                 )
             )
     return Generation(model, built, tuple(sessions), StopStrings(body.stop), body.n)
+
+
+def _logprobs(body: Body) -> int | None:
+    """Returns of how many likeliest tokens a request is told at each position; None = of none at all."""
+    if isinstance(body, CompletionRequest):
+        if body.logprobs is not None:
+            TOP_LOGPROBS.check("logprobs", body.logprobs)
+        return body.logprobs
+    TOP_LOGPROBS.check("top_logprobs", body.top_logprobs)
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs = true", field="top_logprobs")
+    return body.top_logprobs if body.logprobs else None
 
 
 def choices(body: Body) -> int:

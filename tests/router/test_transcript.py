@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.wire.session import FinishReason, SessionId
-from router.requests import TokensCommitted
+from outrider.sampling.params import SamplingParams
+from outrider.wire.logprobs import Logprob
+from outrider.wire.session import FinishReason, SessionId, SessionParams
+from router.requests import GenerationRequest, TokensCommitted
 from router.transcript import Transcript
 from tests.router.asking import request
 
@@ -87,3 +89,21 @@ def test_nothing_follows_a_token_that_ends_the_text() -> None:
 def test_a_prompt_that_ends_in_a_stop_token_is_no_end() -> None:
     made = Transcript(request(session_id=ID, fingerprint="f", prompt=(5, 9), stop_token_ids=(9,)))
     assert made.reached is None
+
+
+def test_log_probabilities_are_told_if_they_were_asked_for_and_only_then() -> None:
+    top = ((3, -0.5), (4, -1.0))
+    sound = (Logprob(-0.5, top), Logprob(-1.0, top))
+    params = SessionParams((1, 2), SamplingParams(), 9, logprobs=2)
+    asked = Transcript(GenerationRequest("m", params, session_id=SessionId(bytes(16)), fingerprint="f"))
+    assert asked.scored_as_asked((3, 4), sound, 199)
+    for odd in ((), sound[:1], (*sound, sound[0]), (Logprob(-0.5, top[:1]),) * 2):
+        assert not asked.scored_as_asked((3, 4), odd, 199)
+    assert not asked.scored_as_asked((3, 4), sound, 4)  # a token that there is not
+    params = SessionParams((1, 2), SamplingParams(), 9)
+    plain = Transcript(GenerationRequest("m", params, session_id=SessionId(bytes(16)), fingerprint="f"))
+    assert plain.scored_as_asked((3, 4), (), 199) and not plain.scored_as_asked((3, 4), sound, 199)
+    asked.add(TokensCommitted((3, 4), 1, 1, logprobs=sound))
+    asked.add(TokensCommitted((5,), 0, 0, logprobs=sound[:1]))
+    again = Transcript.from_log(SessionId(bytes(16)), b"".join(asked.records(0)))
+    assert [step.logprobs for step in again.known()] == [sound, sound[:1]]

@@ -3,8 +3,13 @@
 from dataclasses import replace
 
 from outrider.net.heartbeat import IDLE_HEARTBEATS
+from outrider.sampling.params import SamplingParams
 from outrider.wire.load import DrafterLoad, VerifierLoad
+from outrider.wire.logprobs import Logprob
+from outrider.wire.session import SessionParams
 from verifier.router_peer import RouterPeer
+from verifier.running import Running
+from verifier.session import Session, SessionSpec
 
 LOAD = VerifierLoad(running=3, kv_usage=0.5)
 
@@ -50,3 +55,15 @@ def test_what_is_news_of_a_drafter() -> None:
     assert not told.is_news(told) and not replace(told, token_seconds=0.0105, busy=0.9).is_news(told)
     for changed in ({"sessions": 3}, {"token_seconds": 0.02}, {"round_trips": {"v": 1.0}}):
         assert replace(told, **changed).is_news(told)
+
+
+async def test_a_router_that_takes_a_session_over_hears_the_log_probabilities_that_it_missed() -> None:
+    params = SessionParams((1, 2), SamplingParams(), 9, logprobs=0)
+    running = Running(Session(SessionSpec(bytes(16), params, (3,), 199, b""), 4), None)
+    running.session.log += [5, 6]
+    running.logprobs += [Logprob(-1.0), Logprob(-2.0)]
+    peer = RouterPeer(LOAD)
+    running.adopted(SessionSpec(bytes(16), params, (3, 5), 199, b""))
+    peer.adopted(running, 1, None)
+    (missed,) = (await anext(peer.events())).committed
+    assert (list(missed.tokens), missed.logprobs) == ([6], (Logprob(-2.0),))

@@ -7,6 +7,7 @@ import pytest
 from outrider.errors import InvalidRequest
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import session_pb2
+from outrider.wire.logprobs import Logprob
 from outrider.wire.session import FinishReason, SessionParams
 from outrider.wire.session_log import (
     LoggedRequest,
@@ -26,7 +27,18 @@ REQUEST = LoggedRequest(
     answer=b"\x00\xff",
     owner="alice",
 )
-STEPS = [((0, 5), 1, 4, 3, "float32-1"), ((7,), 0, 0, 0, ""), ((2**31, 8, 9), 2, 2, 0, "int8-2")]
+STEPS = [
+    (
+        (0, 5),
+        1,
+        4,
+        3,
+        "float32-1",
+        (Logprob(-0.5, ((7, -0.25), (0, -0.5))), Logprob(-2.0, ((5, 0.0), (9, -3.0)))),
+    ),
+    ((7,), 0, 0, 0, "", (Logprob(-1.5),)),
+    ((2**31, 8, 9), 2, 2, 0, "int8-2", ()),
+]
 
 
 @pytest.mark.parametrize("end", [None, *FinishReason])

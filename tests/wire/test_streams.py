@@ -23,6 +23,7 @@ from outrider.wire.drafter_sessions import (
 )
 from outrider.wire.hello import Identity, Role
 from outrider.wire.load import DrafterLoad, VerifierLoad
+from outrider.wire.logprobs import Logprob
 from outrider.wire.methods import (
     BEAT,
     DRAFTER_SESSIONS,
@@ -66,7 +67,10 @@ SAID = [
     (
         VERIFIER_SESSIONS.answered,
         VerifierEvents(
-            committed=[Committed(ID, 9, 1, [2, 3], 4, 5, 6)],
+            committed=[
+                Committed(ID, 9, 1, [2, 3], 4, 5, 6),
+                Committed(ID, 9, 3, [4], logprobs=(Logprob(-0.5, ((4, -0.5), (7, -1.0))),)),
+            ],
             finished=[Finished(ID, 9, FinishReason.STOP)],
             cut_off=[DrafterCutOff(ID, 9, 7, "why")],
             dropped={"why": 8},

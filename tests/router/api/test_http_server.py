@@ -118,9 +118,9 @@ async def test_the_official_client_sees_errors_as_its_own_kinds(serve: Serve) ->
     client = official(await serve(ScriptedRunner(MODEL, lambda request: [*steps(IDS)[:3], *errors])))
     with pytest.raises(openai.NotFoundError, match="'other'"):
         await client.completions.create(model="other", prompt="x")
-    with pytest.raises(openai.BadRequestError, match="logprobs is not supported") as refused:
-        await client.completions.create(model="demo", prompt="x", logprobs=2)
-    assert refused.value.param == "logprobs"
+    with pytest.raises(openai.BadRequestError, match="suffix is not supported") as refused:
+        await client.completions.create(model="demo", prompt="x", suffix="y")
+    assert refused.value.param == "suffix"
     with pytest.raises(openai.RateLimitError, match="come back later"):
         await client.completions.create(model="demo", prompt="x")
     errors[:] = [Unavailable("the verifier was lost")]

@@ -131,6 +131,7 @@ def test_the_schemas_are_schemas() -> None:
         ("n", [1, 64, None], [0, 65, 1.5]),
         ("prompt", ["a", [1, 2], ["a", "b"], [[1], [2]]], [[], 5, None, [[]]]),
         ("stream", [True, None], [1]),
+        ("logprobs", [0, 20, None], [-1, 21, True]),
         ("best_of", [1, None], [2, True]),
         ("response_format", [{"type": "text"}, None], [{"type": "json_object"}, "text"]),
         ("user", ["ada", None], [5, "x" * 1025]),

@@ -1,0 +1,75 @@
+"""Log-probabilities as the API tells them: each token with its text."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from outrider.wire.logprobs import Logprob
+
+LEAST = -9999.0  # as OpenAI tells what is next to impossible: JSON has no infinity
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A token, and how likely it was."""
+
+    token_id: int
+    piece: bytes  # of the text
+    logprob: float
+
+    @property
+    def text(self) -> str:
+        """Returns the token as text; part of a character is told as its bytes, so that no two look alike."""
+        try:
+            return self.piece.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.piece)
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A token of the output."""
+
+    own: Told
+    top: tuple[Told, ...]
+    offset: int  # characters of the output before it
+
+
+class Scoring:
+    """Of one output, token by token."""
+
+    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+        self._token_bytes = token_bytes
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0
+
+    def push(self, token: int, logprob: Logprob) -> Scored:
+        told = [self._told(*one) for one in ((token, logprob.logprob), *logprob.top)]
+        scored = Scored(told[0], tuple(told[1:]), self._offset)
+        self._offset += len(self._utf8.decode(told[0].piece))
+        return scored
+
+    def _told(self, token: int, logprob: float) -> Told:
+        return Told(token, self._token_bytes(token), max(LEAST, min(0.0, logprob)))
+
+
+def of_completion(scored: Sequence[Scored]) -> dict[str, object]:
+    """Returns OpenAI's object of a completion: the drawn token is always among the likeliest."""
+    return {
+        "tokens": [one.own.text for one in scored],
+        "token_logprobs": [one.own.logprob for one in scored],
+        "top_logprobs": [{each.text: each.logprob for each in (*one.top, one.own)} for one in scored],
+        "text_offset": [one.offset for one in scored],
+    }
+
+
+def of_chat(scored: Sequence[Scored]) -> dict[str, object]:
+    """Returns OpenAI's object of a chat."""
+    content = [{**_entry(one.own), "top_logprobs": [_entry(each) for each in one.top]} for one in scored]
+    return {"content": content, "refusal": None}
+
+
+def _entry(told: Told) -> dict[str, object]:
+    return {"token": told.text, "logprob": told.logprob, "bytes": list(told.piece)}

@@ -1,0 +1,118 @@
+"""Log-probabilities as clients get them, of scripted steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from outrider.errors import InvalidRequest
+from outrider.net.rpc import bind, channel, new_server
+from outrider.v1 import generation_pb2, generation_pb2_grpc
+from outrider.wire.logprobs import Logprob, from_numbers, numbers
+from outrider.wire.session import FinishReason
+from router.api.grpc_generation import add_generation_service
+from router.detokenize import piece
+from router.metrics import Metrics
+from router.requests import GenerationRequest, SessionEnded, SessionEvent, TokensCommitted
+from tests.router.api.scripted import EOS, ScriptedRunner, byte_level, sentencepiece, served
+
+TOKENIZER = byte_level()
+MODEL = served(TOKENIZER)
+IDS = TOKENIZER.encode("é fox", add_special_tokens=False).ids
+END = TOKENIZER.token_to_id(EOS)
+ClientOf = Callable[..., httpx.AsyncClient]
+
+
+def scored(request: GenerationRequest) -> list[SessionEvent]:
+    """Two tokens a step, the last of which is the end of the text."""
+    tokens, events = [*IDS, END], []
+    top = ((IDS[0], -0.25), (END, float("-inf")))[: request.params.logprobs or 0]
+    for start in range(0, len(tokens), 2):
+        part = tuple(tokens[start : start + 2])
+        told = tuple(Logprob(-1.0 - start, top) for _ in part) if request.params.logprobs is not None else ()
+        events.append(TokensCommitted(part, 0, 0, logprobs=told))
+    return [*events, SessionEnded(FinishReason.STOP)]
+
+
+def pieces() -> list[bytes]:
+    return [piece(TOKENIZER, token) for token in IDS]
+
+
+def test_the_pieces_of_a_text_are_the_text() -> None:
+    assert b"".join(pieces()).decode() == "é fox"
+    other = sentencepiece()
+    ids = other.encode("the é", add_special_tokens=False).ids
+    assert b"".join(piece(other, token) for token in ids).decode() == " the é"
+    assert piece(TOKENIZER, 10**6) == b""
+
+
+async def test_a_completion(client_of: ClientOf) -> None:
+    client = client_of(ScriptedRunner(MODEL, scored))
+    answer = (await client.post("/v1/completions", json={"prompt": "a", "logprobs": 2})).json()
+    told = answer["choices"][0]["logprobs"]
+    assert len(told["tokens"]) == len(IDS)  # the end is no part of the text
+    assert told["tokens"][-1] == pieces()[-1].decode()
+    assert told["token_logprobs"] == [-1.0 - index // 2 * 2 for index in range(len(IDS))]
+    assert all(
+        len(top) == 3 or own in top for top, own in zip(told["top_logprobs"], told["tokens"], strict=True)
+    )
+    assert min(min(top.values()) for top in told["top_logprobs"]) == -9999
+    text = answer["choices"][0]["text"]
+    for offset, token in zip(told["text_offset"], told["tokens"], strict=True):
+        assert token.startswith("bytes:") or text[offset:].startswith(token)
+    assert (await client.post("/v1/completions", json={"prompt": "a"})).json()["choices"][0][
+        "logprobs"
+    ] is None
+    none_but_own = (await client.post("/v1/completions", json={"prompt": "a", "logprobs": 0})).json()
+    tops = none_but_own["choices"][0]["logprobs"]["top_logprobs"]
+    assert [list(top) for top in tops] == [[token] for token in told["tokens"]]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_chat(client_of: ClientOf, stream: bool) -> None:
+    client = client_of(ScriptedRunner(MODEL, scored))
+    fields: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "logprobs": True}
+    fields |= {"top_logprobs": 1, "stream": stream}
+    response = await client.post("/v1/chat/completions", json=fields)
+    if stream:
+        chunks = [
+            httpx.Response(200, text=line[6:]).json() for line in response.text.split("\n") if "{" in line
+        ]
+        told = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+        content = [one for part in told if part for one in part["content"]]
+    else:
+        content = response.json()["choices"][0]["logprobs"]["content"]
+    assert [bytes(one["bytes"]) for one in content] == pieces()
+    assert [one["logprob"] for one in content] == [-1.0 - index // 2 * 2 for index in range(len(IDS))]
+    assert all([top["logprob"] for top in one["top_logprobs"]] == [-0.25] for one in content)
+
+
+async def test_grpc() -> None:
+    server = new_server()
+    add_generation_service(server, ScriptedRunner(MODEL, scored), Metrics(), draw_below=lambda below: 0)
+    address = bind(server, "127.0.0.1", 0)
+    await server.start()
+    async with channel(address) as connection:
+        stub: Any = generation_pb2_grpc.GenerationStub(connection)
+        chat = generation_pb2.Chat(messages=[generation_pb2.ChatMessage(role="user", content="hi")])
+        for prompt in ({"text": "a"}, {"token_ids": generation_pb2.TokenIds(ids=[5])}, {"chat": chat}):
+            request = generation_pb2.GenerateRequest(logprobs=1, **prompt)
+            told = [one async for one in stub.Generate(request)]
+            logprobs = [each for one in told for each in one.delta.logprobs]
+            assert [each.token_id for each in logprobs] == IDS
+            assert [each.piece for each in logprobs] == pieces()
+            assert all([top.logprob for top in each.top] == [-0.25] for each in logprobs)
+            plain = stub.Generate(generation_pb2.GenerateRequest(**prompt))
+            assert not [each async for one in plain for each in one.delta.logprobs]
+    await server.stop(0)
+
+
+def test_numbers_of_a_message_that_do_not_fit_are_refused() -> None:
+    told = (Logprob(-1.0, ((5, -0.5), (6, -1.0))), Logprob(-2.0, ((7, -0.5), (8, -1.0))))
+    assert from_numbers(*numbers(told)) == told
+    for odd in (([-1.0], [1, 2], [-1.0]), ([-1.0, -1.0], [1], [-1.0]), ([-1.0], [1] * 21, [-1.0] * 21)):
+        with pytest.raises(InvalidRequest):
+            from_numbers(*odd)
