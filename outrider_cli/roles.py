@@ -15,6 +15,7 @@ from outrider.log_record import keep_to_lines
 from outrider.options.option import build
 from outrider.worker.garbage import spared_imports
 from outrider_cli.commands import Logging, command
+from outrider_cli.interrupts import ending_at_once
 from outrider_cli.reporting import reported
 from router.config import RouterConfig
 from verifier.config import VerifierConfig
@@ -28,9 +29,10 @@ def _run(role: str, config: type, *, log_level: str, **given: Any) -> None:
     _log_to_stderr(log_level)
     with reported(role):
         told: Any = build(config, with_environment(given))
-        with spared_imports():
-            service = import_module(f"{role}.service")  # heavy; torch reads how many threads it may have
-        asyncio.run(service.serve(told))
+        with ending_at_once():  # the service heeds signals as soon as there is something to end
+            with spared_imports():
+                service = import_module(f"{role}.service")  # heavy; torch reads how many threads it may have
+            asyncio.run(service.serve(told))
 
 
 def with_environment(given: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from outrider.options.engine import EngineOptions
 from outrider.options.option import options
 from outrider.options.protection import Protection
 from outrider.options.sessions import SessionOptions
-from outrider_cli import app
+from outrider_cli.app import app
 from outrider_cli.children import Models, Workers, router_child, threads_each, worker_children
 from outrider_cli.commands import Logging
 from outrider_cli.serve import reachable, router_addresses

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
-from outrider_cli import app
+from outrider_cli.app import app
 from outrider_cli.sizing import ratio
 from outrider_cli.speedup import Pair, expect
 

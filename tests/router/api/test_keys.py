@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from outrider.errors import StartupError
 from outrider.net.watched import Watched
-from outrider_cli import app
+from outrider_cli.app import app
 from router.api.keys import ApiKey, digest, find, keys_of, new_key, parse_keys
 
 HASH = "ab" * 32
