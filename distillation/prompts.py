@@ -41,7 +41,7 @@ def template_of(tokenizer: Any, target: str) -> Template:
     if not tokenizer.chat_template:
         raise StartupError(wanted)
     try:
-        told = _rendered(tokenizer, [{"role": "user", "content": MARK}])
+        told = _rendered(tokenizer, [{"role": "user", "content": MARK}], answering=False)
     except Exception:  # a template is a program
         raise StartupError(wanted) from None
     before, found, after = told.partition(MARK)
@@ -101,8 +101,9 @@ def _prompt(line: str, number: int, file: Path, tokenizer: Any) -> Prompt:
     return Prompt(ids, category)
 
 
-def _rendered(tokenizer: Any, messages: list[dict[str, str]]) -> str:
-    text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+def _rendered(tokenizer: Any, messages: list[dict[str, str]], answering: bool = True) -> str:
+    """Returns the conversation, up to where the answer begins if it is to be answered."""
+    text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answering)
     return text
 
 
