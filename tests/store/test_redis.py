@@ -333,3 +333,24 @@ async def test_who_is_cancelled_ends_wherever_that_meets_the_asking(store: Redis
             break  # it had ended
         await asyncio.wait((task,))
         assert task.cancelled(), f"after {turns} turns"
+
+
+async def test_services_with_databases_of_their_own_share_nothing(redis: RedisServer, record: Record) -> None:
+    """Each has a worker of the same id; one has a session, and the other is asked for it and cancels it."""
+    urls = (redis.url, redis.url.removesuffix("/0") + "/1")
+    one, other = (RedisStore(parse_store_url(url), TTL_SECONDS) for url in urls)
+    session = SessionId(b"s" * 16)
+    for store, name in ((one, "only-one"), (other, "only-other")):
+        await store.beat(record("both"))
+        await store.beat(record(name))
+    await one.logs.append([Append(session, Owner("r"), 0, [b"text"])], 60)
+    assert await other.logs.read(session) is None and await other.logs.take(session, "r", 60) is None
+    await other.logs.cancel(session)
+    assert await one.logs.read(session) is not None
+    claim = await one.logs.claim(session)
+    assert claim is not None and not claim.cancelled
+    await other.leave(record("both").info.identity)
+    for store, there in ((one, {"both", "only-one"}), (other, {"only-other"})):
+        async with aclosing(cast(Any, store.workers())) as said:
+            assert ids(await anext(said)) == there
+        await store.close()
