@@ -24,6 +24,7 @@ from outrider.store.store import Store
 from outrider.store.url import parse_store_url
 from outrider.wire.hello import Identity, Role
 from router.api.access import Access, HttpAccess
+from router.api.compression import Gzip
 from router.api.http import create_app
 from router.api.keys import Keys
 from router.api.request_id import RequestIds
@@ -99,6 +100,7 @@ class Router:
                 allow_headers=["*"],
                 expose_headers=["*"],
             )
+        self.app.add_middleware(Gzip)
         self.app.add_middleware(RequestIds)  # the last one added is asked first
         self._discovery = WorkerDiscovery(store, self.fleet, self.identity, tls=tls)
         self._tasks: list[asyncio.Task[Any]] = []

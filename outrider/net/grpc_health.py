@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
 from outrider.net.rpc import host_of
 
+REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 WATCH_SECONDS = 0.5  # how soon watchers hear of a change
 MOST_WATCHERS = 256  # of a process: nobody needs a key to watch
 ADDRESS_SHARE = 4  # one address has at most one in so many of them
@@ -83,4 +84,17 @@ def add_health(server: grpc.aio.Server, ready: Callable[[], bool], service: str)
     Call it before the server starts."""
     health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(ready, [service]), server)
     names = [service, "grpc.health.v1.Health", reflection.SERVICE_NAME]
-    reflection.enable_server_reflection(names, server)
+    _add_reflection(server, names)
+
+
+def _add_reflection(server: grpc.aio.Server, names: Sequence[str]) -> None:
+    """By its old name and its new one: v1 is v1alpha to the bit, and the library serves v1alpha only."""
+    servicer = reflection.aio.ReflectionServicer(names)  # type: ignore[attr-defined]  # no stubs tell of it
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
+    handler = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    handlers = {"ServerReflectionInfo": handler}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(REFLECTION_V1, handlers),))

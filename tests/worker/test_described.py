@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from outrider.net.rpc import ask, bind, channel, new_server
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
@@ -43,6 +43,15 @@ async def health(connection: grpc.aio.Channel) -> int:
 
 
 async def services(connection: grpc.aio.Channel) -> set[str]:
-    stub = reflection_pb2_grpc.ServerReflectionStub(connection)
-    call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
-    return {service.name async for answer in call for service in answer.list_services_response.service}
+    """By the old name of reflection and by the new one, which must tell the same."""
+    told = []
+    for version in ("v1alpha", "v1"):
+        ask = connection.stream_stream(
+            f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+            request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+            response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+        )
+        call = ask(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+        told.append({each.name async for answer in call for each in answer.list_services_response.service})
+    assert told[0] == told[1]
+    return told[0]
