@@ -1,0 +1,30 @@
+import json
+import sys
+
+import anthropic
+
+client = anthropic.Anthropic(base_url=sys.argv[1], api_key="none")
+asked = {"model": "", "messages": [{"role": "user", "content": sys.argv[2]}], "max_tokens": 24}
+told = {**asked, "extra_body": {"temperature": 0}}
+
+whole = client.messages.create(**told)
+with client.messages.stream(**told) as stream:
+    pieces = list(stream.text_stream)
+    final = stream.get_final_message()
+counted = client.messages.count_tokens(model="", messages=asked["messages"])
+try:
+    client.messages.create(**{**told, "model": "nothing"})
+    refused = None
+except anthropic.NotFoundError as error:
+    refused = error.body["error"]["type"]
+print(
+    json.dumps(
+        {
+            "chat": [whole.content[0].text, "".join(pieces), final.content[0].text],
+            "refused": [refused],
+            "tokens": [whole.usage.output_tokens, final.usage.output_tokens],
+            "prompt": [whole.usage.input_tokens + whole.usage.cache_read_input_tokens, counted.input_tokens],
+            "reasons": [whole.stop_reason, final.stop_reason],
+        }
+    )
+)

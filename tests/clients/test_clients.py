@@ -1,0 +1,43 @@
+"""Clients as their users install them get the text that the API gives: `make test-clients`."""
+
+from __future__ import annotations
+
+import os
+
+import httpx
+import pytest
+
+from tests.clients.conftest import Client
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.clients,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif("CLIENTS" not in os.environ, reason="installs packages: make test-clients"),
+]
+
+PROMPT = "Once upon a time"
+TOKENS = 24
+PACKAGES = ["openai", "anthropic", "langchain-openai", "litellm", "pydantic-ai-slim[openai]"]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_client_gets_the_same_text(asked: Client, url: str, package: str) -> None:
+    common = {"max_tokens": TOKENS, "temperature": 0}
+    turns = [{"role": "user", "content": PROMPT}]
+    with httpx.Client(base_url=f"{url}/v1", timeout=60, trust_env=False) as http:
+        chat = http.post("/chat/completions", json={"messages": turns, **common}).json()
+        completion = http.post("/completions", json={"prompt": PROMPT, **common}).json()
+    expected = {
+        "chat": chat["choices"][0]["message"]["content"],
+        "completion": completion["choices"][0]["text"],
+        "refused": {"openai": "model_not_found", "anthropic": "not_found_error"}.get(package),
+        "tokens": chat["usage"]["completion_tokens"],
+        "prompt": chat["usage"]["prompt_tokens"],
+        "reasons": {"length": "max_tokens", "stop": "end_turn"}[chat["choices"][0]["finish_reason"]],
+    }
+    told = asked(package, url, PROMPT)
+    print(f"{package} {told.pop('version')}: {told}")
+    assert told and len(expected["chat"]) > 1
+    for what, values in told.items():
+        assert values == [expected[what]] * len(values), what
