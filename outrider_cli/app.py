@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from outrider import __version__
+from outrider_cli.batch import batch
 from outrider_cli.bench_command import bench
 from outrider_cli.distill import distill
 from outrider_cli.generate import generate
@@ -23,7 +24,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, generate, router, verifier, drafter, distill, plan, bench):
+for command in (serve, generate, router, verifier, drafter, distill, plan, bench, batch):
     app.command()(command)
 app.add_typer(keys)
 

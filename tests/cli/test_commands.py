@@ -26,7 +26,16 @@ from outrider_cli.serve import reachable, router_addresses
 from router.config import RouterConfig
 from verifier.config import VerifierConfig
 
-COMMANDS = {"serve", "generate", "router", "verifier", "drafter", "plan", "bench"}  # and the group keys
+COMMANDS = {
+    "serve",
+    "generate",
+    "router",
+    "verifier",
+    "drafter",
+    "plan",
+    "bench",
+    "batch",
+}  # and the group keys
 
 
 def parameters(command: str) -> dict[str, Any]:

@@ -1,0 +1,168 @@
+"""`outrider batch`: a file of requests in OpenAI's batch format to a file of answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from outrider.errors import InvalidRequest
+from outrider_cli.generate import DEFAULT_URL
+from outrider_cli.reporting import reported
+
+if TYPE_CHECKING:
+    import httpx
+
+PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+LATER = (429, 502, 503, 504)  # asked again: the service has no room, or not yet what it needs
+WAIT_SECONDS = 1.0  # if the service does not say how long
+MOST_WAIT_SECONDS = 60.0
+
+
+def batch(
+    input_file: Annotated[
+        Path, typer.Option(help="Requests, one a line, as OpenAI's batches have them.", metavar="FILE")
+    ],
+    output_file: Annotated[
+        Path,
+        typer.Option(
+            help="Answers, one a line, as they come. What is in it already is not asked again.",
+            metavar="FILE",
+        ),
+    ],
+    url: Annotated[str, typer.Option(help="Address of the HTTP API.")] = DEFAULT_URL,
+    concurrency: Annotated[int, typer.Option(help="Most requests at a time.", min=1)] = 32,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key",
+            envvar="OUTRIDER_API_KEY",
+            help="Key that the service asks for. In $OUTRIDER_API_KEY it is seen by nobody else.",
+            show_default="$OUTRIDER_API_KEY, or none",
+            show_envvar=False,
+        ),
+    ] = None,
+) -> None:
+    """Answer a file of requests; started again after any end, it goes on where it was."""
+    with reported("batch"):
+        requests = read_requests(input_file)
+        with opened(output_file) as (output, answered):
+            left = [request for request in requests if request["custom_id"] not in answered]
+            asyncio.run(answer_all(left, output, url, concurrency, api_key))
+        typer.echo(f"{len(requests)} requests: {len(left)} answered now, {len(requests) - len(left)} before")
+
+
+def read_requests(path: Path) -> list[dict[str, Any]]:
+    """Returns the requests of a file. Raises InvalidRequest that names the first line at fault."""
+    requests, ids = [], set()
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise InvalidRequest(f"--input-file {path} cannot be read: {error.strerror}") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            request = json.loads(line)
+        except ValueError:
+            raise InvalidRequest(f"line {number} of {path} is not JSON") from None
+        fault = _fault(request)
+        if fault is None and request["custom_id"] in ids:
+            fault = f"has the custom_id {request['custom_id']!r} of an earlier line: each needs its own"
+        if fault is not None:
+            raise InvalidRequest(f"line {number} of {path} {fault}")
+        ids.add(request["custom_id"])
+        requests.append(request)
+    return requests
+
+
+def _fault(request: object) -> str | None:
+    if not isinstance(request, dict) or not isinstance(request.get("custom_id"), str):
+        return "needs a custom_id, a text of its own"
+    if request.get("method", "POST") != "POST" or request.get("url") not in PATHS:
+        return f"needs the method POST and a url that is one of {', '.join(PATHS)}"
+    if not isinstance(request.get("body"), dict) or request["body"].get("stream"):
+        return "needs a body, an object without stream"
+    return None
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[IO[bytes], set[str]]]:
+    """The output file, to go on with after its last whole line; and whose answers it has."""
+    try:
+        file = path.open("a+b")
+    except OSError as error:
+        raise InvalidRequest(f"--output-file {path} cannot be written: {error.strerror}") from None
+    with file:
+        file.seek(0)
+        whole = file.read()
+        whole = whole[: whole.rfind(b"\n") + 1]  # a process that was killed may leave half a line
+        try:
+            answered = {str(json.loads(line)["custom_id"]) for line in whole.splitlines()}
+        except (ValueError, KeyError, TypeError):
+            raise InvalidRequest(
+                f"--output-file {path} has lines that are no answers: name another file"
+            ) from None
+        file.truncate(len(whole))
+        yield file, answered
+
+
+async def answer_all(
+    requests: list[dict[str, Any]], output: IO[bytes], url: str, concurrency: int, api_key: str | None
+) -> None:
+    """Writes the answers as they come, each line at once."""
+    import httpx
+
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    base = url.rstrip("/").removesuffix("/v1")
+    limits = httpx.Limits(max_connections=concurrency)
+    waiting = iter(requests)
+    async with httpx.AsyncClient(base_url=base, headers=headers, timeout=None, limits=limits) as http:
+
+        async def work() -> None:
+            for request in waiting:
+                response = await _asked(http, request)
+                told = {
+                    "id": f"batch_req_{response.headers.get('x-request-id', '')}",
+                    "custom_id": request["custom_id"],
+                    "response": {
+                        "status_code": response.status_code,
+                        "request_id": response.headers.get("x-request-id"),
+                        "body": response.json(),
+                    },
+                    "error": None,
+                }
+                output.write(json.dumps(told, ensure_ascii=False).encode() + b"\n")
+                output.flush()
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(min(concurrency, len(requests))):
+                tasks.create_task(work())
+
+
+async def _asked(http: httpx.AsyncClient, request: dict[str, Any]) -> httpx.Response:
+    """Returns the answer; a service that has no room, or is away, is waited for."""
+    import httpx
+
+    away = False
+    while True:
+        wait = WAIT_SECONDS
+        try:
+            response = await http.post(request["url"], json=request["body"])
+        except httpx.TransportError:
+            if not away:
+                typer.echo(
+                    f"{request['custom_id']}: no answer from {http.base_url}; it is asked again", err=True
+                )
+            away = True
+        else:
+            if response.status_code not in LATER:
+                return response
+            later = response.headers.get("retry-after", "")
+            wait = min(float(later), MOST_WAIT_SECONDS) if later.isdigit() else WAIT_SECONDS
+        await asyncio.sleep(wait)

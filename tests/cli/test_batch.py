@@ -1,0 +1,127 @@
+"""`outrider batch` answers each line once, also after a kill."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+class Server(ThreadingHTTPServer):
+    """Answers each request with its own prompt, but for those that it was told to hold."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked: Counter[str] = Counter()
+        self.running = self.most = 0
+        self.lock = threading.Lock()
+        self.holds: set[str] = set()
+        self.held = threading.Event()
+        self.go_on = threading.Event()
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        prompt, server = body["prompt"], self.server
+        with server.lock:
+            server.asked[prompt] += 1
+            first = server.asked[prompt] == 1
+            server.running += 1
+            server.most = max(server.most, server.running)
+        if prompt in server.holds:
+            server.held.set()
+            server.go_on.wait()
+        with server.lock:
+            server.running -= 1
+        status = 400 if prompt == "bad" else 429 if prompt == "busy" and first else 200
+        answer = json.dumps({"text": prompt}).encode()
+        self.send_response(status)
+        self.send_header("retry-after", "0")
+        self.send_header("content-length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as serving:
+        thread = threading.Thread(target=serving.serve_forever)
+        thread.start()
+        yield serving
+        serving.go_on.set()
+        serving.shutdown()
+        thread.join()
+
+
+def line(id: str, prompt: str) -> str:
+    told = {"custom_id": id, "method": "POST", "url": "/v1/completions", "body": {"prompt": prompt}}
+    return json.dumps(told)
+
+
+def start(server: Server, folder: Path, *more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "outrider_cli", "batch", "--input-file", str(folder / "in.jsonl")]
+    command += ["--output-file", str(folder / "out.jsonl"), *more]
+    command += ["--url", f"http://127.0.0.1:{server.server_port}/v1"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def answers(folder: Path) -> dict[str, Any]:
+    told = [json.loads(each) for each in (folder / "out.jsonl").read_text().splitlines()]
+    assert len({each["custom_id"] for each in told}) == len(told), "a line was answered twice"
+    return {each["custom_id"]: each["response"] for each in told}
+
+
+def test_a_line_is_answered_once_also_after_a_kill(server: Server, tmp_path: Path) -> None:
+    prompts = ["a", "bad", "busy", "slow", *(f"p{number}" for number in range(20))]
+    lines = [line(f"id-{prompt}", prompt) for prompt in prompts]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n")
+    server.holds.add("slow")
+    killed = start(server, tmp_path, "--concurrency", "1")
+    assert server.held.wait(60)
+    killed.kill()
+    killed.communicate()
+    assert answers(tmp_path).keys() == {"id-a", "id-bad", "id-busy"}
+    with (tmp_path / "out.jsonl").open("a") as output:
+        output.write('{"custom_id": "id-p3", "resp')  # half a line
+    server.go_on.set()
+    told, error = start(server, tmp_path, "--concurrency", "3").communicate(timeout=60)
+    assert told == "24 requests: 21 answered now, 3 before\n", error
+    answered = answers(tmp_path)
+    assert {id: each["body"]["text"] for id, each in answered.items()} == {
+        f"id-{each}": each for each in prompts
+    }
+    assert answered["id-bad"]["status_code"] == 400 and answered["id-busy"]["status_code"] == 200
+    assert server.asked == {**dict.fromkeys(prompts, 1), "busy": 2, "slow": 2}
+    assert server.most <= 4  # three, and the one whose client was killed
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["{"], "line 1 of {path} is not JSON"),
+        ([line("a", "x"), line("a", "y")], "line 2 of {path} has the custom_id 'a' of an earlier line"),
+        ([line("a", "x").replace("/v1/completions", "/v1/x")], "line 1 of {path} needs the method POST"),
+        ([json.dumps({"url": "/v1/completions"})], "line 1 of {path} needs a custom_id"),
+    ],
+)
+def test_a_file_that_is_wrong(server: Server, tmp_path: Path, lines: list[str], message: str) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text("\n".join(lines))
+    process = start(server, tmp_path)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode != 0 and message.format(path=path) in error and "Traceback" not in error
+    assert not server.asked
