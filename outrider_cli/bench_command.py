@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from demo import pair
+from drafter.config import DrafterConfig
 from outrider.options.engine import EngineOptions
 from outrider.options.option import build, option, same
 from outrider_cli.commands import command
@@ -19,18 +21,32 @@ if TYPE_CHECKING:
     from outrider_cli.bench.settings import Settings
 
 RESULT = "result.json"
-WIDTH = 110
+WIDTH = 120
+EACH = 10  # repetitions of one stream that ask each conversation of the suite once
 
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
     """What `bench` is told, before it is read."""
 
-    target: str | None = option(None, "Folder, GGUF file or hub id of the target.", shown="the demo pair's")
-    draft: str | None = option(
-        None, "Folder, GGUF file or hub id of the draft model.", shown="the demo pair's"
+    target: str | None = option(
+        None,
+        "Folder, GGUF file or hub id of the target.",
+        shown="the built-in pair's; with --suite what serve serves",
     )
-    workload: str = option("code,prose,random", "What to ask for, of: code, prose, random.", metavar="LIST")
+    draft: str | None = option(
+        None, "Folder, GGUF file or hub id of the draft model.", shown="the built-in pair's"
+    )
+    propose: str | None = same(DrafterConfig, "propose")
+    suite: bool = option(
+        False, "Ask ten conversations of eight kinds, once each, in the model's chat template."
+    )
+    workload: str | None = option(
+        None,
+        "What to ask for, of: code, prose, random.",
+        metavar="LIST",
+        shown="all; with --suite its kinds",
+    )
     temperature: str = option("0,0.8", "Sampling temperatures; 0 = greedy.", metavar="LIST")
     streams: str = option("1,16", "Requests at the same time.", metavar="LIST")
     rtt: str | None = option(
@@ -39,7 +55,9 @@ class BenchOptions:
         metavar="LIST",
         shown="0,20; with --url none",
     )
-    repetitions: int = option(3, "How often everything is measured.", least=1)
+    repetitions: int | None = option(
+        None, "How often everything is measured.", least=1, shown="3; with --suite 10"
+    )
     max_tokens: int = option(96, "Tokens of each answer.", least=2)
     peers: bool = option(True, "Measure transformers' generate too.", negated=True)
     lock_step: bool = option(True, "Measure drafts that wait for each verdict too.", negated=True)
@@ -52,6 +70,9 @@ class BenchOptions:
         "transformers gets all of them.",
         metavar="TARGET/DRAFT",
         shown="half of the machine each",
+    )
+    price_per_hour: float | None = option(
+        None, "Price of the machine, to tell what a million tokens costs.", least=0, shown="none"
     )
     url: str | None = option(
         None, "Measure this OpenAI-compatible server instead; it is not started.", shown="none"
@@ -73,27 +94,37 @@ def _bench_command(**given: Any) -> None:
 def settings_of(told: BenchOptions) -> Settings:
     """Returns the settings. Raises StartupError for the first value that cannot be."""
     from outrider_cli.bench.settings import Settings, numbers, parse_cores, words
-    from outrider_cli.serve import choose_models
+    from outrider_cli.bench.suite import suite
+    from outrider_cli.serve import choose_models, quantization
 
     available = (
         sorted(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
         else list(range(os.cpu_count() or 1))
     )
+    usual = ",".join(suite()) if told.suite else "code,prose,random"
+    target = told.target or (None if told.suite or told.draft else pair.NAME)
+    models = None
+    if not told.url or told.target is not None:
+        models = choose_models(target, told.draft, 1, told.propose)
+    engine = EngineOptions(kv_memory=told.kv_memory, quantization=told.quantization)
+    if models is not None:
+        engine = replace(engine, quantization=quantization(engine, models))
     return Settings(
-        workloads=words(told.workload),
+        workloads=words(told.workload or usual),
         temperatures=numbers("--temperature", told.temperature, float, 0),
         streams=tuple(int(count) for count in numbers("--streams", told.streams, int, 1)),
         rtts_ms=numbers("--rtt", told.rtt or ("0" if told.url else "0,20"), float, 0),
-        repetitions=told.repetitions,
+        repetitions=told.repetitions or (EACH if told.suite else 3),
         max_tokens=told.max_tokens,
-        models=None if told.url and told.target is None else choose_models(told.target, told.draft, 1),
+        models=models,
         url=told.url,
         model=told.model,
         lock_step=told.lock_step,
         chains=told.chains,
         peers=told.peers,
-        engine=EngineOptions(kv_memory=told.kv_memory, quantization=told.quantization),
+        price_per_hour=told.price_per_hour,
+        engine=engine,
         cores=parse_cores(told.cores, available),
     )
 

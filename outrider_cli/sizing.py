@@ -10,7 +10,7 @@ from typing import Any
 from outrider.options.option import build, check, option
 from outrider_cli.commands import command
 from outrider_cli.reporting import reported
-from outrider_cli.speedup import Pair, Speedup, expect
+from outrider_cli.speedup import Pair, Speedup, cost, expect
 
 TABLE = (1, 2, 3, 4, 6, 8, 12, 16)  # values of k
 
@@ -21,6 +21,9 @@ class PlanOptions:
 
     pair: Pair
     num_speculative_tokens: int = option(8, "Most draft tokens in a step.", least=0, most=256, short="-k")
+    price_per_hour: float | None = option(
+        None, "Price of a worker's machine, to tell what a million tokens costs.", least=0, shown="none"
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -31,7 +34,8 @@ def _plan(**given: Any) -> None:
         told = build(PlanOptions, given)
         chosen = expect(told.pair, told.num_speculative_tokens)
         rows = [expect(told.pair, k) for k in sorted({*TABLE, told.num_speculative_tokens})]
-        print("\n".join([*table(rows, chosen.k), "", *summary(told.pair, chosen)]), flush=True)
+        said = [*summary(told.pair, chosen), *costs(told, chosen)]
+        print("\n".join([*table(rows, chosen.k), "", *said]), flush=True)
 
 
 plan = command(
@@ -65,6 +69,19 @@ def summary(pair: Pair, chosen: Speedup) -> list[str]:
             "Drafts cost more than they gain here: serve without a draft model, or with a smaller k."
         )
     return lines
+
+
+def costs(told: PlanOptions, chosen: Speedup) -> list[str]:
+    """Returns a sentence about the price of a million tokens, with a verifier's share of the drafters."""
+    if told.price_per_hour is None:
+        return []
+    plain = told.pair.sessions * 1000 / told.pair.target_step_ms  # tokens a second of a verifier
+    alone = cost(plain, told.price_per_hour)
+    drafted = cost(plain * chosen.speedup, told.price_per_hour * (1 + chosen.drafters))
+    return [
+        f"A million tokens: {drafted:.2f} with drafts, {alone:.2f} without, if a worker costs "
+        f"{told.price_per_hour:g} an hour."
+    ]
 
 
 def ratio(drafters: float) -> str:

@@ -114,6 +114,11 @@ def expect(pair: Pair, k: int) -> Speedup:
     )
 
 
+def cost(rate: float, price_per_hour: float) -> float:
+    """Returns what a million tokens costs at so many a second, on what has this price an hour."""
+    return price_per_hour / (3600 * rate) * 1e6 if rate > 0 else float("inf")
+
+
 def _stretch(pair: Pair, k: int, goodput: float, waits: bool) -> list[_Step]:
     """Returns the steps from one wrong guess on, as long as it is likely enough that there was no other."""
     steps: list[_Step] = []

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from outrider.errors import InvalidRequest, OutriderError, Unavailable
 from outrider_cli.bench.http import Http
+from outrider_cli.bench.suite import Conversation, messages
 
 
 class Refused(InvalidRequest):
@@ -27,7 +28,7 @@ class Refused(InvalidRequest):
 class Request:
     """What is asked. The seed is the prompt's own, so that every way of serving draws the same tokens."""
 
-    prompt: str
+    prompt: str | Conversation  # a text to go on with, or a conversation to answer
     max_tokens: int
     temperature: float
     seed: int
@@ -70,10 +71,11 @@ class ServerClient:
         await self._http.close()
 
     async def ask(self, request: Request, came: Came | None = None) -> Reply:
+        path, asked = _asked(request.prompt)
         body = {
             **self._model,
             **self._extras,
-            "prompt": request.prompt,
+            **asked,
             "max_tokens": request.max_tokens,
             "temperature": request.temperature,
             "seed": request.seed,
@@ -83,11 +85,11 @@ class ServerClient:
         pieces: list[tuple[float, str, int | None]] = []  # (when, text, tokens so far if told)
         before = 0
         last: dict[str, Any] = {}
-        async for chunk in self._events(body):
+        async for chunk in self._events(path, body):
             if "error" in chunk:
                 raise OutriderError(str(chunk["error"].get("message", chunk["error"])))
             last = chunk if chunk.get("usage") else last
-            text = "".join(choice.get("text") or "" for choice in chunk["choices"])
+            text = "".join(_text(choice) for choice in chunk["choices"])
             if text:
                 now, so_far = time.perf_counter(), (chunk.get("usage") or {}).get("completion_tokens")
                 pieces.append((now, text, so_far))
@@ -124,9 +126,9 @@ class ServerClient:
         async with self._http.asked("GET", path) as response:
             return await response.read()
 
-    async def _events(self, body: Mapping[str, object]) -> AsyncIterator[dict[str, Any]]:
+    async def _events(self, path: str, body: Mapping[str, object]) -> AsyncIterator[dict[str, Any]]:
         """Yields the JSON objects of the answer, up to its [DONE]."""
-        async with self._http.asked("POST", "/v1/completions", json.dumps(body).encode()) as response:
+        async with self._http.asked("POST", path, json.dumps(body).encode()) as response:
             if response.status >= 400:
                 sentence = _message(response.status, await response.read())
                 raise Refused(sentence, response.status, response.headers.get("retry-after"))
@@ -138,6 +140,17 @@ class ServerClient:
                 raise Unavailable(
                     f"{self.url} answered with what is no JSON: is it OpenAI-compatible?"
                 ) from None
+
+
+def _asked(prompt: str | Conversation) -> tuple[str, dict[str, object]]:
+    """Returns the path of the API, and the field that holds the prompt."""
+    if isinstance(prompt, str):
+        return "/v1/completions", {"prompt": prompt}
+    return "/v1/chat/completions", {"messages": messages(prompt)}
+
+
+def _text(choice: Mapping[str, Any]) -> str:
+    return choice.get("text") or (choice.get("delta") or {}).get("content") or ""
 
 
 def count_tokens(pieces: list[tuple[float, str, int | None]], total: int | None) -> list[tuple[float, int]]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from outrider_cli.bench.cells import Cell
 from outrider_cli.bench.group import Answers
+from outrider_cli.bench.loops import looped_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class Measured:
     speculative_steps: int  # steps of a stream that verified any
     cpu_shares: dict[str, float]  # CPU seconds a second in that time, by role
     tokens_per_target_second: float | None  # over CPU seconds of the target's process; None = not known
+    tokens_per_core_second: float | None  # over CPU seconds of all that serves; None = not known
+    looped: float  # share of what was said that only repeats itself
 
 
 def measured(answers: Answers) -> Measured:
@@ -40,6 +43,7 @@ def measured(answers: Answers) -> Measured:
     alone = replies[0].cpu_seconds if len(replies) == 1 else None
     used = {"target": alone} if alone is not None else answers.cpu_seconds
     shares = {role: seconds / (end - start) for role, seconds in used.items()} if end > start else {}
+    serving = sum(share for role, share in shares.items() if role != "client")
     return Measured(
         rate=rate,
         first_token_seconds=[reply.arrivals[0][0] - reply.sent for reply in replies],
@@ -51,6 +55,8 @@ def measured(answers: Answers) -> Measured:
         speculative_steps=sum(reply.speculative_steps for reply in replies),
         cpu_shares=shares,
         tokens_per_target_second=rate / shares["target"] if shares.get("target") else None,
+        tokens_per_core_second=rate / serving if serving else None,
+        looped=statistics.fmean(looped_share(reply.text) for reply in replies),
     )
 
 
@@ -107,6 +113,8 @@ class Figures:
     mean_accepted_length: float | None  # tokens a speculative step, the target's own included
     tokens_per_arrival: float
     tokens_per_target_second: Spread | None
+    tokens_per_core_second: Spread | None
+    looped: float  # mean share of an answer that only repeats itself
     cpu_shares: dict[str, float] = field(default_factory=dict)  # medians
     prompt_tokens: int = 0
 
@@ -121,6 +129,7 @@ def figures(repetitions: Sequence[Measured]) -> Figures:
         sum(one.speculative_steps for one in repetitions),
     )
     told = [one.tokens_per_target_second for one in repetitions if one.tokens_per_target_second is not None]
+    told_all = [one.tokens_per_core_second for one in repetitions if one.tokens_per_core_second is not None]
     roles = {role for one in repetitions for role in one.cpu_shares}
     return Figures(
         rate=Spread.of([one.rate for one in repetitions]),
@@ -130,6 +139,8 @@ def figures(repetitions: Sequence[Measured]) -> Figures:
         mean_accepted_length=(accepted + steps) / steps if steps else None,
         tokens_per_arrival=statistics.fmean(one.tokens_per_arrival for one in repetitions),
         tokens_per_target_second=Spread.of(told) if told else None,
+        tokens_per_core_second=Spread.of(told_all) if told_all else None,
+        looped=statistics.fmean(one.looped for one in repetitions),
         cpu_shares={
             role: statistics.median(one.cpu_shares[role] for one in repetitions if role in one.cpu_shares)
             for role in sorted(roles)

@@ -13,6 +13,9 @@ import sys
 import time
 from typing import Any
 
+from outrider_cli.bench.suite import messages
+
+LOOKED_UP = 10  # tokens at a time, without a draft model, if nobody chooses: as transformers' documentation
 DEFAULT = "default"  # assisted as transformers does it if nobody chooses
 
 
@@ -43,23 +46,26 @@ class Pair:
     """Target and draft as transformers runs them."""
 
     def __init__(self, target: str, draft: str) -> None:
+        """Loads them. Without a draft model (""), assisted means guesses looked up in the text."""
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         from outrider.engine.checkpoint import locate
 
         self._torch = torch
-        found = [locate(name) for name in (target, draft)]
+        found = [locate(name) for name in (target, draft) if name]
         self._tokenizer = AutoTokenizer.from_pretrained(found[0].folder, **found[0].source)
-        self._target, self._draft = (
+        models = [
             AutoModelForCausalLM.from_pretrained(each.folder, dtype=torch.float32, **each.source).eval()
             for each in found
-        )
-        for model in (self._target, self._draft):  # goes on past the end of a text, as ignore_eos does
+        ]
+        self._target, self._draft = models[0], models[1] if draft else None
+        for model in models:  # goes on past the end of a text, as ignore_eos does
             model.generation_config.eos_token_id = None
             model.generation_config.pad_token_id = 0
-        read = self._draft.generation_config  # assistants' settings are read from here and from nowhere else
-        self._defaults = {name: getattr(read, name) for name in self._settings(1)}
+        if self._draft is not None:
+            read = self._draft.generation_config  # assistants' settings are read from here and nowhere else
+            self._defaults = {name: getattr(read, name) for name in self._settings(1)}
 
     @staticmethod
     def _settings(k: int) -> dict[str, object]:
@@ -72,12 +78,16 @@ class Pair:
     def answer(self, request: dict[str, Any]) -> dict[str, object]:
         """Returns what generate gave. `assistant`: None = plain, DEFAULT, or the tokens to draft."""
         assistant = request["assistant"]
-        if assistant is not None:
+        assisted: dict[str, Any] = {}
+        if assistant is not None and self._draft is None:
+            assisted = {"prompt_lookup_num_tokens": LOOKED_UP if assistant == DEFAULT else int(assistant)}
+        elif assistant is not None and self._draft is not None:
+            assisted = {"assistant_model": self._draft}
             chosen = self._defaults if assistant == DEFAULT else self._settings(int(assistant))
             for name, value in chosen.items():
                 setattr(self._draft.generation_config, name, value)
         arrivals = Arrivals()
-        inputs = self._tokenizer(request["prompt"], return_tensors="pt")
+        inputs = self._read(request["prompt"])
         sampled = request["temperature"] > 0
         sampling = {"temperature": request["temperature"], "top_k": 0, "top_p": 1.0} if sampled else {}
         self._torch.manual_seed(request["seed"])
@@ -89,7 +99,7 @@ class Pair:
                 do_sample=sampled,
                 streamer=arrivals,
                 **sampling,
-                **({} if assistant is None else {"assistant_model": self._draft}),
+                **assisted,
             )
         return {
             "arrivals": arrivals.arrivals,
@@ -97,6 +107,14 @@ class Pair:
             "prompt_tokens": inputs["input_ids"].shape[1],
             "cpu_seconds": time.process_time() - arrivals.cpu_at_first,
         }
+
+    def _read(self, prompt: Any) -> Any:
+        """Returns the tokens of a text, or of a conversation in the model's chat template."""
+        if isinstance(prompt, str):
+            return self._tokenizer(prompt, return_tensors="pt")
+        return self._tokenizer.apply_chat_template(
+            messages(prompt), add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
 
 
 def main(parent: str, threads: str, target: str, draft: str) -> None:

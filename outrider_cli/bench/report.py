@@ -14,14 +14,17 @@ from outrider_cli.bench.cells import PEERS, PLAIN, SERVER, STREAMING, Cell
 from outrider_cli.bench.figures import figures, over, percentile
 from outrider_cli.bench.measuring import Result
 from outrider_cli.bench.settings import Settings
+from outrider_cli.speedup import cost
 
 Json = dict[str, object]
 
-HEADINGS = ("tokens/s", "over plain", "first ms", "gap ms", "accepted", "length", "per target-s")
+HEADINGS = ("tokens/s", "over plain", "first ms", "gap ms", "accepted", "length", "per core-s", "loops")
+COST = "a million"
 LEGEND = (
     "Medians over repetitions, quartiles in brackets; times as p50/p95. first: to the first token, prompt "
-    "read before; gap: between two arrivals of text; length: tokens a step with drafts; per target-s: tokens "
-    "for each second of processor time that the target used."
+    "read before; gap: between two arrivals of text; length: tokens a step with drafts; per core-s: tokens "
+    "for each second of processor time that all who serve used; loops: share of the "
+    "text within 8 words or marks that it had before, which are easy to guess."
 )
 
 
@@ -81,17 +84,17 @@ def _same(result: Result, way: str, reference: str) -> Json:
 def cells_tables(settings: Settings, result: Result) -> Iterator[Table]:
     """Yields a table for each setting: narrow enough for a terminal."""
     for setting, cells in groupby(in_table_order(settings, result), key=lambda cell: cell.setting):
-        table = Table(
-            "served by", box=SIMPLE_HEAD, title=str(setting), title_justify="left", padding=(0, 1, 0, 0)
-        )
-        for name in HEADINGS:
+        table = Table(box=SIMPLE_HEAD, title=str(setting), title_justify="left", padding=(0, 1, 0, 0))
+        priced = (COST,) if settings.price_per_hour is not None else ()
+        table.add_column("served by", no_wrap=True)
+        for name in (*HEADINGS, *priced):
             table.add_column(name, justify="right", no_wrap=True)
         for cell in cells:
-            table.add_row(cell.way, *_row(result, cell))
+            table.add_row(cell.way, *_row(result, cell, settings.price_per_hour))
         yield table
 
 
-def _row(result: Result, cell: Cell) -> list[str]:
+def _row(result: Result, cell: Cell, price_per_hour: float | None) -> list[str]:
     found, faster = figures(result.runs[cell]), over(result.runs, cell, PLAIN)
     return [
         f"{found.rate.median:.1f}",
@@ -100,7 +103,9 @@ def _row(result: Result, cell: Cell) -> list[str]:
         "" if found.gap_ms is None else _pair(found.gap_ms),
         "" if found.acceptance_rate is None else f"{found.acceptance_rate:.2f}",
         "" if found.mean_accepted_length is None else f"{found.mean_accepted_length:.2f}",
-        "" if found.tokens_per_target_second is None else f"{found.tokens_per_target_second.median:.1f}",
+        "" if found.tokens_per_core_second is None else f"{found.tokens_per_core_second.median:.1f}",
+        f"{found.looped:.0%}",
+        *(() if price_per_hour is None else (f"{cost(found.rate.median, price_per_hour):.2f}",)),
     ]
 
 

@@ -77,11 +77,12 @@ async def _start(
         await relay.start()
         stack.push_async_callback(relay.close)
     services: dict[str, Service] = {}
+    alone = replace(settings.models, draft=None, propose=None)
     for way in ours:
         progress.step(way)
         services[way] = await stack.enter_async_context(
             service(
-                replace(settings.models, draft=None) if way in (PLAIN, PLAIN_ALL) else settings.models,
+                alone if way in (PLAIN, PLAIN_ALL) else settings.models,
                 replace(settings.cores, target=settings.cores.all) if way == PLAIN_ALL else settings.cores,
                 SessionOptions(seed=0),
                 Workers(1, 1, settings.engine, lock_step=way == LOCK_STEP, branches=way != CHAINS),

@@ -92,7 +92,7 @@ async def service(
         said = await supervisor.start(behind(router, cores.prefix(cores.router or cores.draft)))
         url, grpc_address, _ = (reachable(address) for address in router_addresses(said))
         verifier = worker_children(
-            replace(models, draft=None), with_threads(workers, len(cores.target)), grpc_address
+            replace(models, draft=None, propose=None), with_threads(workers, len(cores.target)), grpc_address
         )
         drafter = worker_children(models, with_threads(workers, len(cores.draft)), grpc_address)[1:]
         variables = ("env", *(f"{name}={value}" for name, value in (drafter_environment or {}).items()))

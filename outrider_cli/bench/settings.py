@@ -9,6 +9,7 @@ from outrider.errors import StartupError
 from outrider.options.engine import EngineOptions
 from outrider_cli.bench.cells import CHAINS, LOCK_STEP, OURS, PEERS, PLAIN, PLAIN_ALL, SERVER, Cell, cells
 from outrider_cli.bench.placing import Cores
+from outrider_cli.bench.suite import suite
 from outrider_cli.bench.workloads import WORKLOADS
 from outrider_cli.children import Models
 
@@ -29,12 +30,13 @@ class Settings:
     lock_step: bool = True
     chains: bool = False  # streaming without branches, too
     peers: bool = True
+    price_per_hour: float | None = None  # of all that serves; None = no costs are told
     engine: EngineOptions = field(default=EngineOptions())  # of each worker
     cores: Cores = Cores()  # noqa: RUF009  # frozen
 
     def __post_init__(self) -> None:
         for workload in self.workloads:
-            if workload not in WORKLOADS:
+            if workload not in (*WORKLOADS, *suite()):
                 raise StartupError(f"--workload {workload} is not one of {', '.join(WORKLOADS)}")
         if (self.url is None) == (self.models is None):
             raise StartupError(
@@ -52,8 +54,8 @@ class Settings:
             return (SERVER,)
         left_out = {
             PLAIN_ALL: self.cores.all == self.cores.target,
-            LOCK_STEP: not self.lock_step,
-            CHAINS: not self.chains,
+            LOCK_STEP: not self.lock_step or self.models.propose is not None,  # whose drafts take no time
+            CHAINS: not self.chains or self.models.propose is not None,
         }
         ours = [way for way in OURS if not left_out.get(way)]
         return (*ours, *(PEERS if self.peers else ()))

@@ -11,22 +11,26 @@ import ast
 import random
 import re
 import string
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 
 from demo.heldout import HELD_OUT, heldout_text
 from outrider.errors import InvalidRequest
+from outrider_cli.bench.suite import Conversation, suite
 
 DOCUMENTED = ("numpy", "httpx", "rich", "typer", "prometheus_client", "redis", "torch")  # rich in sentences
 PROMPT_CHARACTERS = 560  # about 128 tokens or more, of code and of prose
 RANDOM_CHARACTERS = 200  # the same of random characters, which make short tokens
 
 
-def prompts(workload: str, count: int) -> list[str]:
-    """Returns `count` different prompts of a workload. Raises InvalidRequest if it is unknown or gives
-    fewer."""
+def prompts(workload: str, count: int) -> Sequence[str | Conversation]:
+    """Returns `count` different prompts of a workload, or all conversations of a category of the suite.
+
+    Raises InvalidRequest if it is unknown or gives fewer."""
+    if workload in suite():
+        return suite()[workload]
     source = WORKLOADS.get(workload)
     if source is None:
         raise InvalidRequest(f"--workload {workload} is not one of {', '.join(WORKLOADS)}")

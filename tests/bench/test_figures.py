@@ -36,6 +36,7 @@ def test_a_single_stream_is_counted_from_its_first_token() -> None:
     assert found.tokens_per_arrival == 7 / 3
     assert found.cpu_shares == {"target": 0.75, "draft": 0.25}
     assert found.tokens_per_target_second == 6 / 1.5
+    assert found.tokens_per_core_second == 6 / (1.5 + 0.5)
 
 
 def test_what_counts_begins_with_the_last_stream_and_ends_with_the_last_answer() -> None:

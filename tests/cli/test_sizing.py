@@ -34,6 +34,15 @@ def test_the_table_marks_the_chosen_k() -> None:
     assert len(table.splitlines()) == 1 + 8 + 1, "a head, the usual values of k, and the chosen one"
 
 
+def test_it_says_what_a_million_tokens_costs() -> None:
+    _, out, _ = plan(price_per_hour="3.6", sessions="4")
+    found = expect(Pair(13, 0.8, 1, 1.5, sessions=4), 8)
+    plain = 3.6 / 3600 * 1e6 / (4 * 1000 / 13)
+    drafted = plain * (1 + found.drafters) / found.speedup
+    assert f"A million tokens: {drafted:.2f} with drafts, {plain:.2f} without" in out
+    assert "A million tokens" not in plan()[1]
+
+
 def test_it_says_when_drafts_do_not_pay() -> None:
     _, out, _ = plan(acceptance="0.1", target_token_ms="5", sessions="2")
     assert "Drafts cost more than they gain here" in out
