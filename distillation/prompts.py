@@ -10,6 +10,7 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,9 @@ def template_of(tokenizer: Any, target: str) -> Template:
 
 def prompt_of(tokenizer: Any, template: Template, written: list[int]) -> Prompt | None:
     """Returns the prompt that asks the question written; None if it is none."""
-    question = tokenizer.decode(written, skip_special_tokens=False).partition(template.after)[0].strip()
+    special = set(tokenizer.all_special_ids)
+    plain = list(takewhile(lambda token: token not in special, written))
+    question = tokenizer.decode(plain).partition(template.after)[0].strip()
     if not question:
         return None
     return Prompt(_encoded(tokenizer, _rendered(tokenizer, [{"role": "user", "content": question}])))
