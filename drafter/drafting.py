@@ -8,6 +8,7 @@ from drafter.session import Branch, DraftSession
 from outrider.engine.engine import Work
 from outrider.engine.kv_blocks import BlockTable
 from outrider.engine.scheduler import Candidate
+from outrider.grammar import Place
 from outrider.sampling.sampler import Row, TokenCounts
 
 
@@ -17,7 +18,19 @@ class Drafting:
 
     session: DraftSession
     counts: TokenCounts | None  # of the log; kept only if the request has penalties
+    place: Place | None = None  # in the request's grammar, if it has one
     table: BlockTable = field(default_factory=BlockTable)
+
+    @property
+    def ready(self) -> bool:
+        """Returns whether no grammar holds it up."""
+        return self.place is None or (self.place.ready and self.place.fault is None)
+
+    @property
+    def one_row(self) -> bool:
+        """Returns whether a draw needs more than the model's logits, which is known behind all that is
+        drafted and nowhere else."""
+        return self.counts is not None or self.place is not None
 
     @property
     def id(self) -> bytes:
@@ -51,12 +64,15 @@ class Part:
         drafting, branch = self.drafting, self.branch
         session = drafting.session
         drafted: tuple[int, ...] = ()
-        if drafting.counts is not None:  # the one row is for what follows all that is drafted
+        if drafting.one_row:  # it is for what follows all that is drafted
             trunk = session.drafted if branch is None else session.drafted[: branch.at - len(session.log)]
             drafted = tuple(guess.token for guess in trunk)
             if branch is not None:
                 drafted += (branch.token, *(guess.token for guess in branch.guesses))
+        allowed = None
+        if drafting.place is not None and self.rows:
+            (allowed,) = drafting.place.masks(drafted, last=1)
         return [
-            Row(session.spec.params.sampling, self.first + index, drafting.counts, drafted)
+            Row(session.spec.params.sampling, self.first + index, drafting.counts, drafted, allowed=allowed)
             for index in range(self.rows)
         ]

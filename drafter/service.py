@@ -307,7 +307,7 @@ async def source(config: DrafterConfig, start_followers: StartFollowers | None =
         from drafter.ngram import ngram_source
 
         return ngram_source()
-    from drafter.stepper import model_source
+    from drafter.draft_model import model_source
 
     return await model_source(config, start_followers)
 

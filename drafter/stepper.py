@@ -11,27 +11,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from drafter.acceptance_model import ALTERNATIVES, AcceptanceModel
 from drafter.branches import MOST_BRANCHES, Growth, growths
-from drafter.config import DrafterConfig
 from drafter.drafting import Drafting, Part
-from drafter.proposer import OnChange, OnFailed, Source
+from drafter.proposer import OnChange, OnFailed
 from drafter.session import Branch, DraftSession, Guess, LogConflict
 from outrider.engine.engine import Engine
 from outrider.engine.kv_blocks import Cached
 from outrider.engine.scheduler import Limits, schedule
 from outrider.errors import PeerLost
+from outrider.grammar import Grammars
 from outrider.options.engine import StepLimits
 from outrider.sampling.ranked import Ranked
 from outrider.sampling.token_counts import TokenCounts
-from outrider.wire.hello import Role
 from outrider.wire.load import DrafterLoad
-from outrider.worker.followers import FollowerProcesses, StartFollowers
-from outrider.worker.model import load
 from outrider.worker.stepwatch import StepUnderWay, under_way
 
 log = logging.getLogger(__name__)
@@ -57,14 +53,17 @@ class DraftStepper:
         on_failed: OnFailed,
         clock: Callable[[], float],
         branches: bool = True,
+        grammars: Grammars | None = None,
     ) -> None:
-        """If `branches`, it drafts on from likely corrections, too."""
+        """If `branches`, it drafts on from likely corrections, too. `grammars`: those of the model's
+        tokenizer."""
         self._engine = engine
         self._limits = Limits(limits.max_batch_tokens, limits.prefill_chunk, engine.pool.block_size)
         self._on_change = on_change
         self._on_failed = on_failed
         self._clock = clock
         self._branches = branches and not engine.divided
+        self._grammars = grammars
         self._sessions: dict[bytes, Drafting] = {}
         self._commits: list[tuple[DraftSession, int, Sequence[int]]] = []  # not applied yet
         self._changed = asyncio.Event()
@@ -97,7 +96,11 @@ class DraftStepper:
         self.close(session.spec.session_id)
         spec = session.spec
         counts = TokenCounts(spec.params.prompt, spec.output) if spec.params.sampling.penalized else None
-        drafting = self._sessions[spec.session_id] = Drafting(session, counts)
+        place = None
+        if spec.params.grammar and self._grammars is not None:
+            wake = partial(asyncio.get_running_loop().call_soon_threadsafe, self._changed.set)
+            place = self._grammars.place(spec.params.grammar, spec.output, wake)
+        drafting = self._sessions[spec.session_id] = Drafting(session, counts, place)
         self._changed.set()
         return drafting
 
@@ -187,6 +190,8 @@ class DraftStepper:
                 pool.truncate(drafting.table, verdict.standing)
             if drafting.counts is not None:
                 drafting.counts.extend(session.log[before:])
+            if drafting.place is not None:
+                drafting.place.follow(session.log[before:])
             changed[drafting] = None
         self._tell(drafting for drafting in changed if drafting.session.worth_telling)
 
@@ -213,7 +218,11 @@ class DraftStepper:
     # -- what a step runs --
 
     def _next_step(self) -> list[Part]:
-        wanting = [drafting for drafting in self._sessions.values() if drafting.session.wants_token]
+        wanting = [
+            drafting
+            for drafting in self._sessions.values()
+            if drafting.session.wants_token and drafting.ready
+        ]
         if not self._branches:
             return self._trunks(wanting) or self._following()
         likely = [drafting for drafting in wanting if drafting.session.survival >= LIKELY]
@@ -325,9 +334,9 @@ class DraftStepper:
         end = start + len(tokens)
         rows = min(max(end + 1 - session.scored, 0), len(tokens), MOST_SCORED)
         if end == session.length:
-            rows = max(rows, 1) if drafting.counts is None else 1
-        elif drafting.counts is not None:
-            rows = 0  # its counts are of the whole log
+            rows = 1 if drafting.one_row else max(rows, 1)
+        elif drafting.one_row:
+            rows = 0
         return Part(drafting, start, tuple(tokens), rows)
 
     def _finish(self, parts: Sequence[Part], drawn: Sequence[Ranked], seconds: float) -> None:
@@ -377,21 +386,3 @@ class DraftStepper:
             read = part.start + len(part.tokens)
             session.scored = max(session.scored, min(read + 1, len(session.log)))
             self._engine.pool.seal(drafting.table, session.log)
-
-
-async def model_source(config: DrafterConfig, start_followers: StartFollowers | None) -> Source:
-    """Returns the draft model, loaded and checked. Raises StartupError."""
-    assert config.draft is not None
-    engine, tokenizer, info = await load(
-        Role.DRAFTER,
-        config.draft,
-        config.model_name,
-        config.engine,
-        start_followers or FollowerProcesses,
-    )
-    await engine.run(engine.make_ready, config.limits.max_batch_tokens)
-
-    def proposer(on_change: OnChange, on_failed: OnFailed) -> DraftStepper:
-        return DraftStepper(engine, config.limits, on_change, on_failed, time.monotonic, config.branches)
-
-    return Source(info, tokenizer, proposer)

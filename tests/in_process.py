@@ -19,6 +19,7 @@ from drafter.stepper import DraftStepper
 from outrider.engine.engine import Engine
 from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.loading import load_engine, load_tokenizer
+from outrider.grammar import Grammars
 from outrider.net.heartbeat import HEARTBEAT_SECONDS
 from outrider.net.rpc import bind, channel, new_server
 from outrider.options.engine import StepLimits
@@ -117,7 +118,8 @@ class Cluster:
             engine.pool = BlockPool(self._kv_blocks)
             info = replace(info, kv_blocks=self._kv_blocks)
         service = VerifierService(info, tokenizer)
-        stepper = Stepper(engine, self._limits, service.on_step, time.monotonic, patient)
+        grammars = Grammars(tokenizer.json, info.model.eos_token_ids)
+        stepper = Stepper(engine, self._limits, service.on_step, time.monotonic, patient, grammars=grammars)
         service.use(stepper)
         server = new_server()
         service.add_to(server)
@@ -126,7 +128,14 @@ class Cluster:
     async def add_drafter(self, draft: Path, quantization: str | None = None) -> Worker:
         engine, tokenizer, info = load(Role.DRAFTER, draft, quantization)
         service = DrafterService(info, tokenizer)
-        stepper = DraftStepper(engine, self._limits, service.on_change, service.on_failed, time.monotonic)
+        stepper = DraftStepper(
+            engine,
+            self._limits,
+            service.on_change,
+            service.on_failed,
+            time.monotonic,
+            grammars=Grammars(tokenizer.json, info.model.eos_token_ids),
+        )
         service.use(stepper)
         server = new_server()
         service.add_to(server)
@@ -167,12 +176,13 @@ class Cluster:
         k: int | None = None,
         cache_salt: bytes = b"",
         ignore_eos: bool = True,
+        grammar: str = "",
         on_tokens: Any = None,
     ) -> Answer:
         """Runs one request to its end. `on_tokens(output so far)` is awaited at every step where given."""
-        stop = () if ignore_eos else tuple(self.sessions.model("").eos_token_ids)
+        stop = () if ignore_eos and not grammar else tuple(self.sessions.model("").eos_token_ids)
         request = GenerationRequest(
-            "", SessionParams(tuple(prompt), sampling, max_tokens, stop, cache_salt), k
+            "", SessionParams(tuple(prompt), sampling, max_tokens, stop, cache_salt, grammar=grammar), k
         )
         tokens: list[int] = []
         accepted = verified = cached = steps = 0

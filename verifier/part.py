@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outrider.engine.engine import Work
+from outrider.grammar import Allowed
 from outrider.sampling.sampler import Row
 from verifier.draft_tree import Source
 
@@ -36,8 +37,19 @@ class Part:
         running = self.running
         params, position = running.session.spec.params.sampling, len(running.session.log)
         after = [None, *self.path]
+        if running.place is not None:
+            return self._ruled(running.place.masks(self.path))
         if not params.penalized:  # then what stands before a row is of no account
             return [Row(params, position + j, None, (), token) for j, token in enumerate(after)]
         return [
             Row(params, position + j, running.counts, self.path[:j], token) for j, token in enumerate(after)
+        ]
+
+    def _ruled(self, allowed: Sequence[Allowed]) -> list[Row]:
+        """Returns the rows of a session with a grammar."""
+        running, path = self.running, self.path
+        params, position = running.session.spec.params.sampling, len(running.session.log)
+        return [
+            Row(params, position + j, running.counts, path[:j], token, mask)
+            for j, (token, mask) in enumerate(zip([None, *path], allowed, strict=True))
         ]

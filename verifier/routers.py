@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import NamedTuple
 
-from outrider.errors import Cancelled, OutriderError, Superseded, Unavailable
+from outrider.errors import Cancelled, InvalidRequest, OutriderError, Superseded, Unavailable
 from outrider.wire.codec import session_id_from_wire
 from outrider.wire.hello import Identity, Role, read_hello
 from outrider.wire.session import SESSION_ID_BYTES
@@ -220,6 +220,8 @@ class Routers:
             if owner is not None:
                 concerned.add(owner.peer)
                 why = OutriderError("the target worker failed on this request; send it again")
+                if running.lost:
+                    why = InvalidRequest("the grammar that the text is to obey takes too much to follow")
                 owner.peer.failed(running.id, owner.number, why)
             self._forget(running.id)
         for router in concerned:

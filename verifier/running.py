@@ -8,6 +8,7 @@ from hashlib import blake2b
 from math import prod
 
 from outrider.engine.kv_blocks import BlockTable
+from outrider.grammar import Place
 from outrider.sampling.sampler import TokenCounts
 from outrider.wire.logprobs import Logprob
 from verifier.drafter_seat import DrafterSeat
@@ -27,6 +28,7 @@ class Running:
 
     session: Session
     counts: TokenCounts | None  # kept only where the request has penalties
+    place: Place | None = None  # kept only where the request has a grammar
     table: BlockTable = field(default_factory=BlockTable)
     found_tokens: int = 0  # of its log, cached when it came
     cached_prompt_tokens: int | None = None  # at its first start
@@ -56,6 +58,11 @@ class Running:
         return any(seat.pace is not None for seat in self.seats)
 
     @property
+    def lost(self) -> bool:
+        """Returns whether its grammar cannot be followed any more."""
+        return self.place is not None and self.place.fault is not None
+
+    @property
     def begun(self) -> bool:
         """Returns whether any of it has run here."""
         return self.cached_prompt_tokens is not None
@@ -77,7 +84,13 @@ class Running:
         return bool(self.table.blocks) and self.pending == 1
 
     def path(self) -> Path:
-        return self.session.path() if self.decoding and self.drafted else NO_PATH
+        if not (self.decoding and self.drafted):
+            return NO_PATH
+        tokens, believed = self.session.path()
+        if self.place is not None and tokens:
+            count = self.place.fits(tokens)
+            return tokens[:count], believed[:count]
+        return tokens, believed
 
     def awaited(self, gain: float = 1.0) -> list[Awaited]:
         """Returns what it waits for, if it may verify more than it has: one for each seat whose drafter
@@ -118,7 +131,12 @@ class Running:
         """Commits what a step chose for it, and lets each seat learn from what became of its drafts."""
         session = self.session
         stood = [seat.path[: len(part.path) + 1] for seat in self.seats]
-        outcome = session.verify(part.path, chosen)
+        place, path = self.place, part.path
+        if place is not None:  # of what follows the rows with a mask nothing is known
+            path, chosen = path[: place.known - 1], chosen[: place.known]
+        outcome = session.verify(path, chosen)
+        if place is not None:
+            place.follow(outcome.tokens)
         for seat, path in zip(self.seats, stood, strict=True):
             seat.settle(part.said.get(seat, ()), outcome.accepted, now)
             # Of what stood, not of what was verified: those were chosen as the likelier ones.

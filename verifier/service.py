@@ -13,6 +13,7 @@ import grpc.aio
 
 from outrider.engine.process_memory import give_back_freed_memory
 from outrider.errors import StepHung, Unavailable
+from outrider.grammar import Grammars
 from outrider.net.heartbeat import HEARTBEAT_SECONDS
 from outrider.net.rpc import add_methods, bind, caller, host_of, new_server
 from outrider.net.tls import opened
@@ -208,7 +209,10 @@ async def start(
     )
     give_back_freed_memory()  # what the largest step took
     start_steps = lock_step if config.lock_step else start_at
-    stepper = Stepper(engine, config.limits, service.on_step, time.monotonic, start_steps, step_time)
+    grammars = Grammars(tokenizer.json, info.model.eos_token_ids)
+    stepper = Stepper(
+        engine, config.limits, service.on_step, time.monotonic, start_steps, step_time, grammars
+    )
     service.use(stepper)
     service.add_to(server)
     port = int(address.rpartition(":")[2])

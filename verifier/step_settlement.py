@@ -23,7 +23,8 @@ def settle(
     """Returns what the step fixed for each session that a token was drawn for.
 
     `chosen`: the tokens of the parts' rows, one part after the other; `scores`: of those that asked. A
-    session that is no longer among `sessions` was closed while the step ran, and is left out."""
+    session that is no longer among `sessions` was closed while the step ran, and one whose grammar cannot be
+    followed, are left out."""
     outcomes = []
     offset = 0
     for part in parts:
@@ -31,7 +32,7 @@ def settle(
         first, offset = offset, offset + rows
         picked = chosen[first:offset]
         running = part.running
-        if sessions.get(running.id) is not running:
+        if sessions.get(running.id) is not running or running.lost:
             continue
         if part.final:
             outcome = running.settle(part, picked, now)

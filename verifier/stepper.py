@@ -13,9 +13,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from outrider.engine.engine import Engine
 from outrider.errors import InvalidRequest, PeerLost, Unavailable
+from outrider.grammar import Grammars, Place
 from outrider.options.engine import StepLimits
 from outrider.sampling.logprobs import Scores
 from outrider.sampling.sampler import TokenCounts
@@ -54,9 +56,11 @@ class Stepper:
         clock: Callable[[], float],
         start_at: StartAt = start_at,
         step_time: StepTime | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         """`start_at` decides when a step starts: step_start.start_at, or another function of its kind.
-        `step_time`: the engine's profile, from which the price of a token follows; None = no price."""
+        `step_time`: the engine's profile, from which the price of a token follows; None = no price.
+        `grammars`: those of the model's tokenizer."""
         info, pool = engine.info, engine.pool
         self._engine = engine
         self._pool = pool
@@ -72,6 +76,8 @@ class Stepper:
         self._meter = Meter(step_time) if step_time is not None else Meter()
         self._wait = StepWait(start_at, self._meter)
         self._planner = StepPlanner(pool, limits, self._meter, self.close)
+        self._grammars = grammars
+        self._ruled = 0  # sessions with a grammar
         self._draining = False
         self._report: StepReport | None = None  # of the last step, not told yet
 
@@ -100,9 +106,10 @@ class Stepper:
             raise InvalidRequest("session_id is in use; ids are never used twice", field="session_id")
         self._may_open.check(spec)
         counts = TokenCounts(spec.params.prompt, spec.output) if spec.params.sampling.penalized else None
-        running = Running(Session(spec, num_speculative_tokens), counts)
+        running = Running(Session(spec, num_speculative_tokens), counts, self._place(spec))
         running.found_tokens = self._pool.cached(running.session.log, spec.params.cache_salt).tokens
         self._sessions[spec.session_id] = running
+        self._ruled += running.place is not None
         self._changed.set()
         self._empty.clear()
         return running
@@ -112,6 +119,7 @@ class Stepper:
         running = self._sessions.pop(session_id, None)
         if running is not None:
             self._pool.close(running.table)
+            self._ruled -= running.place is not None
             self._changed.set()
             if not self._sessions:
                 self._empty.set()
@@ -139,7 +147,7 @@ class Stepper:
         expected: StepTime | None = None  # of the first step: it makes ready what the others find
         while True:
             free_since, began = await self._until_due(free_since)
-            parts = self._planner.plan(self._sessions)
+            parts = self._planner.plan(self._ready() if self._ruled else self._sessions)
             if not parts:
                 self._tell()
                 await self._change()
@@ -158,6 +166,23 @@ class Stepper:
             self.under_way = None
             waited, free_since = began - free_since, self._clock()
             self._report = self._finish(parts, chosen, free_since - began, waited, scores)
+
+    def _place(self, spec: SessionSpec) -> Place | None:
+        """Returns where a session is in its grammar, if it has one."""
+        if not spec.params.grammar:
+            return None
+        if self._grammars is None:
+            raise InvalidRequest("this target worker knows no grammars", field="grammar")
+        wake = partial(asyncio.get_running_loop().call_soon_threadsafe, self._changed.set)
+        return self._grammars.place(spec.params.grammar, spec.output, wake)
+
+    def _ready(self) -> dict[bytes, Running]:
+        """Returns the sessions that no grammar holds up."""
+        return {
+            key: running
+            for key, running in self._sessions.items()
+            if running.place is None or running.place.ready
+        }
 
     async def _until_due(self, free_since: float) -> tuple[float, float]:
         """Waits while there is no session, then while it pays to wait for drafts. Returns since when the
@@ -198,6 +223,11 @@ class Stepper:
             failed = [part.running for part in parts if self.get(part.running.id) is part.running]
         else:
             outcomes = settle(parts, chosen, self._sessions, self._pool, self._clock(), scores)
+            failed = [
+                part.running
+                for part in parts
+                if self.get(part.running.id) is part.running and part.running.lost
+            ]
         for running in (*failed, *(each for each, outcome in outcomes if outcome.finish is not None)):
             self.close(running.id)
         self._wait.judge(waited, outcomes)

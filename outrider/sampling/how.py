@@ -12,7 +12,7 @@ class How(IntEnum):
 
     GREEDY = 0  # nothing: the likeliest
     NOISY = 1  # temperature and noise
-    WHOLE = 2  # its session's history, or all of its logits together
+    WHOLE = 2  # its session's history or grammar, or all of its logits together
 
 
 def how(params: SamplingParams) -> How:

@@ -11,3 +11,9 @@ class Ranked:
 
     ids: tuple[int, ...]  # best first: the token drawn, then what would be drawn without those before it
     shares: tuple[float, ...]  # of each in the softmax of log p' + noise
+
+    @property
+    def possible(self) -> Ranked:
+        """Returns the same without what can never be drawn."""
+        count = max(1, sum(share > 0 for share in self.shares))
+        return Ranked(self.ids[:count], self.shares[:count])

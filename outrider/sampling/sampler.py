@@ -30,16 +30,16 @@ def draw(logits: torch.Tensor, rows: Sequence[Row], vocab_size: int | None = Non
     """Returns one token for each row of logits [R, V] float32, which stay as they are: [R] int64.
 
     In this order: repetition penalty (prompt and output), frequency and presence penalty (output), logit
-    bias, temperature, top_k (ties with the k-th stay), top_p (the smallest set of at least that mass), min_p,
-    noise. Greedy rows stop after the bias. Only ids below `vocab_size`, where given, are drawn. Of rows that
-    are not needed some are left out: waves.NOT_DRAWN.
+    bias, grammar, temperature, top_k (ties with the k-th stay), top_p (the smallest set of at least that
+    mass), min_p, noise. Greedy rows stop after the grammar. Only ids below `vocab_size`, where given, are
+    drawn. Of rows that are not needed some are left out: waves.NOT_DRAWN.
 
     Each row takes the way that its own parameters ask for: what others ask for changes neither its token nor
     what it costs."""
     if vocab_size is not None:
         logits = logits[:, :vocab_size]
     ways = {id(row.params): how(row.params) for row in rows}
-    hows = np.array([ways[id(row.params)] for row in rows])
+    hows = np.array([ways[id(row.params)] if row.allowed is None else How.WHOLE for row in rows])
     if logits.device.type != "cpu":  # where the host would have to wait for what the rows before drew
         return _draw_on_device(logits, rows, hows)
     if (hows == How.GREEDY).all():
@@ -68,7 +68,8 @@ def rank(
     best = scores.topk(min(count, scores.shape[1]))
     ids_of = best.indices if vocabulary is None else vocabulary[best.indices]
     shares = (best.values - scores.logsumexp(-1, keepdim=True)).exp()
-    return [Ranked(tuple(ids), tuple(of)) for ids, of in zip(ids_of.tolist(), shares.tolist(), strict=True)]
+    ranked = [Ranked(tuple(ids), tuple(of)) for ids, of in zip(ids_of.tolist(), shares.tolist(), strict=True)]
+    return [each if row.allowed is None else each.possible for each, row in zip(ranked, rows, strict=True)]
 
 
 class _Draws:
@@ -137,16 +138,21 @@ def _scored_of(
     if vocab_size is not None:
         known = known[: max(1, int((known < vocab_size).sum()))]
     scores = logits[:, : len(known)].clone()
-    if changed := [index for index, row in enumerate(rows) if row.params.penalized or row.params.biases]:
+    if changed := [index for index, row in enumerate(rows) if _changed(row)]:
         whole = scores.new_zeros(len(changed), int(known[-1]) + 1)  # ids are what changes are told by
         whole[:, known] = scores[changed]
         change(whole, [rows[index] for index in changed])
         scores[changed] = whole[:, known]
+        scores[scores.amax(-1) == -torch.inf] = 0.0  # a grammar leaves none of these ids: any is as bad
     if sampled := [index for index, row in enumerate(rows) if not row.params.greedy]:
         some = [rows[index] for index in sampled]
         keys = [row_key(row.params.seed, row.position) for row in some]
         scores[sampled] = shape(scores[sampled], some) + gumbel_at(keys, known)
     return scores, known
+
+
+def _changed(row: Row) -> bool:
+    return row.params.penalized or bool(row.params.biases) or row.allowed is not None
 
 
 def _keys(rows: Sequence[Row]) -> npt.NDArray[np.uint64]:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from outrider.grammar import Allowed
 from outrider.sampling.cuts import beyond_mass, kth_largest
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.token_counts import TokenCounts
@@ -34,12 +35,18 @@ class Row(NamedTuple):
     history: TokenCounts | None  # of the committed tokens before it; needed only where params.penalized
     drafted: Sequence[int]  # drafted tokens between those and this position; they count as output
     after: int | None = None  # where given, the row is needed only if the row before it draws this token
+    allowed: Allowed | None = None  # where given, what its session's grammar lets come here
 
 
 def change(logits: torch.Tensor, rows: Sequence[Row]) -> None:
-    """Applies penalties and bias to logits [R, V] float32, in place."""
+    """Applies penalties, bias and grammars to logits [R, V] float32, in place: what a grammar does not allow
+    is -inf."""
     _penalize(logits, rows)
     _add_bias(logits, rows)
+    for index, row in enumerate(rows):
+        if row.allowed is not None and (mask := row.allowed()) is not None:
+            bits = np.unpackbits(mask, count=logits.shape[1], bitorder="little")
+            logits[index, torch.from_numpy(bits == 0).to(logits.device)] = -torch.inf
 
 
 def shape(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """Draws tokens where each rank has a slice of the vocabulary: the tokens that `draw` gives with all of it.
 
 The noise is keyed by token id, so each rank makes its own slice's. Only rows whose transforms need the whole
-distribution (top-k, top-p, min-p) or the session's history (penalties, bias) are brought to the leader.
+distribution (top-k, top-p, min-p), the session's history (penalties, bias) or its grammar are brought to the
+leader.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class VocabParallelRow:
 
 def vocab_parallel(row: Row) -> VocabParallelRow:
     """Returns what the ranks need to know of a row."""
-    way = how(row.params)
+    way = how(row.params) if row.allowed is None else How.WHOLE
     if way is not How.NOISY:
         return VocabParallelRow(way)
     temperature = max(row.params.temperature, SMALLEST_TEMPERATURE)

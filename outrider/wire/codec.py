@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from outrider.errors import InvalidRequest, TooLarge
+from outrider.grammar import MAX_GRAMMAR_BYTES
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import common_pb2, drafter_pb2, verifier_pb2
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
@@ -123,6 +124,7 @@ def params_to_wire(params: SessionParams) -> common_pb2.SessionParams:
         stop_token_ids=params.stop_token_ids,
         cache_salt=params.cache_salt,
         logprobs=params.logprobs,
+        grammar=params.grammar,
     )
 
 
@@ -134,6 +136,8 @@ def params_from_wire(message: common_pb2.SessionParams) -> SessionParams:
             f"cache_salt must be at most {MAX_CACHE_SALT_BYTES} bytes, not {len(message.cache_salt)}",
             field="cache_salt",
         )
+    if len(message.grammar) > MAX_GRAMMAR_BYTES:
+        raise InvalidRequest(f"grammar must be at most {MAX_GRAMMAR_BYTES} bytes", field="grammar")
     return SessionParams(
         prompt=tuple(message.prompt),
         sampling=sampling_from_wire(message.sampling),
@@ -141,6 +145,7 @@ def params_from_wire(message: common_pb2.SessionParams) -> SessionParams:
         stop_token_ids=tuple(message.stop_token_ids),
         cache_salt=message.cache_salt,
         logprobs=message.logprobs if message.HasField("logprobs") else None,
+        grammar=message.grammar,
     )
 
 

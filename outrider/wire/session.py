@@ -46,6 +46,9 @@ class SessionParams:
     logprobs: int | None = (
         None  # the likeliest tokens told at each position, besides the own one; None = neither
     )
+    grammar: str = (
+        ""  # that the output obeys up to its end-of-text token, as llguidance writes it; empty = none
+    )
 
     @property
     def most_tokens(self) -> int:

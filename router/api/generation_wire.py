@@ -170,6 +170,8 @@ def body(asked: bytes | generation_pb2.GenerateRequest) -> Body:
         "ignore_eos": request.ignore_eos,
     }
     count = request.logprobs if request.HasField("logprobs") else None
+    if request.HasField("structured_outputs"):
+        fields["structured_outputs"] = _structured(request.structured_outputs)
     match request.WhichOneof("prompt"):
         case "text":
             return schema.parse(
@@ -185,6 +187,14 @@ def body(asked: bytes | generation_pb2.GenerateRequest) -> Body:
             fields |= {"messages": messages, "logprobs": count is not None, "top_logprobs": count}
             return schema.parse(schema.ChatRequest, fields)
     raise InvalidRequest("prompt is required: one of text, token_ids, chat", field="prompt")
+
+
+def _structured(asked: generation_pb2.StructuredOutputs) -> dict[str, object]:
+    """Returns the field as HTTP has it."""
+    kind = asked.WhichOneof("constraint")
+    if kind is None:
+        return {}
+    return {kind: list(asked.choice.texts) if kind == "choice" else getattr(asked, kind)}
 
 
 def _delta(

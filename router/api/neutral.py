@@ -72,7 +72,6 @@ def _only(*values: object) -> Only:
 TEXT, FLAG, OBJECT = Every(str, "string"), Every(bool, "boolean"), Every(dict, "object")
 
 BOTH: Neutral = {  # OpenAI's, then vLLM's
-    "response_format": _only({"type": "text"}),
     "best_of": _only(1),
     "echo": _only(False),
     "store": _only(False),

@@ -23,9 +23,10 @@ from outrider.errors import InvalidRequest
 from outrider.sampling.params import BIASES, MAX_BIASES, RANGES, SamplingParams
 from outrider.sampling.range import Range
 from outrider.wire.logprobs import MAX_TOP_LOGPROBS
-from router.api import neutral
+from router.api import neutral, structured
 from router.api.body import MAX_BODY_BYTES, MAX_VALUES
 from router.api.fields import Fields, checked_text, json_type, refused, shown
+from router.api.structured import Structure
 
 # Every text and every list has a most: what follows takes time and memory that grow with them.
 MAX_STOPS = 16
@@ -259,6 +260,13 @@ class GenerationFields(SharedFields):
     )
     ignore_eos: bool = Field(default=False, description="Go on past the end of the text.")
     stream_options: StreamOptions = StreamOptions()
+    response_format: Annotated[
+        Structure | None, PlainValidator(structured.response_format, json_schema_input_type=dict[str, Any])
+    ] = Field(default=None, description="text, json_object or json_schema.")
+    structured_outputs: Annotated[
+        Structure | None,
+        PlainValidator(structured.structured_outputs, json_schema_input_type=dict[str, Any]),
+    ] = Field(default=None, description="One of json, regex, choice, grammar, json_object.")
 
 
 class CompletionRequest(GenerationFields):

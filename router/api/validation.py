@@ -22,6 +22,7 @@ from router.api.schema import (
     ChatRequest,
     CompletionRequest,
 )
+from router.api.structured import Structure, compiled
 from router.requests import GenerationRequest, ServedModel
 from router.stop import StopStrings
 from router.tokenizer import Tokenizer
@@ -76,7 +77,8 @@ def prepare(body: Body, model: ServedModel, draw_below: DrawBelow) -> Generation
     sampling.validate(model.vocab_size)
     built = tokenizer.load(model.tokenizer)
     logprobs = _logprobs(body)
-    stop_token_ids = () if body.ignore_eos else tuple(sorted(model.eos_token_ids))
+    grammar = compiled(_structure(body), model)
+    stop_token_ids = () if body.ignore_eos and not grammar else tuple(sorted(model.eos_token_ids))
     sessions = []
     for name, prompt in _prompts(body, built, model):
         _check_prompt(name, prompt, model)
@@ -86,7 +88,9 @@ def prepare(body: Body, model: ServedModel, draw_below: DrawBelow) -> Generation
             sessions.append(
                 GenerationRequest(
                     model=model.name,
-                    params=SessionParams(prompt, own, max_tokens, stop_token_ids, logprobs=logprobs),
+                    params=SessionParams(
+                        prompt, own, max_tokens, stop_token_ids, logprobs=logprobs, grammar=grammar
+                    ),
                     num_speculative_tokens=body.num_speculative_tokens,
                     fingerprint=model.fingerprint,
                 )
@@ -135,6 +139,15 @@ def called(names: Mapping[str, str]) -> Iterator[None]:
             raise
         message = error.message.replace(error.field or "", name, 1)
         raise type(error)(message, field=name) from None
+
+
+def _structure(body: Body) -> Structure | None:
+    if body.response_format is not None and body.structured_outputs is not None:
+        raise InvalidRequest(
+            "response_format and structured_outputs both say what the text is like: give one of them",
+            field="structured_outputs",
+        )
+    return body.response_format or body.structured_outputs
 
 
 def _check_stream_options(body: Body) -> None:

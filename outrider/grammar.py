@@ -1,0 +1,215 @@
+"""Grammars that texts obey: what may come next at a place in one. No torch.
+
+llguidance does it. What a grammar costs is bounded: in bytes, in what its parser may do for one token, and in
+that all of it is done on threads of this file's own, beside event loops and engines.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from outrider.errors import InvalidRequest
+
+log = logging.getLogger(__name__)
+
+MAX_GRAMMAR_BYTES = 32 * 1024
+STACK_BYTES = 256 * 2**20  # of addresses: rules that name one another in a chain nest as deep in the library
+COSTLY_SECONDS = 0.01  # a place whose masks take longer gets the next one before its session has a step
+KEPT = 64  # compiled grammars
+
+# What a token may cost: some 30 ms at most. Ordinary schemas take 0.05 ms.
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=200_000,
+    step_lexer_fuel=50_000,
+    step_max_items=5_000,
+    max_lexer_states=16_384,  # of 2 KiB
+    max_grammar_size=100_000,
+    verbose_errors=False,
+)
+
+Mask = npt.NDArray[np.uint8]
+"""Whether each token id may come: a bit each, the lowest id in the lowest bit."""
+Allowed = Callable[[], Mask | None]
+"""Waits for a mask; None = not known, and the row is not needed."""
+
+
+class Place:
+    """How far one text has come in its grammar. All calls are one thread's."""
+
+    def __init__(
+        self,
+        threads: ThreadPoolExecutor,
+        start: Callable[[], LLMatcher],
+        output: Sequence[int],
+        changed: Callable[[], object],
+    ) -> None:
+        """`changed` is called, on some thread, when `ready` has become true."""
+        self.fault: str | None = None  # why the text cannot go on
+        self.known = 0  # rows of the last `masks` that have one
+        self._threads = threads
+        self._changed = changed
+        self._behind = list(output)  # tokens that the matcher has not been told
+        self._matcher: LLMatcher | None = None
+        self._start = start
+        self._next: Mask | None = None  # where it was found before it was asked for
+        self._costly = False
+        self._find_next()
+
+    @property
+    def ready(self) -> bool:
+        """Returns False while the grammar is compiled, or so costly a mask found that a step had to wait."""
+        return self._work.done()
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """The text has gone on by these tokens."""
+        self._behind += tokens
+        self._next = None
+        if self._costly:
+            self._find_next()
+
+    def fits(self, path: Sequence[int]) -> int:
+        """Returns how many of the tokens may follow, one after the other."""
+        if self.fault is not None or self._costly or not self._caught_up():
+            return 0
+        assert self._matcher is not None
+        return int(self._matcher.validate_tokens(list(path)))
+
+    def masks(self, path: Sequence[int], last: int | None = None) -> list[Allowed]:
+        """Begins to find what may come after each beginning of the path: len(path) + 1 rows, or the `last`
+        of them. Of a path that takes too long, or leaves the grammar, the rest is not found."""
+        work = self._threads.submit(self._masks, list(path), 0 if last is None else len(path) + 1 - last)
+        self._work: Future[list[Mask]] = work
+
+        def allowed(row: int) -> Allowed:
+            return lambda: found[row] if row < len(found := work.result()) else None
+
+        return [allowed(row) for row in range(len(path) + 1 if last is None else last)]
+
+    def _find_next(self) -> None:
+        self._work = self._threads.submit(self._first)
+        self._work.add_done_callback(lambda _: self._changed())
+
+    def _first(self) -> list[Mask]:
+        found = self._masks([], 0)
+        self._next = found[0] if found else None
+        return found
+
+    def _masks(self, path: list[int], first: int) -> list[Mask]:
+        found: list[Mask] = []
+        self.known = 0
+        try:
+            if self.fault is None and self._caught_up():
+                assert self._matcher is not None
+                began = time.perf_counter()
+                taken = self._find(self._matcher, path, first, found, began + COSTLY_SECONDS)
+                self._costly = time.perf_counter() - began > COSTLY_SECONDS * (1 + taken)
+                self._matcher.rollback(taken)
+        except Exception:
+            log.exception("a grammar failed")
+            self.fault = "its grammar cannot be followed"
+        self.known = len(found)
+        return found
+
+    def _find(self, matcher: LLMatcher, path: list[int], first: int, found: list[Mask], until: float) -> int:
+        """Fills `found`, and returns how many tokens of the path the matcher was told."""
+        for row in range(len(path) + 1):
+            if row and (time.perf_counter() > until or not matcher.try_consume_tokens([path[row - 1]])):
+                return row - 1
+            if row < first:
+                continue
+            if row == 0 and self._next is not None:
+                found.append(self._next)
+                continue
+            mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+            if matcher.is_error() or not mask.any():
+                if not row:
+                    self.fault = _told(matcher)
+                    return 0
+                return row
+            found.append(mask)
+        return len(path)
+
+    def _caught_up(self) -> bool:
+        if self._matcher is None:
+            self._matcher = self._start()
+        if self._behind:
+            behind, self._behind = self._behind, []
+            if not self._matcher.consume_tokens(behind):
+                self.fault = _told(self._matcher)
+        elif self._matcher.is_error():
+            self.fault = _told(self._matcher)
+        return self.fault is None
+
+
+class Grammars:
+    """What texts of one tokenizer may be made to obey."""
+
+    def __init__(self, tokenizer_json: str, eos_token_ids: Sequence[int]) -> None:
+        """Nothing is built before the first grammar comes."""
+        self._json = tokenizer_json
+        self._eos = sorted(eos_token_ids)
+        self._lock = threading.Lock()
+        self._tokenizer: LLTokenizer | None = None
+        self._compiled = lru_cache(maxsize=KEPT)(self._compile)
+
+    def check(self, grammar: str) -> None:
+        """Raises InvalidRequest if texts cannot obey it here. Takes its time: not for an event loop."""
+        fault = _threads().submit(self._fault, grammar).result()
+        if fault is not None:
+            raise InvalidRequest(fault)
+
+    def place(self, grammar: str, output: Sequence[int], changed: Callable[[], object]) -> Place:
+        """Returns where a text is that has come so far."""
+        return Place(_threads(), lambda: self._compiled(grammar).deep_copy(), output, changed)
+
+    def _fault(self, grammar: str) -> str | None:
+        try:
+            matcher = self._compiled(grammar).deep_copy()
+        except Exception as error:
+            log.info("a tokenizer has no grammars: %s", error)
+            return "the model's tokenizer is of a kind that no grammar can be used with"
+        if not matcher.is_error():
+            mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+            if not matcher.is_error() and mask.any():
+                return None
+        return _told(matcher)
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = LLTokenizer(self._json, eos_token=list(self._eos))
+        return LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
+
+
+@lru_cache(maxsize=8)
+def load(tokenizer_json: str, eos_token_ids: tuple[int, ...]) -> Grammars:
+    """Returns the grammars of a tokenizer, built once."""
+    return Grammars(tokenizer_json, eos_token_ids)
+
+
+def _told(matcher: LLMatcher) -> str:
+    """Returns the library's reason, in one line."""
+    lines = [line.strip() for line in matcher.get_error().splitlines()]
+    return " ".join(line for line in lines if line and line != "<non-verbose/>") or "no text can obey it"
+
+
+@lru_cache(maxsize=1)
+def _threads() -> ThreadPoolExecutor:
+    """Returns the threads of this process, which stand from now on."""
+    threads, both = ThreadPoolExecutor(2, thread_name_prefix="grammar"), threading.Barrier(2)
+    before = threading.stack_size(STACK_BYTES)
+    try:
+        for future in [threads.submit(both.wait) for _ in range(2)]:
+            future.result()
+    finally:
+        threading.stack_size(before)
+    return threads

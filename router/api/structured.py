@@ -1,0 +1,197 @@
+"""Structured output: what a text is to be like, as one grammar that is checked before a token runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import llguidance
+
+from outrider import grammar
+from outrider.errors import InvalidRequest
+from outrider.grammar import MAX_GRAMMAR_BYTES, Grammars
+from router.api.fields import checked_text, json_type, refused, shown
+from router.requests import ServedModel
+
+KINDS = ("json", "regex", "choice", "grammar", "json_object")
+_FORMATS: dict[str, Literal["regex", "choice", "grammar"]] = {
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "grammar",
+}
+MAX_LINES = 256  # of a grammar: the library takes a second for a chain of so many rules with a mistake
+MOST_TRIED = 128  # parts of a schema, to find the one at fault
+DEFINITIONS = ("$defs", "definitions")
+WHITE_SPACE = r"[ \t]{1,2}|\r?\n[ \t]{0,40}"  # at one place: a model may write it without end
+TOO_DEEP, IMPOSSIBLE = "recursion limit", "Unsatisfiable"  # what the library says
+ANY_OBJECT = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What a text is to be like, and the field that says so."""
+
+    field: str
+    kind: str  # one of json, regex, choice, grammar
+    value: Any  # a schema; a text; texts; a text
+
+
+def response_format(value: object) -> Structure | None:
+    """Returns what OpenAI's field asks for; None = any text."""
+    if not isinstance(value, dict):
+        raise refused(f"must be an object, not {json_type(value)}")
+    match value.get("type"):
+        case "text":
+            _known(value, {"type"})
+            return None
+        case "json_object":
+            _known(value, {"type"})
+            return Structure("response_format", "json", ANY_OBJECT)
+        case "json_schema":
+            _known(value, {"type", "json_schema"})
+            told = value.get("json_schema")
+            if not isinstance(told, dict) or not isinstance(told.get("schema"), dict | bool):
+                raise refused("of type json_schema must have a schema at json_schema.schema")
+            _known(told, {"name", "description", "schema", "strict"})
+            return Structure("response_format.json_schema.schema", "json", _sized(told["schema"]))
+    raise refused(f"must be of type text, json_object or json_schema, not {shown(value.get('type'))}")
+
+
+def structured_outputs(value: object) -> Structure | None:
+    """Returns what vLLM's field asks for."""
+    if not isinstance(value, dict):
+        raise refused(f"must be an object, not {json_type(value)}")
+    _known(value, set(KINDS))
+    given = [kind for kind in KINDS if value.get(kind) is not None]
+    if len(given) != 1:
+        raise refused(f"must have exactly one of {', '.join(KINDS)}, not {len(given)} of them")
+    (kind,) = given
+    what, field = value[kind], f"structured_outputs.{kind}"
+    match kind:
+        case "json_object":
+            if what is not True:
+                raise refused("must have true as json_object")
+            return Structure(field, "json", ANY_OBJECT)
+        case "json":
+            return Structure(field, kind, _sized(_schema(what)))
+        case "choice":
+            if not isinstance(what, list) or not what or not all(isinstance(one, str) for one in what):
+                raise refused("must have a list of texts as choice")
+            return Structure(field, kind, [checked_text(one) for one in _sized(what)])
+    return Structure(field, kind, checked_text(what, MAX_GRAMMAR_BYTES))
+
+
+def _schema(value: object) -> object:
+    try:
+        schema = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        schema = None
+    except RecursionError:
+        raise refused("has a schema that is nested too deep") from None
+    if not isinstance(schema, dict | bool):
+        raise refused("must have a JSON schema as json, an object or its text")
+    return schema
+
+
+def _known(value: dict[str, Any], names: set[str]) -> None:
+    for name in value.keys() - names:
+        if value[name] is not None:
+            raise refused(f"has the field {shown(name)}, which is unknown or not supported")
+
+
+def _sized(value: Any) -> Any:
+    try:
+        size = len(json.dumps(value))
+    except RecursionError:
+        raise refused("has a schema that is nested too deep") from None
+    if size > MAX_GRAMMAR_BYTES // 2:
+        raise refused(f"may have {MAX_GRAMMAR_BYTES // 2} bytes as JSON, not {size}")
+    return value
+
+
+def compiled(structure: Structure | None, model: ServedModel) -> str:
+    """Returns the grammar that a session is given; empty = none. Raises InvalidRequest that names the part at
+    fault. Takes its time: not for an event loop."""
+    if structure is None:
+        return ""
+    if not model.eos_token_ids:
+        raise InvalidRequest(
+            f"{structure.field} needs a model with an end-of-text token", field=structure.field
+        )
+    grammars = grammar.load(model.tokenizer.json, tuple(sorted(model.eos_token_ids)))
+    text, fault = _text(structure)
+    lines = structure.value.count("\n") + 1 if structure.kind == "grammar" else 1
+    fault = fault or _fault(grammars, text, lines)
+    if fault is None:
+        return text
+    field = structure.field
+    if structure.kind == "json":
+        place, fault = _deepest(grammars, structure.value, fault)
+        field += place
+    raise InvalidRequest(f"{field}: {fault}", field=field)
+
+
+def _text(structure: Structure) -> tuple[str, str | None]:
+    """Returns the grammar as llguidance has it, and what is wrong with what it is made from."""
+    try:
+        if structure.kind == "json":
+            return _of_schema(structure.value), None
+        return llguidance.grammar_from(_FORMATS[structure.kind], structure.value), None
+    except Exception as error:  # the library's translation from GBNF raises what comes
+        return "", f"cannot be read: {error}"
+
+
+def _of_schema(schema: object) -> str:
+    told = {"allOf": [schema]} if isinstance(schema, bool) else schema
+    return llguidance.LLMatcher.grammar_from_json_schema(
+        json.dumps(told), defaults={"whitespace_pattern": WHITE_SPACE}
+    )
+
+
+def _fault(grammars: Grammars, text: str, lines: int = 1) -> str | None:
+    if len(text.encode()) > MAX_GRAMMAR_BYTES:
+        return f"may have {MAX_GRAMMAR_BYTES} bytes as a grammar, not {len(text.encode())}"
+    if lines > MAX_LINES:
+        return f"must have at most {MAX_LINES} lines, not {lines}"
+    try:
+        grammars.check(text)
+    except InvalidRequest as error:
+        return error.message
+    return None
+
+
+def _deepest(grammars: Grammars, schema: Any, fault: str) -> tuple[str, str]:
+    """Returns the path of the deepest part that has the fault by itself, and what is said of that."""
+    place, tried = "", 0
+    if TOO_DEEP in fault:
+        return place, fault
+    named = {name: schema[name] for name in DEFINITIONS if isinstance(schema, dict) and name in schema}
+    while True:
+        for name, part in _parts(schema):
+            tried += 1
+            if tried > MOST_TRIED:
+                return place, fault
+            alone = {**named, **part} if isinstance(part, dict) else part
+            found = _fault(grammars, _of_schema(alone)) or ""
+            if found == fault or (found.startswith(IMPOSSIBLE) and fault.startswith(IMPOSSIBLE)):
+                place, schema, fault = f"{place}.{name}", part, found
+                break
+        else:
+            return place, fault
+
+
+def _parts(schema: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the schemas of which a schema is made."""
+    if not isinstance(schema, dict):
+        return
+    for keyword in ("properties", "patternProperties", *DEFINITIONS):
+        if isinstance(parts := schema.get(keyword), dict):
+            yield from ((f"{keyword}.{name}", part) for name, part in parts.items())
+    for keyword in ("items", "additionalProperties", "not", "contains"):
+        if isinstance(schema.get(keyword), dict):
+            yield keyword, schema[keyword]
+    for keyword in ("anyOf", "oneOf", "allOf", "prefixItems"):
+        if isinstance(parts := schema.get(keyword), list):
+            yield from ((f"{keyword}[{index}]", part) for index, part in enumerate(parts))
