@@ -3,6 +3,10 @@
 Weights are rounded once, by output channel, activations at each call, each row by its own largest number. The
 product of two such numbers is whole, and a sum of whole numbers is the same in any order: so it is exact for
 any number of rows and threads, where the processor's instructions do not overflow.
+
+A row of activations often has a few numbers far above the rest, which 8 bits of one scale would all but
+erase. So it has two parts, a coarse one and what that leaves, which go through one product as two rows. The
+weights are read once for both, and reading them is what takes the time of a step with few rows.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from outrider.engine.packed import PackedLinear
 from outrider.errors import StartupError
 
 LARGEST = 127  # of a row's rounded numbers
+PARTS = 128  # of a coarse step are one fine step; a power of two, so that no sum of both rounds twice
 MIDDLE = 128  # is added to these: oneDNN has kernels for unsigned activations on more processors
 WEIGHTS = (127, 63)  # largest rounded weight: where sums of two products have 16 bits, a bit less fits
 PROBED = (64, 256)  # outputs and inputs of the trial: its sums are whole numbers that a float32 holds
@@ -41,7 +46,7 @@ class Int8Linear(PackedLinear):
         self.scales = scales  # [out]
         self.zeros = torch.zeros(self.out_features, dtype=torch.int64)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-        self.fewest = 2  # rows: one alone runs by a kernel that is a hundred times slower
+        self.fewest = 1  # row: its two parts are two, and one alone would take a hundred times longer
         self._check(rounded)
 
     def _check(self, rounded: torch.Tensor) -> None:
@@ -57,8 +62,12 @@ class Int8Linear(PackedLinear):
         rows = x.reshape(-1, self.in_features)  # [n, in]
         scales = torch.linalg.vector_norm(rows, float("inf"), -1, keepdim=True).div_(LARGEST)
         scales.clamp_min_(torch.finfo(torch.float32).tiny)  # [n, 1]
-        whole = (rows / scales).round_().add_(MIDDLE).to(torch.uint8)
-        found = _multiply(whole, self.packed, self.scales, self.zeros).mul_(scales)
+        exact = rows / scales
+        coarse = exact.round()
+        fine = exact.sub_(coarse).mul_(PARTS).round_()  # within PARTS / 2 of 0
+        whole = torch.cat((coarse, fine)).add_(MIDDLE).to(torch.uint8)  # [2 n, in]
+        coarsely, finely = _multiply(whole, self.packed, self.scales, self.zeros).chunk(2)
+        found = torch.add(coarsely, finely, alpha=1 / PARTS).mul_(scales)
         if self.bias is not None:
             found.add_(self.bias)
         return found.view(*x.shape[:-1], self.out_features)
