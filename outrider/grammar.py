@@ -43,7 +43,9 @@ Allowed = Callable[[], Mask | None]
 
 
 class Place:
-    """How far one text has come in its grammar. All calls are one thread's."""
+    """How far one text has come in its grammar. All calls are one thread's.
+
+    A step may ask for the masks of several paths. Their work shares the matcher, one after the other."""
 
     def __init__(
         self,
@@ -59,6 +61,7 @@ class Place:
         self._changed = changed
         self._behind = list(output)  # tokens that the matcher has not been told
         self._matcher: LLMatcher | None = None
+        self._using = threading.Lock()  # the matcher, which bears one thread at a time
         self._start = start
         self._next: Mask | None = None  # where it was found before it was asked for
         self._costly = False
@@ -78,10 +81,15 @@ class Place:
 
     def fits(self, path: Sequence[int]) -> int:
         """Returns how many of the tokens may follow, one after the other."""
-        if self.fault is not None or self._costly or not self._caught_up():
+        if self.fault is not None or self._costly or not self._using.acquire(blocking=False):
             return 0
-        assert self._matcher is not None
-        return int(self._matcher.validate_tokens(list(path)))
+        try:
+            if not self._caught_up():
+                return 0
+            assert self._matcher is not None
+            return int(self._matcher.validate_tokens(list(path)))
+        finally:
+            self._using.release()
 
     def masks(self, path: Sequence[int], last: int | None = None) -> list[Allowed]:
         """Begins to find what may come after each beginning of the path: len(path) + 1 rows, or the `last`
@@ -104,6 +112,10 @@ class Place:
         return found
 
     def _masks(self, path: list[int], first: int) -> list[Mask]:
+        with self._using:
+            return self._masks_alone(path, first)
+
+    def _masks_alone(self, path: list[int], first: int) -> list[Mask]:
         found: list[Mask] = []
         self.known = 0
         try:
