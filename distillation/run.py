@@ -194,6 +194,7 @@ class _Run:
             self.draft.load_state_dict(saved["learned"], strict=False)
         elif not self.state.untrained:
             self.state.untrained = acceptance(self.draft, heldout, vocabulary)
+            self._spent()  # before the first step is kept: who goes on from that cannot measure it any more
 
         def keep() -> None:
             learner.save(self.folder, self.state.round)

@@ -261,11 +261,14 @@ class GenerationFields(SharedFields):
     ignore_eos: bool = Field(default=False, description="Go on past the end of the text.")
     stream_options: StreamOptions = StreamOptions()
     response_format: Annotated[
-        Structure | None, PlainValidator(structured.response_format, json_schema_input_type=dict[str, Any])
+        Structure | None,
+        PlainValidator(structured.response_format),
+        WithJsonSchema(structured.RESPONSE_FORMAT),
     ] = Field(default=None, description="text, json_object or json_schema.")
     structured_outputs: Annotated[
         Structure | None,
-        PlainValidator(structured.structured_outputs, json_schema_input_type=dict[str, Any]),
+        PlainValidator(structured.structured_outputs),
+        WithJsonSchema(structured.STRUCTURED_OUTPUTS),
     ] = Field(default=None, description="One of json, regex, choice, grammar, json_object.")
 
 

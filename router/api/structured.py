@@ -27,6 +27,45 @@ DEFINITIONS = ("$defs", "definitions")
 WHITE_SPACE = r"[ \t]{1,2}|\r?\n[ \t]{0,40}"  # at one place: a model may write it without end
 TOO_DEEP, IMPOSSIBLE = "recursion limit", "Unsatisfiable"  # what the library says
 ANY_OBJECT = {"type": "object"}
+MAX_SCHEMA_BYTES = MAX_GRAMMAR_BYTES // 2  # as JSON; of choices, too
+MAX_NAME_BYTES, MAX_DESCRIPTION_BYTES = 1024, 32 * 1024  # of a schema; they change nothing
+
+_SCHEMA = {"type": "object", "maxProperties": MAX_SCHEMA_BYTES // 8, "description": "A JSON schema."}
+_GRAMMAR = {"type": "string", "maxLength": MAX_GRAMMAR_BYTES}
+RESPONSE_FORMAT = {
+    "type": "object",
+    "required": ["type"],
+    "properties": {
+        "type": {"enum": ["text", "json_object", "json_schema"]},
+        "json_schema": {
+            "type": "object",
+            "required": ["schema"],
+            "properties": {
+                "name": {"type": "string", "maxLength": MAX_NAME_BYTES},
+                "description": {"type": "string", "maxLength": MAX_DESCRIPTION_BYTES},
+                "schema": _SCHEMA,
+                "strict": {"type": "boolean"},
+            },
+        },
+    },
+}
+STRUCTURED_OUTPUTS = {
+    "anyOf": [
+        {"type": "object", "properties": {name: value}, "required": [name]}
+        for name, value in {
+            "json": {"anyOf": [_SCHEMA, {"type": "string", "maxLength": MAX_GRAMMAR_BYTES}]},
+            "regex": _GRAMMAR,
+            "choice": {
+                "type": "array",
+                "items": {"type": "string", "maxLength": MAX_SCHEMA_BYTES},
+                "minItems": 1,
+                "maxItems": MAX_SCHEMA_BYTES // 4,
+            },
+            "grammar": _GRAMMAR,
+            "json_object": {"const": True},
+        }.items()
+    ]
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +94,9 @@ def response_format(value: object) -> Structure | None:
             if not isinstance(told, dict) or not isinstance(told.get("schema"), dict | bool):
                 raise refused("of type json_schema must have a schema at json_schema.schema")
             _known(told, {"name", "description", "schema", "strict"})
+            for about, most in (("name", MAX_NAME_BYTES), ("description", MAX_DESCRIPTION_BYTES)):
+                if told.get(about) is not None:
+                    checked_text(told[about], most)
             return Structure("response_format.json_schema.schema", "json", _sized(told["schema"]))
     raise refused(f"must be of type text, json_object or json_schema, not {shown(value.get('type'))}")
 
@@ -85,7 +127,7 @@ def structured_outputs(value: object) -> Structure | None:
 
 def _schema(value: object) -> object:
     try:
-        schema = json.loads(value) if isinstance(value, str) else value
+        schema = json.loads(checked_text(value, MAX_GRAMMAR_BYTES)) if isinstance(value, str) else value
     except ValueError:
         schema = None
     except RecursionError:
@@ -106,8 +148,8 @@ def _sized(value: Any) -> Any:
         size = len(json.dumps(value))
     except RecursionError:
         raise refused("has a schema that is nested too deep") from None
-    if size > MAX_GRAMMAR_BYTES // 2:
-        raise refused(f"may have {MAX_GRAMMAR_BYTES // 2} bytes as JSON, not {size}")
+    if size > MAX_SCHEMA_BYTES:
+        raise refused(f"may have {MAX_SCHEMA_BYTES} bytes as JSON, not {size}")
     return value
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from outrider.errors import InvalidRequest
 from outrider.v1 import generation_pb2
@@ -148,25 +148,39 @@ async def test_the_loop_goes_on_while_the_largest_value_of_a_field_is_read(
 
 def requests() -> Iterator[Any]:
     """The largest value of every field of the gRPC request; of numbers one each, of texts one."""
-    field: FieldDescriptor
-    for field in generation_pb2.GenerateRequest.DESCRIPTOR.fields:
+    for path in fields(generation_pb2.GenerateRequest.DESCRIPTOR):
         request = generation_pb2.GenerateRequest(text="the fox", max_tokens=1)
-        value = getattr(request, field.name)
-        if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            value.update(dict.fromkeys(range(ROOM // 16), 1.5))
-        elif field.message_type is not None:
-            (inner,) = field.message_type.fields
-            many = getattr(value, inner.name)
-            many.extend(
-                [inner.message_type._concrete_class()] * (ROOM // 2) if inner.message_type else [1] * ROOM
-            )
-        elif field.is_repeated:
-            value.extend([""] * (ROOM // 2))
-        elif isinstance(value, str):
-            setattr(request, field.name, "the fox " * (ROOM // 8))
+        message: Any = request
+        for field in path[:-1]:
+            message = getattr(message, field.name)
+        if fill(message, path[-1]):
+            yield pytest.param(request.SerializeToString(), id="-".join(field.name for field in path))
+
+
+def fields(kind: Descriptor) -> Iterator[list[FieldDescriptor]]:
+    """Yields the way to each field that is no message itself, or is many."""
+    for field in kind.fields:
+        inner = field.message_type
+        if inner is None or field.is_repeated or inner.GetOptions().map_entry:
+            yield [field]
         else:
-            continue
-        yield pytest.param(request.SerializeToString(), id=field.name)
+            yield from ([field, *path] for path in fields(inner))
+
+
+def fill(message: Any, field: FieldDescriptor) -> bool:
+    """Returns whether the field can be large, and is now."""
+    value = getattr(message, field.name)
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        value.update(dict.fromkeys(range(ROOM // 16), 1.5))
+    elif field.message_type is not None:
+        value.extend([field.message_type._concrete_class()] * (ROOM // 2))
+    elif field.is_repeated:
+        value.extend([""] * (ROOM // 2) if field.type == field.TYPE_STRING else [1] * ROOM)
+    elif isinstance(value, str):
+        setattr(message, field.name, "the fox " * (ROOM // 8))
+    else:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("request_", list(requests()))
