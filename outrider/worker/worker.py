@@ -195,10 +195,12 @@ def say(line: str) -> None:
 
 def _ready_line(info: WorkerInfo, address: str) -> str:
     model = info.model
+    ready = f"outrider {info.identity.role.name.lower()} ready: {address}"
+    if not model.parameters:
+        return f"{ready} ({model.name}, without a model)"
     exact = "bit-exact" if model.bit_exact else "not bit-exact"
     size = f"{model.parameters / 1e6:.1f} M parameters"
     return (
-        f"outrider {info.identity.role.name.lower()} ready: {address} "
-        f"(model {model.name}, {size}, {model.device} {model.quantization or model.dtype}, {exact}, "
+        f"{ready} (model {model.name}, {size}, {model.device} {model.quantization or model.dtype}, {exact}, "
         f"numerics {model.numerics})"
     )

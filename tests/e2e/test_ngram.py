@@ -66,7 +66,7 @@ async def test_one_that_is_killed_is_replaced_and_changes_nothing(
     looked_up.child("drafter").kill()
     texts, _ = await asked
     check(alone, list(zip(asked_for, texts, strict=True)), [])
-    ready = "outrider drafter ready"  # said once by each
+    ready = "(ngram, without a model)"  # said once by each
     await asyncio.to_thread(
         eventually, lambda: sum(ready in line for line in list(looked_up.said)) == 2, "another joins"
     )
