@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from outrider.errors import InvalidRequest
-from outrider_cli.generate import DEFAULT_URL
+from outrider_cli.generate import DEFAULT_URL, ApiKey
 from outrider_cli.reporting import reported
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 LATER = (429, 502, 503, 504)  # asked again: the service has no room, or not yet what it needs
+REFUSED = (401, 403)
 WAIT_SECONDS = 1.0  # if the service does not say how long
 MOST_WAIT_SECONDS = 60.0
 
@@ -37,16 +38,7 @@ def batch(
     ],
     url: Annotated[str, typer.Option(help="Address of the HTTP API.")] = DEFAULT_URL,
     concurrency: Annotated[int, typer.Option(help="Most requests at a time.", min=1)] = 32,
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            "--api-key",
-            envvar="OUTRIDER_API_KEY",
-            help="Key that the service asks for. In $OUTRIDER_API_KEY it is seen by nobody else.",
-            show_default="$OUTRIDER_API_KEY, or none",
-            show_envvar=False,
-        ),
-    ] = None,
+    api_key: ApiKey = None,
 ) -> None:
     """Answer a file of requests; started again after any end, it goes on where it was."""
     with reported("batch"):
@@ -69,7 +61,7 @@ def read_requests(path: Path) -> list[dict[str, Any]]:
             continue
         try:
             request = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise InvalidRequest(f"line {number} of {path} is not JSON") from None
         fault = _fault(request)
         if fault is None and request["custom_id"] in ids:
@@ -104,7 +96,7 @@ def opened(path: Path) -> Iterator[tuple[IO[bytes], set[str]]]:
         whole = whole[: whole.rfind(b"\n") + 1]  # a process that was killed may leave half a line
         try:
             answered = {str(json.loads(line)["custom_id"]) for line in whole.splitlines()}
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, RecursionError, KeyError, TypeError):
             raise InvalidRequest(
                 f"--output-file {path} has lines that are no answers: name another file"
             ) from None
@@ -115,9 +107,12 @@ def opened(path: Path) -> Iterator[tuple[IO[bytes], set[str]]]:
 async def answer_all(
     requests: list[dict[str, Any]], output: IO[bytes], url: str, concurrency: int, api_key: str | None
 ) -> None:
-    """Writes the answers as they come, each line at once."""
+    """Writes the answers as they come, each line at once. Raises OutriderError if there is no such service or
+    it refuses the key: that is the answer to no request."""
     import httpx
 
+    if api_key is not None and not api_key.isascii():
+        raise InvalidRequest("--api-key must be ASCII text")
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     base = url.rstrip("/").removesuffix("/v1")
     limits = httpx.Limits(max_connections=concurrency)
@@ -126,27 +121,30 @@ async def answer_all(
 
         async def work() -> None:
             for request in waiting:
-                response = await _asked(http, request)
+                response, body = await _asked(http, request)
                 told = {
                     "id": f"batch_req_{response.headers.get('x-request-id', '')}",
                     "custom_id": request["custom_id"],
                     "response": {
                         "status_code": response.status_code,
                         "request_id": response.headers.get("x-request-id"),
-                        "body": response.json(),
+                        "body": body,
                     },
                     "error": None,
                 }
                 output.write(json.dumps(told, ensure_ascii=False).encode() + b"\n")
                 output.flush()
 
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(min(concurrency, len(requests))):
-                tasks.create_task(work())
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(min(concurrency, len(requests))):
+                    tasks.create_task(work())
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
 
 
-async def _asked(http: httpx.AsyncClient, request: dict[str, Any]) -> httpx.Response:
-    """Returns the answer; a service that has no room, or is away, is waited for."""
+async def _asked(http: httpx.AsyncClient, request: dict[str, Any]) -> tuple[httpx.Response, Any]:
+    """Returns the answer and its body; a service that has no room, or is away, is waited for."""
     import httpx
 
     away = False
@@ -154,6 +152,10 @@ async def _asked(http: httpx.AsyncClient, request: dict[str, Any]) -> httpx.Resp
         wait = WAIT_SECONDS
         try:
             response = await http.post(request["url"], json=request["body"])
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol):
+            raise InvalidRequest(
+                f"--url must be http:// or https:// and a host, not {http.base_url}"
+            ) from None
         except httpx.TransportError:
             if not away:
                 typer.echo(
@@ -161,8 +163,17 @@ async def _asked(http: httpx.AsyncClient, request: dict[str, Any]) -> httpx.Resp
                 )
             away = True
         else:
+            if response.status_code in REFUSED:
+                raise InvalidRequest(
+                    f"{http.base_url} refuses the key ({response.status_code}): see --api-key"
+                )
             if response.status_code not in LATER:
-                return response
+                try:
+                    return response, response.json()
+                except ValueError:
+                    raise InvalidRequest(
+                        f"{http.base_url} answered {response.status_code} with what is no JSON: see --url"
+                    ) from None
             later = response.headers.get("retry-after", "")
             wait = min(float(later), MOST_WAIT_SECONDS) if later.isdigit() else WAIT_SECONDS
         await asyncio.sleep(wait)

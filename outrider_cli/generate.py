@@ -14,6 +14,16 @@ if TYPE_CHECKING:
     from outrider.client import Client
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key",
+        envvar="OUTRIDER_API_KEY",
+        help="Key that the service asks for. In $OUTRIDER_API_KEY it is seen by nobody else.",
+        show_default="$OUTRIDER_API_KEY, or none",
+        show_envvar=False,
+    ),
+]
 
 
 def generate(
@@ -58,16 +68,7 @@ def generate(
             show_default="adaptive",
         ),
     ] = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            "--api-key",
-            envvar="OUTRIDER_API_KEY",
-            help="Key that the service asks for. In $OUTRIDER_API_KEY it is seen by nobody else.",
-            show_default="$OUTRIDER_API_KEY, or none",
-            show_envvar=False,
-        ),
-    ] = None,
+    api_key: ApiKey = None,
     ca_file: Annotated[
         Path | None,
         typer.Option(

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+STATUS = {"bad": 400, "locked": 401, "page": 404}
+
 
 class Server(ThreadingHTTPServer):
     """Answers each request with its own prompt, but for those that it was told to hold."""
@@ -44,8 +46,8 @@ class Handler(BaseHTTPRequestHandler):
             server.go_on.wait()
         with server.lock:
             server.running -= 1
-        status = 400 if prompt == "bad" else 429 if prompt == "busy" and first else 200
-        answer = json.dumps({"text": prompt}).encode()
+        status = STATUS.get(prompt, 429 if prompt == "busy" and first else 200)
+        answer = b"<html>" if prompt == "page" else json.dumps({"text": prompt}).encode()
         self.send_response(status)
         self.send_header("retry-after", "0")
         self.send_header("content-length", str(len(answer)))
@@ -72,10 +74,10 @@ def line(id: str, prompt: str) -> str:
     return json.dumps(told)
 
 
-def start(server: Server, folder: Path, *more: str) -> subprocess.Popen[str]:
+def start(server: Server, folder: Path, *more: str, options: tuple[str, ...] = ()) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "outrider_cli", "batch", "--input-file", str(folder / "in.jsonl")]
     command += ["--output-file", str(folder / "out.jsonl"), *more]
-    command += ["--url", f"http://127.0.0.1:{server.server_port}/v1"]
+    command += ["--url", f"http://127.0.0.1:{server.server_port}/v1", *options]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -116,6 +118,7 @@ def test_a_line_is_answered_once_also_after_a_kill(server: Server, tmp_path: Pat
         ([line("a", "x"), line("a", "y")], "line 2 of {path} has the custom_id 'a' of an earlier line"),
         ([line("a", "x").replace("/v1/completions", "/v1/x")], "line 1 of {path} needs the method POST"),
         ([json.dumps({"url": "/v1/completions"})], "line 1 of {path} needs a custom_id"),
+        (["[" * 100_000], "line 1 of {path} is not JSON"),
     ],
 )
 def test_a_file_that_is_wrong(server: Server, tmp_path: Path, lines: list[str], message: str) -> None:
@@ -125,3 +128,22 @@ def test_a_file_that_is_wrong(server: Server, tmp_path: Path, lines: list[str], 
     _, error = process.communicate(timeout=60)
     assert process.returncode != 0 and message.format(path=path) in error and "Traceback" not in error
     assert not server.asked
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "message"),
+    [
+        ("locked", (), "refuses the key (401): see --api-key"),
+        ("page", (), "answered 404 with what is no JSON: see --url"),
+        ("a", ("--api-key", "\u00e9"), "--api-key must be ASCII text"),
+        ("a", ("--url", "localhost:8000"), "--url must be http:// or https:// and a host"),
+    ],
+)
+def test_what_is_the_answer_to_no_request_ends_it_with_a_sentence(
+    server: Server, tmp_path: Path, prompt: str, options: tuple[str, ...], message: str
+) -> None:
+    (tmp_path / "in.jsonl").write_text("\n".join(line(str(number), prompt) for number in range(9)))
+    process = start(server, tmp_path, options=options)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode != 0 and message in error and "Traceback" not in error
+    assert not answers(tmp_path), "a line counts as answered"
