@@ -11,9 +11,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from random import SystemRandom
 from typing import Any
 
 import httpx
@@ -38,9 +40,12 @@ QUICK = {  # Serve hears of measurements every half second, where it usually tak
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+    """Returns a port that nobody has, nor gets before it is used: it lies between those of Ray's workers and
+    those that the system hands out, among which Ray has fixed ones of its own (44217, 44227, 52365)."""
+    while True:
+        port = SystemRandom().randrange(20_000, 32_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
