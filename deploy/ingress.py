@@ -66,6 +66,7 @@ class Ingress:
             seed=sessions.seed,
             share_prefixes=sessions.share_prefixes,
             cors_origins=sessions.cors_origins,
+            page=sessions.page,
             same_numerics=sessions.same_numerics,
             keys=keys,
             tls=opened(options.protection.tls),

@@ -72,7 +72,12 @@ def _serve_command(**given: Any) -> None:
         others("127.0.0.1:1")  # what workers could not be told is said before anything starts
         asked = told.api_keys is not None or API_KEYS in os.environ
         announce = partial(
-            banner, model=models.name, chat=models.chat, keyed=asked, ca=told.protection.tls_ca
+            banner,
+            model=models.name,
+            chat=models.chat,
+            keyed=asked,
+            ca=told.protection.tls_ca,
+            page=told.sessions.page,
         )
         asyncio.run(run(router, others, announce))
 

@@ -21,13 +21,16 @@ def banner(
     chat: bool = False,
     keyed: bool = False,
     ca: Path | None = None,
+    page: bool = False,
 ) -> str:
     """Returns the text for a service at `url` (http://host:port) that serves `model`. `chat`: it answers
-    questions; `keyed`: to those who have a key; `ca`: file of the authority of its certificate."""
+    questions; `keyed`: to those who have a key; `ca`: file of the authority of its certificate; `page`: it
+    has one."""
     trust = "" if ca is None else f"SSL_CERT_FILE={shlex.quote(str(ca))} "
     lines = [
         "",
         f"Outrider is ready: {url}  (model {model}; gRPC {grpc_address})",
+        *(("Open that address in a browser, or ask it:",) if page else ()),
         "",
         *(("  export OUTRIDER_API_KEY=YOUR_KEY",) if keyed else ()),
         "  " + trust + curl_line(url, model, keyed, chat),

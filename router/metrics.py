@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter as Tally
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -183,6 +184,10 @@ class Metrics:
         )
         self.window = histogram("outrider_draft_window", "Draft windows set: tokens ahead.", MODEL, _WINDOWS)
 
+        # Steps by how many draft tokens they verified, and accepted: what becomes of a draft, by position.
+        self.verified_in_steps: Tally[int] = Tally()
+        self.accepted_in_steps: Tally[int] = Tally()
+
     def exposition(self) -> bytes:
         """Returns the text that a scraper reads."""
         return generate_latest(self.registry)
@@ -333,6 +338,8 @@ class SessionMetrics:
         self._last_token = now
         metrics.generation_tokens.labels(model).inc(len(event.tokens))
         if event.verified:
+            metrics.verified_in_steps[event.verified] += 1
+            metrics.accepted_in_steps[event.accepted] += 1
             metrics.drafts.labels(model).inc()
             metrics.draft_tokens.labels(model).inc(event.verified)
             metrics.accepted.labels(model).inc(event.accepted)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.wire.description import TokenizerFiles as TokenizerFiles
+from outrider.wire.guesses import Guesses
 from outrider.wire.logprobs import Logprobs
 from outrider.wire.session import FinishReason, SessionId, SessionParams
 
@@ -35,6 +36,8 @@ class TokensCommitted:
     cached_prompt_tokens: int = 0  # with the first output: prompt tokens found in the KV cache
     numerics: str = ""  # of the verifier, with the first output and if it is not that of the step before
     logprobs: Logprobs = ()  # of the tokens, if asked for
+    guesses: Guesses = ()  # the draft tokens verified, if asked for
+    seconds: float | None = None  # since the session was begun here; None = only its log tells of it
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,13 @@ from router.api.access import Access, HttpAccess
 from router.api.compression import Gzip
 from router.api.http import create_app
 from router.api.keys import Keys
+from router.api.live import Live, add_live
+from router.api.page import add_page
 from router.api.request_id import RequestIds
 from router.api.threads import Threads
 from router.api.validation import DrawBelow
 from router.fleet import Fleet
+from router.live import service, sessions_of
 from router.metrics import Metrics
 from router.session_log_writer import SessionLogWriter
 from router.sessions import Sessions
@@ -54,6 +57,7 @@ class Router:
         same_numerics: bool = False,
         share_prefixes: bool = False,
         cors_origins: Sequence[str] = (),
+        page: bool = True,
         keys: Keys | None = None,
         tls: Tls | None = None,
     ) -> None:
@@ -89,6 +93,13 @@ class Router:
             share_prefixes=share_prefixes,
             threads=self.threads,
         )
+        self.live = Live(
+            lambda: service(self.fleet, self.sessions.open),
+            lambda owner: sessions_of(owner, self.sessions.open),
+        )
+        add_live(self.app, self.live, self.metrics)
+        if page:
+            add_page(self.app)
         self.access = None if keys is None else Access(keys, self.metrics)
         if self.access is not None:
             self.app.add_middleware(HttpAccess, access=self.access)
@@ -121,6 +132,7 @@ class Router:
 
     async def stop(self, grace_seconds: float = STOP_GRACE_SECONDS) -> None:
         """Gives the sessions in progress a moment, ends them, and lets go of workers and store."""
+        self.live.stop()
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_seconds):
                 await self.sessions.until_idle()

@@ -54,6 +54,7 @@ async def serve(config: RouterConfig) -> None:
         same_numerics=config.sessions.same_numerics,
         share_prefixes=config.sessions.share_prefixes,
         cors_origins=config.sessions.cors_origins,
+        page=config.sessions.page,
         keys=keys_of(config.api_keys, config.api_key_lines),
         tls=tls if tls is not None and tls.mutual else None,
     )

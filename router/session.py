@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
 
 from outrider.errors import (
     Cancelled,
@@ -20,8 +19,8 @@ from outrider.errors import (
     Unavailable,
 )
 from outrider.net.heartbeat import Stillness
-from outrider.wire.logprobs import Logprobs
 from outrider.wire.session import FinishReason, SessionId
+from outrider.wire.verifier_sessions import Committed
 from router import losses, numerics
 from router.fleet import Fleet
 from router.reader import Reader, cancelled, lost_track, superseded
@@ -83,8 +82,9 @@ class Session:
         self._look: asyncio.TimerHandle | None = None  # at whether its verifier commits anything
         self._still = Stillness(LOOK_SECONDS)  # since its verifier's last token, or since it was placed
         self._fleet = fleet
-        self._draft = SessionDraft(transcript, draft_key, fleet, pair_for, cap, lock_step)
+        self.draft = SessionDraft(transcript, draft_key, fleet, pair_for, cap, lock_step)
         self._same_numerics = same_numerics
+        self._begun_at = asyncio.get_running_loop().time()
         self.outcome: SessionEnded | OutriderError | None = None  # None = it goes on
         self.reader: Reader | None = None
         self.news = asyncio.Event()  # for readers
@@ -128,11 +128,11 @@ class Session:
             self.id,
             self._request.params,
             output=self.transcript.output,
-            num_speculative_tokens=self._draft.begin(verifier),
-            draft_key=self._draft.key,
+            num_speculative_tokens=self.draft.begin(verifier),
+            draft_key=self.draft.key,
             listener=self,
         )
-        self._draft.start()
+        self.draft.start()
 
     @property
     def unbegun(self) -> Unbegun | None:
@@ -184,7 +184,7 @@ class Session:
         if self._verifier is not None:
             self._verifier.close(self.id)
             self._fleet.standings.gone(self._verifier)
-        self._draft.close()
+        self.draft.close()
         self._log_writer.close(self._cursor)
 
     def _note(self, event: Event) -> None:
@@ -192,17 +192,10 @@ class Session:
 
     # From the verifier.
 
-    def committed(
-        self,
-        base: int,
-        tokens: Sequence[int],
-        accepted: int,
-        verified: int,
-        cached_prompt_tokens: int,
-        logprobs: Logprobs = (),
-    ) -> None:
+    def committed(self, told: Committed) -> None:
         if not self._state.placed:
             return
+        base, tokens, accepted, verified = told.base, told.tokens, told.accepted, told.verified
         known = len(self.transcript.log) - base  # tokens of the message that are committed already
         vocab_size = self._verifier.registration.info.model.vocab_size if self._verifier is not None else 0
         if not self.transcript.continued_by(base, tokens, accepted, verified, vocab_size):
@@ -212,8 +205,11 @@ class Session:
             )
             self._broke("lied", "it commits what nobody asked it for")
             return
-        if not self.transcript.scored_as_asked(tokens, logprobs, vocab_size):
+        if not self.transcript.scored_as_asked(tokens, told.logprobs, vocab_size):
             self._broke("lied", "its log-probabilities are not what was asked for")
+            return
+        if not self.transcript.guessed_as_asked(told, vocab_size):
+            self._broke("lied", "the guesses of a step are not what was asked for")
             return
         if known >= len(tokens):
             return
@@ -223,11 +219,13 @@ class Session:
             accepted=max(0, accepted - known),
             verified=max(0, verified - known),
             # At a second verifier it is the first one's work that is, or is not, found in a cache.
-            cached_prompt_tokens=min(cached_prompt_tokens, base)
+            cached_prompt_tokens=min(told.cached_prompt_tokens, base)
             if base == len(self._request.params.prompt)
             else 0,
             numerics=numerics.news(self.transcript.numerics, here),
-            logprobs=logprobs[known:],
+            logprobs=told.logprobs[known:],
+            guesses=told.guesses[known:],
+            seconds=asyncio.get_running_loop().time() - self._begun_at,
         )
         if step.numerics and self.transcript.numerics:
             self._fleet.numerics_changed(self.id, self.transcript, here)
@@ -239,7 +237,7 @@ class Session:
         self.transcript.add(step)
         self._log_writer.note(self._cursor)
         self.news.set()
-        self._draft.committed(step)
+        self.draft.committed(step)
 
     def finished(self, reason: FinishReason) -> None:
         if self.transcript.ends(reason):
@@ -343,7 +341,7 @@ class Session:
         if (reached := self.transcript.reached) is not None:
             self._end(SessionEnded(reached))
             return
-        self._draft.pause()
+        self.draft.pause()
         log.info("session %s: no verifier after %d tokens", self.id.hex(), self.transcript.output_tokens)
         if pause:
             self._pause = asyncio.get_running_loop().call_later(pause, self._go_on)
@@ -387,8 +385,8 @@ class Session:
         self.close()
 
     def drafter_cut_off(self, turn: int, reason: str) -> None:
-        self._draft.cut_off(turn, reason)
+        self.draft.cut_off(turn, reason)
 
     def seek_drafter(self) -> None:
         """Gives the session a drafter where it has none and one fits."""
-        self._draft.seek()
+        self.draft.seek()

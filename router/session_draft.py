@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import NamedTuple
 
 from outrider.net.draft_right import right
 from outrider.wire.drafter_sessions import DraftEndCause
@@ -30,6 +31,16 @@ LOOK_TOKENS = 16  # between two looks at whether another should draft, or any
 
 PairFor = Callable[[str, str], PairAcceptance]
 """Gives the acceptance of a (target fingerprint, draft fingerprint) pair."""
+
+
+class Drafting(NamedTuple):
+    """How a session is drafted for at the moment."""
+
+    verifier: str  # worker_id; empty = it has none
+    drafter: str  # worker_id; empty = nobody drafts
+    k: int
+    window: int
+    acceptance: float  # expected of its next draft token
 
 
 class SessionDraft:
@@ -73,6 +84,16 @@ class SessionDraft:
     def key(self) -> bytes:
         """Returns that from which its drafters' rights follow; empty = nobody's."""
         return self._draft_key if self._cap else b""
+
+    def seen(self) -> Drafting:
+        verifier, drafter = self._verifier, self._drafter
+        return Drafting(
+            "" if verifier is None else verifier.identity.worker_id,
+            "" if drafter is None else drafter.identity.worker_id,
+            self._k,
+            0 if drafter is None else self._window,
+            self._estimator.acceptance,
+        )
 
     def begin(self, verifier: Verifier) -> int:
         """The session is about to be opened there. Returns k, by what is known of who will draft."""

@@ -66,6 +66,11 @@ class Sessions:
         fleet.on_drafter_joined.append(self._offer_drafter)
         fleet.on_verifier_load.append(self._offer_room)
 
+    @property
+    def open(self) -> dict[SessionId, Session]:
+        """Returns those that are open, the newest last."""
+        return self._open
+
     def model(self, name: str) -> ServedModel:
         models = self.models()
         if not models:

@@ -5,15 +5,19 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 
+from outrider.wire.guesses import Guesses
 from outrider.wire.logprobs import Logprob, Logprobs
 from outrider.wire.session import FinishReason, SessionId
 from outrider.wire.session_log import LoggedRequest, end_record, log_from_bytes, request_record, step_record
+from outrider.wire.verifier_sessions import Committed
 from router.requests import GenerationRequest, TokensCommitted
 
 STEP_BYTES = 12  # in memory, beside its tokens
 TOKEN_BYTES = 4
 LOGPROB_BYTES = 120  # as Python holds it
+GUESS_BYTES = 250
 REQUEST_BYTES = 500  # beside the prompt and what the API keeps
+MAX_NAME = 256  # characters of a drafter's worker_id
 
 
 class Transcript:
@@ -31,6 +35,9 @@ class Transcript:
         self._cached_prompt_tokens = 0
         self._logprobs: list[Logprob] = []  # by output token, if asked for
         self._numerics: dict[int, str] = {}  # by the step from which on they hold
+        self._guesses: dict[int, Guesses] = {}  # by step, if asked for
+        self._guessed = 0  # of them all, and of their steps
+        self._seconds: dict[int, float] = {}  # since it was begun here, by step, if asked for; not in the log
 
     @classmethod
     def from_log(cls, session_id: SessionId, content: bytes) -> Transcript:
@@ -78,6 +85,8 @@ class Transcript:
             0 if index else self._cached_prompt_tokens,
             self._numerics.get(index, ""),
             tuple(self._logprobs[start - prompt : self._ends[index] - prompt]) if self._logprobs else (),
+            self._guesses.get(index, ()),
+            self._seconds.get(index),
         )
 
     def known(self) -> Iterator[TokensCommitted]:
@@ -90,6 +99,12 @@ class Transcript:
         if step.numerics:
             self._numerics[self.steps] = step.numerics
         self._logprobs += step.logprobs
+        if self.request.params.guesses:
+            self._guessed += 1 + len(step.guesses)
+            if step.guesses:
+                self._guesses[self.steps] = step.guesses
+            if step.seconds is not None:
+                self._seconds[self.steps] = step.seconds
         self.log.extend(step.tokens)
         self._ends.append(len(self.log))
         self._accepted.append(step.accepted)
@@ -127,6 +142,20 @@ class Transcript:
             for one in logprobs
         )
 
+    def guessed_as_asked(self, step: Committed, vocab_size: int) -> bool:
+        """Returns whether a sound verifier may tell these guesses of the step, or none."""
+        if not self.request.params.guesses or not step.guesses:
+            return not step.guesses
+        right = [one.token for one in step.guesses[: step.accepted]]
+        return (
+            len(step.guesses) == step.verified
+            and right == list(step.tokens[: step.accepted])
+            and all(
+                one.token < vocab_size and 0.0 <= one.chance <= 1.0 and len(one.drafter) <= MAX_NAME
+                for one in step.guesses
+            )
+        )
+
     def ends(self, reason: FinishReason) -> bool:
         """Returns whether a sound verifier may end the output here with that reason."""
         if reason is FinishReason.STOP:
@@ -158,6 +187,7 @@ class Transcript:
                 step.cached_prompt_tokens,
                 step.numerics,
                 step.logprobs,
+                step.guesses,
             )
         if self.end is not None and start < self.length:
             yield end_record(self.end)
@@ -167,7 +197,8 @@ class Transcript:
         """Returns about how many bytes of memory it takes."""
         tokens = len(self.request.params.prompt) + len(self.log)
         scored = len(self._logprobs) * LOGPROB_BYTES * (1 + (self.request.params.logprobs or 0))
-        return REQUEST_BYTES + len(self.answer) + TOKEN_BYTES * tokens + STEP_BYTES * self.steps + scored
+        known = TOKEN_BYTES * tokens + STEP_BYTES * self.steps + scored + GUESS_BYTES * self._guessed
+        return REQUEST_BYTES + len(self.answer) + known
 
     def _request_record(self) -> bytes:
         request = self.request

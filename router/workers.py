@@ -27,12 +27,12 @@ from outrider.wire.drafter_sessions import (
 )
 from outrider.wire.hello import Identity, check_hello
 from outrider.wire.load import DrafterLoad, Load, VerifierLoad
-from outrider.wire.logprobs import Logprobs
 from outrider.wire.methods import DRAFTER_SESSIONS, GET_TOKENIZER, VERIFIER_SESSIONS, Method
 from outrider.wire.session import FinishReason, SessionId, SessionParams
 from outrider.wire.verifier_sessions import (
     CancelSession,
     CloseSession,
+    Committed,
     GiveBack,
     OpenSession,
     SetSpeculation,
@@ -53,15 +53,7 @@ MAX_UNSENT_COMMANDS = 16_384  # a worker that lets more pile up does not read; i
 class VerifierListener(Protocol):
     """What a verifier's events call: a session."""
 
-    def committed(
-        self,
-        base: int,
-        tokens: Sequence[int],
-        accepted: int,
-        verified: int,
-        cached_prompt_tokens: int,
-        logprobs: Logprobs,
-    ) -> None: ...
+    def committed(self, step: Committed) -> None: ...
     def finished(self, reason: FinishReason) -> None: ...
     def failed(self, error: OutriderError) -> None: ...
     def drafter_cut_off(self, turn: int, reason: str) -> None: ...
@@ -295,14 +287,7 @@ class Verifier(Worker[VerifierListener]):
         for step in events.committed:
             listener = self._listener(step.session_id, step.opening)
             if listener is not None:
-                listener.committed(
-                    step.base,
-                    step.tokens,
-                    step.accepted,
-                    step.verified,
-                    step.cached_prompt_tokens,
-                    step.logprobs,
-                )
+                listener.committed(step)
         for end in events.finished:
             listener = self._listener(end.session_id, end.opening, over=True)
             if listener is not None:

@@ -55,3 +55,8 @@ def test_nothing_is_installed_that_only_this_checkout_needs(files: set[str]) -> 
     assert rooms == {*INSTALLED, "demo"}
     kept_out = ("demo/training/", "deploy/validate/", "deploy/kuberay/", "deploy/docker/")
     assert [name for name in files if name.startswith(kept_out)] == []
+
+
+def test_the_page_is_installed(files: set[str]) -> None:
+    page = {path.relative_to(ROOT).as_posix() for path in (ROOT / "router" / "page").iterdir()}
+    assert "router/page/index.html" in page and page <= files

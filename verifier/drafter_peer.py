@@ -22,9 +22,15 @@ class DrafterPeer:
     """The commits for one drafter, its claims, and its pace."""
 
     def __init__(
-        self, name: str, clock: Callable[[], float], allowance: StreamAllowance | None = None
+        self,
+        name: str,
+        clock: Callable[[], float],
+        allowance: StreamAllowance | None = None,
+        worker_id: str = "",
     ) -> None:
+        """`name`: by which it is known here; `worker_id`: its own."""
         self.name = name
+        self.worker_id = worker_id
         self.pace = Pace()
         self.calibration = (
             SurvivalCalibration()

@@ -32,6 +32,8 @@ class DrafterSeat:
     acceptance: float = FIRST_ACCEPTANCE
     calibration: SurvivalCalibration = field(default_factory=SurvivalCalibration)
     unpaid: int = 0  # draft tokens that were accepted and not paid for yet
+    drafter: str = ""  # worker_id of who has it, or had it last
+    former: tuple[str, int] = ("", 0)  # who had it before, and up to which position what stands may be its
 
     def turn_shown(self, shown: bytes) -> int | None:
         """Returns the turn that a right is for; None if it is none to this seat."""
@@ -47,6 +49,9 @@ class DrafterSeat:
         it."""
         if shown != self.shown:
             self.calibration, self.acceptance = peer.calibration.copy(), FIRST_ACCEPTANCE
+        if peer.worker_id != self.drafter:
+            self.former = self.drafter, len(self.session.log) + len(self.session.tree.said.get(self, ()))
+            self.drafter = peer.worker_id
         self.peer, self.turn, self.shown = peer, turn, shown
         self.seated(peer.pace)
 
@@ -58,6 +63,11 @@ class DrafterSeat:
     def seated(self, pace: Pace | None) -> None:
         """Another drafter has taken over, which has missed nothing yet; None = nobody drafts."""
         self.pace, self.arrivals = pace, Arrivals()
+
+    def drafter_of(self, position: int) -> str:
+        """Returns the worker_id of who said first what this seat says of that position."""
+        former, end = self.former
+        return former if position < end else self.drafter
 
     @property
     def path(self) -> list[int]:

@@ -131,8 +131,8 @@ class Drafters:
         peer = reader = unannounced = None
         try:
             allowance = self._allowance.of(whose)
-            name, batches = await self._greeted(self._decoded(messages, allowance), host)
-            peer = DrafterPeer(name, self._clock, allowance)
+            name, worker_id, batches = await self._greeted(self._decoded(messages, allowance), host)
+            peer = DrafterPeer(name, self._clock, allowance, worker_id)
             self._streams.add(peer)
             loop = asyncio.get_running_loop()
             unannounced = loop.call_later(ANNOUNCED_SECONDS, self._refuse_unannounced, peer)
@@ -168,8 +168,9 @@ class Drafters:
 
     async def _greeted(
         self, messages: AsyncIterator[DraftBatch], host: str
-    ) -> tuple[str, AsyncIterator[DraftBatch]]:
-        """Returns the name to keep its misbehavior by, and the batches that follow. Raises PeerRefused."""
+    ) -> tuple[str, str, AsyncIterator[DraftBatch]]:
+        """Returns the name to keep its misbehavior by, its own, and the batches that follow. Raises
+        PeerRefused."""
         drafter, batches = await read_hello(
             messages, Role.DRAFTER, tokenizer_hash=self._identity.tokenizer_hash
         )
@@ -179,7 +180,7 @@ class Drafters:
         banned_for = self._misbehaviors.banned_for(name, self._clock())
         if banned_for > 0:
             raise PeerRefused(f"this drafter was cut off and is refused for another {banned_for:.0f} seconds")
-        return name, batches
+        return name, drafter.worker_id, batches
 
     async def _listen(self, peer: DrafterPeer, batches: AsyncIterator[DraftBatch]) -> None:
         try:

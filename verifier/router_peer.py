@@ -34,17 +34,7 @@ class RouterPeer:
         session = running.session
         first = outcome.base == len(session.spec.params.prompt) + len(session.spec.output)
         cached = (running.cached_prompt_tokens or 0) if first else 0
-        step = Committed(
-            running.id,
-            opening,
-            outcome.base,
-            outcome.tokens,
-            outcome.accepted,
-            outcome.verified,
-            cached,
-            outcome.logprobs,
-        )
-        self._events.committed.append(step)
+        self._events.committed.append(_committed(running, opening, outcome, cached))
         if outcome.finish is not None:
             self._events.finished.append(Finished(running.id, opening, outcome.finish))
 
@@ -55,12 +45,14 @@ class RouterPeer:
         known = len(spec.params.prompt) + len(spec.output)
         if known < len(log):
             cached = (running.cached_prompt_tokens or 0) if not spec.output else 0
-            tokens = log[known:]
-            logprobs = tuple(running.logprobs[-len(tokens) :])
-            missed = Committed(
-                running.id, opening, known, tokens, cached_prompt_tokens=cached, logprobs=logprobs
+            if spec.params.guesses:
+                missed = [one for one in running.told if one.base + len(one.tokens) > known]
+            else:
+                logprobs = tuple(running.logprobs[known - len(log) :])
+                missed = [Outcome(known, tuple(log[known:]), 0, 0, None, logprobs)]
+            self._events.committed.extend(
+                _committed(running, opening, one, 0 if index else cached) for index, one in enumerate(missed)
             )
-            self._events.committed.append(missed)
         if finish is not None:
             self._events.finished.append(Finished(running.id, opening, finish))
         self._ready.set()
@@ -118,3 +110,17 @@ class RouterPeer:
             events, self._events = self._events, VerifierEvents()
             dropped, self._untold_dropped = self._untold_dropped, {}
             yield replace(events, load=self._load, dropped=dropped)
+
+
+def _committed(running: Running, opening: int, outcome: Outcome, cached_prompt_tokens: int) -> Committed:
+    return Committed(
+        running.id,
+        opening,
+        outcome.base,
+        outcome.tokens,
+        outcome.accepted,
+        outcome.verified,
+        cached_prompt_tokens,
+        outcome.logprobs,
+        outcome.guesses,
+    )

@@ -10,6 +10,7 @@ from math import prod
 from outrider.engine.kv_blocks import BlockTable
 from outrider.grammar import Place
 from outrider.sampling.sampler import TokenCounts
+from outrider.wire.guesses import Guess, Guesses
 from outrider.wire.logprobs import Logprob
 from verifier.drafter_seat import DrafterSeat
 from verifier.part import Part
@@ -36,6 +37,7 @@ class Running:
     passed: int = 0  # sessions that came later and began before it, as it did not fit
     orphaned: bool = False  # its router is gone, and may come back
     logprobs: list[Logprob] = field(default_factory=list)  # of the end of its log, if asked for
+    told: list[Outcome] = field(default_factory=list)  # its steps here, if their guesses were asked for
     seats: list[DrafterSeat] = field(init=False)  # one for each drafter that may draft for it
     id: bytes = field(init=False)
     prompt_hash: bytes = field(init=False)  # and salt: sessions with the same one share all of the prompt
@@ -134,7 +136,10 @@ class Running:
         place, path = self.place, part.path
         if place is not None:  # of what follows the rows with a mask nothing is known
             path, chosen = path[: place.known - 1], chosen[: place.known]
+        guesses = self._guesses(part, path) if session.spec.params.guesses else ()
         outcome = session.verify(path, chosen)
+        if guesses:
+            outcome = outcome._replace(guesses=guesses)
         if place is not None:
             place.follow(outcome.tokens)
         for seat, path in zip(self.seats, stood, strict=True):
@@ -148,3 +153,13 @@ class Running:
         if self.counts is not None:
             self.counts.extend(outcome.tokens)
         return outcome
+
+    def _guesses(self, part: Part, path: list[int]) -> Guesses:
+        """Returns for each token of the path who had said it, and how sure that one was."""
+        base, guesses = len(self.session.log), []
+        for depth, token in enumerate(path):
+            said = [(each[depth], seat) for seat, each in part.said.items() if depth < len(each)]
+            chance, seat = max(said, key=lambda one: one[0], default=(0.0, None))
+            drafter = seat.drafter_of(base + depth) if isinstance(seat, DrafterSeat) else ""
+            guesses.append(Guess(token, chance, drafter))
+        return tuple(guesses)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from outrider.wire.guesses import Guesses
 from outrider.wire.logprobs import Logprobs
 from outrider.wire.session import FinishReason, SessionParams
 from verifier.draft_tree import MAX_NODES, DraftTree, Source
@@ -41,6 +42,7 @@ class Outcome(NamedTuple):
     verified: int  # draft tokens that took part
     finish: FinishReason | None
     logprobs: Logprobs = ()  # of the tokens, if asked for
+    guesses: Guesses = ()  # the draft tokens that took part, if asked for
 
 
 @dataclass(frozen=True, slots=True)

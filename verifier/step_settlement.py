@@ -40,6 +40,8 @@ def settle(
                 found = tuple(scores.found[first + row] for row in range(len(outcome.tokens)))
                 running.logprobs += found
                 outcome = outcome._replace(logprobs=found)
+            if running.session.spec.params.guesses:
+                running.told.append(outcome)
             outcomes.append((running, outcome))
             pool.truncate(running.table, outcome.base + min(outcome.accepted, len(outcome.tokens) - 1))
         pool.seal(running.table, running.session.log)

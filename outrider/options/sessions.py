@@ -46,6 +46,11 @@ class SessionOptions:
         metavar="URL",
         shown="none: browsers keep other sites' pages away",
     )
+    page: bool = option(
+        True,
+        "Serve a page at /: to try the service, and to see what it does. It asks for a key too.",
+        negated=True,
+    )
     same_numerics: bool = option(
         False,
         "Let a text that lost its target worker wait for one that computes alike, to the bit, rather than go "

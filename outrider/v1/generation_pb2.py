@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from outrider.v1 import verifier_pb2 as outrider_dot_v1_dot_verifier__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1coutrider/v1/generation.proto\x12\x0boutrider.v1\x1a\x1aoutrider/v1/verifier.proto\">\n\rResumeRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\r\x12\x12\n\neach_after\x18\x03 \x03(\r\"\x1b\n\rCancelRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x10\n\x0e\x43\x61ncelResponse\"\xe6\x06\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.outrider.v1.TokenIdsH\x00\x12!\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x11.outrider.v1.ChatH\x00\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x06 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x08 \x01(\x05H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\t \x01(\x01H\x05\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x04H\x06\x88\x01\x01\x12\x0c\n\x04stop\x18\x0b \x03(\t\x12\x1d\n\x10presence_penalty\x18\x0c \x01(\x01H\x07\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\r \x01(\x01H\x08\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0e \x01(\x01H\t\x88\x01\x01\x12?\n\nlogit_bias\x18\x0f \x03(\x0b\x32+.outrider.v1.GenerateRequest.LogitBiasEntry\x12\x12\n\nignore_eos\x18\x10 \x01(\x08\x12#\n\x16num_speculative_tokens\x18\x11 \x01(\rH\n\x88\x01\x01\x12\x17\n\ncache_salt\x18\x12 \x01(\tH\x0b\x88\x01\x01\x12\x0e\n\x01n\x18\x13 \x01(\rH\x0c\x88\x01\x01\x12\x15\n\x08logprobs\x18\x14 \x01(\rH\r\x88\x01\x01\x12:\n\x12structured_outputs\x18\x15 \x01(\x0b\x32\x1e.outrider.v1.StructuredOutputs\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x08\n\x06promptB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x19\n\x17_num_speculative_tokensB\r\n\x0b_cache_saltB\x04\n\x02_nB\x0b\n\t_logprobs\"\x93\x01\n\x11StructuredOutputs\x12\x0e\n\x04json\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12%\n\x06\x63hoice\x18\x03 \x01(\x0b\x32\x13.outrider.v1.ChoiceH\x00\x12\x11\n\x07grammar\x18\x04 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x05 \x01(\x08H\x00\x42\x0c\n\nconstraint\"\x17\n\x06\x43hoice\x12\r\n\x05texts\x18\x01 \x03(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"2\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x96\x01\n\x10GenerateResponse\x12\'\n\x07started\x18\x01 \x01(\x0b\x32\x14.outrider.v1.StartedH\x00\x12#\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x12.outrider.v1.DeltaH\x00\x12+\n\tcompleted\x18\x03 \x01(\x0b\x32\x16.outrider.v1.CompletedH\x00\x42\x07\n\x05\x65vent\"I\n\x07Started\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\"d\n\x05\x44\x65lta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\r\n\x05index\x18\x03 \x01(\r\x12+\n\x08logprobs\x18\x04 \x03(\x0b\x32\x19.outrider.v1.TokenLogprob\"h\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\r\n\x05piece\x18\x03 \x01(\x0c\x12&\n\x03top\x18\x04 \x03(\x0b\x32\x19.outrider.v1.TokenLogprob\"\xc9\x01\n\tCompleted\x12\x30\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12!\n\x05usage\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Usage\x12>\n\x14speculative_decoding\x18\x03 \x01(\x0b\x32 .outrider.v1.SpeculativeDecoding\x12\x18\n\x10numerics_changes\x18\x04 \x01(\r\x12\r\n\x05index\x18\x05 \x01(\r\"W\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\r\"\xc7\x01\n\x13SpeculativeDecoding\x12\x1e\n\x16mean_acceptance_length\x18\x01 \x01(\x01\x12\x1d\n\x15\x64raft_acceptance_rate\x18\x02 \x01(\x01\x12\x1c\n\x14\x61\x63\x63\x65ptance_histogram\x18\x03 \x03(\r\x12\x16\n\x0enum_spec_steps\x18\x04 \x01(\r\x12!\n\x19num_accepted_draft_tokens\x18\x05 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x06 \x01(\r2\xe1\x01\n\nGeneration\x12I\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse0\x01\x12\x45\n\x06Resume\x12\x1a.outrider.v1.ResumeRequest\x1a\x1d.outrider.v1.GenerateResponse0\x01\x12\x41\n\x06\x43\x61ncel\x12\x1a.outrider.v1.CancelRequest\x1a\x1b.outrider.v1.CancelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1coutrider/v1/generation.proto\x12\x0boutrider.v1\x1a\x1aoutrider/v1/verifier.proto\">\n\rResumeRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\r\x12\x12\n\neach_after\x18\x03 \x03(\r\"\x1b\n\rCancelRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x10\n\x0e\x43\x61ncelResponse\"\x82\x07\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.outrider.v1.TokenIdsH\x00\x12!\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x11.outrider.v1.ChatH\x00\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x06 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x08 \x01(\x05H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\t \x01(\x01H\x05\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x04H\x06\x88\x01\x01\x12\x0c\n\x04stop\x18\x0b \x03(\t\x12\x1d\n\x10presence_penalty\x18\x0c \x01(\x01H\x07\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\r \x01(\x01H\x08\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0e \x01(\x01H\t\x88\x01\x01\x12?\n\nlogit_bias\x18\x0f \x03(\x0b\x32+.outrider.v1.GenerateRequest.LogitBiasEntry\x12\x12\n\nignore_eos\x18\x10 \x01(\x08\x12#\n\x16num_speculative_tokens\x18\x11 \x01(\rH\n\x88\x01\x01\x12\x17\n\ncache_salt\x18\x12 \x01(\tH\x0b\x88\x01\x01\x12\x0e\n\x01n\x18\x13 \x01(\rH\x0c\x88\x01\x01\x12\x15\n\x08logprobs\x18\x14 \x01(\rH\r\x88\x01\x01\x12:\n\x12structured_outputs\x18\x15 \x01(\x0b\x32\x1e.outrider.v1.StructuredOutputs\x12\x1a\n\x12return_speculation\x18\x16 \x01(\x08\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x08\n\x06promptB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x19\n\x17_num_speculative_tokensB\r\n\x0b_cache_saltB\x04\n\x02_nB\x0b\n\t_logprobs\"\x93\x01\n\x11StructuredOutputs\x12\x0e\n\x04json\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12%\n\x06\x63hoice\x18\x03 \x01(\x0b\x32\x13.outrider.v1.ChoiceH\x00\x12\x11\n\x07grammar\x18\x04 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x05 \x01(\x08H\x00\x42\x0c\n\nconstraint\"\x17\n\x06\x43hoice\x12\r\n\x05texts\x18\x01 \x03(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"2\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x96\x01\n\x10GenerateResponse\x12\'\n\x07started\x18\x01 \x01(\x0b\x32\x14.outrider.v1.StartedH\x00\x12#\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x12.outrider.v1.DeltaH\x00\x12+\n\tcompleted\x18\x03 \x01(\x0b\x32\x16.outrider.v1.CompletedH\x00\x42\x07\n\x05\x65vent\"I\n\x07Started\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\"\x85\x01\n\x05\x44\x65lta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\r\n\x05index\x18\x03 \x01(\r\x12+\n\x08logprobs\x18\x04 \x03(\x0b\x32\x19.outrider.v1.TokenLogprob\x12\x1f\n\x04step\x18\x06 \x01(\x0b\x32\x11.outrider.v1.Step\"\xb1\x01\n\x04Step\x12\r\n\x05index\x18\x01 \x01(\r\x12\x14\n\x07seconds\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07\x64rafted\x18\x03 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\r\x12(\n\x06tokens\x18\x05 \x03(\x0b\x32\x18.outrider.v1.TokenOrigin\x12+\n\x08rejected\x18\x06 \x01(\x0b\x32\x19.outrider.v1.GuessedTokenB\n\n\x08_seconds\"\\\n\x0bTokenOrigin\x12#\n\x06source\x18\x01 \x01(\x0e\x32\x13.outrider.v1.Source\x12(\n\x05token\x18\x02 \x01(\x0b\x32\x19.outrider.v1.GuessedToken\"j\n\x0cGuessedToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05piece\x18\x02 \x01(\x0c\x12\x0f\n\x07\x64rafter\x18\x03 \x01(\t\x12\x18\n\x0bprobability\x18\x04 \x01(\x02H\x00\x88\x01\x01\x42\x0e\n\x0c_probability\"h\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\r\n\x05piece\x18\x03 \x01(\x0c\x12&\n\x03top\x18\x04 \x03(\x0b\x32\x19.outrider.v1.TokenLogprob\"\xc9\x01\n\tCompleted\x12\x30\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12!\n\x05usage\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Usage\x12>\n\x14speculative_decoding\x18\x03 \x01(\x0b\x32 .outrider.v1.SpeculativeDecoding\x12\x18\n\x10numerics_changes\x18\x04 \x01(\r\x12\r\n\x05index\x18\x05 \x01(\r\"W\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\r\"\xc7\x01\n\x13SpeculativeDecoding\x12\x1e\n\x16mean_acceptance_length\x18\x01 \x01(\x01\x12\x1d\n\x15\x64raft_acceptance_rate\x18\x02 \x01(\x01\x12\x1c\n\x14\x61\x63\x63\x65ptance_histogram\x18\x03 \x03(\r\x12\x16\n\x0enum_spec_steps\x18\x04 \x01(\r\x12!\n\x19num_accepted_draft_tokens\x18\x05 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x06 \x01(\r*p\n\x06Source\x12\x16\n\x12SOURCE_UNSPECIFIED\x10\x00\x12\x13\n\x0fSOURCE_ACCEPTED\x10\x01\x12\x15\n\x11SOURCE_CORRECTION\x10\x02\x12\x10\n\x0cSOURCE_BONUS\x10\x03\x12\x10\n\x0cSOURCE_PLAIN\x10\x04\x32\xe1\x01\n\nGeneration\x12I\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse0\x01\x12\x45\n\x06Resume\x12\x1a.outrider.v1.ResumeRequest\x1a\x1d.outrider.v1.GenerateResponse0\x01\x12\x41\n\x06\x43\x61ncel\x12\x1a.outrider.v1.CancelRequest\x1a\x1b.outrider.v1.CancelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,6 +34,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GENERATEREQUEST_LOGITBIASENTRY']._loaded_options = None
   _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_SOURCE']._serialized_start=2730
+  _globals['_SOURCE']._serialized_end=2842
   _globals['_RESUMEREQUEST']._serialized_start=73
   _globals['_RESUMEREQUEST']._serialized_end=135
   _globals['_CANCELREQUEST']._serialized_start=137
@@ -41,33 +43,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CANCELRESPONSE']._serialized_start=166
   _globals['_CANCELRESPONSE']._serialized_end=182
   _globals['_GENERATEREQUEST']._serialized_start=185
-  _globals['_GENERATEREQUEST']._serialized_end=1055
-  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=800
-  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=848
-  _globals['_STRUCTUREDOUTPUTS']._serialized_start=1058
-  _globals['_STRUCTUREDOUTPUTS']._serialized_end=1205
-  _globals['_CHOICE']._serialized_start=1207
-  _globals['_CHOICE']._serialized_end=1230
-  _globals['_TOKENIDS']._serialized_start=1232
-  _globals['_TOKENIDS']._serialized_end=1255
-  _globals['_CHAT']._serialized_start=1257
-  _globals['_CHAT']._serialized_end=1307
-  _globals['_CHATMESSAGE']._serialized_start=1309
-  _globals['_CHATMESSAGE']._serialized_end=1353
-  _globals['_GENERATERESPONSE']._serialized_start=1356
-  _globals['_GENERATERESPONSE']._serialized_end=1506
-  _globals['_STARTED']._serialized_start=1508
-  _globals['_STARTED']._serialized_end=1581
-  _globals['_DELTA']._serialized_start=1583
-  _globals['_DELTA']._serialized_end=1683
-  _globals['_TOKENLOGPROB']._serialized_start=1685
-  _globals['_TOKENLOGPROB']._serialized_end=1789
-  _globals['_COMPLETED']._serialized_start=1792
-  _globals['_COMPLETED']._serialized_end=1993
-  _globals['_USAGE']._serialized_start=1995
-  _globals['_USAGE']._serialized_end=2082
-  _globals['_SPECULATIVEDECODING']._serialized_start=2085
-  _globals['_SPECULATIVEDECODING']._serialized_end=2284
-  _globals['_GENERATION']._serialized_start=2287
-  _globals['_GENERATION']._serialized_end=2512
+  _globals['_GENERATEREQUEST']._serialized_end=1083
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=828
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=876
+  _globals['_STRUCTUREDOUTPUTS']._serialized_start=1086
+  _globals['_STRUCTUREDOUTPUTS']._serialized_end=1233
+  _globals['_CHOICE']._serialized_start=1235
+  _globals['_CHOICE']._serialized_end=1258
+  _globals['_TOKENIDS']._serialized_start=1260
+  _globals['_TOKENIDS']._serialized_end=1283
+  _globals['_CHAT']._serialized_start=1285
+  _globals['_CHAT']._serialized_end=1335
+  _globals['_CHATMESSAGE']._serialized_start=1337
+  _globals['_CHATMESSAGE']._serialized_end=1381
+  _globals['_GENERATERESPONSE']._serialized_start=1384
+  _globals['_GENERATERESPONSE']._serialized_end=1534
+  _globals['_STARTED']._serialized_start=1536
+  _globals['_STARTED']._serialized_end=1609
+  _globals['_DELTA']._serialized_start=1612
+  _globals['_DELTA']._serialized_end=1745
+  _globals['_STEP']._serialized_start=1748
+  _globals['_STEP']._serialized_end=1925
+  _globals['_TOKENORIGIN']._serialized_start=1927
+  _globals['_TOKENORIGIN']._serialized_end=2019
+  _globals['_GUESSEDTOKEN']._serialized_start=2021
+  _globals['_GUESSEDTOKEN']._serialized_end=2127
+  _globals['_TOKENLOGPROB']._serialized_start=2129
+  _globals['_TOKENLOGPROB']._serialized_end=2233
+  _globals['_COMPLETED']._serialized_start=2236
+  _globals['_COMPLETED']._serialized_end=2437
+  _globals['_USAGE']._serialized_start=2439
+  _globals['_USAGE']._serialized_end=2526
+  _globals['_SPECULATIVEDECODING']._serialized_start=2529
+  _globals['_SPECULATIVEDECODING']._serialized_end=2728
+  _globals['_GENERATION']._serialized_start=2845
+  _globals['_GENERATION']._serialized_end=3070
 # @@protoc_insertion_point(module_scope)

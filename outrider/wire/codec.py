@@ -125,6 +125,7 @@ def params_to_wire(params: SessionParams) -> common_pb2.SessionParams:
         cache_salt=params.cache_salt,
         logprobs=params.logprobs,
         grammar=params.grammar,
+        guesses=params.guesses,
     )
 
 
@@ -146,6 +147,7 @@ def params_from_wire(message: common_pb2.SessionParams) -> SessionParams:
         cache_salt=message.cache_salt,
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         grammar=message.grammar,
+        guesses=message.guesses,
     )
 
 

@@ -49,6 +49,7 @@ class SessionParams:
     grammar: str = (
         ""  # that the output obeys up to its end-of-text token, as llguidance writes it; empty = none
     )
+    guesses: bool = False  # each step comes with the draft tokens that it verified
 
     @property
     def most_tokens(self) -> int:

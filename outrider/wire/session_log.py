@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 from outrider.errors import InvalidRequest, UnknownSession
 from outrider.v1 import session_pb2
 from outrider.wire.codec import finish_reason_from_wire, params_from_wire, params_to_wire
+from outrider.wire.guesses import Guesses, guesses_from_wire, guesses_to_wire
 from outrider.wire.hello import PROTOCOL_VERSION
 from outrider.wire.logprobs import Logprobs, Numbers, from_numbers
 from outrider.wire.logprobs import numbers as logprob_numbers
@@ -34,8 +35,8 @@ NO_NUMBERS: Numbers = ([], [], [])
 UNLOGGED_RECORD = session_pb2.SessionLog(end=session_pb2.SessionEnd()).SerializeToString()
 """A log that is an end alone: the store did not take the session's request."""
 
-LoggedStep = tuple[tuple[int, ...], int, int, int, str, Logprobs]
-"""(tokens, accepted, verified, cached prompt tokens, numerics, log-probabilities) of one step."""
+LoggedStep = tuple[tuple[int, ...], int, int, int, str, Logprobs, Guesses]
+"""(tokens, accepted, verified, cached prompt tokens, numerics, log-probabilities, guesses) of one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ def step_record(
     cached_prompt_tokens: int,
     numerics: str = "",
     logprobs: Logprobs = (),
+    guesses: Guesses = (),
 ) -> bytes:
     """`numerics`: of the verifier, if the step before was another's."""
     of_tokens, top_tokens, top = logprob_numbers(logprobs) if logprobs else NO_NUMBERS
@@ -79,6 +81,7 @@ def step_record(
         logprobs=of_tokens,
         top_tokens=top_tokens,
         top_logprobs=top,
+        guesses=guesses_to_wire(guesses),
     )
     return session_pb2.SessionLog(steps=(step,)).SerializeToString()
 
@@ -128,6 +131,7 @@ def log_from_bytes(raw: bytes) -> SessionLog:
                 step.cached_prompt_tokens,
                 step.numerics,
                 from_numbers(step.logprobs, step.top_tokens, step.top_logprobs),
+                guesses_from_wire(step.guesses),
             )
             for step in message.steps
         ],

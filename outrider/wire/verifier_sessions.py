@@ -16,6 +16,7 @@ from outrider.wire.codec import (
     verifier_load_from_wire,
     verifier_load_to_wire,
 )
+from outrider.wire.guesses import Guesses, guesses_from_wire, guesses_to_wire
 from outrider.wire.hello import Hello, hello_from_wire, hello_to_wire
 from outrider.wire.load import VerifierLoad
 from outrider.wire.logprobs import Logprobs, from_numbers, numbers
@@ -82,6 +83,7 @@ class Committed:
     verified: int = 0  # draft tokens verified in this step
     cached_prompt_tokens: int = 0  # with a session's first output
     logprobs: Logprobs = ()  # of the tokens, if asked for
+    guesses: Guesses = ()  # the draft tokens verified, if asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +200,7 @@ def _events_to_wire(events: VerifierEvents) -> verifier_pb2.VerifierEvents:
             accepted=step.accepted,
             verified=step.verified,
             cached_prompt_tokens=step.cached_prompt_tokens,
+            guesses=guesses_to_wire(step.guesses),
         )
         if step.logprobs:
             of_tokens, top_tokens, top = numbers(step.logprobs)
@@ -233,6 +236,7 @@ def _events_from_wire(message: verifier_pb2.VerifierEvents) -> VerifierEvents:
                 step.verified,
                 step.cached_prompt_tokens,
                 from_numbers(step.logprobs, step.top_tokens, step.top_logprobs),
+                guesses_from_wire(step.guesses),
             )
             for step in message.committed
         ],

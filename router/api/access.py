@@ -21,11 +21,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from outrider.errors import InvalidRequest, Overloaded, Unauthenticated
 from outrider.net.rpc import status
+from router.api import page
 from router.api.keys import ApiKey, Keys, find
 from router.api.refusals import refusal
 from router.metrics import Metrics
 
-OPEN = frozenset({"/health", "/ready", "/metrics", "/openapi.json"})  # nothing of anybody's is there
+# Nothing of anybody's is there.
+OPEN = frozenset({"/health", "/ready", "/metrics", "/openapi.json", *page.PATHS})
 SCHEME = "bearer"
 MINUTE = 60.0
 

@@ -73,11 +73,54 @@ class CompletionLogprobs(TypedDict):
     text_offset: list[Count]
 
 
+class GuessedToken(TypedDict):
+    token: str
+    bytes: list[Count]
+    drafter: Annotated[str | None, Field(description="Who had guessed it; empty = not known.")]
+    probability: Annotated[
+        float | None,
+        Field(ge=0, le=1, description="That its drafter gave it, if all before it are right."),
+    ]
+
+
+class TokenOrigin(GuessedToken):
+    source: Annotated[
+        Literal["accepted", "correction", "bonus", "plain"],
+        Field(
+            description="A drafter had guessed it; or it is the target's own: in the place of a wrong guess, "
+            "after guesses that were all right, or in a step without guesses."
+        ),
+    ]
+
+
+class TargetStep(TypedDict):
+    """One step of the target."""
+
+    step: Annotated[int, Field(ge=0, description="Counted from the first of the answer.")]
+    seconds: Annotated[
+        float | None,
+        Field(ge=0, description="Since the answer was begun; null where only the session's log tells of it."),
+    ]
+    drafted: Count
+    accepted: Count
+    tokens: list[TokenOrigin]
+    rejected: Annotated[
+        GuessedToken | None, Field(description="The guess in whose place the target took another token.")
+    ]
+
+
+class StepsTold(TypedDict):
+    """Where the tokens came from."""
+
+    steps: list[TargetStep]
+
+
 class CompletionChoice(TypedDict):
     index: Count
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason
+    speculation: NotRequired[StepsTold]
 
 
 class Completion(Answer):
@@ -115,6 +158,7 @@ class ChatChoice(TypedDict):
     message: Message
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
+    speculation: NotRequired[StepsTold]
 
 
 class Chat(Answer):

@@ -12,6 +12,7 @@ from outrider.errors import DeadlineExceeded, OutriderError
 from outrider.wire.session import FinishReason
 from router.api.acceptance import SpeculationStats
 from router.api.logprobs import Scored, Scoring
+from router.api.provenance import Provenance, Step
 from router.api.threads import Retelling
 from router.api.validation import Generation
 from router.detokenize import Detokenizer
@@ -30,6 +31,32 @@ class Chunk:
     token_ids: tuple[int, ...]
     position: int  # output tokens up to the end of it
     scored: tuple[Scored, ...] = ()  # of the tokens that are part of the text, if asked for
+    step: Step | None = None  # where the tokens came from, if asked for
+
+
+@dataclass(slots=True)
+class Details:
+    """What is told of an output's tokens beside its text, if asked for."""
+
+    scored: list[Scored] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, chunk: Chunk) -> Details:
+        if not chunk.scored and chunk.step is None:
+            return NO_DETAILS
+        return cls(list(chunk.scored), [] if chunk.step is None else [chunk.step])
+
+    def __bool__(self) -> bool:
+        return bool(self.scored or self.steps)
+
+    def add(self, chunk: Chunk) -> None:
+        self.scored += chunk.scored
+        if chunk.step is not None:
+            self.steps.append(chunk.step)
+
+
+NO_DETAILS = Details()
 
 
 @dataclass(slots=True)
@@ -68,6 +95,7 @@ class _Output:
     end_ids: frozenset[int]  # tokens that end the text and are no part of it
     usage: Usage
     scoring: Scoring | None = None  # if asked for
+    provenance: Provenance | None = None  # if asked for
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
     numerics: list[str] = field(default_factory=list)  # one after the other, that it was computed with
 
@@ -94,7 +122,9 @@ class _Output:
             if self.matcher.stopped:
                 break
         self.usage.completion_tokens += taken
-        return Chunk(text, event.tokens[max(0, after - before) : taken], before + taken, tuple(scored))
+        first = max(0, after - before)
+        step = None if self.provenance is None else self.provenance.push(event, first, taken)
+        return Chunk(text, event.tokens[first:taken], before + taken, tuple(scored), step)
 
     def retell(self, steps: Iterator[TokensCommitted], after: int) -> tuple[list[Chunk], bool]:
         """Takes the next steps of a log. Returns what follows the first `after` tokens, and whether there may
@@ -133,12 +163,14 @@ async def generate(
     `events`: all of the session. `after`: where it is resumed, the position of its client, who gets what
     follows it; None = a new session. `retelling`: its place, needed up to SessionBegun. Raises what `events`
     raises; chunks given before stay valid."""
+    end_ids, token_bytes = frozenset(session.params.stop_token_ids), generation.tokenizer.token_bytes
     output = _Output(
         detokenizer=generation.tokenizer.detokenizer(),
         matcher=generation.stop.matcher(),
-        end_ids=frozenset(session.params.stop_token_ids),
+        end_ids=end_ids,
         usage=Usage(prompt_tokens=len(session.params.prompt)),
-        scoring=None if session.params.logprobs is None else Scoring(generation.tokenizer.token_bytes),
+        scoring=None if session.params.logprobs is None else Scoring(token_bytes),
+        provenance=Provenance(token_bytes, end_ids) if session.params.guesses else None,
     )
     measured = metrics.session(session.model, len(session.params.prompt), resumed=after is not None)
     has = after or 0

@@ -19,6 +19,7 @@ from router.api.body import MAX_BODY_BYTES, MAX_VALUES, too_large
 from router.api.generate import Chunk, Result
 from router.api.logprobs import Scored, Told
 from router.api.position import Position
+from router.api.provenance import Guessed, Step
 from router.api.validation import Body, Generation
 from router.requests import SessionBegun
 
@@ -154,7 +155,7 @@ def responses(
             yield _delta(index, item.text, ())
         yield generation_pb2.GenerateResponse(completed=_completed(index, item))
     else:
-        yield _delta(index, item.text, item.token_ids, item.scored)
+        yield _delta(index, item.text, item.token_ids, item.scored, item.step)
 
 
 def body(asked: bytes | generation_pb2.GenerateRequest) -> Body:
@@ -168,6 +169,7 @@ def body(asked: bytes | generation_pb2.GenerateRequest) -> Body:
         "stop": list(request.stop),
         "logit_bias": dict(request.logit_bias),
         "ignore_eos": request.ignore_eos,
+        "return_speculation": request.return_speculation,
     }
     count = request.logprobs if request.HasField("logprobs") else None
     if request.HasField("structured_outputs"):
@@ -198,11 +200,41 @@ def _structured(asked: generation_pb2.StructuredOutputs) -> dict[str, object]:
 
 
 def _delta(
-    index: int, text: str, token_ids: Sequence[int], scored: Sequence[Scored] = ()
+    index: int,
+    text: str,
+    token_ids: Sequence[int],
+    scored: Sequence[Scored] = (),
+    step: Step | None = None,
 ) -> generation_pb2.GenerateResponse:
-    logprobs = [_logprob(one.own, one.top) for one in scored]
-    delta = generation_pb2.Delta(text=text, token_ids=token_ids, index=index, logprobs=logprobs)
+    delta = generation_pb2.Delta(
+        text=text,
+        token_ids=token_ids,
+        index=index,
+        logprobs=[_logprob(one.own, one.top) for one in scored],
+        step=None if step is None else _step(step),
+    )
     return generation_pb2.GenerateResponse(delta=delta)
+
+
+def _step(step: Step) -> generation_pb2.Step:
+    return generation_pb2.Step(
+        index=step.index,
+        seconds=step.seconds,
+        drafted=step.drafted,
+        accepted=step.accepted,
+        tokens=[
+            generation_pb2.TokenOrigin(source=int(source), token=_guessed(token))  # type: ignore[arg-type]
+            for source, token in step.tokens
+        ],
+        rejected=None if step.rejected is None else _guessed(step.rejected),
+    )
+
+
+def _guessed(told: Guessed) -> generation_pb2.GuessedToken:
+    token = generation_pb2.GuessedToken(token_id=told.token_id, piece=told.piece)
+    if told.guess is not None:
+        token.drafter, token.probability = told.guess.drafter, told.guess.chance
+    return token
 
 
 def _logprob(own: Told, top: Sequence[Told] = ()) -> generation_pb2.TokenLogprob:

@@ -25,8 +25,7 @@ from router.api.cache_salt import cache_salt
 from router.api.connection import KEEP_ALIVE_SECONDS, ClientLeft, EventStream, while_connected
 from router.api.deadline import time_limits
 from router.api.fields import Fields
-from router.api.generate import Result, generate_all
-from router.api.logprobs import Scored
+from router.api.generate import Details, Result, generate_all
 from router.api.messages import CountRequest, MessagesRequest, turns
 from router.api.openapi import (
     MODEL,
@@ -179,9 +178,9 @@ def create_app(
         if body.stream:
             return streamed(items, record, generation)
         answered = await while_connected(request.receive, _whole(items, len(generation.sessions)))
-        texts, results, scored = answered
-        told = partial(telling(record, generation).whole, texts, results, scored)
-        long = sum(map(len, texts)) > SMALL_BYTES or any(scored)
+        texts, results, details = answered
+        told = partial(telling(record, generation).whole, texts, results, details)
+        long = sum(map(len, texts)) > SMALL_BYTES or any(details)
         content = await asyncio.to_thread(lambda: to_json(told())) if long else to_json(told())
         return Response(content, media_type=JSONResponse.media_type)
 
@@ -316,11 +315,11 @@ def _permission(model: ServedModel) -> answers.Permission:
     }
 
 
-async def _whole(items: Items, sessions: int) -> tuple[list[str], list[Result], list[list[Scored]]]:
-    """Returns the text of each session, its result, and its tokens if log-probabilities were asked for."""
+async def _whole(items: Items, sessions: int) -> tuple[list[str], list[Result], list[Details]]:
+    """Returns the text of each session, its result, and what is told of its tokens."""
     pieces: list[list[str]] = [[] for _ in range(sessions)]
     results: dict[int, Result] = {}
-    scored: list[list[Scored]] = [[] for _ in range(sessions)]
+    details = [Details() for _ in range(sessions)]
     async with aclosing(items):
         async for index, item in items:
             if isinstance(item, SessionBegun):
@@ -329,8 +328,8 @@ async def _whole(items: Items, sessions: int) -> tuple[list[str], list[Result], 
             if isinstance(item, Result):
                 results[index] = item
             else:
-                scored[index] += item.scored
-    return ["".join(each) for each in pieces], [results[index] for index in range(sessions)], scored
+                details[index].add(item)
+    return ["".join(each) for each in pieces], [results[index] for index in range(sessions)], details
 
 
 def _add_error_handlers(app: FastAPI, metrics: Metrics) -> None:

@@ -11,6 +11,14 @@ from outrider.wire.logprobs import Logprob
 LEAST = -9999.0  # as OpenAI tells what is next to impossible: JSON has no infinity
 
 
+def piece_text(piece: bytes) -> str:
+    """Returns a token as text; part of a character is told as its bytes, so that no two look alike."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
 @dataclass(frozen=True, slots=True)
 class Told:
     """A token, and how likely it was."""
@@ -21,11 +29,7 @@ class Told:
 
     @property
     def text(self) -> str:
-        """Returns the token as text; part of a character is told as its bytes, so that no two look alike."""
-        try:
-            return self.piece.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.piece)
+        return piece_text(self.piece)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from outrider.wire.session import FinishReason, SessionId
 from router.api import answers, neutral, schema
 from router.api.connection import ServerSentEvent
 from router.api.fields import Fields, refused, shown
-from router.api.generate import Result
-from router.api.logprobs import Scored
+from router.api.generate import Details, Result
 from router.api.position import Position, event_id
 from router.api.refusals import anthropic_error
 from router.api.responses import Json, totals
@@ -97,9 +96,7 @@ class MessageTelling:
     prompt_tokens: int
     from_start = False
 
-    def whole(
-        self, texts: Sequence[str], results: Sequence[Result], scored: Sequence[Sequence[Scored]]
-    ) -> Json:
+    def whole(self, texts: Sequence[str], results: Sequence[Result], details: Sequence[Details]) -> Json:
         (text,), (result,) = texts, results
         return {
             **self._message([{"type": "text", "text": text, "citations": None}], self._usage(result)),

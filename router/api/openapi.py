@@ -162,6 +162,13 @@ RESUMPTION: dict[str, Any] = {
     },
     "openapi_extra": {"parameters": [_LAST_EVENT_ID]},
 }
+LIVE: dict[str, Any] = {
+    "response_class": Response,
+    "responses": {
+        200: {"description": "An event twice a second, without end.", "content": _EVENTS},
+        **_refusals(Unauthenticated, Overloaded),
+    },
+}
 MODELS: dict[str, Any] = {"responses": _refusals(Unauthenticated, Overloaded)}
 MODEL: dict[str, Any] = {"responses": _refusals(Unauthenticated, UnknownModel, Overloaded, Unavailable)}
 PROBE: dict[str, Any] = {

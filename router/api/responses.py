@@ -10,8 +10,9 @@ from outrider.errors import OutriderError
 from outrider.wire.session import SessionId
 from router.api.acceptance import SpeculationStats
 from router.api.answers import Error, Totals, Usage
-from router.api.generate import Result
+from router.api.generate import NO_DETAILS, Details, Result
 from router.api.logprobs import Scored, of_chat, of_completion
+from router.api.provenance import steps_json
 
 Json = Mapping[str, object]
 
@@ -24,15 +25,15 @@ class Shape(Protocol):
     whole: str  # `object` of a whole answer
     chunk: str  # `object` of a chunk
 
-    def choice(self, index: int, text: str, reason: str, scored: Sequence[Scored] = ()) -> Json:
-        """Returns one whole answer. `scored`: its tokens, if log-probabilities were asked for."""
+    def choice(self, index: int, text: str, reason: str, details: Details = NO_DETAILS) -> Json:
+        """Returns one whole answer. `details`: of its tokens, if asked for."""
         ...
 
     def opening(self, index: int) -> Json | None:
         """Returns the choice of the chunk that comes before any text, if there is one."""
         ...
 
-    def delta(self, index: int, text: str | None, reason: str | None, scored: Sequence[Scored] = ()) -> Json:
+    def delta(self, index: int, text: str | None, reason: str | None, details: Details = NO_DETAILS) -> Json:
         """Returns the choice of a chunk: text, or the reason for the end."""
         ...
 
@@ -42,15 +43,16 @@ class CompletionShape:
     id_prefix = "cmpl-"
     whole = chunk = "text_completion"
 
-    def choice(self, index: int, text: str, reason: str | None, scored: Sequence[Scored] = ()) -> Json:
-        logprobs = of_completion(scored) if scored else None
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+    def choice(self, index: int, text: str, reason: str | None, details: Details = NO_DETAILS) -> Json:
+        logprobs = of_completion(details.scored) if details.scored else None
+        told = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        return _with_steps(told, details)
 
     def opening(self, index: int) -> None:
         return None
 
-    def delta(self, index: int, text: str | None, reason: str | None, scored: Sequence[Scored] = ()) -> Json:
-        return self.choice(index, text or "", reason, scored)
+    def delta(self, index: int, text: str | None, reason: str | None, details: Details = NO_DETAILS) -> Json:
+        return self.choice(index, text or "", reason, details)
 
 
 class ChatShape:
@@ -59,22 +61,31 @@ class ChatShape:
     whole = "chat.completion"
     chunk = "chat.completion.chunk"
 
-    def choice(self, index: int, text: str, reason: str, scored: Sequence[Scored] = ()) -> Json:
+    def choice(self, index: int, text: str, reason: str, details: Details = NO_DETAILS) -> Json:
         message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": _of_chat(scored), "finish_reason": reason}
+        logprobs = _of_chat(details.scored)
+        told = {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
+        return _with_steps(told, details)
 
     def opening(self, index: int) -> Json:
         return self._chunk(index, {"role": "assistant", "content": ""}, None)
 
-    def delta(self, index: int, text: str | None, reason: str | None, scored: Sequence[Scored] = ()) -> Json:
-        return self._chunk(index, {} if text is None else {"content": text}, reason, scored)
+    def delta(self, index: int, text: str | None, reason: str | None, details: Details = NO_DETAILS) -> Json:
+        return self._chunk(index, {} if text is None else {"content": text}, reason, details)
 
-    def _chunk(self, index: int, delta: Json, reason: str | None, scored: Sequence[Scored] = ()) -> Json:
-        return {"index": index, "delta": delta, "logprobs": _of_chat(scored), "finish_reason": reason}
+    def _chunk(self, index: int, delta: Json, reason: str | None, details: Details = NO_DETAILS) -> Json:
+        logprobs = _of_chat(details.scored)
+        told = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        return _with_steps(told, details)
 
 
 def _of_chat(scored: Sequence[Scored]) -> Json | None:
     return of_chat(scored) if scored else None
+
+
+def _with_steps(choice: Json, details: Details) -> Json:
+    """Returns the choice, with where its tokens came from for who asked for that."""
+    return {**choice, "speculation": steps_json(details.steps)} if details.steps else choice
 
 
 SHAPES: Mapping[str, Shape] = {shape.name: shape for shape in (CompletionShape(), ChatShape())}
@@ -91,13 +102,11 @@ class Envelope:
     seed: int
     n: int = 1  # answers to each prompt
 
-    def whole(
-        self, texts: Iterable[str], results: Iterable[Result], scored: Iterable[Sequence[Scored]]
-    ) -> Json:
+    def whole(self, texts: Iterable[str], results: Iterable[Result], details: Iterable[Details]) -> Json:
         results = list(results)
         choices = [
             self.shape.choice(index, text, result.finish_reason.openai, own)
-            for index, (text, result, own) in enumerate(zip(texts, results, scored, strict=True))
+            for index, (text, result, own) in enumerate(zip(texts, results, details, strict=True))
         ]
         return {**self._head(self.shape.whole), "choices": choices, **totals(results, self.n)}
 

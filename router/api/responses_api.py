@@ -15,8 +15,7 @@ from outrider.wire.session import FinishReason, SessionId
 from router.api import neutral, schema
 from router.api.connection import ServerSentEvent
 from router.api.fields import checked_text, json_type, refused, shown
-from router.api.generate import Result
-from router.api.logprobs import Scored
+from router.api.generate import Details, Result
 from router.api.position import Position, event_id
 from router.api.responses import Json, totals
 from router.api.stream import Items, to_json
@@ -126,9 +125,7 @@ class ResponseTelling:
     from_start = True  # the last events tell the whole text once more
     _sequence: int = field(default=0, init=False)
 
-    def whole(
-        self, texts: Sequence[str], results: Sequence[Result], scored: Sequence[Sequence[Scored]]
-    ) -> Json:
+    def whole(self, texts: Sequence[str], results: Sequence[Result], details: Sequence[Details]) -> Json:
         (text,), (result,) = texts, results
         return self._ended(text, result)
 

@@ -259,6 +259,9 @@ class GenerationFields(SharedFields):
         Field(default_factory=dict, description="By token id: added to its logit.")
     )
     ignore_eos: bool = Field(default=False, description="Go on past the end of the text.")
+    return_speculation: bool = Field(
+        default=False, description="Say where each token came from: of which draft, or the target's own."
+    )
     stream_options: StreamOptions = StreamOptions()
     response_format: Annotated[
         Structure | None,

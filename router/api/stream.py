@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 from outrider.errors import OutriderError
 from router.api.connection import ServerSentEvent
-from router.api.generate import Chunk, Result
+from router.api.generate import Chunk, Details, Result
 from router.api.position import event_id
 from router.api.responses import Envelope, Json, totals, usage
 from router.metrics import Metrics
@@ -66,8 +66,9 @@ async def events(
                 elif item.position > has:
                     end = shape.delta(index, item.text or None, item.finish_reason.openai)
                     yield chunk(index, end, item.usage.completion_tokens)
-            elif item.text or item.scored:
-                yield chunk(index, shape.delta(index, item.text, None, item.scored), item.position)
+            elif item.text or item.scored or item.step is not None:
+                told = shape.delta(index, item.text, None, Details.of(item))
+                yield chunk(index, told, item.position)
     if include_usage:
         # Without an id: who has all chunks, but not the end of the stream, gets it again.
         told = totals((results[index] for index in sorted(results)), envelope.n)

@@ -9,8 +9,7 @@ from typing import Protocol
 from outrider.errors import OutriderError
 from router.api import messages, responses_api
 from router.api.connection import ServerSentEvent
-from router.api.generate import Result
-from router.api.logprobs import Scored
+from router.api.generate import Details, Result
 from router.api.messages import MessageTelling
 from router.api.position import Position
 from router.api.record import Record
@@ -28,11 +27,8 @@ class Telling(Protocol):
         """True if a stream that is resumed is gone through from its first token."""
         ...
 
-    def whole(
-        self, texts: Sequence[str], results: Sequence[Result], scored: Sequence[Sequence[Scored]]
-    ) -> Json:
-        """Returns the whole answer, of each session's text and result, and of its tokens where a
-        request asked for log-probabilities."""
+    def whole(self, texts: Sequence[str], results: Sequence[Result], details: Sequence[Details]) -> Json:
+        """Returns the whole answer, of each session's text, result, and what is told of its tokens."""
         ...
 
     def events(self, items: Items, after: Position | None) -> AsyncGenerator[ServerSentEvent, None]:
@@ -53,10 +49,8 @@ class ChunkTelling:
     prompt_tokens: Sequence[int]
     from_start = False
 
-    def whole(
-        self, texts: Sequence[str], results: Sequence[Result], scored: Sequence[Sequence[Scored]]
-    ) -> Json:
-        return self.envelope.whole(texts, results, scored)
+    def whole(self, texts: Sequence[str], results: Sequence[Result], details: Sequence[Details]) -> Json:
+        return self.envelope.whole(texts, results, details)
 
     def events(self, items: Items, after: Position | None) -> AsyncGenerator[ServerSentEvent, None]:
         return events(

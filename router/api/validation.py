@@ -89,7 +89,13 @@ def prepare(body: Body, model: ServedModel, draw_below: DrawBelow) -> Generation
                 GenerationRequest(
                     model=model.name,
                     params=SessionParams(
-                        prompt, own, max_tokens, stop_token_ids, logprobs=logprobs, grammar=grammar
+                        prompt,
+                        own,
+                        max_tokens,
+                        stop_token_ids,
+                        logprobs=logprobs,
+                        grammar=grammar,
+                        guesses=body.return_speculation,
                     ),
                     num_speculative_tokens=body.num_speculative_tokens,
                     fingerprint=model.fingerprint,

@@ -193,6 +193,8 @@ def test_the_banner_holds_both_lines_whole() -> None:
     assert {curl_line("http://h:1", "m", chat=True), python_line("http://h:1", "m", chat=True)} < set(asking)
     assert "Outrider is ready: http://h:1  (model some'model; gRPC h:2)" in lines
     assert "Ctrl-C stops." in lines
+    told = "Open that address in a browser, or ask it:"
+    assert told in banner("http://h:1", "h:2", "m", page=True) and told not in text
 
 
 def test_statistics_without_drafts() -> None:

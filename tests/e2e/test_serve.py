@@ -225,3 +225,26 @@ def test_an_answer_can_be_replayed_with_the_seed_that_it_names(serve: Serve) -> 
     ).json()
     assert again["choices"] == first["choices"]
     assert other["seed"] != first["seed"]
+
+
+def test_the_page_and_the_live_service_that_it_shows(serve: Serve, eventually: Eventually) -> None:
+    page = httpx.get(serve.url, trust_env=False)
+    assert page.status_code == 200 and "script-src 'self'" in page.headers["content-security-policy"]
+    asked = {"prompt": "def area(", "max_tokens": 30, "ignore_eos": True, "return_speculation": True}
+    answer = httpx.post(serve.url + "/v1/completions", json=asked, trust_env=False, timeout=60).json()
+    steps = answer["choices"][0]["speculation"]["steps"]
+    assert sum(len(step["tokens"]) for step in steps) == answer["usage"]["completion_tokens"] == 30
+    told: list[dict[str, object]] = []
+
+    def shown() -> bool:
+        """Whether one worker of each role is there: another test may just have killed one."""
+        with httpx.stream("GET", serve.url + "/v1/live", trust_env=False, timeout=60) as live:
+            assert live.headers["content-type"].startswith("text/event-stream")
+            line = next(line for line in live.iter_lines() if line.startswith("data: "))
+        told.append(json.loads(line[6:]))
+        workers = told[-1]["service"]
+        assert isinstance(workers, dict)
+        return bool(workers["verifiers"] and workers["drafters"] and workers["positions"])
+
+    eventually(shown, "the live service has a verifier, a drafter and drafts")
+    assert "def area" not in json.dumps(told)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from outrider.sampling.params import SamplingParams
+from outrider.wire.guesses import Guess
 from outrider.wire.logprobs import Logprob
 from outrider.wire.session import FinishReason, SessionId, SessionParams
+from outrider.wire.verifier_sessions import Committed
 from router.requests import GenerationRequest, TokensCommitted
 from router.transcript import Transcript
 from tests.router.asking import request
@@ -107,3 +109,28 @@ def test_log_probabilities_are_told_if_they_were_asked_for_and_only_then() -> No
     asked.add(TokensCommitted((5,), 0, 0, logprobs=sound[:1]))
     again = Transcript.from_log(SessionId(bytes(16)), b"".join(asked.records(0)))
     assert [step.logprobs for step in again.known()] == [sound, sound[:1]]
+
+
+def test_guesses_are_told_if_they_were_asked_for_and_only_then() -> None:
+    sound = (Guess(3, 0.5, "d"), Guess(4, 1.0, ""), Guess(9, 0.0, "d"))
+
+    def step(guesses: tuple[Guess, ...], tokens: tuple[int, ...] = (3, 4, 5)) -> Committed:
+        return Committed(bytes(16), 1, 2, tokens, 2, 3, guesses=guesses)
+
+    def made(asked: bool) -> Transcript:
+        params = SessionParams((1, 2), SamplingParams(), 9, guesses=asked)
+        return Transcript(GenerationRequest("m", params, session_id=ID, fingerprint="f"))
+
+    asked = made(True)
+    assert asked.guessed_as_asked(step(sound), 199) and asked.guessed_as_asked(step(()), 199)
+    for index, odd in ((0, Guess(4, 0.5, "d")), (2, Guess(199, 0.5, "d")), (2, Guess(9, float("nan"), "d"))):
+        assert not asked.guessed_as_asked(step((*sound[:index], odd, *sound[index + 1 :])), 199)
+    for odd in (Guess(9, 1.5, "d"), Guess(9, 0.5, "d" * 257)):
+        assert not asked.guessed_as_asked(step((*sound[:2], odd)), 199)
+    assert not asked.guessed_as_asked(step(sound[:2]), 199)
+    assert made(False).guessed_as_asked(step(()), 199) and not made(False).guessed_as_asked(step(sound), 199)
+    asked.add(TokensCommitted((3, 4, 5), 2, 3, guesses=sound, seconds=0.5))
+    asked.add(TokensCommitted((6,), 0, 0, seconds=0.75))
+    assert [(step.guesses, step.seconds) for step in asked.known()] == [(sound, 0.5), ((), 0.75)]
+    again = Transcript.from_log(ID, b"".join(asked.records(0)))
+    assert [(step.guesses, step.seconds) for step in again.known()] == [(sound, None), ((), None)]

@@ -179,3 +179,19 @@ async def test_two_drafters_at_two_seats_hear_the_same_commits_and_the_text_is_t
     finally:
         for task in drafting:
             task.cancel()
+
+
+def test_what_stood_when_another_drafter_came_was_said_by_the_former_one() -> None:
+    spec = SessionSpec(b"s" * 16, SessionParams((1, 2, 3), SamplingParams(), 50, guesses=True), (), 100, ONE)
+    running = Running(Session(spec, 4), None)
+    running.table.blocks, running.table.length = [0], 2
+    (seat,) = running.seats
+    seat.take(DrafterPeer("a at h", lambda: 0.0, worker_id="a"), 0, right(ONE, 0))
+    seat.offer(3, [10, 11], (), bytes([255, 127]), 0.1)
+    seat.take(DrafterPeer("b at h", lambda: 0.0, worker_id="b"), 1, right(ONE, 1))
+    seat.offer(3, [10, 11, 12], (), bytes([255, 127, 63]), 0.2)
+    path, _ = running.path()
+    said = {seat: running.session.tree.said[seat][: len(path)]}
+    outcome = running.settle(Part(running, 2, 1, path, said, True), [10, 11, 13, 14], 0.3)
+    assert [(one.token, one.drafter) for one in outcome.guesses] == [(10, "a"), (11, "a"), (12, "b")]
+    assert [round(one.chance, 2) for one in outcome.guesses] == [1.0, 0.5, 0.5]

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 from outrider.net.heartbeat import IDLE_HEARTBEATS
 from outrider.sampling.params import SamplingParams
+from outrider.wire.guesses import Guess
 from outrider.wire.load import DrafterLoad, VerifierLoad
 from outrider.wire.logprobs import Logprob
 from outrider.wire.session import SessionParams
 from verifier.router_peer import RouterPeer
 from verifier.running import Running
-from verifier.session import Session, SessionSpec
+from verifier.session import Outcome, Session, SessionSpec
 
 LOAD = VerifierLoad(running=3, kv_usage=0.5)
 
@@ -67,3 +68,18 @@ async def test_a_router_that_takes_a_session_over_hears_the_log_probabilities_th
     peer.adopted(running, 1, None)
     (missed,) = (await anext(peer.events())).committed
     assert (list(missed.tokens), missed.logprobs) == ([6], (Logprob(-2.0),))
+
+
+async def test_a_router_that_takes_a_session_over_hears_each_step_that_it_missed_with_its_guesses() -> None:
+    params = SessionParams((1, 2), SamplingParams(), 9, guesses=True)
+    running = Running(Session(SessionSpec(bytes(16), params, (), 199, b""), 4), None)
+    for base, tokens in ((2, (3,)), (3, (5, 6)), (5, (7,))):
+        guesses = (Guess(5, 0.5, "d"),) if base == 3 else ()
+        running.told.append(Outcome(base, tokens, len(guesses), len(guesses), None, guesses=guesses))
+        running.session.log += tokens
+    peer = RouterPeer(LOAD)
+    running.adopted(SessionSpec(bytes(16), params, (3,), 199, b""))
+    peer.adopted(running, 1, None)
+    first, second = (await anext(peer.events())).committed
+    assert (first.base, first.tokens, first.accepted, first.guesses) == (3, (5, 6), 1, (Guess(5, 0.5, "d"),))
+    assert (second.base, second.tokens, second.guesses) == (5, (7,), ())

@@ -7,6 +7,7 @@ import pytest
 from outrider.errors import InvalidRequest
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import session_pb2
+from outrider.wire.guesses import Guess
 from outrider.wire.logprobs import Logprob
 from outrider.wire.session import FinishReason, SessionParams
 from outrider.wire.session_log import (
@@ -35,9 +36,10 @@ STEPS = [
         3,
         "float32-1",
         (Logprob(-0.5, ((7, -0.25), (0, -0.5))), Logprob(-2.0, ((5, 0.0), (9, -3.0)))),
+        (Guess(0, 0.5, "a"), Guess(2**31, 1.0, ""), Guess(1, 0.0, "ö"), Guess(1, 0.25, "a")),
     ),
-    ((7,), 0, 0, 0, "", (Logprob(-1.5),)),
-    ((2**31, 8, 9), 2, 2, 0, "int8-2", ()),
+    ((7,), 0, 0, 0, "", (Logprob(-1.5),), ()),
+    ((2**31, 8, 9), 2, 2, 0, "int8-2", (), ()),
 ]
 
 

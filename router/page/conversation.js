@@ -1,0 +1,69 @@
+// The answers of a conversation, or of single prompts, one under the other.
+
+import { Answer } from "./answer.js";
+import { element, showFigures } from "./figures.js";
+import { showLegend } from "./tokens.js";
+
+const part = (id) => document.getElementById(id);
+
+export class Conversation {
+  constructor() {
+    this.turns = []; // of a chat
+    this.last = null; // request
+  }
+
+  get empty() {
+    return !part("turns").childElementCount;
+  }
+
+  clear() {
+    this.turns = [];
+    this.last = null;
+    part("turns").replaceChildren();
+    part("empty").hidden = false;
+    part("about").hidden = true;
+  }
+
+  /** Asks; `again(request)` is called where somebody wants the same once more. */
+  send(request, again) {
+    const chat = "messages" in request.body;
+    const text = chat ? request.body.messages.at(-1).content : request.body.prompt;
+    const figures = element("p", "figures");
+    const place = element("div", "answer");
+    place.setAttribute("aria-label", "Answer");
+    const turn = element("article", chat ? "turn" : "turn code", element("p", "asked", text), place, figures);
+    if (!chat) part("turns").replaceChildren();
+    part("turns").append(turn);
+    part("empty").hidden = true;
+    if (chat && request.text === undefined) part("prompt").value = "";
+    const answer = new Answer(place, (told) => {
+      showFigures(figures, told);
+      if (told.tokens.known.length) {
+        part("about").hidden = false;
+        showLegend(part("legend"), told.tokens);
+      }
+    });
+    return { stop: () => answer.stop(), done: this.#run(answer, request, chat, { turn, figures }, again) };
+  }
+
+  async #run(answer, request, chat, { turn, figures }, again) {
+    this.last = request;
+    try {
+      await answer.run(request);
+    } finally {
+      if (!answer.seed) turn.remove();
+      part("empty").hidden = !this.empty;
+    }
+    if (!answer.seed) return;
+    const same = { ...request, seed: answer.seed, text: answer.text };
+    this.last = same;
+    const replay = element("button", "quiet", "Replay");
+    replay.type = "button";
+    replay.addEventListener("click", () => again(same));
+    figures.append(element("span", "", "seed ", element("b", "", answer.seed)), replay);
+    if (request.text !== undefined && answer.reason !== "stopped") {
+      figures.append(element("span", "", answer.text === request.text ? "the same text" : "another text"));
+    }
+    if (chat) this.turns = [...request.body.messages, { role: "assistant", content: answer.text }];
+  }
+}

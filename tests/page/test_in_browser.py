@@ -1,0 +1,212 @@
+"""What a user does on the page, and what it shows of that."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.page.conftest import PHONE, Open, Service, keep
+
+pytestmark = pytest.mark.process
+
+PROMPT = "def walk(folder):\n    "
+
+
+def ask(page: Any, prompt: str = PROMPT, **fields: str) -> None:
+    """Fills in the form, and sends it by keyboard."""
+    page.get_by_text("Completion", exact=True).click()
+    page.fill("#prompt", prompt)
+    for name, value in {"max_tokens": "96", "temperature": "0", **fields}.items():
+        page.fill(f"#{name}", value)
+    page.press("#prompt", "Control+Enter")
+
+
+def answered(page: Any) -> None:
+    page.wait_for_selector(".figures >> text=seed")
+
+
+def texts(page: Any) -> list[str]:
+    return [str(text) for text in page.locator(".answer").all_text_contents()]
+
+
+def same_by_http(service: Service, **fields: Any) -> dict[str, Any]:
+    asked = {"prompt": PROMPT, "max_tokens": 96, "temperature": 0, "return_speculation": True, **fields}
+    answer = httpx.post(
+        f"{service.url}/v1/completions", json=asked, headers={"x-api-key": service.key}, timeout=120
+    )
+    told: dict[str, Any] = answer.raise_for_status().json()
+    return told
+
+
+def test_an_answer_streams_in_the_colours_that_the_statistics_tell(open_page: Open, service: Service) -> None:
+    page = open_page()
+    ask(page)
+    page.wait_for_function("document.querySelectorAll('.answer .token').length > 4")
+    answered(page)
+    whole = same_by_http(service)
+    assert texts(page) == [whole["choices"][0]["text"]]
+    kinds = ("accepted", "correction", "bonus", "plain")
+    count = {kind: page.locator(f".answer .{kind}").count() for kind in kinds}
+    assert sum(count.values()) == whole["usage"]["completion_tokens"]
+    assert count["accepted"] > 0 and count["correction"] > 0
+    legend = [int(one) for one in page.locator(".legend b").all_text_contents()]
+    assert sum(legend) == sum(count.values()) and legend[0] == count["accepted"]
+    kept = page.locator(".figures").text_content()
+    assert "tokens a step with drafts" in kept and "of drafts kept" in kept
+    colour = "one => getComputedStyle(one).backgroundColor"
+    shown = [page.locator(f".answer .{kind}").first.evaluate(colour) for kind in ("accepted", "correction")]
+    assert len({*shown, "rgba(0, 0, 0, 0)"}) == 3
+    keep(page, "page")
+
+
+def test_a_token_is_told_of_by_pointer_and_by_keyboard(open_page: Open) -> None:
+    page = open_page()
+    ask(page)
+    answered(page)
+    page.locator(".answer .correction").first.hover()
+    told = page.locator("#detail").text_content()
+    assert "in the place of a wrong guess" in told and "sure" in told and "step" in told
+    page.locator(".answer .accepted").first.click()
+    assert "guessed by a drafter, and kept" in page.locator("#detail").text_content()
+    page.locator(".answer").focus()
+    page.keyboard.press("Home")
+    first = page.locator("#detail").text_content()
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#detail").text_content() != first
+    assert page.locator(".token.chosen").count() == 1
+
+
+def test_stop_and_replay(open_page: Open) -> None:
+    page = open_page()
+    ask(page, max_tokens="400", temperature="1")
+    page.wait_for_selector(".answer .token")
+    page.click("#stop-now")
+    page.wait_for_selector(".figures >> text=stopped")
+    assert page.locator("#stop-now").is_hidden() and page.locator("#send").is_enabled()
+    ask(page, temperature="1")
+    answered(page)
+    (before,) = texts(page)
+    page.click("text=Replay")
+    page.wait_for_selector(".figures >> text=the same text")
+    assert texts(page) == [before]
+
+
+def test_what_is_copied_gives_the_same_text(open_page: Open, service: Service) -> None:
+    page = open_page()
+    ask(page, temperature="1", stop="\\n\\n\\n", seed=str(2**64 - 1))
+    answered(page)
+    (text,) = texts(page)
+    page.click("#copy-python")
+    page.wait_for_selector("text=copied")
+    program = page.evaluate("navigator.clipboard.readText()")
+    assert f"seed={2**64 - 1}" in program
+    environment = {**os.environ, "OUTRIDER_API_KEY": service.key}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == text + "\n"
+    page.click("#copy-curl")
+    page.wait_for_function("navigator.clipboard.readText().then(text => text.startsWith('curl '))")
+    line = page.evaluate("navigator.clipboard.readText()")
+    said = subprocess.run(["sh", "-n"], input=line, capture_output=True, text=True)
+    assert said.returncode == 0 and f'"seed": {2**64 - 1}' in line and service.key not in line
+
+
+def test_side_by_side(open_page: Open) -> None:
+    page = open_page("compare")
+    ask(page)
+    page.wait_for_selector("#verdict >> text=The same text, byte for byte.")
+    drafted, plain = texts(page)
+    assert drafted == plain
+    columns = page.locator(".column")
+    assert columns.nth(0).locator(".accepted").count() > 0
+    assert columns.nth(1).locator(".token").count() == columns.nth(1).locator(".plain").count() > 0
+    assert all(float(clock.removesuffix(" s")) > 0 for clock in page.locator(".clock").all_text_contents())
+    keep(page, "page-side-by-side")
+
+
+def test_the_live_service_and_a_drafter_that_is_killed(open_page: Open, service: Service) -> None:
+    page, other = open_page("live"), open_page("try")
+    page.wait_for_function("document.querySelectorAll('#board tbody tr').length > 3")
+    drafters = page.locator("[aria-label=Drafters] tbody tr")
+    page.wait_for_function("document.querySelectorAll('[aria-label=Drafters] tbody tr').length == 2")
+    ask(other, max_tokens="300", temperature="1")
+    page.wait_for_function(
+        "document.querySelector('[aria-label=\"Your sessions\"] tbody').textContent.includes('drafter')"
+    )
+    keep(page, "page-live")
+    ids = drafters.locator("td:first-child").all_text_contents()
+    service.serve.child("drafter").kill()
+    page.wait_for_function("document.querySelector('.news').textContent.includes('left')")
+    page.wait_for_selector("[aria-label=Drafters] tr.left")
+    assert any(f"{id} left" in page.locator(".news").text_content() for id in ids)
+    page.wait_for_function("document.querySelector('.news').textContent.includes('came')")  # started anew
+    answered(other)
+
+
+def test_it_asks_for_a_key_and_takes_the_right_one(open_page: Open, service: Service) -> None:
+    page = open_page(keyed=False)
+    page.wait_for_selector("#key-dialog[open]")
+    page.fill("#key-value", "wrong")
+    page.press("#key-value", "Enter")
+    page.wait_for_selector("#key-why.wrong >> text=not known here")
+    page.fill("#key-value", service.key)
+    page.press("#key-value", "Enter")
+    page.wait_for_selector("#model option", state="attached")
+    assert page.locator("#key-dialog").is_hidden()
+    ask(page)
+    answered(page)
+    assert page.evaluate("Object.values(localStorage).join()") == "", "a key outlives no tab"
+
+
+def test_a_refusal_is_shown_in_the_service_s_own_words(open_page: Open) -> None:
+    page = open_page()
+    page.get_by_text("Completion", exact=True).click()
+    page.fill("#seed", str(2**64))
+    page.press("#prompt", "Control+Enter")
+    page.wait_for_selector("#trouble >> text=seed must be")
+
+
+@pytest.mark.parametrize("view", ["try", "compare", "live"])
+def test_nothing_is_wider_than_a_phone(open_page: Open, view: str) -> None:
+    page = open_page(view, PHONE)
+    if view == "live":
+        page.wait_for_selector("[aria-label=Verifiers] tbody tr")
+    else:
+        ask(page, max_tokens="32")
+        page.wait_for_selector(".figures >> text=seed" if view == "try" else "#verdict >> text=same text")
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= PHONE[0]
+    keep(page, f"page-phone-{view}")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_serious(open_page: Open, theme: str) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    page = open_page("try", theme=theme)
+    ask(page, max_tokens="48", temperature="1")
+    answered(page)
+    found = [check(page, Axe())]
+    keep(page, f"page-{theme}")
+    page.click("#key")
+    found.append(check(page, Axe()))
+    page.click("#key-cancel")
+    page.goto(page.url.partition("#")[0] + "#compare")
+    page.press("#prompt", "Control+Enter")
+    page.wait_for_selector("#verdict >> text=same text")
+    found.append(check(page, Axe()))
+    page.goto(page.url.partition("#")[0] + "#live")
+    page.wait_for_selector("[aria-label=Verifiers] tbody tr")
+    found.append(check(page, Axe()))
+    assert found == [[], [], [], []]
+
+
+def check(page: Any, axe: Any) -> list[Any]:
+    violations = axe.run(page).response["violations"]
+    serious = [one for one in violations if one["impact"] in ("serious", "critical")]
+    return [(one["id"], [node["html"] for node in one["nodes"]][:3]) for one in serious]
