@@ -16,8 +16,10 @@ from outrider.engine.fusing import fused
 from outrider.engine.gathered_attention import GatheredAttention
 from outrider.engine.group import Alone
 from outrider.engine.kernel_choice import with_kernel
+from outrider.engine.linear_layers import LinearLayers
 from outrider.engine.numerics import numerics
 from outrider.engine.parts import CALLS, GATHERED, LINEARS, RECORDS, Parts, kernels
+from outrider.engine.plain_pass import run_plainly
 from outrider.engine.process_memory import give_back_freed_memory, keep_freed_memory, use_huge_pages
 from outrider.engine.rank_group import RankGroup
 from outrider.engine.ranks import Ranks
@@ -54,7 +56,7 @@ def build_engine(
     linears = LINEARS[parts.linears]
     if linears.keeps_numbers:
         tell("packing weights", 0.6)
-        linears.put_into(model)
+        _put_in(linears, model, ranks)
     tell("checking the engine against it", 0.8)
     if ranks is not None:
         connect(model, joints, ranks)
@@ -67,7 +69,7 @@ def build_engine(
         probe = _with_kernel(probe, expected, parts)
     if not linears.keeps_numbers:
         tell("rounding weights to 8 bits", 0.85)
-        linears.put_into(model)
+        _put_in(linears, model, ranks)
         checked, off = check_rounded(gathering, expected, linears.name)
         tell(f"in 8 bits, logits are {off:.1%} of their size from float32's", 0.9)
     if probe.attention.name != GATHERED:  # whose bits nobody has measured
@@ -95,6 +97,12 @@ def build_engine(
         use_huge_pages()  # which takes some seconds, for as many gigabytes
     tell("ready", 1.0)
     return engine
+
+
+def _put_in(linears: LinearLayers, model: Any, ranks: Ranks | None) -> None:
+    linears.put_into(model)
+    if ranks is None:  # else modules have hooks, at which ranks meet
+        run_plainly(model)
 
 
 def _with_kernel(probe: Engine, expected: Reference, parts: Parts) -> Engine:

@@ -74,10 +74,11 @@ def _batched(
     tokens = query.shape[0] // n
     sharing = how.sharing if filled >= tokens * how.sharing else 1
     heads, rows = how.query_heads // sharing, tokens * sharing
-    query = query.reshape(n, tokens, heads, sharing, how.width).transpose(1, 2)
-    query = query.reshape(n, heads, rows, how.width)
+    per_head = query.view(n, tokens, heads, sharing, how.width).transpose(1, 2)
+    padded = query.new_zeros(n, heads, filled, key.shape[3])
+    padded[:, :, :rows, : how.width].view(per_head.shape).copy_(per_head)
     attended = F.scaled_dot_product_attention(
-        F.pad(query, (0, key.shape[3] - how.width, 0, filled - rows)),
+        padded,
         key,
         value,
         attn_mask=mask,

@@ -1,0 +1,132 @@
+"""The forward pass of the usual decoder in fewer operations: on a CPU each costs its dispatch.
+
+What lies between the products of a layer begins with cold caches, since weights have just passed through
+them: its time is that of the number of operations, and of the Python around them. Models whose layers are a
+norm, attention with rotated queries and keys, a norm and a gated MLP run by the pass below. It rounds as
+their own code does: a trial shows the same bits, or the model's own code stays.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from outrider.engine.activations import PlacelessActivation
+from outrider.engine.attention import RUNNING, LayerAttention, run_model
+from outrider.engine.gathered_attention import BLOCK_SIZE, GatheredAttention
+from outrider.engine.packed import PackedColumns
+from outrider.engine.step_inputs import Work
+
+# Decoder layers of transformers' that are exactly this.
+USUAL = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer")
+PROBED = (1, 2, 33)  # tokens of the steps of a trial
+
+Positions = tuple[torch.Tensor, torch.Tensor]  # [T, 1, D] cosines, and sines with the sign of each half
+
+
+class PlainLayer:
+    """A decoder layer's forward pass."""
+
+    def __init__(self, layer: Any) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        width = attention.head_dim
+        queries, keys = attention.q_proj.out_features // width, attention.k_proj.out_features // width
+        self.index: int = attention.layer_idx
+        self.how = LayerAttention(queries, keys, width, width, None, attention.scaling, None)
+        self.first_norm = layer.input_layernorm.forward
+        self.second_norm = layer.post_attention_layernorm.forward
+        self.query_key_value = attention.q_proj.together.linear.forward
+        self.output = attention.o_proj.forward
+        self.gate_up = mlp.gate_proj.together.linear.forward
+        self.down = mlp.down_proj.forward
+        self.activation = mlp.act_fn.function if isinstance(mlp.act_fn, PlacelessActivation) else mlp.act_fn
+
+    def __call__(self, x: torch.Tensor, positions: Positions) -> torch.Tensor:
+        """x [T, H] is left as it is."""
+        x = self.output(self._attended(self.first_norm(x), positions)).add_(x)
+        gate, up = self.gate_up(self.second_norm(x)).chunk(2, -1)
+        found: torch.Tensor = self.down(self.activation(gate).mul_(up)).add_(x)
+        return found
+
+    def _attended(self, x: torch.Tensor, positions: Positions) -> torch.Tensor:
+        how, (cosines, sines) = self.how, positions
+        heads = self.query_key_value(x).view(x.shape[0], -1, how.width)  # [T, Hq + 2 Hkv, D]
+        turned = heads[:, : how.query_heads + how.key_heads]
+        turned = (turned * cosines).add_(turned.roll(how.width // 2, -1).mul_(sines)).transpose(0, 1)
+        step = RUNNING.get()
+        step.layers[self.index] = how
+        attended = step.attention.attend(
+            self.index,
+            turned[: how.query_heads],
+            turned[how.query_heads :],
+            heads[:, how.query_heads + how.key_heads :].transpose(0, 1),
+            step.inputs,
+            how,
+        )
+        return attended.reshape(x.shape[0], -1)
+
+
+class PlainPass:
+    """A whole model's forward pass."""
+
+    def __init__(self, model: Any) -> None:
+        decoder = model.base_model
+        self.embedding, self.rotary = decoder.embed_tokens, decoder.rotary_emb
+        self.layers = list(decoder.layers)
+        self.norm, self.head = decoder.norm, model.get_output_embeddings()
+        width = self.layers[0].self_attn.head_dim
+        self.signs = torch.ones(width)
+        self.signs[: width // 2] = -1
+
+    def __call__(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, logits_to_keep: torch.Tensor, **_: object
+    ) -> CausalLMOutputWithPast:
+        x = self.embedding(input_ids)
+        cosines, sines = self.rotary(x, position_ids)
+        positions = cosines[0, :, None], (sines[0] * self.signs)[:, None]
+        x = x[0]
+        for layer in self.layers:
+            x = layer(x, positions)
+        return CausalLMOutputWithPast(logits=self.head(self.norm(x)[logits_to_keep])[None])
+
+
+def run_plainly(model: Any) -> bool:
+    """Lets a packed model run by this pass, if it is of the usual kind and gets the same bits by it; returns
+    whether."""
+    if not _usual(model):
+        return False
+    attention = GatheredAttention.on(model, -(-sum(PROBED) // BLOCK_SIZE))
+    own = _trial(model, attention), dict(attention.layers)
+    model.forward = PlainPass(model)
+    for layer in model.base_model.layers:
+        layer.forward = PlainLayer(layer)
+    plain = _trial(model, attention), dict(attention.layers)
+    if own[1] == plain[1] and all(map(torch.equal, own[0], plain[0])):
+        return True
+    for module in (model, *model.base_model.layers):
+        del module.forward
+    return False
+
+
+def _usual(model: Any) -> bool:
+    decoder = model.base_model
+    names = {name for name, _ in decoder.named_children()}
+    return names == {"embed_tokens", "layers", "norm", "rotary_emb"} and all(
+        type(layer).__name__ in USUAL
+        and isinstance(layer.self_attn.q_proj, PackedColumns)
+        and isinstance(layer.mlp.gate_proj, PackedColumns)
+        for layer in decoder.layers
+    )
+
+
+def _trial(model: Any, attention: GatheredAttention) -> list[torch.Tensor]:
+    """Returns the logits of some tokens, read in a few steps."""
+    generator, start, found = torch.Generator().manual_seed(8), 0, []
+    for count in PROBED:
+        tokens = torch.randint(model.config.get_text_config().vocab_size, (count,), generator=generator)
+        work = Work(range(attention.pools.num_blocks), start, tokens.tolist(), count)
+        found.append(run_model(model, attention, attention.prepare([work])))
+        start += count
+    return found
