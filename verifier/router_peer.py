@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from outrider.errors import OutriderError
@@ -13,6 +13,11 @@ from outrider.wire.session import FinishReason
 from outrider.wire.verifier_sessions import Committed, DrafterCutOff, Failed, Finished, VerifierEvents
 from verifier.session import Outcome
 from verifier.stepper import Running
+
+STEP_TOKENS = 4096  # that a router hears at once of what it has missed of a session
+MESSAGE_NUMBERS = 2**20  # of a message, at most 5 bytes each: what it may have is codec.MAX_BYTES
+STEP_NUMBERS = 16  # that the rest of a step is as large as
+GUESS_NUMBERS = 64  # that a guess is as large as, with its drafter's name
 
 
 class RouterPeer:
@@ -48,8 +53,16 @@ class RouterPeer:
             if spec.params.guesses:
                 missed = [one for one in running.told if one.base + len(one.tokens) > known]
             else:
-                logprobs = tuple(running.logprobs[known - len(log) :])
-                missed = [Outcome(known, tuple(log[known:]), 0, 0, None, logprobs)]
+                scored = running.logprobs[known - len(log) :]
+                missed = [
+                    Outcome(
+                        known + start,
+                        tuple(log[known + start :][:STEP_TOKENS]),
+                        *(0, 0, None),
+                        tuple(scored[start : start + STEP_TOKENS]),
+                    )
+                    for start in range(0, len(log) - known, STEP_TOKENS)
+                ]
             self._events.committed.extend(
                 _committed(running, opening, one, 0 if index else cached) for index, one in enumerate(missed)
             )
@@ -96,8 +109,8 @@ class RouterPeer:
         self._ready.set()
 
     async def events(self) -> AsyncIterator[VerifierEvents]:
-        """Yields one message whenever there is something to tell; a slow reader gets fewer, larger ones.
-        Raises why the stream was ended."""
+        """Yields a message whenever there is something to tell, or several if it is much; a slow reader gets
+        fewer, larger ones. Raises why the stream was ended."""
         parting = False
         while not parting:
             await self._ready.wait()
@@ -109,7 +122,25 @@ class RouterPeer:
             parting = self._parting
             events, self._events = self._events, VerifierEvents()
             dropped, self._untold_dropped = self._untold_dropped, {}
-            yield replace(events, load=self._load, dropped=dropped)
+            *pages, last = _pages(events.committed)
+            for page in pages:
+                yield VerifierEvents(committed=page, load=self._load)
+            yield replace(events, committed=last, load=self._load, dropped=dropped)
+
+
+def _pages(steps: Sequence[Committed]) -> Iterator[list[Committed]]:
+    """Returns the steps, in their order, in lists that each fit into a message; the last may be empty."""
+    page: list[Committed] = []
+    numbers = 0
+    for step in steps:
+        scored = len(step.logprobs) * (1 + 2 * len(step.logprobs[0].top)) if step.logprobs else 0
+        more = STEP_NUMBERS + len(step.tokens) + scored + GUESS_NUMBERS * len(step.guesses)
+        if page and numbers + more > MESSAGE_NUMBERS:
+            yield page
+            page, numbers = [], 0
+        page.append(step)
+        numbers += more
+    yield page
 
 
 def _committed(running: Running, opening: int, outcome: Outcome, cached_prompt_tokens: int) -> Committed:

@@ -149,7 +149,7 @@ class Routers:
             former.peer.failed(session_id, former.number, why)
         elif running is None:
             return False
-        if running is None or not running.session.continues(spec):
+        if running is None or not running.continues(spec):
             self._close(session_id, over=False)
             return False
         self._orphans.forget(session_id)

@@ -54,6 +54,16 @@ class Running:
         self.session.spec = spec
         self.orphaned = False
 
+    def continues(self, spec: SessionSpec) -> bool:
+        """Returns whether a router that opens a session so can have this one: it is what the other asks for,
+        and what is told with tokens is known of all that the router has missed. Of those that were committed
+        elsewhere it is not."""
+        known = len(spec.params.prompt) + len(spec.output)
+        missed = len(self.session.log) - known
+        scored = spec.params.logprobs is None or missed <= len(self.logprobs)
+        guessed = not spec.params.guesses or missed <= 0 or (bool(self.told) and self.told[0].base <= known)
+        return scored and guessed and self.session.continues(spec)
+
     @property
     def drafted(self) -> bool:
         """Returns whether anybody drafts for it."""

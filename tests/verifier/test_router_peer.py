@@ -6,8 +6,9 @@ from outrider.net.heartbeat import IDLE_HEARTBEATS
 from outrider.sampling.params import SamplingParams
 from outrider.wire.guesses import Guess
 from outrider.wire.load import DrafterLoad, VerifierLoad
-from outrider.wire.logprobs import Logprob
-from outrider.wire.session import SessionParams
+from outrider.wire.logprobs import MAX_TOP_LOGPROBS, Logprob
+from outrider.wire.session import FinishReason, SessionParams
+from outrider.wire.verifier_sessions import EVENTS
 from verifier.router_peer import RouterPeer
 from verifier.running import Running
 from verifier.session import Outcome, Session, SessionSpec
@@ -83,3 +84,44 @@ async def test_a_router_that_takes_a_session_over_hears_each_step_that_it_missed
     first, second = (await anext(peer.events())).committed
     assert (first.base, first.tokens, first.accepted, first.guesses) == (3, (5, 6), 1, (Guess(5, 0.5, "d"),))
     assert (second.base, second.tokens, second.guesses) == (5, (7,), ())
+
+
+def test_who_knows_less_than_the_log_probabilities_here_begin_with_gets_a_session_of_its_own() -> None:
+    """The tokens before were committed at another verifier, and this one knows no log-probabilities of them:
+    what it told would be taken for a lie."""
+    params = SessionParams((1, 2), SamplingParams(), 9, logprobs=0)
+    running = Running(Session(SessionSpec(bytes(16), params, (3, 4), 199, b""), 4), None)
+    running.session.log += [5, 6]
+    running.logprobs += [Logprob(-1.0), Logprob(-2.0)]
+    for output, continues in (((3, 4, 5), True), ((3, 4), True), ((3,), False), ((), False)):
+        assert running.continues(SessionSpec(bytes(16), params, output, 199, b"")) is continues
+    running.told = [Outcome(4, (5,), 0, 0, None), Outcome(5, (6,), 0, 0, None)]
+    guessed = replace(params, logprobs=None, guesses=True)
+    running.session.spec = SessionSpec(bytes(16), guessed, (3, 4), 199, b"")
+    for output, continues in (((3, 4, 5), True), ((3, 4), True), ((3,), False), ((), False)):
+        assert running.continues(SessionSpec(bytes(16), guessed, output, 199, b"")) is continues
+    plain = replace(params, logprobs=None)
+    running.session.spec = SessionSpec(bytes(16), plain, (3, 4), 199, b"")
+    assert running.continues(SessionSpec(bytes(16), plain, (3,), 199, b""))
+
+
+async def test_what_does_not_fit_into_a_message_comes_in_several() -> None:
+    count = 100_000  # with their likeliest tokens: some 18 MB, where a message may have 16 MiB
+    one = Logprob(-1.0, tuple((2**31, -1.0) for _ in range(MAX_TOP_LOGPROBS)))
+    params = SessionParams((1, 2), SamplingParams(), count, logprobs=MAX_TOP_LOGPROBS)
+    running = Running(Session(SessionSpec(bytes(16), params, (), 199, b""), 4), None)
+    running.session.log += list(range(count))
+    running.logprobs += [one] * count
+    peer = RouterPeer(LOAD)
+    peer.adopted(running, 1, FinishReason.LENGTH)
+    tokens: list[int] = []
+    scored = 0
+    async for events in peer.events():
+        assert len(EVENTS.to_bytes(events)) <= EVENTS.max_bytes
+        for step in events.committed:
+            assert step.base == 2 + len(tokens) and len(step.logprobs) == len(step.tokens)
+            tokens += step.tokens
+            scored += len(step.logprobs)
+        if events.finished:
+            break
+    assert tokens == list(range(count)) and scored == count
