@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from outrider.engine.gguf_header import MAGIC, check_header
 from outrider.engine.hub import fetch
 from outrider.errors import StartupError
 from outrider.options.model_id import GGUF
@@ -18,7 +21,6 @@ from outrider.options.model_id import GGUF
 MOST_LAYERS = 4096
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-MAGIC = b"GGUF"
 PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 OTHERS = {  # what cannot be read, by a file that it has, and what to do
     "adapter_config.json": "holds an adapter, not a model: merge it into its base (peft's merge_and_unload)",
@@ -115,6 +117,30 @@ def config_text(folder: Path) -> bytes:
     return file.read_bytes()
 
 
+@contextmanager
+def unchanged(checkpoint: Checkpoint) -> Iterator[None]:
+    """Raises StartupError if the files are others at the end: then the model would not be what the
+    fingerprint says."""
+
+    def stamps() -> list[tuple[int, ...]]:
+        found = [file.stat() for file in _files(checkpoint)]
+        return [(one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns) for one in found]
+
+    before = stamps()
+    yield
+    try:
+        same = stamps() == before
+    except OSError:
+        same = False
+    if not same:
+        raise StartupError(f"{checkpoint} was changed while it was read; start again when it is complete")
+
+
+def _files(checkpoint: Checkpoint) -> list[Path]:
+    folder = checkpoint.folder
+    return [folder / checkpoint.gguf] if checkpoint.gguf else [folder / "config.json", *weight_files(folder)]
+
+
 def fingerprint(checkpoint: Checkpoint) -> str:
     """Returns a hex digest of the configuration and of the weights, their names and shapes included."""
     if checkpoint.gguf is not None:
@@ -144,9 +170,7 @@ def _gguf(file: Path) -> Checkpoint:
         raise StartupError(
             f"{file} is one part of a model; join the parts (llama-gguf-split --merge), and give that file"
         )
-    with file.open("rb") as content:
-        if content.read(len(MAGIC)) != MAGIC:
-            raise StartupError(f"{file} is damaged, or no GGUF file; fetch it again")
+    check_header(file)
     return Checkpoint(file.parent, file.name)
 
 

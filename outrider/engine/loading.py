@@ -15,12 +15,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from outrider.engine.assembly import build_engine
-from outrider.engine.checkpoint import Checkpoint, fingerprint, locate, look_over
+from outrider.engine.checkpoint import Checkpoint, fingerprint, locate, look_over, unchanged
 from outrider.engine.draft_vocabulary import read, reduce_output
 from outrider.engine.engine import Engine
 from outrider.engine.gguf_file import complete, parsed_once, unused
 from outrider.engine.linear_layers import Int8
 from outrider.engine.parts import Parts, check_parts, usual
+from outrider.engine.process_memory import leave_files
 from outrider.engine.quantized import exact_here
 from outrider.engine.quantized_checkpoint import prepare
 from outrider.engine.ranks import Ranks, of_the_group
@@ -84,7 +85,7 @@ def load_engine(
     tell("looking over the checkpoint", 0.0)
     checkpoint = locate(path_or_id)
     look_over(checkpoint)
-    with parsed_once(checkpoint):
+    with parsed_once(checkpoint), unchanged(checkpoint):
         config = _config(checkpoint)
         quantized = prepare(config, checkpoint, target)
         digest = fingerprint(checkpoint) if ranks is None or ranks.leads else ""
@@ -214,6 +215,7 @@ def _model(
     _all_used(checkpoint, type(model).__name__, report)
     if not {"distributed_config", "device_map"} & told.keys():  # otherwise it is there
         model = model.to(device)
+    leave_files(tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.device.type == "cpu")
     return model.eval().requires_grad_(False)
 
 

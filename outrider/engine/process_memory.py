@@ -8,8 +8,12 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 HUGE = 2**21  # bytes, on x86-64 and most others
 MADV_COLLAPSE = 25  # Linux 6.1 and later; gathers what is there, whatever the system does for new memory
@@ -48,10 +52,35 @@ def use_huge_pages() -> None:
         madvise(start, end - start, MADV_COLLAPSE)  # refused for stacks and the like, and by older systems
 
 
+def leave_files(tensors: Iterable[torch.Tensor]) -> None:
+    """Copies those that lie in a file's pages into memory of the process's own.
+
+    safetensors maps its file. Who overwrites that would change the weights of a model that runs, without a
+    word, and who cuts it short would end its process (SIGBUS)."""
+    files = list(_file_stretches())
+    for tensor in tensors:
+        own = getattr(tensor, "_local_tensor", tensor)  # of a rank, where a model is divided
+        if any(start <= own.data_ptr() < end for start, end in files):
+            own.data = own.data.clone()
+
+
+def _file_stretches() -> Iterator[tuple[int, int]]:
+    """Addresses of memory that a file lies behind; all there are, where the system does not tell."""
+    try:
+        lines = _lines()
+    except OSError:
+        lines = [f"0-{sys.maxsize:x} rw-p 0 0 1 all"]
+    for line in lines:
+        addresses, _, _, _, inode, *_ = line.split(maxsplit=5)
+        if inode != "0":
+            start, end = (int(address, 16) for address in addresses.split("-"))
+            yield start, end
+
+
 def _own_stretches() -> Iterator[tuple[int, int]]:
     """Addresses of writable memory that no file lies behind, in whole huge pages."""
     try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
+        lines = _lines()
     except OSError:
         return
     for line in lines:
@@ -60,3 +89,7 @@ def _own_stretches() -> Iterator[tuple[int, int]]:
         start, end = -(-start // HUGE) * HUGE, end // HUGE * HUGE
         if rights == "rw-p" and inode == "0" and name in ([], ["[heap]"]) and start < end:
             yield start, end
+
+
+def _lines() -> list[str]:
+    return Path("/proc/self/maps").read_text().splitlines()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -144,7 +145,51 @@ def test_gguf_files_that_cannot_be_read(checkpoint: Callable[..., Path], tmp_pat
     (tmp_path / "b.gguf").write_bytes(b"<html>")
     assert "is damaged, or no GGUF file" in refusal(tmp_path / "b.gguf")
     (tmp_path / "b.gguf").write_bytes(whole.read_bytes()[:3000])
-    assert "b.gguf" in refusal(tmp_path / "b.gguf")
+    assert "b.gguf is damaged" in refusal(tmp_path / "b.gguf")
+    (tmp_path / "b.gguf").write_bytes(whole.read_bytes()[:-40])
+    assert "it is cut short: a tensor reaches beyond its end" in refusal(tmp_path / "b.gguf")
+
+
+def header(tensors: int = 0, fields: int = 0, rest: bytes = b"", version: int = 3) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", version, tensors, fields) + rest
+
+
+def field(kind: int, value: bytes) -> bytes:
+    return struct.pack("<Q1sI", 1, b"a", kind) + value
+
+
+def tensor(elements: int, dimensions: int = 1, kind: int = 0, offset: int = 0) -> bytes:
+    sizes = struct.pack("<Q", elements) * min(dimensions, 9)
+    return struct.pack("<Q1sI", 1, b"a", dimensions) + sizes + struct.pack("<IQ", kind, offset)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (header(version=1), "its version is 1, not 2 or 3"),
+        (header(tensors=2**60), "tells of 0 fields and 1152921504606846976 tensors"),
+        (header(fields=2**60), "tells of 1152921504606846976 fields"),
+        (header(fields=9), "it ends amid its header"),
+        (header(fields=1, rest=field(8, struct.pack("<Q", 2**40))), "a text has 1099511627776 bytes"),
+        (header(fields=1, rest=field(8, struct.pack("<Q", 100))), "it ends amid its header"),
+        (header(fields=1, rest=field(9, struct.pack("<IQ", 4, 2**50))), "its lists have more than"),
+        (header(fields=1, rest=field(9, struct.pack("<IQ", 4, 2**20))), "it ends amid its header"),
+        (header(fields=1, rest=field(9, struct.pack("<IQ", 8, 2**20))), "it ends amid its header"),
+        (header(fields=1, rest=field(9, struct.pack("<IQ", 9, 1)) * 9), "a list is of elements of type 9"),
+        (header(fields=1, rest=field(99, b"")), "a field is of an unknown type, 99"),
+        (header(tensors=1, rest=tensor(4, kind=999)), "the tensor a is of an unknown type, 999"),
+        (header(tensors=1, rest=tensor(1, dimensions=2**31)), "the tensor a has 2147483648 dimensions"),
+        (header(tensors=1, rest=tensor(2**63, dimensions=4)), "a tensor reaches beyond its end"),
+        (header(tensors=1, rest=tensor(1, offset=2**63)), "a tensor reaches beyond its end"),
+        (header(tensors=1, rest=tensor(2**61)), "a tensor reaches beyond its end"),  # bytes: 2**63
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_gguf_file_that_tells_of_what_it_does_not_hold_is_refused_at_once(
+    content: bytes, why: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.gguf").write_bytes(content)
+    assert why in refusal(tmp_path / "a.gguf")
 
 
 @pytest.mark.parametrize(
@@ -271,7 +316,7 @@ def test_the_hub_is_asked_for_what_the_id_says(
 
     monkeypatch.setattr(hub, "snapshot_download", download)
     for name in ("x.Q4_0.gguf", "x.Q8_0.gguf"):
-        (tmp_path / name).write_bytes(b"GGUF")
+        (tmp_path / name).write_bytes(header())
     assert locate("owner/plain@v2") == Checkpoint(checkpoint("llama"))
     assert locate("owner/many:Q8_0") == Checkpoint(tmp_path, "x.Q8_0.gguf")
     assert asked == [("owner/plain", "v2", True), ("owner/many", None, False)]

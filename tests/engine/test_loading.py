@@ -271,3 +271,29 @@ def test_plain_linear_layers_are_found_not_to_keep_bits(
 def _edit(folder: Path, **values: Any) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **values}))
+
+
+def test_a_model_that_runs_stays_what_was_loaded_whatever_becomes_of_its_file(copy: Path) -> None:
+    engine = load_engine(str(copy), kv_memory_bytes=2**20)
+    before = [parameter.clone() for parameter in engine.model.parameters()]
+    file = copy / "model.safetensors"
+    with file.open("r+b") as content:
+        content.seek(4096)
+        content.write(b"\x7f" * (file.stat().st_size - 4096))
+    assert all(map(torch.equal, engine.model.parameters(), before))
+    os.truncate(file, 0)
+    engine.probe()  # to read a page that is no more would end the process
+    assert all(map(torch.equal, engine.model.parameters(), before))
+
+
+def test_a_checkpoint_that_changes_while_it_is_read_is_refused(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = copy / "model.safetensors"
+
+    def overtaken(_checkpoint: object) -> str:
+        os.utime(file, ns=(0, 0))
+        return "of the former file"
+
+    monkeypatch.setattr("outrider.engine.loading.fingerprint", overtaken)
+    assert "was changed while it was read" in refusal(copy)
