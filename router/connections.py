@@ -17,24 +17,14 @@ from router.api.body import MAX_BODY_BYTES
 
 logger = logging.getLogger(__name__)
 
-MOST_CONNECTIONS = 8192
-HTTP_SHARE, GRPC_SHARE = 2, 4  # one in so many descriptors; the rest is for workers and the store
+# One in so many descriptors, for clients, and for workers that call at a port of their own; the rest is for
+# calls to workers and to the store.
+HTTP_SHARE, GRPC_SHARE, WORKER_SHARE = 2, 4, 8
 HEAD_SECONDS = 10.0  # in which the head of a request must have come, from its first byte or the beginning
 HEAD_BYTES = 64 * 1024
 UNREAD_BYTES = 4 * MAX_BODY_BYTES  # of a body that was refused while it came, before the next head
 UNTAKEN_SECONDS = 60.0  # in which a client takes what waits for it: about 48 KiB
-IDLE_SECONDS = 60.0  # of a gRPC connection without calls; its client opens another with the next one
-MOST_CALLS = 1024  # of one gRPC connection
 SILENT_SECONDS = 60.0  # between two lines of the log
-
-
-def grpc_options(most: int) -> list[tuple[str, int]]:
-    """Returns the options of a gRPC server that clients reach. `most`: descriptors of the process."""
-    return [
-        ("grpc.max_allowed_incoming_connections", min(MOST_CONNECTIONS, most // GRPC_SHARE)),
-        ("grpc.max_connection_idle_ms", round(IDLE_SECONDS * 1000)),
-        ("grpc.max_concurrent_streams", MOST_CALLS),
-    ]
 
 
 class Connection(Protocol):

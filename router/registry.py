@@ -14,7 +14,8 @@ from typing import Any
 import grpc.aio
 
 from outrider.errors import IdInUse, InvalidRequest, Overloaded
-from outrider.net.rpc import add_methods, caller, check_certified, host_of
+from outrider.net.places import host_of
+from outrider.net.rpc import add_methods, caller, check_certified
 from outrider.store.store import Answer, Registrar, WorkerRecord
 from outrider.wire.hello import Identity
 from outrider.wire.methods import BEAT, LEAVE

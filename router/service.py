@@ -15,21 +15,15 @@ import uvicorn
 from fastapi import FastAPI
 
 from outrider.errors import StartupError
-from outrider.net.descriptors import descriptors
-from outrider.net.rpc import STOP_GRACE_SECONDS, bind, new_server
+from outrider.net.crowding import keep_uncrowded
+from outrider.net.rpc import STOP_GRACE_SECONDS, bind, most_connections, new_server
 from outrider.net.tls import Tls, opened
 from outrider.worker.garbage import spare_what_is_there
 from outrider.worker.stepwatch import loop_watched
 from router.api.grpc_generation import add_generation_service
 from router.api.keys import keys_of
 from router.config import LOOPBACK, TLS_WORKER_PORT, RouterConfig
-from router.connections import (
-    HTTP_SHARE,
-    MOST_CONNECTIONS,
-    Connections,
-    LimitedProtocol,
-    grpc_options,
-)
+from router.connections import GRPC_SHARE, HTTP_SHARE, WORKER_SHARE, Connections, LimitedProtocol
 from router.handshakes import Handshake
 from router.registry import Registry
 from router.router import Router, store_at
@@ -58,8 +52,7 @@ async def serve(config: RouterConfig) -> None:
         keys=keys_of(config.api_keys, config.api_key_lines),
         tls=tls if tls is not None and tls.mutual else None,
     )
-    most = descriptors()
-    clients = new_server(grpc_options(most))
+    clients = new_server(GRPC_SHARE)
     add_generation_service(
         clients,
         router.sessions,
@@ -69,26 +62,30 @@ async def serve(config: RouterConfig) -> None:
         threads=router.threads,
         share_prefixes=router.share_prefixes,
     )
-    workers = new_server() if config.workers_apart else clients
+    workers = new_server(WORKER_SHARE) if config.workers_apart else clients
     Registry(router.store, router.metrics).add_to(workers)
 
     listener = listen(config.host, config.port)
     with listener, loop_watched("router"):
         bound = bind(clients, config.host, config.grpc_port, flag="--grpc-port", tls=tls, mutual=False)
-        addresses = f"gRPC {bound}"
+        addresses, ports = f"gRPC {bound}", {_port(bound): most_connections(GRPC_SHARE)}
         if workers is not clients:
-            addresses += f", workers {_bind_workers(workers, config, tls)}"
-        http_server = _HttpServer(router.app, tls, Connections(min(MOST_CONNECTIONS, most // HTTP_SHARE)))
+            apart = _bind_workers(workers, config, tls)
+            addresses += f", workers {apart}"
+            ports[_port(apart)] = most_connections(WORKER_SHARE)
+        http_server = _HttpServer(router.app, tls, Connections(most_connections(HTTP_SHARE)))
         await router.start()
         for server in {clients, workers}:
             await server.start()
         http = asyncio.create_task(http_server.serve(sockets=[listener]))
         failed = asyncio.create_task(router.wait())
+        crowding = asyncio.create_task(keep_uncrowded(ports))
         try:
             url = f"{'http' if tls is None else 'https'}://{_address(listener)}"
             await _until_stopped(http_server, [http, failed], f"{url} ({addresses})")
         finally:
             failed.cancel()
+            crowding.cancel()
             # It takes no new requests, gives those in progress a moment, then ends them.
             http_server.should_exit = True
             stops = [server.stop(STOP_GRACE_SECONDS) for server in {clients, workers}]
@@ -185,6 +182,10 @@ def listen(host: str, port: int) -> socket.socket:
     # an answer's body, the second of two writes, waits until the client has acknowledged the head: 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2])
 
 
 def _address(listener: socket.socket) -> str:

@@ -15,7 +15,8 @@ from outrider.engine.process_memory import give_back_freed_memory
 from outrider.errors import StepHung, Unavailable
 from outrider.grammar import Grammars
 from outrider.net.heartbeat import HEARTBEAT_SECONDS
-from outrider.net.rpc import add_methods, bind, caller, host_of, new_server
+from outrider.net.places import host_of
+from outrider.net.rpc import add_methods, bind, caller, new_server
 from outrider.net.tls import opened
 from outrider.store.store import Registrar
 from outrider.wire.description import TokenizerFiles, WorkerInfo

@@ -4,20 +4,22 @@ reflection."""
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
-from outrider.net.rpc import host_of
+from outrider.errors import MAX_FIELD, TooSlow, printable
+from outrider.net.places import Places, host_of
 
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 WATCH_SECONDS = 0.5  # how soon watchers hear of a change
 MOST_WATCHERS = 256  # of a process: nobody needs a key to watch
+MOST_DESCRIBED = 64  # streams of reflection at a time
 ADDRESS_SHARE = 4  # one address has at most one in so many of them
+DESCRIBED_SECONDS = 60.0  # of such a stream: its caller asks a few questions and goes
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # generated code without types
@@ -26,7 +28,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # g
     def __init__(self, ready: Callable[[], bool], services: Collection[str]) -> None:
         self._ready = ready
         self._services = {"", *services}
-        self._watching: Counter[str] = Counter()  # by address
+        self._watching = Places(MOST_WATCHERS, ADDRESS_SHARE, "too many watch this: ask Check instead")
         self._looking: asyncio.Task[None] | None = None  # for all watchers
         self._news = asyncio.Event()  # a new one for each change
 
@@ -36,37 +38,35 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # g
 
     async def Check(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         if request.service not in self._services:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r} here")
+            told = printable(request.service, MAX_FIELD)
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service '{told}' here")
         return self._response()
 
     async def Watch(
         self, request: Any, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncGenerator[Any, None]:
         """Yields the state now, and again whenever it has changed."""
-        address = host_of(context.peer())
-        if (
-            self._watching.total() >= MOST_WATCHERS
-            or self._watching[address] >= MOST_WATCHERS // ADDRESS_SHARE
-        ):
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many watch this: ask Check instead")
-        self._watching[address] += 1
-        try:
-            if self._looking is None:
-                self._looking = asyncio.create_task(self._look())
-            unknown = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
-            last = None
-            while True:
-                news = self._news
-                response = self._response() if request.service in self._services else unknown
-                if response != last:
+        with self._watching.taken(host_of(context.peer())):
+            try:
+                async for response in self._states(request.service):
                     yield response
-                    last = response
-                await news.wait()
-        finally:
-            self._watching -= Counter([address])
-            if not self._watching and self._looking is not None:
-                self._looking.cancel()
-                self._looking = None
+            finally:
+                if self._watching.total == 1 and self._looking is not None:  # it was the last
+                    self._looking.cancel()
+                    self._looking = None
+
+    async def _states(self, service: str) -> AsyncGenerator[Any, None]:
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look())
+        unknown = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
+        last = None
+        while True:
+            news = self._news
+            response = self._response() if service in self._services else unknown
+            if response != last:
+                yield response
+                last = response
+            await news.wait()
 
     async def _look(self) -> None:
         told = self._ready()
@@ -87,9 +87,33 @@ def add_health(server: grpc.aio.Server, ready: Callable[[], bool], service: str)
     _add_reflection(server, names)
 
 
+class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[name-defined, misc]  # no stubs tell of it
+    """The library's, but that its streams, for which nobody needs a key, are few and end."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(names)
+        self._streams = Places(MOST_DESCRIBED, ADDRESS_SHARE, "too many ask what is served here")
+
+    async def ServerReflectionInfo(
+        self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncGenerator[Any, None]:
+        with self._streams.taken(host_of(context.peer())):
+            until = asyncio.get_running_loop().time() + DESCRIBED_SECONDS
+            answers = super().ServerReflectionInfo(requests, context)
+            while True:
+                try:
+                    async with asyncio.timeout_at(until):
+                        answer = await anext(answers, None)
+                except TimeoutError:
+                    raise TooSlow(f"this ends after {DESCRIBED_SECONDS:g} s; ask again") from None
+                if answer is None:
+                    return
+                yield answer
+
+
 def _add_reflection(server: grpc.aio.Server, names: Sequence[str]) -> None:
     """By its old name and its new one: v1 is v1alpha to the bit, and the library serves v1alpha only."""
-    servicer = reflection.aio.ReflectionServicer(names)  # type: ignore[attr-defined]  # no stubs tell of it
+    servicer = Reflection(names)
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
     handler = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,

@@ -13,17 +13,17 @@ from collections.abc import (
     Awaitable,
     Callable,
     Mapping,
-    Sequence,
 )
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Generic, TypeVar
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
 
-from outrider.errors import InvalidRequest, OutriderError, PeerRefused, StartupError, Unavailable
+from outrider.errors import OutriderError, PeerRefused, StartupError, Unavailable
 from outrider.net.allowance import Allowance
+from outrider.net.descriptors import descriptors
+from outrider.net.questions import asked, places
 from outrider.net.tls import Tls
 from outrider.wire import methods
 from outrider.wire.hello import Role
@@ -36,6 +36,9 @@ logging.getLogger("grpc._cython.cygrpc").addFilter(lambda told: "ExecuteBatchErr
 MAX_MESSAGE_BYTES = 16 * 2**20  # received: a request of the largest body as token ids, or a batch of commits
 HANDSHAKE_SECONDS = 10.0  # of who connects to a server, for TLS and the first of HTTP/2; by default 120
 STOP_GRACE_SECONDS = 1.0  # what calls in progress are given when a server stops
+MOST_CONNECTIONS = 8192  # of a server
+IDLE_SECONDS = 60.0  # of a connection without calls; its client opens another with the next one
+MOST_CALLS = 1024  # of one connection
 MOST_PENDING = 2**14  # calls that have come to a server and were not looked at yet
 UNTAKEN_SECONDS = 60.0  # in which a peer takes a message that is written to it
 
@@ -103,20 +106,25 @@ def _names(context: grpc.aio.ServicerContext[Any, Any], kind: str) -> list[str]:
     return [name.decode(errors="replace") for name in context.auth_context().get(kind, ())]
 
 
-def host_of(peer: str) -> str:
-    """Returns the host in a gRPC peer's name, such as "ipv4:192.0.2.1:50051"."""
-    return peer.rpartition(":")[0]
+def most_connections(share: int = 2) -> int:
+    """Returns how many a server may have: one in so many of this process's descriptors."""
+    return min(MOST_CONNECTIONS, descriptors() // share)
 
 
-def new_server(options: Sequence[tuple[str, int]] = ()) -> grpc.aio.Server:
-    """Returns a server with the options that all roles share, and these, which come before them. Errors that
-    its handlers raise become status codes.
+def new_server(share: int = 2) -> grpc.aio.Server:
+    """Returns a server with the options that all roles share. Errors that its handlers raise become status
+    codes. Its connections have one in `share` of the descriptors of this process.
 
     A message of more than MAX_MESSAGE_BYTES ends its call with RESOURCE_EXHAUSTED before it is read.
     """
-    handshake = {"grpc.server_handshake_timeout_ms": round(HANDSHAKE_SECONDS * 1000)}
-    chosen = {**dict(_SERVER_OPTIONS), **handshake, **dict(options)}
-    return grpc.aio.server(interceptors=[_ErrorInterceptor()], options=list(chosen.items()))
+    options = {
+        **dict(_SERVER_OPTIONS),
+        "grpc.server_handshake_timeout_ms": round(HANDSHAKE_SECONDS * 1000),
+        "grpc.max_allowed_incoming_connections": most_connections(share),
+        "grpc.max_connection_idle_ms": round(IDLE_SECONDS * 1000),
+        "grpc.max_concurrent_streams": MOST_CALLS,
+    }
+    return grpc.aio.server(interceptors=[_ErrorInterceptor()], options=list(options.items()))
 
 
 def add_methods(
@@ -261,7 +269,11 @@ async def errors_as_status(context: grpc.aio.ServicerContext[Any, Any]) -> Async
 
 
 class _ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """Wraps every asynchronous handler in errors_as_status, and lets only its CALLERS in."""
+    """Wraps every asynchronous handler in errors_as_status, lets only its CALLERS in, and ends calls whose
+    first message does not come: otherwise each would hold its memory for as long as its caller likes."""
+
+    def __init__(self) -> None:
+        self._unasked = places()
 
     async def intercept_service(
         self,
@@ -272,13 +284,15 @@ class _ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         if handler is None:  # an unknown method
             return handler
         roles = CALLERS.get(handler_call_details.method)
-        kind = f"{_arity(handler.request_streaming)}_{_arity(handler.response_streaming)}"
-        make = getattr(grpc, f"{kind}_rpc_method_handler")
-        behaviour = getattr(handler, kind)
+        answers = _arity(handler.response_streaming)
+        # The question of a unary call is read here, too: gRPC would wait for it without end.
+        make = getattr(grpc, f"stream_{answers}_rpc_method_handler")
+        behaviour = getattr(handler, f"{_arity(handler.request_streaming)}_{answers}")
         generates = inspect.isasyncgenfunction(behaviour)
         if not generates and not inspect.iscoroutinefunction(behaviour):
             raise TypeError("handlers are asynchronous here")
-        behaviour = _decoding(behaviour, handler.request_deserializer, handler.request_streaming)
+        decode, streaming = handler.request_deserializer, handler.request_streaming
+        behaviour = asked(behaviour, decode, streaming, generates, self._unasked)
         # Bytes that are no message are for the behaviour to refuse: gRPC itself would log a trace for each.
         wrapped: grpc.RpcMethodHandler[Any, Any] = make(
             _guarded(behaviour, roles, generates), None, handler.response_serializer
@@ -288,28 +302,6 @@ class _ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
 
 def _arity(streaming: bool) -> str:
     return "stream" if streaming else "unary"
-
-
-def _decoding(
-    behaviour: Callable[..., Any], deserializer: Callable[[bytes], Any] | None, streaming: bool
-) -> Callable[..., Any]:
-    """Returns the behaviour with its messages decoded. It raises InvalidRequest if the bytes are no
-    message; if the messages are a stream, that stream raises it."""
-    if deserializer is None:
-        return behaviour
-
-    def decoded(raw: bytes) -> Any:
-        try:
-            return deserializer(raw)
-        except DecodeError:
-            raise InvalidRequest("the bytes are no message of this method") from None
-
-    async def messages(raws: AsyncIterator[bytes]) -> AsyncIterator[Any]:
-        async for raw in raws:
-            yield decoded(raw)
-
-    read: Callable[[Any], Any] = messages if streaming else decoded
-    return lambda request, context: behaviour(read(request), context)
 
 
 async def _written(context: grpc.aio.ServicerContext[Any, Any], response: Any) -> None:

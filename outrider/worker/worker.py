@@ -12,8 +12,8 @@ import grpc.aio
 
 from outrider.errors import OutriderError, StepHung, Unhealthy, printable
 from outrider.log_record import MAX_LINE
-from outrider.net.descriptors import descriptors
-from outrider.net.rpc import STOP_GRACE_SECONDS
+from outrider.net.crowding import keep_uncrowded
+from outrider.net.rpc import STOP_GRACE_SECONDS, most_connections
 from outrider.net.tasks import cancel, first_of
 from outrider.store.store import Registrar, WorkerRecord
 from outrider.wire.description import WorkerInfo
@@ -73,16 +73,16 @@ class Worker:
         self._service = service
         self._server = server
         self._registrar = registrar
-        self._tasks: list[asyncio.Task[Any]] = []  # the steps, the registration
+        self._tasks: list[asyncio.Task[Any]] = []  # the steps, the registration, ...
 
     async def start(self, on_state: OnState | None = None) -> None:
         """Serves, and registers. `on_state` hears when a router has taken the worker in, and when none
         has."""
-        descriptors()  # routers and drafters each take one, or several
         await self._server.start()
         self._tasks = [
             asyncio.create_task(self._service.run()),
             asyncio.create_task(register(self._registrar, self._record, on_state=on_state)),
+            asyncio.create_task(keep_uncrowded({int(self.address.rpartition(":")[2]): most_connections()})),
         ]
 
     async def wait(self) -> None:

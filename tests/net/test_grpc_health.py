@@ -8,6 +8,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.net.grpc_health import ADDRESS_SHARE, MOST_WATCHERS, add_health
+from outrider.net.rpc import new_server
 
 STATES = health_pb2.HealthCheckResponse
 MOST = MOST_WATCHERS // ADDRESS_SHARE  # of one address
@@ -25,7 +26,7 @@ async def test_all_watchers_cost_one_look_and_one_too_many_is_refused() -> None:
         looks += 1
         return ready
 
-    server = grpc.aio.server()
+    server = new_server()
     add_health(server, is_ready, "outrider.v1.Generation")
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.net.rpc import host_of
+from outrider.net.places import host_of
 from outrider.net.token_bucket import TokenBucket
 from verifier.misbehavior import BAN_SECONDS, LEAK, LIMIT, REMEMBERED, WEIGHTS, Misbehaviors
 from verifier.session import DraftFate

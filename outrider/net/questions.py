@@ -1,0 +1,79 @@
+"""The first message of a gRPC call: it comes in time, or the call ends. Otherwise each call that says nothing
+would hold its memory for as long as its caller likes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from outrider.errors import InvalidRequest, TooSlow
+from outrider.net.places import Places, host_of
+
+QUESTION_SECONDS = 10.0  # in which it comes
+MOST_UNASKED, SHARE = 2**14, 2  # calls of a server that wait for theirs, of which one address has half
+
+
+def places() -> Places:
+    """Returns those of a server's calls that wait for their first message."""
+    return Places(MOST_UNASKED, SHARE, "too many calls wait for what they ask")
+
+
+def asked(
+    behaviour: Callable[..., Any],
+    deserializer: Callable[[bytes], Any] | None,
+    streaming: bool,
+    generates: bool,
+    unasked: Places,
+) -> Callable[..., Any]:
+    """Returns the behaviour for a stream of bytes. It raises InvalidRequest if they are no message; if the
+    messages are a stream, that stream raises it. TooSlow and Overloaded come in the same way."""
+
+    def decoded(raw: bytes) -> Any:
+        if deserializer is None:
+            return raw
+        try:
+            return deserializer(raw)
+        except DecodeError:
+            raise InvalidRequest("the bytes are no message of this method") from None
+
+    async def first(raws: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        """Yields the first message, if there is one."""
+        with unasked.taken(host_of(context.peer())):
+            try:
+                async with asyncio.timeout(QUESTION_SECONDS):
+                    raw = await anext(aiter(raws), None)
+            except TimeoutError:
+                raise TooSlow(f"nothing was asked in {QUESTION_SECONDS:g} s") from None
+        if raw is not None:
+            yield raw
+
+    async def messages(raws: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+        async for raw in first(raws, context):
+            yield decoded(raw)
+        async for raw in raws:
+            yield decoded(raw)
+
+    async def question(raws: AsyncIterator[bytes], context: Any) -> Any:
+        async for raw in first(raws, context):
+            return decoded(raw)
+        raise InvalidRequest("the call ended before its message")
+
+    if streaming:
+        return lambda raws, context: behaviour(messages(raws, context), context)
+    if not generates:
+
+        async def answer(raws: AsyncIterator[bytes], context: Any) -> Any:
+            return await behaviour(await question(raws, context), context)
+
+        return answer
+
+    async def answers(raws: AsyncIterator[bytes], context: Any) -> AsyncGenerator[Any, None]:
+        async with aclosing(behaviour(await question(raws, context), context)) as responses:
+            async for response in responses:
+                yield response
+
+    return answers
