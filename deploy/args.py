@@ -32,7 +32,10 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-@with_options(SessionOptions, only=("max_sessions", "session_ttl", "share_prefixes", "cors_origin", "page"))
+@with_options(
+    SessionOptions,
+    only=("max_sessions", "session_ttl", "share_prefixes", "tool_call_parser", "cors_origin", "page"),
+)
 class RouterArgs(Settings):
     """The routers: the ingress. They load no model."""
 

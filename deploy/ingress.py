@@ -67,6 +67,7 @@ class Ingress:
             share_prefixes=sessions.share_prefixes,
             cors_origins=sessions.cors_origins,
             page=sessions.page,
+            tool_call_parser=sessions.tool_call_parser,
             same_numerics=sessions.same_numerics,
             keys=keys,
             tls=opened(options.protection.tls),
@@ -80,6 +81,7 @@ class Ingress:
             self._router.draw_below,
             threads=self._router.threads,
             share_prefixes=self._router.share_prefixes,
+            tool_call_parser=self._router.tool_call_parser,
         )
         self._generation: Any = guarded(generation, self._router.access)
         self._health = HealthServicer(self._router.sessions.ready, [SERVICE])

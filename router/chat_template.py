@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 import jinja2
 import jinja2.nodes
@@ -60,9 +61,14 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     def render(
-        self, messages: Sequence[Mapping[str, str]], *, now: Callable[[], datetime] = datetime.now
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        now: Callable[[], datetime] = datetime.now,
     ) -> str:
-        """Returns the prompt up to the place at which the assistant's answer begins.
+        """Returns the prompt up to the place at which the assistant's answer begins. `tools`: as
+        transformers gives them.
 
         Raises InvalidRequest if there is no template, or if it refuses these messages."""
         if self._template is None:
@@ -73,7 +79,7 @@ class ChatTemplate:
         try:
             return self._template.render(
                 messages=[dict(message) for message in messages],
-                tools=None,
+                tools=list(tools) or None,
                 documents=None,
                 add_generation_prompt=True,
                 strftime_now=lambda form: now().strftime(form),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Protocol
 
@@ -28,11 +28,12 @@ class Detokenizer(Protocol):
         ...
 
 
-def detokenizer(tokenizer: tokenizers.Tokenizer) -> Detokenizer:
-    """Returns the detokenizer that fits the tokenizer's decoder."""
+def detokenizer(tokenizer: tokenizers.Tokenizer, markers: Sequence[str] = ()) -> Detokenizer:
+    """Returns the detokenizer that fits the tokenizer's decoder. `markers`: special tokens that are part of
+    the text."""
     if _byte_level(tokenizer):
-        return ByteLevelDetokenizer(tokenizer)
-    return WindowDetokenizer(tokenizer)
+        return ByteLevelDetokenizer(tokenizer, markers)
+    return WindowDetokenizer(tokenizer, markers)
 
 
 def piece(tokenizer: tokenizers.Tokenizer, id: int) -> bytes:
@@ -60,8 +61,12 @@ def _bytes_of(token: str) -> bytes:
         return token.encode()
 
 
-def _hidden_ids(tokenizer: tokenizers.Tokenizer) -> frozenset[int]:
-    return frozenset(id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+def _hidden_ids(tokenizer: tokenizers.Tokenizer, markers: Sequence[str]) -> frozenset[int]:
+    return frozenset(
+        id
+        for id, token in tokenizer.get_added_tokens_decoder().items()
+        if token.special and token.content not in markers
+    )
 
 
 def _byte_of_character() -> dict[str, int]:
@@ -78,9 +83,9 @@ _BYTE_OF_CHARACTER = _byte_of_character()
 class ByteLevelDetokenizer:
     """For byte-level BPE, where a token is a string of bytes: an incremental UTF-8 decoder does it all."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+    def __init__(self, tokenizer: tokenizers.Tokenizer, markers: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
-        self._hidden = _hidden_ids(tokenizer)
+        self._hidden = _hidden_ids(tokenizer, markers)
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, ids: Iterable[int]) -> str:
@@ -104,9 +109,9 @@ class WindowDetokenizer:
 
     _LONGEST_WINDOW = 16  # tokens; reached only where tokens give no text
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+    def __init__(self, tokenizer: tokenizers.Tokenizer, markers: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
-        self._hidden = _hidden_ids(tokenizer)
+        self._hidden = _hidden_ids(tokenizer, markers)
         self._window: list[int] = []
         self._settled = 0  # tokens of the window whose text is out
         self._shown = 0  # characters of the window's text that are out
@@ -134,4 +139,4 @@ class WindowDetokenizer:
         return delta
 
     def _decode(self) -> str:
-        return self._tokenizer.decode(self._window, skip_special_tokens=True)
+        return self._tokenizer.decode(self._window, skip_special_tokens=False)  # hidden ones are not there

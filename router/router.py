@@ -37,6 +37,7 @@ from router.live import service, sessions_of
 from router.metrics import Metrics
 from router.session_log_writer import SessionLogWriter
 from router.sessions import Sessions
+from router.tool_formats import OF_TEMPLATE
 from router.worker_discovery import WorkerDiscovery
 
 FLUSH_SECONDS = 2.0  # a router that stops gives its sessions' logs so long to be written
@@ -56,6 +57,7 @@ class Router:
         lock_step: bool = False,
         same_numerics: bool = False,
         share_prefixes: bool = False,
+        tool_call_parser: str = OF_TEMPLATE,
         cors_origins: Sequence[str] = (),
         page: bool = True,
         keys: Keys | None = None,
@@ -86,11 +88,13 @@ class Router:
         )
         self.draw_below = _draw_below(seed)
         self.share_prefixes = share_prefixes
+        self.tool_call_parser = tool_call_parser
         self.app: FastAPI = create_app(
             self.sessions,
             self.metrics,
             draw_below=self.draw_below,
             share_prefixes=share_prefixes,
+            tool_call_parser=tool_call_parser,
             threads=self.threads,
         )
         self.live = Live(

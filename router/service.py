@@ -49,6 +49,7 @@ async def serve(config: RouterConfig) -> None:
         share_prefixes=config.sessions.share_prefixes,
         cors_origins=config.sessions.cors_origins,
         page=config.sessions.page,
+        tool_call_parser=config.sessions.tool_call_parser,
         keys=keys_of(config.api_keys, config.api_key_lines),
         tls=tls if tls is not None and tls.mutual else None,
     )
@@ -61,6 +62,7 @@ async def serve(config: RouterConfig) -> None:
         access=router.access,
         threads=router.threads,
         share_prefixes=router.share_prefixes,
+        tool_call_parser=router.tool_call_parser,
     )
     workers = new_server(WORKER_SHARE) if config.workers_apart else clients
     Registry(router.store, router.metrics).add_to(workers)

@@ -37,14 +37,18 @@ class TemplateProcess:
         if source and (error := self._begin()) is not None:
             raise jinja2.TemplateError(error)
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """Returns the prompt. Raises InvalidRequest if the template refuses the messages, is missing, or
         takes more than it may."""
         if self._empty is not None:
-            return self._empty.render(messages)
+            return self._empty.render(messages, tools)
         with self._lock:
             error = self._begin() if self._process is None else None
-            told = None if error else self._ask([dict(message) for message in messages])
+            told = (
+                None
+                if error
+                else self._ask({"messages": [dict(message) for message in messages], "tools": list(tools)})
+            )
             if told is None:
                 self._process = None
                 error = error or "it takes too much time or memory"
@@ -105,7 +109,7 @@ def main(asked: IO[str], told: IO[str]) -> None:
             if template is None:
                 template = ChatTemplate(**json.loads(line))
             else:
-                answer["text"] = template.render(json.loads(line))
+                answer["text"] = template.render(**json.loads(line))
         except InvalidRequest as error:
             answer["refused"] = error.message
         except Exception as error:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
+from typing import Any
 
 import tokenizers
 
@@ -41,11 +42,11 @@ class Tokenizer:
         """Returns token ids, with the special tokens that the tokenizer's post-processor adds."""
         return self._encode(text, add_special_tokens=True)
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """Returns the conversation as the model was trained on it, its special tokens included.
 
         Raises InvalidRequest if the template is missing or refuses the messages."""
-        return self._template.render(messages)
+        return self._template.render(messages, tools)
 
     def encode_rendered(self, text: str) -> tuple[int, ...]:
         """Returns token ids of a rendered conversation."""
@@ -83,9 +84,13 @@ class Tokenizer:
         """Returns what a token adds to a text, special tokens as they are written."""
         return piece(self._tokenizer, token_id)
 
-    def detokenizer(self) -> Detokenizer:
-        """Returns a new detokenizer, for one output."""
-        return detokenizer(self._tokenizer)
+    def token_id(self, token: str) -> int | None:
+        """Returns the id of a token as the vocabulary writes it."""
+        return self._tokenizer.token_to_id(token)
+
+    def detokenizer(self, markers: Sequence[str] = ()) -> Detokenizer:
+        """Returns a new detokenizer, for one output. `markers`: special tokens that are part of the text."""
+        return detokenizer(self._tokenizer, markers)
 
 
 def load(files: TokenizerFiles) -> Tokenizer:

@@ -80,9 +80,10 @@ def grammar(
 
     more = f" ({written(form.between)} call)*" if several else ""
     options = " | ".join(f"call_{index}" for index in range(len(tools)))
+    head = form.opening if beside and form.bare else ""  # text and calls must not begin alike
     lines = [
         f"start: {f'calls | {beside}' if beside else 'calls'}",
-        f"calls: {written(form.before)} call{more} {written(form.after)}",
+        f"calls: {written(head + form.before)} call{more} {written(form.after)}",
         f"call: {options}",
     ]
     for index, (name, schema) in enumerate(tools):

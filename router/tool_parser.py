@@ -5,12 +5,13 @@ Pure. What comes out does not depend on where the text was cut, and no part of a
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
-from router.tool_formats import ToolFormat
+from router.tool_formats import FORMATS, ToolFormat
 
 MAX_HELD = 1024  # characters that wait until it is known if they are a call's
 
@@ -35,6 +36,16 @@ class CallDelta:
     name: str = ""
 
 
+def joined(deltas: Iterable[CallDelta]) -> tuple[CallDelta, ...]:
+    """Returns one piece for each call."""
+    of_call: dict[int, CallDelta] = {}
+    for delta in deltas:
+        last = of_call.get(delta.index)
+        whole = delta if last is None else replace(last, arguments=last.arguments + delta.arguments)
+        of_call[delta.index] = whole
+    return tuple(of_call.values())
+
+
 @dataclass(slots=True)
 class Call:
     """A call of a tool, as far as it has come."""
@@ -53,7 +64,7 @@ class _Json:
     escaped: bool = False
 
     def end(self, text: str, start: int, most: int | None = None) -> tuple[int, bool]:
-        """Returns where the value ends, or the text or a fault if that comes first, and whether it is over."""
+        """Returns where the value ends, or a fault comes, or the text ends; and whether the value is over."""
         for at in range(start, len(text) if most is None else min(len(text), most)):
             character = text[at]
             if self.in_string:
@@ -249,6 +260,29 @@ class CallParser:
         if arguments and not self._muted:
             self.calls[-1].arguments += arguments
             self._deltas.append(CallDelta(len(self.calls) - 1, arguments))
+
+
+@dataclass(frozen=True, slots=True)
+class CallReading:
+    """How calls are found in the answers to a request."""
+
+    format: str  # name of a ToolFormat
+    several: bool = True
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Returns the special tokens that are part of the text."""
+        return FORMATS[self.format].markers
+
+    def parser(self, session_id: bytes) -> CallParser:
+        """Returns a parser of one answer. The ids of its calls follow from that of its session: they are the
+        same at every router."""
+        form = FORMATS[self.format]
+
+        def call_id(index: int) -> str:
+            return form.call_id(hashlib.sha256(b"call" + session_id + index.to_bytes(4)).hexdigest())
+
+        return CallParser(form, call_id, several=self.several)
 
 
 def _loaded(text: str) -> object:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from outrider.options.option import check, option, wrong
 
 MAX_SEED = 2**64 - 1
+TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "json")
 ORIGIN = re.compile(r"\*|https?://[^/\s,]+")
 
 
@@ -39,6 +40,12 @@ class SessionOptions:
         False,
         "Share cached prefixes among all API keys, not only among requests of one: what is found cached then "
         "tells a client what others have sent.",
+    )
+    tool_call_parser: str = option(
+        "auto",
+        "How models write calls of tools: hermes (Qwen's too), llama3_json, mistral, json; auto = as the "
+        "chat template asks for it.",
+        choices=TOOL_CALL_PARSERS,
     )
     cors_origin: str | None = option(
         None,

@@ -11,7 +11,7 @@ from outrider.sampling.params import RANGES
 
 Count = Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(json_schema_extra=dict(RANGES["seed"].json_schema()))]
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "tool_calls", "abort"]
 
 
 class CachedTokens(TypedDict):
@@ -130,10 +130,22 @@ class Completion(Answer):
     choices: Annotated[list[CompletionChoice], Field(min_length=1)]
 
 
+class FunctionCall(TypedDict):
+    name: str
+    arguments: Annotated[str, Field(description="As the model wrote them: JSON, if nothing cut it off.")]
+
+
+class ToolCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
 class Message(TypedDict):
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    tool_calls: NotRequired[list[ToolCall]]
 
 
 class TopLogprob(TypedDict):
@@ -174,6 +186,15 @@ class MessageText(TypedDict):
     citations: None
 
 
+class ToolUse(TypedDict):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: Annotated[
+        dict[str, object], Field(description="Empty if what the model wrote is no object, or was cut off.")
+    ]
+
+
 class MessageUsage(TypedDict):
     input_tokens: Annotated[int, Field(ge=0, description="Of the prompt, without those found cached.")]
     cache_creation_input_tokens: Count
@@ -188,8 +209,8 @@ class AnthropicMessage(TypedDict):
     type: Literal["message"]
     role: Literal["assistant"]
     model: str
-    content: list[MessageText]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "abort"]
+    content: list[MessageText | ToolUse]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "abort"]
     stop_sequence: str | None
     usage: MessageUsage
     seed: Seed
@@ -216,7 +237,7 @@ class OutputText(TypedDict):
     type: Literal["output_text"]
     text: str
     annotations: list[str]
-    logprobs: list[str]
+    logprobs: list[TokenLogprob]
 
 
 class OutputMessage(TypedDict):
@@ -225,6 +246,15 @@ class OutputMessage(TypedDict):
     status: Literal["completed", "incomplete"]
     role: Literal["assistant"]
     content: list[OutputText]
+
+
+class OutputCall(TypedDict):
+    id: str
+    type: Literal["function_call"]
+    status: Literal["completed", "incomplete"]
+    call_id: str
+    name: str
+    arguments: str
 
 
 class Incomplete(TypedDict):
@@ -256,7 +286,7 @@ class Response(TypedDict):
     max_output_tokens: int | None
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage]
+    output: list[OutputMessage | OutputCall]
     store: Literal[False]
     temperature: float
     top_p: float

@@ -73,7 +73,7 @@ def refused(what: str) -> PydanticCustomError:
     return PydanticCustomError("refused", "{what}", {"what": what})
 
 
-def _at_fault(name: str, fault: str | None) -> PydanticCustomError:
+def at_fault(name: str, fault: str | None) -> PydanticCustomError:
     """`fault` follows the field's name; None: there is no such field."""
     told = name if len(name) <= SHOWN else f"{name[:SHOWN]}..."
     told = told.encode(errors="backslashreplace").decode()  # JSON may hold half of a surrogate pair
@@ -133,9 +133,9 @@ class Fields(BaseModel):
             elif name in UNSUPPORTED:
                 fault = "is not supported by this server"
             else:
-                raise _at_fault(name, None)
+                raise at_fault(name, None)
             if fault is not None:
-                raise _at_fault(name, fault)
+                raise at_fault(name, fault)
         return {
             name: value for name, value in fields.items() if value is not None and name in cls.model_fields
         }

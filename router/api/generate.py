@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
 from outrider.errors import DeadlineExceeded, OutriderError
 from outrider.wire.session import FinishReason
@@ -19,6 +20,7 @@ from router.detokenize import Detokenizer
 from router.metrics import Metrics
 from router.requests import Events, GenerationRequest, SessionBegun, SessionEnded, TokensCommitted
 from router.stop import StopMatcher
+from router.tool_parser import Call, CallDelta, CallParser, joined
 
 GROUP = 256  # steps of a log that are told at once
 
@@ -32,23 +34,25 @@ class Chunk:
     position: int  # output tokens up to the end of it
     scored: tuple[Scored, ...] = ()  # of the tokens that are part of the text, if asked for
     step: Step | None = None  # where the tokens came from, if asked for
+    calls: tuple[CallDelta, ...] = ()  # of tools, after the text
 
 
 @dataclass(slots=True)
 class Details:
-    """What is told of an output's tokens beside its text, if asked for."""
+    """What is told of an output's tokens beside its text, if there is any."""
 
     scored: list[Scored] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
+    calls: Sequence[CallDelta] = ()  # pieces of calls, in a stream
 
     @classmethod
     def of(cls, chunk: Chunk) -> Details:
-        if not chunk.scored and chunk.step is None:
+        if not chunk.scored and chunk.step is None and not chunk.calls:
             return NO_DETAILS
-        return cls(list(chunk.scored), [] if chunk.step is None else [chunk.step])
+        return cls(list(chunk.scored), [] if chunk.step is None else [chunk.step], chunk.calls)
 
     def __bool__(self) -> bool:
-        return bool(self.scored or self.steps)
+        return bool(self.scored or self.steps or self.calls)
 
     def add(self, chunk: Chunk) -> None:
         self.scored += chunk.scored
@@ -79,6 +83,14 @@ class Result:
     numerics_changes: int = 0  # of verifiers with other numerics, amid the text
     stop: str = ""  # the stop string that ended it; empty = none
     cut: DeadlineExceeded | None = None  # the text goes on, but its client's time was over
+    calls: tuple[CallDelta, ...] = ()  # what only the end has settled
+    called: tuple[Call, ...] = ()  # all calls of tools
+
+    @property
+    def reason(self) -> str:
+        """The finish reason in OpenAI's words."""
+        calling = self.called and self.finish_reason is FinishReason.STOP
+        return "tool_calls" if calling else self.finish_reason.openai
 
     @property
     def position(self) -> int:
@@ -96,6 +108,7 @@ class _Output:
     usage: Usage
     scoring: Scoring | None = None  # if asked for
     provenance: Provenance | None = None  # if asked for
+    parser: CallParser | None = None  # if the text may call tools
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
     numerics: list[str] = field(default_factory=list)  # one after the other, that it was computed with
 
@@ -108,13 +121,15 @@ class _Output:
         if event.numerics:
             self.numerics.append(event.numerics)
         before, text, taken = self.usage.completion_tokens, "", 0
-        scored = []
+        scored: list[Scored] = []
+        calls: tuple[CallDelta, ...] = ()
         for token in event.tokens:
             taken += 1
             if token not in self.end_ids:
-                settled = self.matcher.push(self.detokenizer.push((token,)))
+                settled, called = self._parsed(self.matcher.push(self.detokenizer.push((token,))))
                 if before + taken > after:
                     text += settled
+                    calls += called
                 if self.scoring is not None and event.logprobs:
                     told = self.scoring.push(token, event.logprobs[taken - 1])
                     if before + taken > after:
@@ -124,7 +139,7 @@ class _Output:
         self.usage.completion_tokens += taken
         first = max(0, after - before)
         step = None if self.provenance is None else self.provenance.push(event, first, taken)
-        return Chunk(text, event.tokens[first:taken], before + taken, tuple(scored), step)
+        return Chunk(text, event.tokens[first:taken], before + taken, tuple(scored), step, joined(calls))
 
     def retell(self, steps: Iterator[TokensCommitted], after: int) -> tuple[list[Chunk], bool]:
         """Takes the next steps of a log. Returns what follows the first `after` tokens, and whether there may
@@ -139,9 +154,34 @@ class _Output:
                 break
         return chunks, taken == GROUP and not self.matcher.stopped
 
-    def result(self, text: str, reason: FinishReason, cut: DeadlineExceeded | None = None) -> Result:
+    def _parsed(self, text: str) -> tuple[str, tuple[CallDelta, ...]]:
+        return self.parser.push(text) if self.parser is not None else (text, ())
+
+    def result(self, rest: str, reason: FinishReason) -> Result:
+        """Returns the end of the text, with the rest of it."""
+        text, calls = self._parsed(rest)
+        if self.parser is not None:
+            more, flushed = self.parser.flush()
+            text, calls = text + more, joined(calls + flushed)
+        return self._result(text, reason, calls=calls)
+
+    def cut(self, error: DeadlineExceeded) -> Result:
+        """Returns the end of what its client waited for."""
+        return self._result("", FinishReason.CANCELLED, cut=error)
+
+    def _result(self, text: str, reason: FinishReason, **rest: Any) -> Result:
         changes = max(0, len(self.numerics) - 1)
-        return Result(text, reason, self.usage, self.speculation, changes, self.matcher.found, cut)
+        called = () if self.parser is None else tuple(self.parser.calls)
+        return Result(
+            text,
+            reason,
+            self.usage,
+            self.speculation,
+            numerics_changes=changes,
+            stop=self.matcher.found,
+            called=called,
+            **rest,
+        )
 
     def finish(self) -> str:
         """The text that was still open; sets `stopped` where it completes a stop string."""
@@ -164,13 +204,15 @@ async def generate(
     follows it; None = a new session. `retelling`: its place, needed up to SessionBegun. Raises what `events`
     raises; chunks given before stay valid."""
     end_ids, token_bytes = frozenset(session.params.stop_token_ids), generation.tokenizer.token_bytes
+    calls = generation.calls
     output = _Output(
-        detokenizer=generation.tokenizer.detokenizer(),
+        detokenizer=generation.tokenizer.detokenizer(calls.markers if calls is not None else ()),
         matcher=generation.stop.matcher(),
         end_ids=end_ids,
         usage=Usage(prompt_tokens=len(session.params.prompt)),
         scoring=None if session.params.logprobs is None else Scoring(token_bytes),
         provenance=Provenance(token_bytes, end_ids) if session.params.guesses else None,
+        parser=None if calls is None else calls.parser(session.session_id or b""),
     )
     measured = metrics.session(session.model, len(session.params.prompt), resumed=after is not None)
     has = after or 0
@@ -211,7 +253,7 @@ async def generate(
         yield output.result(rest, reason)
     except DeadlineExceeded as error:
         ended = FinishReason.CANCELLED.openai
-        yield output.result("", FinishReason.CANCELLED, error)
+        yield output.cut(error)
     except Exception:
         ended = "error"
         raise

@@ -6,6 +6,7 @@ another server has read them already (Ray Serve's proxy), they come as messages.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -22,13 +23,15 @@ from router.api.position import Position
 from router.api.provenance import Guessed, Step
 from router.api.validation import Body, Generation
 from router.requests import SessionBegun
+from router.tool_parser import CallDelta
 
 SERVICE = generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name
 CANCELLED = generation_pb2.CancelResponse()
 
 MAX_FIELDS = 2**13  # of a request, and of a conversation: more than may be in them
+MAX_TURN_FIELDS = 4 * MAX_FIELDS  # of all turns together
 MAX_RESUME_BYTES = 1024  # of what only names a session
-CHAT = 4  # the number of GenerateRequest's field
+WAY = (4, 1)  # the numbers of GenerateRequest's field `chat`, and of Chat's `messages`
 
 _OPTIONAL = (
     "max_tokens",
@@ -43,6 +46,7 @@ _OPTIONAL = (
     "num_speculative_tokens",
     "cache_salt",
     "n",
+    "parallel_tool_calls",
 )
 
 
@@ -95,13 +99,14 @@ def _message(kind: type[M], request: bytes | M, most_bytes: int = MAX_RESUME_BYT
 def _check_counts(raw: bytes) -> None:
     """Counts what is in a request before anything is made of it: two bytes may become a hundred in memory.
     Bytes that are no message are left to the decoder."""
-    counts = [0, 0]  # fields of the request, and of its conversation
+    counts = [0, 0, 0]  # fields of the request, of its conversation, and of the turns
+    most = (MAX_FIELDS, MAX_FIELDS, MAX_TURN_FIELDS)
 
     def count(start: int, end: int, depth: int) -> None:
         while start < end:
             counts[depth] += 1
-            if counts[depth] > MAX_FIELDS:
-                raise InvalidRequest(f"the request has more than {MAX_FIELDS} parts: send several requests")
+            if counts[depth] > most[depth]:
+                raise InvalidRequest(f"the request has more than {most[depth]} parts: send several requests")
             tag, start = _varint(raw, start)
             match tag & 7:
                 case 0:
@@ -110,8 +115,8 @@ def _check_counts(raw: bytes) -> None:
                     start += 8
                 case 2:
                     length, start = _varint(raw, start)
-                    if depth == 0 and tag >> 3 == CHAT:
-                        count(start, min(start + length, end), 1)
+                    if depth < len(WAY) and tag >> 3 == WAY[depth]:
+                        count(start, min(start + length, end), depth + 1)
                     start += length
                 case 5:
                     start += 4
@@ -151,11 +156,11 @@ def responses(
         )
         yield generation_pb2.GenerateResponse(started=started)
     elif isinstance(item, Result):
-        if item.text and item.position > after:
-            yield _delta(index, item.text, ())
+        if (item.text or item.calls) and item.position > after:
+            yield _delta(index, item.text, (), calls=item.calls)
         yield generation_pb2.GenerateResponse(completed=_completed(index, item))
     else:
-        yield _delta(index, item.text, item.token_ids, item.scored, item.step)
+        yield _delta(index, item.text, item.token_ids, item.scored, item.step, item.calls)
 
 
 def body(asked: bytes | generation_pb2.GenerateRequest) -> Body:
@@ -174,6 +179,10 @@ def body(asked: bytes | generation_pb2.GenerateRequest) -> Body:
     count = request.logprobs if request.HasField("logprobs") else None
     if request.HasField("structured_outputs"):
         fields["structured_outputs"] = _structured(request.structured_outputs)
+    if request.tools:
+        fields["tools"] = [_tool(index, tool) for index, tool in enumerate(request.tools)]
+    if request.HasField("tool_choice"):
+        fields["tool_choice"] = _tool_choice(request.tool_choice)
     match request.WhichOneof("prompt"):
         case "text":
             return schema.parse(
@@ -185,10 +194,41 @@ def body(asked: bytes | generation_pb2.GenerateRequest) -> Body:
             fields |= {"prompt": [list(request.token_ids.ids)], "logprobs": count}
             return schema.parse(schema.CompletionRequest, fields)
         case "chat":
-            messages = [{"role": turn.role, "content": turn.content} for turn in request.chat.messages]
-            fields |= {"messages": messages, "logprobs": count is not None, "top_logprobs": count}
+            fields |= {"messages": [_turn(turn) for turn in request.chat.messages]}
+            fields |= {"logprobs": count is not None, "top_logprobs": count}
             return schema.parse(schema.ChatRequest, fields)
     raise InvalidRequest("prompt is required: one of text, token_ids, chat", field="prompt")
+
+
+def _turn(turn: generation_pb2.ChatMessage) -> dict[str, object]:
+    """Returns the turn as HTTP has it."""
+    calls = [
+        {"id": call.id, "function": {"name": call.name, "arguments": call.arguments}}
+        for call in turn.tool_calls
+    ]
+    told: dict[str, object] = {"role": turn.role, "content": turn.content, "tool_calls": calls or None}
+    return told | ({"tool_call_id": turn.tool_call_id} if turn.HasField("tool_call_id") else {})
+
+
+def _tool(index: int, tool: generation_pb2.Tool) -> dict[str, object]:
+    """Returns the tool as HTTP has it."""
+    function: dict[str, object] = {"name": tool.name}
+    if tool.HasField("description"):
+        function["description"] = tool.description
+    if tool.HasField("parameters"):
+        try:
+            function["parameters"] = json.loads(tool.parameters)
+        except (ValueError, RecursionError):
+            raise InvalidRequest(f"tools[{index}].parameters is no JSON", field="tools") from None
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: generation_pb2.ToolChoice) -> object:
+    """Returns the field as HTTP has it."""
+    kind = choice.WhichOneof("choice")
+    if kind == "name":
+        return {"type": "function", "function": {"name": choice.name}}
+    return kind
 
 
 def _structured(asked: generation_pb2.StructuredOutputs) -> dict[str, object]:
@@ -205,6 +245,7 @@ def _delta(
     token_ids: Sequence[int],
     scored: Sequence[Scored] = (),
     step: Step | None = None,
+    calls: Sequence[CallDelta] = (),
 ) -> generation_pb2.GenerateResponse:
     delta = generation_pb2.Delta(
         text=text,
@@ -212,6 +253,12 @@ def _delta(
         index=index,
         logprobs=[_logprob(one.own, one.top) for one in scored],
         step=None if step is None else _step(step),
+        tool_calls=[
+            generation_pb2.ToolCallDelta(
+                index=call.index, id=call.id, name=call.name, arguments=call.arguments
+            )
+            for call in calls
+        ],
     )
     return generation_pb2.GenerateResponse(delta=delta)
 
@@ -262,4 +309,5 @@ def _completed(index: int, result: Result) -> generation_pb2.Completed:
             num_draft_tokens=stats.drafted,
         ),
         numerics_changes=result.numerics_changes,
+        tool_calls=len(result.called),
     )

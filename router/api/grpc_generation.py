@@ -25,6 +25,7 @@ from router.api.threads import TINY_BYTES, Retelling, Threads
 from router.api.validation import DrawBelow, Generation, choices, prepare
 from router.metrics import Metrics
 from router.requests import Events, GenerationRequest, SessionRunner
+from router.tool_formats import OF_TEMPLATE
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class GenerationServicer:
         clock: Callable[[], float] = time.time,
         threads: Threads | None = None,
         share_prefixes: bool = False,
+        tool_call_parser: str = OF_TEMPLATE,
     ) -> None:
         """`clock` gives unix seconds. `threads`: those that read requests, if others use them too. If
         `share_prefixes`, cached prefixes are shared among all keys."""
@@ -49,6 +51,7 @@ class GenerationServicer:
         self._clock = clock
         self._threads = threads or Threads()
         self._share_prefixes = share_prefixes
+        self._tool_call_parser = tool_call_parser
 
     async def Generate(
         self, request: Any, context: grpc.aio.ServicerContext[Any, Any]
@@ -110,14 +113,23 @@ class GenerationServicer:
         model = self._runner.model(body.model)
         self._runner.check_room(sessions)
         generation = await self._threads.run(
-            size, owner(), limits.first_token_by, prepare, body, model, self._draw_below
+            size,
+            owner(),
+            limits.first_token_by,
+            prepare,
+            body,
+            model,
+            self._draw_below,
+            self._tool_call_parser,
         )
         generation = named(generation, new_session_id()).until(limits)
         tenant = "" if self._share_prefixes else owner()
         generation = generation.cached_under(cache_salt(tenant, body.cache_salt))
         shape = "chat" if isinstance(body, schema.ChatRequest) else "completion"
         strings = generation.stop.strings
-        kept = Record(shape, int(self._clock()), sessions, strings, owner(), n=body.n).to_bytes()
+        kept = Record(
+            shape, int(self._clock()), sessions, strings, owner(), n=body.n, calls=generation.calls
+        ).to_bytes()
 
         def start(session: GenerationRequest) -> Events:
             return self._runner.run(session, kept if session is generation.sessions[0] else b"")
@@ -151,11 +163,17 @@ def add_generation_service(
     access: Access | None = None,
     threads: Threads | None = None,
     share_prefixes: bool = False,
+    tool_call_parser: str = OF_TEMPLATE,
 ) -> None:
     """Adds Generation, the standard health service and server reflection. Call it before the server
     starts."""
     generation = GenerationServicer(
-        runner, metrics, draw_below, threads=threads, share_prefixes=share_prefixes
+        runner,
+        metrics,
+        draw_below,
+        threads=threads,
+        share_prefixes=share_prefixes,
+        tool_call_parser=tool_call_parser,
     )
     generation_wire.add_to_server(guarded(generation, access), server)
     add_health(server, runner.ready, generation_wire.SERVICE)

@@ -26,7 +26,7 @@ from router.api.connection import KEEP_ALIVE_SECONDS, ClientLeft, EventStream, w
 from router.api.deadline import time_limits
 from router.api.fields import Fields
 from router.api.generate import Details, Result, generate_all
-from router.api.messages import CountRequest, MessagesRequest, turns
+from router.api.messages_request import CountRequest, MessagesRequest, turns
 from router.api.openapi import (
     MODEL,
     MODELS,
@@ -42,13 +42,14 @@ from router.api.openapi import (
 from router.api.record import Record, named, recalled
 from router.api.refusals import MESSAGES, refusal
 from router.api.responses import Json
-from router.api.responses_api import NAMES, ResponsesRequest
+from router.api.responses_request import NAMES, ResponsesRequest
 from router.api.stream import Items, internal_error, last_words, to_json
 from router.api.telling import telling
 from router.api.threads import SMALL_BYTES, TINY_BYTES, Threads
 from router.api.validation import DrawBelow, Generation, called, choices, prepare
 from router.metrics import Metrics
 from router.requests import Events, GenerationRequest, ServedModel, SessionBegun, SessionRunner
+from router.tool_formats import OF_TEMPLATE
 
 READ = ["GET", "HEAD"]
 REFUSED = answers.AnthropicError  # at Anthropic's routes
@@ -66,13 +67,14 @@ def create_app(
     *,
     draw_below: DrawBelow,
     share_prefixes: bool = False,
+    tool_call_parser: str = OF_TEMPLATE,
     threads: Threads | None = None,
     bodies: Bodies | None = None,
     clock: Callable[[], float] = time.time,
     keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
 ) -> FastAPI:
     """The application. `draw_below` draws seeds (`secrets.randbelow`); `clock` gives unix seconds. `threads`:
-    those that read requests, if others use them too."""
+    those that read requests, if others use them too. `tool_call_parser`: how models write calls of tools."""
     reading, incoming = threads or Threads(), bodies or Bodies()
     exposing = asyncio.Lock()  # whose text is long: one is made at a time, beside the event loop
     app = Application(
@@ -105,7 +107,7 @@ def create_app(
         """How many tokens a conversation has."""
         body, size = await parsed(request, CountRequest)
         model = runner.model(body.model)
-        return await written(size, lambda: tokens.counted(turns(body), model))
+        return await written(size, lambda: tokens.counted(turns(body), body.tools, model))
 
     @app.post("/v1/responses", **generation(ResponsesRequest, answers.Response))
     async def responses(request: Request) -> Response:
@@ -153,7 +155,7 @@ def create_app(
         runner.check_room(sessions)
         with called(NAMES if isinstance(asked, ResponsesRequest) else {}):
             prepared = await reading.run(
-                size, owner(), limits.first_token_by, prepare, body, model, draw_below
+                size, owner(), limits.first_token_by, prepare, body, model, draw_below, tool_call_parser
             )
         tenant = "" if share_prefixes else owner()
         prepared = prepared.cached_under(cache_salt(tenant, body.cache_salt))
@@ -167,6 +169,7 @@ def create_app(
             include_usage=body.stream_options.include_usage or not body.stream,
             continuous_usage_stats=body.stream_options.continuous_usage_stats,
             n=body.n,
+            calls=generation.calls,
             repeated=asked.repeated() if isinstance(asked, ResponsesRequest) else {},
         )
         kept = record.to_bytes()
@@ -196,16 +199,16 @@ def create_app(
             )
         if after is not None:
             position.check(after, generation.sessions)
+        from_start = telling(record, generation).from_start
 
         def start(session: GenerationRequest) -> Events:
             assert session.session_id is not None
-            return runner.resume(session.session_id)
+            events = runner.resume(session.session_id)
+            return position.cut(events, after[0]) if from_start and after is not None else events
 
         async def told_again() -> Items:
             with reading.retelling(record.owner) as place:
-                has = after or [0] * record.prompts
-                if telling(record, generation).from_start:
-                    has = [0]
+                has = [0] * record.prompts if from_start or after is None else after
                 async with aclosing(generate_all(start, generation, metrics, has, place)) as items:
                     async for item in items:
                         yield item

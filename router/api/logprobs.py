@@ -71,8 +71,12 @@ def of_completion(scored: Sequence[Scored]) -> dict[str, object]:
 
 def of_chat(scored: Sequence[Scored]) -> dict[str, object]:
     """Returns OpenAI's object of a chat."""
-    content = [{**_entry(one.own), "top_logprobs": [_entry(each) for each in one.top]} for one in scored]
-    return {"content": content, "refusal": None}
+    return {"content": entries(scored), "refusal": None}
+
+
+def entries(scored: Sequence[Scored]) -> list[dict[str, object]]:
+    """Returns what OpenAI tells of each token."""
+    return [{**_entry(one.own), "top_logprobs": [_entry(each) for each in one.top]} for one in scored]
 
 
 def _entry(told: Told) -> dict[str, object]:

@@ -1,20 +1,18 @@
-"""Anthropic's Messages: a request is a chat, and its answer is told in their shapes."""
+"""How an answer to Anthropic's Messages is told, in their shapes."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from typing import Any
 
-from pydantic import Field, PlainValidator
-
-from outrider.errors import InvalidRequest, OutriderError
+from outrider.errors import OutriderError
 from outrider.wire.session import FinishReason, SessionId
-from router.api import answers, neutral, schema
+from router.api import answers
 from router.api.connection import ServerSentEvent
-from router.api.fields import Fields, refused, shown
-from router.api.generate import Details, Result
+from router.api.generate import Chunk, Details, Result
 from router.api.position import Position, event_id
 from router.api.refusals import anthropic_error
 from router.api.responses import Json, totals
@@ -22,68 +20,6 @@ from router.api.stream import Items, to_json
 from router.requests import SessionBegun
 
 SHAPE = "message"
-BESIDES = frozenset({"citations"})  # of a part that an answer had: it changes nothing
-
-Speaker = Literal["user", "assistant"]
-
-
-def _speaker(value: object) -> str:
-    if value not in get_args(Speaker):
-        raise refused(f"must be user or assistant, not {shown(value)}")
-    return str(value)
-
-
-def _text(value: object) -> str:
-    return schema.content_text(value, ignored=BESIDES)
-
-
-Text = Annotated[str, PlainValidator(_text, json_schema_input_type=schema.Contents)]
-
-
-class Turn(Fields):
-    """One turn of a conversation."""
-
-    role: Annotated[str, PlainValidator(_speaker, json_schema_input_type=Speaker)]
-    content: Text
-
-
-class CountRequest(schema.ModelFields):
-    """POST /v1/messages/count_tokens."""
-
-    neutral = neutral.MESSAGES
-
-    messages: Annotated[list[Turn], schema.Messages]
-    system: Text = Field(default="", description="What comes before the conversation.")
-
-
-class MessagesRequest(schema.SharedFields):
-    """POST /v1/messages."""
-
-    neutral = neutral.MESSAGES
-
-    messages: Annotated[list[Turn], schema.Messages]
-    system: Text = Field(default="", description="What comes before the conversation.")
-    max_tokens: int = Field(description="Most output tokens.", json_schema_extra={"minimum": 1})
-    stop_sequences: Annotated[
-        tuple[str, ...], PlainValidator(schema.stop_strings, json_schema_input_type=schema.Stop)
-    ] = Field(default=(), description="The text ends before the first of them.")
-
-    def as_chat(self) -> schema.ChatRequest:
-        return schema.as_chat(self, turns(self), max_tokens=self.max_tokens, stop=self.stop_sequences)
-
-
-def turns(body: MessagesRequest | CountRequest) -> Iterator[tuple[str, str]]:
-    """(role, text) of each turn. Raises InvalidRequest if the last one is the assistant's."""
-    if body.messages[-1].role == "assistant":
-        raise InvalidRequest(
-            "messages must end with a turn of the user: to continue the assistant's is not supported by this "
-            "server",
-            field="messages",
-        )
-    if body.system:
-        yield "system", body.system
-    for turn in body.messages:
-        yield turn.role, turn.content
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +30,23 @@ class MessageTelling:
     model: str
     seed: int
     prompt_tokens: int
-    from_start = False
+    from_start = True  # which blocks there are follows from the whole text
 
     def whole(self, texts: Sequence[str], results: Sequence[Result], details: Sequence[Details]) -> Json:
         (text,), (result,) = texts, results
+        said = [_text_block(text)] if text or not result.called else []
+        calls = [_use_block(call.id, call.name, _input(call.arguments)) for call in result.called]
         return {
-            **self._message([{"type": "text", "text": text, "citations": None}], self._usage(result)),
+            **self._message([*said, *calls], self._usage(result)),
             **_stop(result),
             "metrics": totals(results)["metrics"],
         }
 
     async def events(self, items: Items, after: Position | None) -> AsyncGenerator[ServerSentEvent, None]:
-        """The events; `after` as for stream.events. The last three have no id: who lacks one gets them
+        """The events; `after` as for stream.events, but that `items` are those from the start. Only the last
+        event of what came at once has an id, and the last ones of all have none: who lacks one gets them
         again."""
-        opened = after is not None
-        position = after[0] if after else 0
+        opened, has, blocks = after is not None, after[0] if after else 0, _Blocks()
         async with aclosing(items):
             async for _, item in items:
                 if isinstance(item, SessionBegun):
@@ -117,16 +55,14 @@ class MessageTelling:
                     opened = True
                     usage = _usage(self.prompt_tokens, 0, 0)
                     yield _event("message_start", message=self._message([], usage))
-                    block = {"type": "text", "text": "", "citations": None}
-                    at = event_id(self.id, [position])
-                    yield _event("content_block_start", at, index=0, content_block=block)
-                has, position = position, max(position, item.position)
-                if item.text and item.position > has:
-                    delta = {"type": "text_delta", "text": item.text}
-                    at = event_id(self.id, [position])
-                    yield _event("content_block_delta", at, index=0, delta=delta)
+                told = list(blocks.add(item))
+                if item.position > has:
+                    for number, (kind, fields) in enumerate(told, 1):
+                        at = event_id(self.id, [item.position]) if number == len(told) else None
+                        yield _event(kind, at, **fields)
                 if isinstance(item, Result):
-                    yield _event("content_block_stop", index=0)
+                    for kind, fields in blocks.end():
+                        yield _event(kind, **fields)
                     metrics = totals([item])["metrics"]
                     yield _event("message_delta", delta=_stop(item), usage=self._usage(item), metrics=metrics)
                     yield _event("message_stop")
@@ -151,6 +87,60 @@ class MessageTelling:
         return _usage(self.prompt_tokens, result.usage.cached_prompt_tokens, result.usage.completion_tokens)
 
 
+class _Blocks:
+    """The content of an answer as it comes: a text, and the uses of tools."""
+
+    def __init__(self) -> None:
+        self._last = -1  # block that has begun
+
+    def add(self, item: Chunk | Result) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yields the events of what is new: (kind, fields)."""
+        if item.text:
+            if self._last < 0:
+                yield self._begin(_text_block(""))
+            yield self._delta("text_delta", "text", item.text)
+        for call in item.calls:
+            if call.id:
+                yield from self._close()
+                yield self._begin(_use_block(call.id, call.name, {}))
+            if call.arguments:
+                yield self._delta("input_json_delta", "partial_json", call.arguments)
+
+    def end(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yields the events of the end: an answer has at least one block."""
+        if self._last < 0:
+            yield self._begin(_text_block(""))
+        yield from self._close()
+
+    def _begin(self, block: Json) -> tuple[str, dict[str, Any]]:
+        self._last += 1
+        return "content_block_start", {"index": self._last, "content_block": block}
+
+    def _delta(self, kind: str, name: str, text: str) -> tuple[str, dict[str, Any]]:
+        return "content_block_delta", {"index": self._last, "delta": {"type": kind, name: text}}
+
+    def _close(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        if self._last >= 0:
+            yield "content_block_stop", {"index": self._last}
+
+
+def _text_block(text: str) -> Json:
+    return {"type": "text", "text": text, "citations": None}
+
+
+def _use_block(id: str, name: str, input: Json) -> Json:
+    return {"type": "tool_use", "id": id, "name": name, "input": input}
+
+
+def _input(arguments: str) -> Json:
+    """Returns the arguments as the object that they are; an empty one if they were cut off."""
+    try:
+        told = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
 def _usage(prompt: int, cached: int, output: int) -> answers.MessageUsage:
     """Anthropic counts the tokens that were found cached apart from the others."""
     return {
@@ -162,7 +152,7 @@ def _usage(prompt: int, cached: int, output: int) -> answers.MessageUsage:
 
 
 def _stop(result: Result) -> Json:
-    reason = "stop_sequence" if result.stop else "end_turn"
+    reason = "stop_sequence" if result.stop else "tool_use" if result.called else "end_turn"
     if result.finish_reason is FinishReason.LENGTH:
         reason = "max_tokens"
     if result.cut is not None:

@@ -101,9 +101,6 @@ COMPLETION: Neutral = {
 }
 CHAT: Neutral = {
     **BOTH,
-    "tools": _only([]),
-    "tool_choice": _only("none", "auto"),
-    "parallel_tool_calls": FLAG,
     "functions": _only([]),
     "function_call": _only("none", "auto"),
     "modalities": _only(["text"]),
@@ -115,27 +112,19 @@ CHAT: Neutral = {
     "chat_template_kwargs": _only({}),
     "documents": _only([]),
 }
-MESSAGE: Neutral = {"name": TEXT, "tool_calls": _only([]), "annotations": _only([])}  # also sent back
+MESSAGE: Neutral = {"name": TEXT, "annotations": _only([])}  # also sent back
 MESSAGES: Neutral = {  # Anthropic's
     "metadata": OBJECT,
     "cache_control": OBJECT,
     "service_tier": _only("auto", "standard_only"),
-    "tools": _only([]),
-    "tool_choice": _only({"type": "auto"}, {"type": "none"}),
     "thinking": _only({"type": "disabled"}),
     "mcp_servers": _only([]),
 }
 RESPONSES: Neutral = {
     "store": _only(False),
     "background": _only(False),
-    "tools": _only([]),
-    "tool_choice": _only("auto", "none"),
-    "parallel_tool_calls": FLAG,
-    "text": _only({}, {"format": {"type": "text"}}, {"format": {"type": "text"}, "verbosity": "medium"}),
     "reasoning": _only({}, {"effort": "none"}),
-    "include": _only([], ["reasoning.encrypted_content"]),
     "truncation": _only("disabled"),
-    "top_logprobs": _only(0),
     "stream_options": _only({}, {"include_obfuscation": False}),
     "service_tier": _only("auto", "default"),
     "user": TEXT,
@@ -143,6 +132,4 @@ RESPONSES: Neutral = {
     "prompt_cache_key": TEXT,
     "prompt_cache_retention": TEXT,
 }
-TOKENIZE: Neutral = {
-    name: CHAT[name] for name in ("add_generation_prompt", "continue_final_message", "tools")
-}
+TOKENIZE: Neutral = {name: CHAT[name] for name in ("add_generation_prompt", "continue_final_message")}

@@ -27,8 +27,8 @@ from outrider.errors import (
 from router.api import position, schema
 from router.api.answers import Error
 from router.api.fields import Fields
-from router.api.messages import CountRequest, MessagesRequest
-from router.api.responses_api import ResponsesRequest
+from router.api.messages_request import CountRequest, MessagesRequest
+from router.api.responses_request import ResponsesRequest
 
 REF = "#/components/schemas/{model}"
 _EVENTS: Mapping[str, Any] = {"text/event-stream": {}}  # OpenAPI 3.1 has no words for the events of a stream

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
 
 from outrider.errors import InvalidRequest
 from outrider.wire.session import SESSION_ID_BYTES, SessionId
-from router.requests import GenerationRequest
+from router.requests import Events, GenerationRequest, SessionBegun, SessionEvent, TokensCommitted
 
 Position = tuple[int, ...]
 
@@ -80,3 +82,30 @@ def companion(first: SessionId, index: int) -> SessionId:
     if index == 0:
         return first
     return SessionId(hashlib.sha256(first + index.to_bytes(4)).digest()[:SESSION_ID_BYTES])
+
+
+async def cut(events: Events, at: int) -> AsyncGenerator[SessionEvent, None]:
+    """The events of a session, whose steps are cut where its client is: a step of a session that goes on
+    elsewhere may hold tokens that the client has, and others."""
+    before = 0
+
+    def parts(step: TokensCommitted) -> Iterator[TokensCommitted]:
+        nonlocal before
+        has = at - before
+        before += len(step.tokens)
+        if not 0 < has < len(step.tokens):
+            yield step
+            return
+        yield replace(step, tokens=step.tokens[:has], logprobs=step.logprobs[:has])
+        rest, logprobs = step.tokens[has:], step.logprobs[has:]
+        yield replace(step, tokens=rest, accepted=0, verified=0, numerics="", logprobs=logprobs, guesses=())
+
+    async with aclosing(events):
+        async for event in events:
+            if isinstance(event, SessionBegun):
+                yield SessionBegun(part for step in event.known for part in parts(step))
+            elif isinstance(event, TokensCommitted):
+                for part in parts(event):
+                    yield part
+            else:
+                yield event

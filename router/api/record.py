@@ -18,6 +18,7 @@ from router.api.threads import Retelling
 from router.api.validation import Generation
 from router.requests import Recalled, ServedModel, SessionRunner
 from router.stop import StopStrings
+from router.tool_parser import CallReading
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Record:
     include_usage: bool = True  # in a stream of its events
     continuous_usage_stats: bool = False
     n: int = 1
+    calls: CallReading | None = None
     repeated: Mapping[str, Any] = field(default_factory=dict)  # fields of the request that its answer repeats
 
     def to_bytes(self) -> bytes:
@@ -41,7 +43,8 @@ class Record:
     def from_bytes(cls, raw: bytes) -> Record:
         """Returns the record in the bytes. Raises ValueError, KeyError or TypeError if they are none."""
         fields = json.loads(raw)
-        return cls(**fields | {"stop": tuple(fields["stop"])})
+        calls = CallReading(**fields["calls"]) if fields["calls"] else None
+        return cls(**fields | {"stop": tuple(fields["stop"]), "calls": calls})
 
 
 def named(generation: Generation, session_id: SessionId) -> Generation:
@@ -90,7 +93,7 @@ async def recalled(
     if requests[0].fingerprint not in (None, model.fingerprint):
         raise Unavailable(f"another checkpoint of {model.name!r} is served now; send the request again")
     built, stop = await retelling.run(_built, model, session_id, record.stop)
-    return record, Generation(model, built, requests, stop, record.n)
+    return record, Generation(model, built, requests, stop, record.n, record.calls)
 
 
 def _built(

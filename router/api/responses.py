@@ -13,6 +13,7 @@ from router.api.answers import Error, Totals, Usage
 from router.api.generate import NO_DETAILS, Details, Result
 from router.api.logprobs import Scored, of_chat, of_completion
 from router.api.provenance import steps_json
+from router.tool_parser import Call, CallDelta
 
 Json = Mapping[str, object]
 
@@ -25,7 +26,7 @@ class Shape(Protocol):
     whole: str  # `object` of a whole answer
     chunk: str  # `object` of a chunk
 
-    def choice(self, index: int, text: str, reason: str, details: Details = NO_DETAILS) -> Json:
+    def choice(self, index: int, text: str, result: Result, details: Details = NO_DETAILS) -> Json:
         """Returns one whole answer. `details`: of its tokens, if asked for."""
         ...
 
@@ -34,7 +35,7 @@ class Shape(Protocol):
         ...
 
     def delta(self, index: int, text: str | None, reason: str | None, details: Details = NO_DETAILS) -> Json:
-        """Returns the choice of a chunk: text, or the reason for the end."""
+        """Returns the choice of a chunk: text, pieces of calls, or the reason for the end."""
         ...
 
 
@@ -43,16 +44,16 @@ class CompletionShape:
     id_prefix = "cmpl-"
     whole = chunk = "text_completion"
 
-    def choice(self, index: int, text: str, reason: str | None, details: Details = NO_DETAILS) -> Json:
-        logprobs = of_completion(details.scored) if details.scored else None
-        told = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
-        return _with_steps(told, details)
+    def choice(self, index: int, text: str, result: Result, details: Details = NO_DETAILS) -> Json:
+        return self.delta(index, text, result.reason, details)
 
     def opening(self, index: int) -> None:
         return None
 
     def delta(self, index: int, text: str | None, reason: str | None, details: Details = NO_DETAILS) -> Json:
-        return self.choice(index, text or "", reason, details)
+        logprobs = of_completion(details.scored) if details.scored else None
+        told = {"index": index, "text": text or "", "logprobs": logprobs, "finish_reason": reason}
+        return _with_steps(told, details)
 
 
 class ChatShape:
@@ -61,22 +62,39 @@ class ChatShape:
     whole = "chat.completion"
     chunk = "chat.completion.chunk"
 
-    def choice(self, index: int, text: str, reason: str, details: Details = NO_DETAILS) -> Json:
-        message = {"role": "assistant", "content": text, "refusal": None}
+    def choice(self, index: int, text: str, result: Result, details: Details = NO_DETAILS) -> Json:
+        message: dict[str, object] = {"role": "assistant", "content": text, "refusal": None}
+        if result.called:
+            message |= {"content": text or None, "tool_calls": [_called(call) for call in result.called]}
         logprobs = _of_chat(details.scored)
-        told = {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
+        told = {"index": index, "message": message, "logprobs": logprobs, "finish_reason": result.reason}
         return _with_steps(told, details)
 
     def opening(self, index: int) -> Json:
         return self._chunk(index, {"role": "assistant", "content": ""}, None)
 
     def delta(self, index: int, text: str | None, reason: str | None, details: Details = NO_DETAILS) -> Json:
-        return self._chunk(index, {} if text is None else {"content": text}, reason, details)
+        delta: dict[str, object] = {} if text is None or (details.calls and not text) else {"content": text}
+        if details.calls:
+            delta["tool_calls"] = [_call_delta(call) for call in details.calls]
+        return self._chunk(index, delta, reason, details)
 
     def _chunk(self, index: int, delta: Json, reason: str | None, details: Details = NO_DETAILS) -> Json:
         logprobs = _of_chat(details.scored)
         told = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         return _with_steps(told, details)
+
+
+def _called(call: Call) -> Json:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _call_delta(call: CallDelta) -> Json:
+    if not call.id:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}
 
 
 def _of_chat(scored: Sequence[Scored]) -> Json | None:
@@ -105,7 +123,7 @@ class Envelope:
     def whole(self, texts: Iterable[str], results: Iterable[Result], details: Iterable[Details]) -> Json:
         results = list(results)
         choices = [
-            self.shape.choice(index, text, result.finish_reason.openai, own)
+            self.shape.choice(index, text, result, own)
             for index, (text, result, own) in enumerate(zip(texts, results, details, strict=True))
         ]
         return {**self._head(self.shape.whole), "choices": choices, **totals(results, self.n)}

@@ -1,121 +1,31 @@
-"""OpenAI's Responses, none of them stored: a request is a chat, and its answer is told in their shapes."""
+"""How an answer to OpenAI's Responses is told, in their shapes. None is stored."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, get_args
-
-from pydantic import BaseModel, Field, PlainValidator
+from typing import Any
 
 from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
 from outrider.wire.session import FinishReason, SessionId
-from router.api import neutral, schema
 from router.api.connection import ServerSentEvent
-from router.api.fields import checked_text, json_type, refused, shown
-from router.api.generate import Details, Result
+from router.api.generate import Chunk, Details, Result
+from router.api.logprobs import Scored, entries
 from router.api.position import Position, event_id
 from router.api.responses import Json, totals
 from router.api.stream import Items, to_json
 from router.requests import SessionBegun
+from router.tool_parser import Call
 
 SHAPE = "response"
-NAMES = {"messages": "input", "max_tokens": "max_output_tokens"}  # a chat's field -> how it is called here
-PARTS = ("input_text", "output_text", "text")
-BESIDES = frozenset({"annotations", "logprobs"})  # of a part that an answer had: they change nothing
-ITEM_FIELDS = frozenset({"type", "role", "content", "id", "status", "phase"})
-MAX_METADATA_KEY, MAX_METADATA_VALUE = 64, 512  # bytes
-OPENING_EVENTS = 4
-
-
-class InputPart(BaseModel):
-    """A part of an item's content, as the document tells it."""
-
-    type: Literal["input_text", "output_text", "text"]
-    text: schema.Content
-
-
-class InputItem(BaseModel):
-    """An item of the input, as the document tells it: a message."""
-
-    type: Literal["message"] = "message"
-    role: schema.Role
-    content: schema.Content | Annotated[list[InputPart], Field(max_length=schema.MAX_PARTS)]
-
-
-Turns = tuple[tuple[str, str], ...]
-Items_ = Annotated[list[InputItem], Field(min_length=1, max_length=schema.MAX_MESSAGES)]
-Metadata = Annotated[dict[str, schema.Content], Field(max_length=neutral.MAX_ENTRIES)]
-
-
-def _input(value: object) -> Turns:
-    if isinstance(value, str):
-        return (("user", checked_text(value)),)
-    if not isinstance(value, list):
-        raise refused(f"must be a string or an array of items, not {json_type(value)}")
-    if not 1 <= len(value) <= schema.MAX_MESSAGES:
-        raise refused(f"must be from 1 to {schema.MAX_MESSAGES} items, not {len(value)}")
-    return tuple(_turn(index, item) for index, item in enumerate(value))
-
-
-def _turn(index: int, item: object) -> tuple[str, str]:
-    if not isinstance(item, dict):
-        raise refused(f"must be a string or an array of items; item {index} is {json_type(item)}")
-    kind = item.get("type") or "message"
-    if kind != "message":
-        raise refused(f'must be items of type "message"; item {index} is of type {shown(kind)}')
-    if item.get("role") not in get_args(schema.Role):
-        roles = ", ".join(get_args(schema.Role))
-        raise refused(f"must have a role of {roles} in each item; item {index} has {shown(item.get('role'))}")
-    if any(item[name] is not None for name in item.keys() - ITEM_FIELDS):
-        raise refused(f'must have items of the fields "type", "role" and "content"; item {index} has others')
-    return item["role"], schema.content_text(item.get("content"), PARTS, BESIDES)
-
-
-def _metadata(value: object) -> dict[str, str]:
-    if not isinstance(value, dict) or not all(isinstance(each, str) for each in value.values()):
-        raise refused("must be an object of strings")
-    if len(value) > neutral.MAX_ENTRIES:
-        raise refused(f"must have at most {neutral.MAX_ENTRIES} entries")
-    for key, text in value.items():
-        checked_text(key, MAX_METADATA_KEY)
-        checked_text(text, MAX_METADATA_VALUE)
-    return value
-
-
-class ResponsesRequest(schema.SharedFields):
-    """POST /v1/responses."""
-
-    neutral = neutral.RESPONSES
-
-    input: Annotated[Turns, PlainValidator(_input, json_schema_input_type=schema.Content | Items_)] = Field(
-        description="What the user says, or the items of a conversation."
-    )
-    instructions: Annotated[
-        str | None, PlainValidator(checked_text, json_schema_input_type=schema.Content)
-    ] = Field(default=None, description="What comes before the conversation.")
-    max_output_tokens: int | None = Field(
-        default=None, description="Absent = the rest of the context.", json_schema_extra={"minimum": 1}
-    )
-    metadata: Annotated[dict[str, str], PlainValidator(_metadata, json_schema_input_type=Metadata)] = Field(
-        default_factory=dict, description="The answer repeats it."
-    )
-
-    def as_chat(self) -> schema.ChatRequest:
-        before = (("system", self.instructions),) if self.instructions else ()
-        return schema.as_chat(self, before + self.input, max_tokens=self.max_output_tokens)
-
-    def repeated(self) -> Mapping[str, Any]:
-        """Returns what the answer repeats of it, and a session does not hold."""
-        return {name: getattr(self, name) for name in ("instructions", "max_output_tokens", "metadata")}
 
 
 @dataclass(slots=True)
 class ResponseTelling:
-    """Tells the answer. An event's sequence number follows from the tokens that it comes after: it is the
-    same however they came, and numbers are left out where one event tells of several."""
+    """Tells the answer. An event's sequence number follows from the text before it: it is the same however
+    the tokens came, and numbers are left out."""
 
     id: SessionId
     created: int  # unix seconds
@@ -124,53 +34,123 @@ class ResponseTelling:
     repeated: Mapping[str, Any]
     from_start = True  # the last events tell the whole text once more
     _sequence: int = field(default=0, init=False)
+    _position: int = field(default=0, init=False)
+    _turning: int = field(default=0, init=False)  # events so far that are no deltas
+    _last: int = field(default=-1, init=False)  # output item that has begun
+    _texts: list[str] = field(default_factory=list, init=False)
+    _scored: list[Scored] = field(default_factory=list, init=False)
+    _untold: list[Scored] = field(default_factory=list, init=False)  # of them, in no delta yet
+    _call: Call | None = field(default=None, init=False)  # that has begun
 
     def whole(self, texts: Sequence[str], results: Sequence[Result], details: Sequence[Details]) -> Json:
-        (text,), (result,) = texts, results
-        return self._ended(text, result)
+        (text,), (result,), (own,) = texts, results, details
+        return self._ended(text, result, own.scored)
 
     async def events(self, items: Items, after: Position | None) -> AsyncGenerator[ServerSentEvent, None]:
-        """The events; `after` as for stream.events, but that `items` are those from the start. What comes
-        after the text has no id: who lacks some of it gets it again."""
-        opened, has, texts = after is not None, after[0] if after else 0, []
-        part: dict[str, Any] = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+        """The events; `after` as for stream.events, but that `items` are those from the start. Only the last
+        event of what came at once has an id, and what comes after the text has none: who lacks some of it
+        gets it again."""
+        opened, has = after is not None, after[0] if after else 0
+        opening = [
+            self._turn(name, response=self._response("in_progress", []))
+            for name in ("created", "in_progress")
+        ]
         async with aclosing(items):
             async for _, item in items:
                 if isinstance(item, SessionBegun):
                     continue
                 if not opened:
                     opened = True
-                    yield self._event(0, "created", response=self._response("in_progress", []))
-                    yield self._event(1, "in_progress", response=self._response("in_progress", []))
-                    yield self._event(
-                        2, "output_item.added", output_index=0, item=self._item("in_progress", [])
-                    )
-                    at = event_id(self.id, [0])
-                    yield self._event(3, "content_part.added", at, **part, part=_part(""))
-                sequence = OPENING_EVENTS + item.position
-                texts.append(item.text)
-                if item.text and item.position > has:
-                    at = event_id(self.id, [item.position])
-                    yield self._event(sequence, "output_text.delta", at, **part, delta=item.text, logprobs=[])
+                    for event in opening:
+                        yield event
+                self._position = item.position
+                told = list(self._add(item))
+                if item.position > has:
+                    for number, event in enumerate(told, 1):
+                        at = event_id(self.id, [item.position]) if number == len(told) else None
+                        yield ServerSentEvent(event.data, at, event.event)
                 if not isinstance(item, Result):
                     continue
-                text = "".join(texts)
-                yield self._event(sequence + 1, "output_text.done", **part, text=text, logprobs=[])
-                yield self._event(sequence + 2, "content_part.done", **part, part=_part(text))
-                ended = self._ended(text, item)
-                (done,) = ended["output"]
-                yield self._event(sequence + 3, "output_item.done", output_index=0, item=done)
-                yield self._event(sequence + 4, str(ended["status"]), response=ended)
+                ended = self._ended("".join(self._texts), item, self._scored)
+                status = str(ended["status"])
+                for event in self._end(status):
+                    yield event
+                yield self._turn(status, response=ended)
+
+    def _add(self, item: Chunk | Result) -> Iterator[ServerSentEvent]:
+        """Yields the events of what is new."""
+        if isinstance(item, Chunk):
+            self._scored += item.scored
+            self._untold += item.scored
+        if item.text:
+            yield from self._said(item.text)
+        for call in item.calls:
+            if call.id:
+                yield from self._close("completed")
+                self._call = Call(call.id, call.name)
+                yield from self._begin(_called(self._call, "in_progress"))
+            assert self._call is not None
+            if call.arguments:
+                self._call.arguments += call.arguments
+                place = {"item_id": _item_id(self._call), "output_index": self._last}
+                yield self._delta("function_call_arguments.delta", **place, delta=call.arguments)
+
+    def _said(self, text: str) -> Iterator[ServerSentEvent]:
+        if self._last < 0:
+            yield from self._begin(self._item("in_progress", []))
+            yield self._turn("content_part.added", **self._part, part=_part("", ()))
+        self._texts.append(text)
+        logprobs, self._untold = entries(self._untold), []
+        if text:
+            yield self._delta("output_text.delta", **self._part, delta=text, logprobs=logprobs)
+
+    def _end(self, status: str) -> Iterator[ServerSentEvent]:
+        """Yields the events of the end of the output, which has at least one item."""
+        if self._last < 0:
+            yield from self._said("")
+        yield from self._close(status)
+
+    def _begin(self, item: Json) -> Iterator[ServerSentEvent]:
+        self._last += 1
+        yield self._turn("output_item.added", output_index=self._last, item=item)
+
+    def _close(self, status: str) -> Iterator[ServerSentEvent]:
+        """Yields the end of the item that has begun."""
+        if self._last < 0:
+            return
+        if self._call is None:
+            text = "".join(self._texts)
+            yield self._turn("output_text.done", **self._part, text=text, logprobs=entries(self._scored))
+            part = _part(text, self._scored)
+            yield self._turn("content_part.done", **self._part, part=part)
+            item = self._item(status, [part])
+        else:
+            item = _called(self._call, status)
+            place = {"item_id": item["id"], "output_index": self._last}
+            told = {"name": self._call.name, "arguments": self._call.arguments}
+            yield self._turn("function_call_arguments.done", **place, **told)
+        yield self._turn("output_item.done", output_index=self._last, item=item)
+
+    def _turn(self, name: str, /, **fields: object) -> ServerSentEvent:
+        self._turning += 1
+        return self._event(self._position + 2 * self._turning - 2, name, **fields)
+
+    def _delta(self, name: str, /, **fields: object) -> ServerSentEvent:
+        return self._event(self._position + 2 * self._turning - 1, name, **fields)
+
+    @property
+    def _part(self) -> Json:
+        return {"item_id": self._item_id, "output_index": 0, "content_index": 0}
 
     def refused(self, error: OutriderError) -> Sequence[ServerSentEvent]:
         told = {"code": error.code or error.kind, "message": error.message, "param": error.field}
         body = {"type": "error", **told, "sequence_number": self._sequence}
         return [ServerSentEvent(to_json(body), event="error")]
 
-    def _event(self, sequence: int, name: str, id: str | None = None, **fields: object) -> ServerSentEvent:
+    def _event(self, sequence: int, name: str, /, **fields: object) -> ServerSentEvent:
         self._sequence = sequence + 1
         kind = f"response.{name}"
-        return ServerSentEvent(to_json({"type": kind, "sequence_number": sequence, **fields}), id, kind)
+        return ServerSentEvent(to_json({"type": kind, "sequence_number": sequence, **fields}), None, kind)
 
     @property
     def _item_id(self) -> str:
@@ -185,12 +165,17 @@ class ResponseTelling:
             "content": content,
         }
 
-    def _ended(self, text: str, result: Result) -> dict[str, Any]:
+    def _ended(self, text: str, result: Result, scored: Sequence[Scored]) -> dict[str, Any]:
         why = "max_output_tokens" if result.finish_reason is FinishReason.LENGTH else None
         if result.cut is not None:
             why = result.finish_reason.openai
         status = "completed" if why is None else "incomplete"
-        told, counts = self._response(status, [self._item(status, [_part(text)])]), totals([result])
+        output: list[Json] = []
+        if text or not result.called:
+            output.append(self._item("completed" if result.called else status, [_part(text, scored)]))
+        for left, call in zip(range(len(result.called))[::-1], result.called, strict=True):
+            output.append(_called(call, "completed" if left else status))
+        told, counts = self._response(status, output), totals([result])
         usage = counts["usage"]
         return {
             **told,
@@ -217,20 +202,31 @@ class ResponseTelling:
             **self.repeated,
             "model": self.model,
             "output": output,
-            "parallel_tool_calls": True,
             "previous_response_id": None,
             "reasoning": {"effort": None, "summary": None},
             "seed": self.sampling.seed,
             "store": False,
             "temperature": self.sampling.temperature,
-            "text": {"format": {"type": "text"}},
-            "tool_choice": "auto",
-            "tools": [],
             "top_p": self.sampling.top_p,
             "truncation": "disabled",
             "usage": None,
         }
 
 
-def _part(text: str) -> Json:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _part(text: str, scored: Sequence[Scored]) -> Json:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": entries(scored)}
+
+
+def _item_id(call: Call) -> str:
+    return f"fc_{call.id.removeprefix('call_')}"
+
+
+def _called(call: Call, status: str) -> dict[str, Any]:
+    return {
+        "id": _item_id(call),
+        "type": "function_call",
+        "status": status,
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": call.arguments,
+    }

@@ -6,12 +6,10 @@ Ranges are told here and checked in `validation`, with the limits that depend on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, TypeVar
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     PlainValidator,
     ValidationError,
@@ -27,6 +25,8 @@ from router.api import neutral, structured
 from router.api.body import MAX_BODY_BYTES, MAX_VALUES
 from router.api.fields import Fields, checked_text, json_type, refused, shown
 from router.api.structured import Structure
+from router.api.tools import ChatChoice, ChatTools, ToolChoice
+from router.api.turns import ChatMessage, Content
 
 # Every text and every list has a most: what follows takes time and memory that grow with them.
 MAX_STOPS = 16
@@ -36,7 +36,6 @@ MAX_MESSAGES = 4096
 CHOICES = Range(1, 64)
 TOP_LOGPROBS = Range(0, MAX_TOP_LOGPROBS)
 MAX_CHOICES = 128  # of all prompts of a request
-MAX_PARTS = 1024  # of one message
 MAX_MODEL_BYTES = 256
 SPECULATIVE_TOKENS = Range(0, 1024, words="from {low} (off) to {high}, or absent (adaptive)")
 MAX_ID = 2**31 - 1
@@ -113,36 +112,6 @@ def _logit_bias(value: object) -> dict[int, float]:
     return biases
 
 
-def content_text(value: object, kinds: Sequence[str] = ("text",), ignored: Set[str] = frozenset()) -> str:
-    """Returns the text of a content: a string, or parts of these types, which may have the ignored fields."""
-    fields = PART_FIELDS | ignored
-    if not isinstance(value, list):
-        return checked_text(value)
-    if len(value) > MAX_PARTS:
-        raise refused(f"must be at most {MAX_PARTS} parts, not {len(value)}")
-    return "".join(_part(index, part, kinds, fields) for index, part in enumerate(value))
-
-
-def _part(index: int, part: object, kinds: Sequence[str], fields: Set[str]) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(part, dict) or kind not in kinds:
-        found = f"of type {shown(kind)}" if isinstance(part, dict) else json_type(part)
-        told = " or ".join(f'"{one}"' for one in kinds)
-        raise refused(f"must be a string or parts of type {told}; part {index} is {found}")
-    if "text" not in part or any(part[name] is not None for name in part.keys() - fields):
-        raise refused(f'must have parts of the fields "type" and "text" only; part {index} has not')
-    fault = neutral.OBJECT.fault(part.get("cache_control") or {})
-    if fault is not None:
-        raise refused(f"{fault} in cache_control of part {index}")
-    return checked_text(part["text"])
-
-
-def _role(value: object) -> str:
-    if value not in get_args(Role):
-        raise refused(f"must be one of {', '.join(get_args(Role))}, not {shown(value)}")
-    return str(value)
-
-
 def _salt(value: object) -> str:
     salt = checked_text(value, MAX_SALT_BYTES)
     if not salt:
@@ -150,23 +119,7 @@ def _salt(value: object) -> str:
     return salt
 
 
-class TextPart(BaseModel):
-    """A part of a message's content."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    type: Literal["text"]
-    text: Annotated[str, Field(max_length=MAX_BODY_BYTES)]
-    cache_control: Annotated[dict[str, Any] | None, Field(max_length=neutral.MAX_ENTRIES)] = Field(
-        default=None, description="Taken, and changes nothing."
-    )
-
-
-PART_FIELDS = TextPart.model_fields.keys()
-
 # What the fields with checks of their own may hold, as the API's document tells it.
-Role = Literal["system", "developer", "user", "assistant"]
-Content = Annotated[str, Field(max_length=MAX_BODY_BYTES)]
 Text = Annotated[str, Field(min_length=1, max_length=MAX_BODY_BYTES)]
 ModelName = Annotated[str, Field(max_length=MAX_MODEL_BYTES)]
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_BYTES)]
@@ -174,7 +127,6 @@ TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=MAX_ID)]], Field(min_len
 Several = Field(min_length=1, max_length=MAX_PROMPTS)
 Prompt = Text | TokenIds | Annotated[list[Text], Several] | Annotated[list[TokenIds], Several]
 Stop = StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)]
-Contents = Content | Annotated[list[TextPart], Field(max_length=MAX_PARTS)]
 Salt = Annotated[str, Field(min_length=1, max_length=MAX_SALT_BYTES)]
 BIASES_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -202,15 +154,6 @@ class StreamOptions(Fields):
 
     include_usage: bool = Field(default=False, description="A last chunk with usage and statistics.")
     continuous_usage_stats: bool = Field(default=False, description="Usage so far on every chunk.")
-
-
-class ChatMessage(Fields):
-    """One turn of a conversation."""
-
-    neutral = neutral.MESSAGE
-
-    role: Annotated[str, PlainValidator(_role, json_schema_input_type=Role)]
-    content: Annotated[str, PlainValidator(content_text, json_schema_input_type=Contents)]
 
 
 class SharedFields(Fields):
@@ -301,19 +244,18 @@ class ChatRequest(GenerationFields):
     top_logprobs: int = _ranged(
         0, TOP_LOGPROBS.json_schema(), "Of so many likeliest tokens at each position, with logprobs = true."
     )
+    tools: ChatTools = Field(default=(), description="Functions that the model may call.")
+    tool_choice: ChatChoice = Field(
+        default=ToolChoice(), description="auto, none, required, or the one that must be called."
+    )
+    parallel_tool_calls: bool = Field(default=True, description="False = one call at most.")
 
 
-def as_chat(
-    body: SharedFields,
-    turns: Iterable[tuple[str, str]],
-    *,
-    max_tokens: int | None,
-    stop: tuple[str, ...] = (),
-) -> ChatRequest:
-    """Returns the chat that another route's request asks for. `turns`: (role, text) of each."""
-    messages = [ChatMessage.model_construct(role=role, content=text) for role, text in turns]
+def as_chat(body: SharedFields, turns: Iterable[ChatMessage], **fields: Any) -> ChatRequest:
+    """Returns the chat that another route's request asks for. `fields`: of the chat, beside the shared
+    ones."""
     shared = {name: getattr(body, name) for name in SharedFields.model_fields}
-    return ChatRequest.model_construct(messages=messages, max_tokens=max_tokens, stop=stop, **shared)
+    return ChatRequest.model_construct(messages=list(turns), **shared, **fields)
 
 
 class ModelFields(Fields):
@@ -329,6 +271,7 @@ class TokenizeRequest(ModelFields):
 
     prompt: Annotated[str | None, PlainValidator(checked_text, json_schema_input_type=Content)] = None
     messages: Annotated[list[ChatMessage], Messages] | None = None
+    tools: ChatTools = Field(default=(), description="As of the chat.")
     add_special_tokens: bool | None = Field(
         default=None, description="Absent = true for a prompt, false for messages."
     )

@@ -61,14 +61,14 @@ async def events(
             if isinstance(item, Result):
                 results[index] = item
                 if item.cut is not None:  # without an id: who resumes has what it had before
-                    end = shape.delta(index, None, item.finish_reason.openai)
+                    end = shape.delta(index, None, item.reason)
                     yield ServerSentEvent(chunk(index, end, item.usage.completion_tokens).data)
                 elif item.position > has:
-                    end = shape.delta(index, item.text or None, item.finish_reason.openai)
+                    end = shape.delta(index, item.text or None, item.reason, Details(calls=item.calls))
                     yield chunk(index, end, item.usage.completion_tokens)
-            elif item.text or item.scored or item.step is not None:
-                told = shape.delta(index, item.text, None, Details.of(item))
-                yield chunk(index, told, item.position)
+            elif item.text or item.scored or item.step is not None or item.calls:
+                choice = shape.delta(index, item.text, None, Details.of(item))
+                yield chunk(index, choice, item.position)
     if include_usage:
         # Without an id: who has all chunks, but not the end of the stream, gets it again.
         told = totals((results[index] for index in sorted(results)), envelope.n)

@@ -30,7 +30,7 @@ ANY_OBJECT = {"type": "object"}
 MAX_SCHEMA_BYTES = MAX_GRAMMAR_BYTES // 2  # as JSON; of choices, too
 MAX_NAME_BYTES, MAX_DESCRIPTION_BYTES = 1024, 32 * 1024  # of a schema; they change nothing
 
-_SCHEMA = {"type": "object", "maxProperties": MAX_SCHEMA_BYTES // 8, "description": "A JSON schema."}
+SCHEMA = {"type": "object", "maxProperties": MAX_SCHEMA_BYTES // 8, "description": "A JSON schema."}
 _GRAMMAR = {"type": "string", "maxLength": MAX_GRAMMAR_BYTES}
 RESPONSE_FORMAT = {
     "type": "object",
@@ -43,7 +43,7 @@ RESPONSE_FORMAT = {
             "properties": {
                 "name": {"type": "string", "maxLength": MAX_NAME_BYTES},
                 "description": {"type": "string", "maxLength": MAX_DESCRIPTION_BYTES},
-                "schema": _SCHEMA,
+                "schema": SCHEMA,
                 "strict": {"type": "boolean"},
             },
         },
@@ -53,7 +53,7 @@ STRUCTURED_OUTPUTS = {
     "anyOf": [
         {"type": "object", "properties": {name: value}, "required": [name]}
         for name, value in {
-            "json": {"anyOf": [_SCHEMA, {"type": "string", "maxLength": MAX_GRAMMAR_BYTES}]},
+            "json": {"anyOf": [SCHEMA, {"type": "string", "maxLength": MAX_GRAMMAR_BYTES}]},
             "regex": _GRAMMAR,
             "choice": {
                 "type": "array",
@@ -73,8 +73,8 @@ class Structure:
     """What a text is to be like, and the field that says so."""
 
     field: str
-    kind: str  # one of json, regex, choice, grammar
-    value: Any  # a schema; a text; texts; a text
+    kind: str  # one of json, regex, choice, grammar; or ready
+    value: Any  # a schema; a text; texts; a text; the grammar itself
 
 
 def response_format(value: object) -> Structure | None:
@@ -97,7 +97,7 @@ def response_format(value: object) -> Structure | None:
             for about, most in (("name", MAX_NAME_BYTES), ("description", MAX_DESCRIPTION_BYTES)):
                 if told.get(about) is not None:
                     checked_text(told[about], most)
-            return Structure("response_format.json_schema.schema", "json", _sized(told["schema"]))
+            return Structure("response_format.json_schema.schema", "json", sized(told["schema"]))
     raise refused(f"must be of type text, json_object or json_schema, not {shown(value.get('type'))}")
 
 
@@ -117,11 +117,11 @@ def structured_outputs(value: object) -> Structure | None:
                 raise refused("must have true as json_object")
             return Structure(field, "json", ANY_OBJECT)
         case "json":
-            return Structure(field, kind, _sized(_schema(what)))
+            return Structure(field, kind, sized(_schema(what)))
         case "choice":
             if not isinstance(what, list) or not what or not all(isinstance(one, str) for one in what):
                 raise refused("must have a list of texts as choice")
-            return Structure(field, kind, [checked_text(one) for one in _sized(what)])
+            return Structure(field, kind, [checked_text(one) for one in sized(what)])
     return Structure(field, kind, checked_text(what, MAX_GRAMMAR_BYTES))
 
 
@@ -143,7 +143,7 @@ def _known(value: dict[str, Any], names: set[str]) -> None:
             raise refused(f"has the field {shown(name)}, which is unknown or not supported")
 
 
-def _sized(value: Any) -> Any:
+def sized(value: Any) -> Any:
     try:
         size = len(json.dumps(value))
     except RecursionError:
@@ -178,6 +178,8 @@ def compiled(structure: Structure | None, model: ServedModel) -> str:
 def _text(structure: Structure) -> tuple[str, str | None]:
     """Returns the grammar as llguidance has it, and what is wrong with what it is made from."""
     try:
+        if structure.kind == "ready":
+            return structure.value, None
         if structure.kind == "json":
             return _of_schema(structure.value), None
         return llguidance.grammar_from(_FORMATS[structure.kind], structure.value), None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from outrider.errors import InvalidRequest
 from router import tokenizer
 from router.api.answers import Counted, Detokenized, Tokenized
-from router.api.schema import ChatMessage, DetokenizeRequest, TokenizeRequest
+from router.api.schema import DetokenizeRequest, TokenizeRequest
+from router.api.tools import Tool
+from router.api.turns import ChatMessage
 from router.api.validation import check_bytes, check_ids, rendered
 from router.requests import ServedModel
 
@@ -19,7 +21,7 @@ def tokenized(body: TokenizeRequest, model: ServedModel) -> Tokenized:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give prompt or messages: one of them", field="prompt")
     if body.messages is not None:
-        text = rendered(body.messages, built, model)
+        text = rendered(body.messages, built, model, body.tools)
         special = body.add_special_tokens is True  # a template writes them itself
     else:
         text = body.prompt or ""
@@ -34,11 +36,10 @@ def tokenized(body: TokenizeRequest, model: ServedModel) -> Tokenized:
     }
 
 
-def counted(turns: Iterable[tuple[str, str]], model: ServedModel) -> Counted:
-    """Returns how many tokens a conversation is, of (role, text) turns. Raises InvalidRequest."""
+def counted(turns: Iterable[ChatMessage], tools: Sequence[Tool], model: ServedModel) -> Counted:
+    """Returns how many tokens a conversation is. Raises InvalidRequest."""
     built = tokenizer.load(model.tokenizer)
-    messages = [ChatMessage.model_construct(role=role, content=text) for role, text in turns]
-    return {"input_tokens": len(built.encode_rendered(rendered(messages, built, model)))}
+    return {"input_tokens": len(built.encode_rendered(rendered(list(turns), built, model, tools)))}
 
 
 def detokenized(body: DetokenizeRequest, model: ServedModel) -> Detokenized:

@@ -10,7 +10,7 @@ from outrider.errors import ContextExceeded, InvalidRequest
 from outrider.options.sessions import MAX_SEED
 from outrider.sampling.params import SamplingParams
 from outrider.wire.session import SessionParams
-from router import tokenizer
+from router import tokenizer, tool_formats
 from router.api.deadline import TimeLimits
 from router.api.schema import (
     CHOICES,
@@ -18,14 +18,16 @@ from router.api.schema import (
     MAX_CHOICES,
     SPECULATIVE_TOKENS,
     TOP_LOGPROBS,
-    ChatMessage,
     ChatRequest,
     CompletionRequest,
 )
 from router.api.structured import Structure, compiled
+from router.api.tools import Tool, calling_grammar, check_choice
+from router.api.turns import ChatMessage
 from router.requests import GenerationRequest, ServedModel
 from router.stop import StopStrings
 from router.tokenizer import Tokenizer
+from router.tool_parser import CallReading
 
 DEFAULT_COMPLETION_TOKENS = 16
 USUAL_TOKEN = 8  # bytes; of a longer text it is found out first, at little cost, if it can fit
@@ -46,6 +48,7 @@ class Generation:
     sessions: tuple[GenerationRequest, ...]  # at least one
     stop: StopStrings
     n: int = 1
+    calls: CallReading | None = None  # None = nothing is a call
 
     @property
     def seed(self) -> int:
@@ -67,8 +70,12 @@ class Generation:
         return replace(self, sessions=tuple(sessions))
 
 
-def prepare(body: Body, model: ServedModel, draw_below: DrawBelow) -> Generation:
-    """Raises InvalidRequest naming the field and its limit. Tokenizes: a large prompt takes its time."""
+def prepare(
+    body: Body, model: ServedModel, draw_below: DrawBelow, tool_call_parser: str = tool_formats.OF_TEMPLATE
+) -> Generation:
+    """Raises InvalidRequest naming the field and its limit. Tokenizes: a large prompt takes its time.
+
+    `tool_call_parser`: the format in which models call tools, or that of the chat template."""
     choices(body)
     _check_stream_options(body)
     if body.num_speculative_tokens is not None:
@@ -77,7 +84,8 @@ def prepare(body: Body, model: ServedModel, draw_below: DrawBelow) -> Generation
     sampling.validate(model.vocab_size)
     built = tokenizer.load(model.tokenizer)
     logprobs = _logprobs(body)
-    grammar = compiled(_structure(body), model)
+    calls = _calls(body, model, tool_call_parser)
+    grammar = _grammar(body, calls, model, built)
     stop_token_ids = () if body.ignore_eos and not grammar else tuple(sorted(model.eos_token_ids))
     sessions = []
     for name, prompt in _prompts(body, built, model):
@@ -101,7 +109,27 @@ def prepare(body: Body, model: ServedModel, draw_below: DrawBelow) -> Generation
                     fingerprint=model.fingerprint,
                 )
             )
-    return Generation(model, built, tuple(sessions), StopStrings(body.stop), body.n)
+    return Generation(model, built, tuple(sessions), StopStrings(body.stop), body.n, calls)
+
+
+def _calls(body: Body, model: ServedModel, tool_call_parser: str) -> CallReading | None:
+    """Returns how calls of tools are found in the answers."""
+    if not isinstance(body, ChatRequest):
+        return None
+    check_choice(body.tools, body.tool_choice)
+    if not body.tools or body.tool_choice.kind == "none":
+        return None
+    form = tool_formats.of_template(model.tokenizer.chat_template)
+    name = form.name if tool_call_parser == tool_formats.OF_TEMPLATE else tool_call_parser
+    return CallReading(name, body.parallel_tool_calls and body.tool_choice.kind != "named")
+
+
+def _grammar(body: Body, calls: CallReading | None, model: ServedModel, built: Tokenizer) -> str:
+    structure = _structure(body)
+    if calls is None or not isinstance(body, ChatRequest):
+        return compiled(structure, model)
+    form = tool_formats.FORMATS[calls.format]
+    return calling_grammar(body.tools, body.tool_choice, calls.several, structure, form, model, built)
 
 
 def _logprobs(body: Body) -> int | None:
@@ -181,7 +209,7 @@ def _sampling(body: Body, draw_below: DrawBelow) -> SamplingParams:
 def _prompts(body: Body, built: Tokenizer, model: ServedModel) -> Iterator[tuple[str, tuple[int, ...]]]:
     """(the name under which a message speaks of it, token ids) of each prompt."""
     if isinstance(body, ChatRequest):
-        yield "messages", built.encode_rendered(rendered(body.messages, built, model))
+        yield "messages", built.encode_rendered(rendered(body.messages, built, model, body.tools))
         return
     for index, prompt in enumerate(body.prompt):
         name = "prompt" if len(body.prompt) == 1 else f"prompt[{index}]"
@@ -193,13 +221,11 @@ def _prompts(body: Body, built: Tokenizer, model: ServedModel) -> Iterator[tuple
             yield name, prompt
 
 
-def rendered(messages: Sequence[ChatMessage], built: Tokenizer, model: ServedModel) -> str:
-    """Returns the conversation as text. `developer` is OpenAI's newer name of what templates know as
-    `system`."""
-    turns = [{"role": turn.role, "content": turn.content} for turn in messages]
-    text = built.render(
-        [turn | {"role": "system"} if turn["role"] == "developer" else turn for turn in turns]
-    )
+def rendered(
+    messages: Sequence[ChatMessage], built: Tokenizer, model: ServedModel, tools: Sequence[Tool] = ()
+) -> str:
+    """Returns the conversation as text. Whether a model is told of its tools is up to its template."""
+    text = built.render([turn.for_template() for turn in messages], [tool.for_template() for tool in tools])
     check_bytes("messages", text, built, model)
     return text
 

@@ -33,11 +33,17 @@ def parsed(form: ToolFormat, pieces: Sequence[str], several: bool = True) -> tup
 F = '{"name": "f", "arguments": {"a": [1, "}"]}}'
 G = '{"name": "g", "arguments": {}}'
 F_CALL, G_CALL = ("f", '{"a": [1, "}"]}'), ("g", "{}")
+NO_NAME = '<tool_call>{"name": "\\q", "arguments": {}}'
 OF_LLAMA = '{"name": "f", "parameters": {"a": [1, "}"]}}'
 
 CASES: list[tuple[ToolFormat, str, str, Calls]] = [
     (HERMES, f"<tool_call>\n{F}\n</tool_call>", "", [F_CALL]),
-    (HERMES, f"Wait.\n\n<tool_call>{F}</tool_call>\n<tool_call>\n{G}\n</tool_call>", "Wait.", [F_CALL, G_CALL]),
+    (
+        HERMES,
+        f"Wait.\n\n<tool_call>{F}</tool_call>\n<tool_call>\n{G}\n</tool_call>",
+        "Wait.",
+        [F_CALL, G_CALL],
+    ),
     (HERMES, "no <tool call", "no <tool call", []),
     (HERMES, f"{F}", f"{F}", []),
     (HERMES, "a \n", "a \n", []),
@@ -51,7 +57,12 @@ CASES: list[tuple[ToolFormat, str, str, Calls]] = [
     (HERMES, '<tool_call>{"name": "f"}</tool_call> So.', "", [("f", "{}")]),
     (HERMES, "<tool_call>{'name': 'f'}", "<tool_call>{'name': 'f'}", []),
     (HERMES, '<tool_call>{"name": 5}', '<tool_call>{"name": 5}', []),
-    (HERMES, '<tool_call>{"name": "\\q", "arguments": {}}', '<tool_call>{"name": "\\q", "arguments": {}}', []),
+    (
+        HERMES,
+        '<tool_call>{"name": "\\q", "arguments": {}}',
+        '<tool_call>{"name": "\\q", "arguments": {}}',
+        [],
+    ),
     (HERMES, '<tool_call>{"name": "\\ud800", "arguments": {}}', "", [("?", "{}")]),
     (HERMES, '<tool_call>{"a": {}}' + " " * 9, '<tool_call>{"a": {}}' + " " * 9, []),
     (LLAMA3, OF_LLAMA, "", [F_CALL]),
@@ -60,7 +71,7 @@ CASES: list[tuple[ToolFormat, str, str, Calls]] = [
     (LLAMA3, 'As {"name": "f", "parameters": {}}', 'As {"name": "f", "parameters": {}}', []),
     (LLAMA3, '{"type": "function", "name": "g", "parameters": {}}', "", [G_CALL]),
     (MISTRAL, f"[TOOL_CALLS][{F}, {G}]", "", [F_CALL, G_CALL]),
-    (MISTRAL, f'A[TOOL_CALLS] [{{"name": "g", "arguments": {{}}, "id": "123456789"}}]', "A", [G_CALL]),
+    (MISTRAL, 'A[TOOL_CALLS] [{"name": "g", "arguments": {}, "id": "123456789"}]', "A", [G_CALL]),
     (MISTRAL, "[TOOL_CALLS][]", "[TOOL_CALLS][]", []),
     (JSON, f"[{F}, {G}]", "", [F_CALL, G_CALL]),
     (JSON, F, "", [F_CALL]),
@@ -81,8 +92,32 @@ def test_a_text(form: ToolFormat, text: str, content: str, calls: Calls) -> None
 
 words = st.sampled_from(
     [
-        *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", F, G, OF_LLAMA, "[", "]", ",", "; "),
-        *('{"name": "f", "arguments": ', "{", "}", '"', "\\", " ", "\n", "a", "\x1c", "{}", '{"id": 1, "name": "f"}'),
+        *(
+            "<tool_call>",
+            "</tool_call>",
+            "[TOOL_CALLS]",
+            "<|python_tag|>",
+            F,
+            G,
+            OF_LLAMA,
+            "[",
+            "]",
+            ",",
+            "; ",
+        ),
+        *(
+            '{"name": "f", "arguments": ',
+            "{",
+            "}",
+            '"',
+            "\\",
+            " ",
+            "\n",
+            "a",
+            "\x1c",
+            "{}",
+            '{"id": 1, "name": "f"}',
+        ),
         *(" " * MAX_HELD, "x" * MAX_HELD, "<tool", "_call>", '{"name": "'),
     ]
 )

@@ -156,7 +156,10 @@ async def test_a_stream_goes_on_after_any_event(client_of: ClientOf) -> None:
     [
         ({"max_tokens": None}, "max_tokens is required"),
         ({"max_tokens": 0}, "max_tokens must be from 1 to"),
-        ({"tools": [{"name": "f"}]}, "tools is not supported by this server, but for []"),
+        ({"tools": [{"input_schema": {}}]}, "that of tool 0 is null"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tool 0 is 'bash_20250124'"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
+        ({"tool_choice": {"type": "tool"}}, "of type auto, any, none, or tool with a name"),
         ({"thinking": {"type": "enabled"}}, "thinking is not supported by this server"),
         ({"container": "c"}, "container is not supported by this server"),
         ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role must be user or assistant"),

@@ -13,8 +13,9 @@ from jsonschema import Draft202012Validator
 from outrider.errors import InvalidRequest
 from router.api import schema
 from router.api.fields import Fields
-from router.api.messages import CountRequest, MessagesRequest, Turn
-from router.api.responses_api import ResponsesRequest
+from router.api.messages_request import CountRequest, MessagesRequest, Turn
+from router.api.responses_request import ResponsesRequest
+from router.api.turns import ChatMessage
 from router.api.validation import prepare
 from router.requests import ServedModel
 from tests.router.api import scripted
@@ -25,7 +26,7 @@ SCHEMAS = DOCUMENT["components"]["schemas"]
 KINDS: list[type[Fields]] = [
     schema.CompletionRequest,
     schema.ChatRequest,
-    schema.ChatMessage,
+    ChatMessage,
     schema.StreamOptions,
 ]
 KINDS += [schema.StreamOptions, MessagesRequest, CountRequest, Turn, ResponsesRequest]

@@ -250,14 +250,14 @@ BAD = {
     "message text": ({"messages": ["hi"]}, "messages[0]", "messages[0] must be an object, not a string"),
     "no content": ({"messages": [{"role": "user"}]}, "messages[0].content", "is required"),
     "role": (
-        {"messages": [{"role": "tool", "content": ""}]},
+        {"messages": [{"role": "robot", "content": ""}]},
         "messages[0].role",
-        "messages[0].role must be one of system, developer, user, assistant, not 'tool'",
+        "messages[0].role must be one of system, developer, user, assistant, tool, not 'robot'",
     ),
     "message field": (
         {"messages": [*CHAT, {"role": "assistant", "content": "", "tool_calls": [{}]}]},
         "messages[1].tool_calls",
-        "messages[1].tool_calls is not supported by this server, but for []",
+        "messages[1].tool_calls must have function.name and function.arguments in each; call 0 has not",
     ),
     "image": (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
@@ -357,11 +357,8 @@ def test_what_clients_send_by_habit_changes_nothing() -> None:
             {"service_tier": "flex"},
             'service_tier is not supported by this server, but for "auto" or "default"',
         ),
-        ({"messages": CHAT, "tools": [{"type": "function"}], "parallel_tool_calls": True}, "tools is not"),
-        (
-            {"messages": CHAT, "tool_choice": "required"},
-            'tool_choice is not supported by this server, but for "none"',
-        ),
+        ({"messages": CHAT, "functions": [{}]}, "functions is not supported by this server, but for []"),
+        ({"tools": []}, "tools is not supported by this server"),
     ],
 )
 def test_what_would_change_the_answer_is_refused_by_name(fields: dict[str, Any], message: str) -> None:

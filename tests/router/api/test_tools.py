@@ -1,0 +1,432 @@
+"""Tools over HTTP and gRPC: what the model is told, what it must write, and how its calls come back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from tokenizers import AddedToken
+
+from outrider.errors import InvalidRequest
+from outrider.options.sessions import TOOL_CALL_PARSERS
+from outrider.v1 import generation_pb2
+from outrider.wire.session import FinishReason
+from router.api import generation_wire, schema
+from router.api.validation import Generation, prepare
+from router.requests import SessionEnded
+from router.tool_formats import FORMATS, HERMES, JSON, LLAMA3, MISTRAL, OF_TEMPLATE, ToolFormat
+from tests.router.api.scripted import (
+    TEMPLATE,
+    Log,
+    Logs,
+    ScriptedRunner,
+    Tokenizer,
+    byte_level,
+    files,
+    served,
+    steps,
+)
+from tests.router.api.test_http import ClientOf
+from tests.router.api.test_structured import obeys
+
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"$ref": "#/$defs/city"}},
+    "required": ["city"],
+    "additionalProperties": False,
+    "$defs": {"city": {"type": "string"}},
+}
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}
+CLOCK = {"type": "function", "function": {"name": "clock", "description": "the time"}}
+TOOLS = [WEATHER, CLOCK]
+CHAT = [{"role": "user", "content": "hi"}]
+A, B = '{"city": "Ü{"}', "{}"
+
+
+def tokenizer(*special: str) -> Tokenizer:
+    made = byte_level()
+    made.add_tokens([AddedToken(marker, special=False) for marker in HERMES.markers])
+    made.add_special_tokens([MISTRAL.opening, LLAMA3.opening])
+    return made
+
+
+TOKENIZER = tokenizer()
+MODEL = served(TOKENIZER, max_context=4096)
+
+
+def asked(parser: str = "hermes", **fields: Any) -> Generation:
+    body = schema.parse(schema.ChatRequest, {"messages": CHAT, "tools": TOOLS, **fields})
+    return prepare(body, MODEL, lambda below: 0, parser)
+
+
+def grammar(parser: str = "hermes", **fields: Any) -> str:
+    return asked(parser, **fields).sessions[0].params.grammar
+
+
+def written(form: ToolFormat, *calls: tuple[str, str]) -> str:
+    """As models write calls."""
+    objects = [f'{{"name": "{name}", "{form.arguments}": {arguments}}}' for name, arguments in calls]
+    return form.before + form.between.join(objects) + form.after
+
+
+def test_the_option_names_every_format() -> None:
+    assert (OF_TEMPLATE, *FORMATS) == TOOL_CALL_PARSERS
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=lambda form: form.name)
+def test_a_call_that_must_come_is_the_only_text(form: ToolFormat) -> None:
+    one, both = written(form, ("weather", A)), written(form, ("weather", A), ("clock", B))
+    other = written(form, ("clock", B))
+    choices: list[tuple[dict[str, Any], dict[str, bool]]] = [
+        ({"tool_choice": "required"}, {one: True, both: True, other: True}),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, {one: True, both: False, other: True}),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "weather"}}},
+            {one: True, both: False, other: False},
+        ),
+    ]
+    for fields, texts in choices:
+        must = grammar(form.name, **fields)
+        wrong = {"hello": False, written(form, ("weather", '{"city": 5}')): False, "": False}
+        assert {text: obeys(must, text, TOKENIZER, MODEL) for text in texts | wrong} == texts | wrong
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=lambda form: form.name)
+@pytest.mark.parametrize(
+    ("structure", "content"),
+    [
+        ({"response_format": {"type": "json_object"}}, '{"a": 1}'),
+        ({"structured_outputs": {"regex": "a+"}}, "aa"),
+        ({"structured_outputs": {"grammar": 'start: "b"'}}, "b"),
+    ],
+)
+def test_a_text_calls_tools_or_is_as_it_must_be(
+    form: ToolFormat, structure: dict[str, Any], content: str
+) -> None:
+    opening = form.opening if form.bare else ""  # or it could begin as the text does
+    may = grammar(form.name, **structure)
+    call = opening + written(form, ("weather", A))
+    assert [obeys(may, text, TOKENIZER, MODEL) for text in (call, content, "hello")] == [True, True, False]
+    assert grammar(form.name, **structure, tool_choice="none") == grammar(form.name, **structure, tools=[])
+
+
+def test_what_may_be_called_or_not_costs_no_grammar() -> None:
+    assert grammar() == grammar(tool_choice="auto") == grammar(tool_choice="none") == ""
+    assert asked(tool_choice="none").calls is None and asked(tools=[]).calls is None
+    assert asked(OF_TEMPLATE).calls == asked("json").calls
+
+
+TOLD = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for message in messages %}"
+    "{{ message | tojson }}\n{% endfor %}"
+)
+CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "x"}'}}
+
+
+def test_a_template_is_told_of_tools_and_calls() -> None:
+    model = served(TOKENIZER, max_context=4096)
+    told = served(TOKENIZER, max_context=4096)
+    object.__setattr__(told, "tokenizer", scripted_files(TOLD))
+    messages = [
+        *CHAT,
+        {"role": "assistant", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "rain"}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "{"}}],
+        },
+    ]
+    body = schema.parse(schema.ChatRequest, {"messages": messages, "tools": TOOLS})
+    text = TOKENIZER.decode(prepare(body, told, lambda below: 0).sessions[0].params.prompt)
+    first, *lines = text.splitlines()
+    tools, turn = json.JSONDecoder().raw_decode(first)
+    assert tools == TOOLS
+    assert [json.loads(line) for line in (first[turn:], *lines)] == [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "", "tool_calls": [with_arguments("weather", {"city": "x"})]},
+        {"role": "tool", "content": "rain", "tool_call_id": "c1"},
+        {"role": "assistant", "content": "", "tool_calls": [with_arguments("f", "{")]},
+    ]
+    prepare(body, model, lambda below: 0)  # a template that says nothing of tools leaves them out
+
+
+def with_arguments(name: str, arguments: object) -> dict[str, Any]:
+    return {"id": "c1", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def scripted_files(template: str = TEMPLATE) -> Any:
+    return files(TOKENIZER, template)
+
+
+def test_grpc_asks_for_the_same() -> None:
+    Pb = generation_pb2
+    turns = [
+        Pb.ChatMessage(role="user", content="hi"),
+        Pb.ChatMessage(
+            role="assistant", tool_calls=[Pb.ToolCall(id="c1", name="weather", arguments='{"city": "x"}')]
+        ),
+        Pb.ChatMessage(role="tool", content="rain", tool_call_id="c1"),
+    ]
+    request = Pb.GenerateRequest(
+        chat=Pb.Chat(messages=turns),
+        tools=[
+            Pb.Tool(name="weather", parameters=json.dumps(PARAMETERS)),
+            Pb.Tool(name="clock", description="the time"),
+        ],
+        tool_choice=Pb.ToolChoice(name="clock"),
+        parallel_tool_calls=False,
+    )
+    over_http = {
+        "messages": [
+            *CHAT,
+            {"role": "assistant", "content": "", "tool_calls": [CALL]},
+            {"role": "tool", "content": "rain", "tool_call_id": "c1"},
+        ],
+        "tools": TOOLS,
+        "tool_choice": {"type": "function", "function": {"name": "clock"}},
+        "parallel_tool_calls": False,
+    }
+    told = generation_wire.body(request.SerializeToString())
+    assert isinstance(told, schema.ChatRequest)
+    expected = schema.parse(schema.ChatRequest, over_http)
+    for field in ("messages", "tools", "tool_choice", "parallel_tool_calls"):
+        assert getattr(told, field) == getattr(expected, field)
+    for choice, kind in (
+        ({"auto": True}, "auto"),
+        ({"none": True}, "none"),
+        ({"required": True}, "required"),
+    ):
+        request.tool_choice.CopyFrom(Pb.ToolChoice(**choice))
+        one = generation_wire.body(request.SerializeToString())
+        assert isinstance(one, schema.ChatRequest) and one.tool_choice.kind == kind
+    with pytest.raises(InvalidRequest, match="tools is not supported"):
+        generation_wire.body(Pb.GenerateRequest(text="a", tools=[Pb.Tool(name="f")]).SerializeToString())
+    with pytest.raises(InvalidRequest, match=r"tools\[0\].parameters is no JSON"):
+        wrong = Pb.GenerateRequest(chat=Pb.Chat(messages=turns), tools=[Pb.Tool(name="f", parameters="{")])
+        generation_wire.body(wrong.SerializeToString())
+
+
+DEEP: dict[str, Any] = {}
+for _ in range(200):
+    DEEP = {"items": DEEP}
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "words"),
+    [
+        ({"tools": {}}, "tools", "must be an array, not an object"),
+        ({"tools": [{"type": "web_search"}]}, "tools", "tool 0 is 'web_search'"),
+        ({"tools": [{"type": "function"}]}, "tools", "that of tool 0 is null"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "that of tool 0 is 'a b'"),
+        ({"tools": [CLOCK] * 2}, "tools", "different names; two are 'clock'"),
+        ({"tools": [CLOCK] * 129}, "tools", "must be at most 128 tools, not 129"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a", "parameters": "x"}}]},
+            "tools",
+            "is none",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "string"}}}]},
+            "tools",
+            "schema of an object",
+        ),
+        (
+            {
+                "tools": [
+                    {"type": "function", "function": {"name": "a", "parameters": {"enum": ["x" * 20_000]}}}
+                ]
+            },
+            "tools",
+            "may have 16384 bytes",
+        ),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice", "needs tools"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "c"}}},
+            "tool_choice",
+            "'c', which is none",
+        ),
+        ({"tool_choice": "any"}, "tool_choice", "auto, none, required"),
+        ({"parallel_tool_calls": "no"}, "parallel_tool_calls", "true or false"),
+        (
+            {
+                "tool_choice": "required",
+                "tools": [
+                    CLOCK,
+                    {
+                        "type": "function",
+                        "function": {"name": "a", "parameters": {"properties": {"b": {"uniqueItems": True}}}},
+                    },
+                ],
+            },
+            "tools[1].function.parameters.properties.b",
+            "uniqueItems",
+        ),
+        (
+            {
+                "tool_choice": "required",
+                "tools": [{"type": "function", "function": {"name": "a", "parameters": DEEP}}],
+            },
+            "tools[0].function.parameters",
+            "recursion limit",
+        ),
+        (
+            {
+                "tool_choice": "required",
+                "tools": [
+                    {
+                        "type": "function",
+                        "function": {
+                            "name": name,
+                            "parameters": {"properties": {"a": {"enum": ["x" * 12_000]}}},
+                        },
+                    }
+                    for name in "abc"
+                ],
+            },
+            "tools",
+            "may have 32768 bytes",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "a", "tool_calls": [CALL]}]},
+            "messages[0].tool_calls",
+            "assistant's only",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "a", "tool_call_id": "x"}]},
+            "messages[0].tool_call_id",
+            "tool's only",
+        ),
+        ({"messages": [{"role": "assistant", "tool_calls": []}]}, "messages[0].content", "is required"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [CALL] * 129}]},
+            "messages[0].tool_calls",
+            "at most 128",
+        ),
+    ],
+)
+def test_what_is_refused(fields: dict[str, Any], field: str, words: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        asked(**fields)
+    assert (refused.value.field, words in refused.value.message) == (field, True), refused.value.message
+
+
+SAID = "Let me see.\n" + written(HERMES, ("weather", A), ("clock", B))
+TWO = [("weather", A), ("clock", B)]
+BODY = {"messages": CHAT, "tools": TOOLS}
+
+
+def saying(
+    text: str, width: int = 3, logs: Logs | None = None, forgets: int = 0, model: Any = MODEL
+) -> ScriptedRunner:
+    ids = TOKENIZER.encode(text, add_special_tokens=False).ids
+    script = [*steps(ids, width)[:-1], SessionEnded(FinishReason.STOP)]
+    return ScriptedRunner(model, lambda request: script, logs, forgets)
+
+
+def hermes(client_of: ClientOf, runner: ScriptedRunner) -> httpx.AsyncClient:
+    return client_of(runner, tool_call_parser="hermes")
+
+
+async def test_a_whole_answer(client_of: ClientOf) -> None:
+    client = hermes(client_of, saying(SAID))
+    answer = (await client.post("/v1/chat/completions", json={**BODY, "n": 2})).json()
+    ids = set()
+    for choice in answer["choices"]:
+        assert choice["finish_reason"] == "tool_calls"
+        message = choice["message"]
+        assert message["content"] == "Let me see."
+        calls = message["tool_calls"]
+        assert [(call["function"]["name"], call["function"]["arguments"]) for call in calls] == TWO
+        assert all(call["type"] == "function" and call["id"].startswith("call_") for call in calls)
+        ids |= {call["id"] for call in calls}
+    assert len(ids) == 4
+    only = hermes(client_of, saying(written(HERMES, *TWO)))
+    one = (await only.post("/v1/chat/completions", json={**BODY, "parallel_tool_calls": False})).json()
+    message = one["choices"][0]["message"]
+    assert message["content"] is None and len(message["tool_calls"]) == 1
+    none = (await only.post("/v1/chat/completions", json={**BODY, "tool_choice": "none"})).json()
+    assert none["choices"][0]["message"]["content"] == written(HERMES, *TWO)
+    assert none["choices"][0]["finish_reason"] == "stop" and "tool_calls" not in none["choices"][0]["message"]
+
+
+async def test_a_call_that_is_cut_off(client_of: ClientOf) -> None:
+    ids = TOKENIZER.encode(SAID, add_special_tokens=False).ids[:-20]
+    client = hermes(client_of, ScriptedRunner(MODEL, lambda request: steps(ids, 4)))
+    (choice,) = (await client.post("/v1/chat/completions", json=BODY)).json()["choices"]
+    assert choice["finish_reason"] == "length" and len(choice["message"]["tool_calls"]) >= 1
+
+
+async def test_special_tokens_mark_calls(client_of: ClientOf) -> None:
+    for form in (MISTRAL, LLAMA3, JSON):
+        opening = form.opening if form is LLAMA3 else ""
+        client = client_of(saying(opening + written(form, *TWO)), tool_call_parser=form.name)
+        (choice,) = (await client.post("/v1/chat/completions", json=BODY)).json()["choices"]
+        calls = choice["message"]["tool_calls"]
+        assert [(call["function"]["name"], call["function"]["arguments"]) for call in calls] == TWO
+        assert {len(call["id"]) for call in calls} == {form.id_digits if form is MISTRAL else 29}
+
+
+def joined(told: list[Any]) -> tuple[str, list[tuple[str, str, str]], str]:
+    """The text, the calls and the reason of a stream's chunks."""
+    text, calls, reason = "", [], ""
+    for chunk in told:
+        for choice in chunk["choices"]:
+            text += choice["delta"].get("content") or ""
+            reason = choice["finish_reason"] or reason
+            for call in choice["delta"].get("tool_calls", ()):
+                if "id" in call:
+                    assert call["index"] == len(calls)
+                    calls.append((call["id"], call["function"]["name"], ""))
+                id, name, arguments = calls[call["index"]]
+                calls[call["index"]] = (id, name, arguments + call["function"]["arguments"])
+    return text, calls, reason
+
+
+def copied(logs: Logs) -> Logs:
+    return {id: Log(log.recalled, list(log.events)) for id, log in logs.items()}
+
+
+async def test_a_stream_and_its_resumption_at_another_router(client_of: ClientOf) -> None:
+    logs: Logs = {}
+    first = hermes(client_of, saying(SAID, 2, logs))
+    response = await first.post("/v1/chat/completions", json={**BODY, "stream": True})
+    events = [
+        dict(line.split(": ", 1) for line in event.split("\n"))
+        for event in response.text.strip().split("\n\n")
+    ]
+    told = [json.loads(event["data"]) for event in events[:-1]]
+    text, calls, reason = joined(told)
+    assert (text, [call[1:] for call in calls], reason) == ("Let me see.", TWO, "tool_calls")
+    assert len({call[0] for call in calls}) == 2
+    pieces = [
+        call
+        for chunk in told
+        for choice in chunk["choices"]
+        for call in choice["delta"].get("tool_calls", ())
+    ]
+    assert len(pieces) > 6  # arguments come as they are written
+    for cut, event in list(enumerate(events[:-1]))[::5]:
+        # The other router's steps are others, and it lacks the last ones of the log.
+        again = hermes(client_of, saying(SAID, 5, copied(logs), forgets=3))
+        headers = {"last-event-id": event["id"]}
+        rest = await again.post("/v1/chat/completions", json={**BODY, "stream": True}, headers=headers)
+        more = [
+            json.loads(line.removeprefix("data: "))
+            for line in rest.text.split("\n")
+            if line.startswith("data: {")
+        ]
+        assert joined(told[: cut + 1] + more) == (text, calls, reason)
+
+
+async def test_tokenize_counts_tools(client_of: ClientOf) -> None:
+    model = served(TOKENIZER, max_context=4096)
+    object.__setattr__(model, "tokenizer", scripted_files(TOLD))
+    client = client_of(ScriptedRunner(model, lambda request: ()))
+    plain, more = [
+        (await client.post("/tokenize", json={"messages": CHAT, **fields})).json()["count"]
+        for fields in ({}, {"tools": TOOLS})
+    ]
+    assert more > plain
