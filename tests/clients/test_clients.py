@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import httpx
@@ -18,7 +19,24 @@ pytestmark = [
 
 PROMPT = "Once upon a time"
 TOKENS = 24
-PACKAGES = ["openai", "anthropic", "langchain-openai", "litellm", "pydantic-ai-slim[openai]"]
+SCHEMA = {
+    "type": "object",
+    "properties": {"unit": {"enum": ["celsius", "fahrenheit"]}},
+    "required": ["unit"],
+    "additionalProperties": False,
+}
+CALL = {
+    "tools": [{"type": "function", "function": {"name": "Weather", "parameters": SCHEMA}}],
+    "tool_choice": "required",
+    "parallel_tool_calls": False,
+    "temperature": 0,
+}
+FORMAT = {
+    "response_format": {"type": "json_schema", "json_schema": {"name": "Weather", "schema": SCHEMA}},
+    "temperature": 0,
+}
+PACKAGES = ["openai", "anthropic", "langchain-openai", "litellm", "pydantic-ai-slim[openai]", "instructor"]
+PACKAGES += ["llama-index-llms-openai-like", "llm"]
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -27,11 +45,17 @@ def test_a_client_gets_the_same_text(asked: Client, url: str, package: str) -> N
     turns = [{"role": "user", "content": PROMPT}]
     with httpx.Client(base_url=f"{url}/v1", timeout=60, trust_env=False) as http:
         chat = http.post("/chat/completions", json={"messages": turns, **common}).json()
+        called = http.post("/chat/completions", json={**CALL, "messages": turns}).json()["choices"][0]
+        shaped = http.post("/chat/completions", json={**FORMAT, "messages": turns}).json()["choices"][0]
         completion = http.post("/completions", json={"prompt": PROMPT, **common}).json()
     expected = {
         "chat": chat["choices"][0]["message"]["content"],
         "completion": completion["choices"][0]["text"],
         "refused": {"openai": "model_not_found", "anthropic": "not_found_error"}.get(package),
+        "call": json.loads(called["message"]["tool_calls"][0]["function"]["arguments"])["unit"],
+        "ended": called["finish_reason"],
+        "format": json.loads(shaped["message"]["content"])["unit"],
+        "valid": True,
         "tokens": chat["usage"]["completion_tokens"],
         "prompt": chat["usage"]["prompt_tokens"],
         "reasons": {"length": "max_tokens", "stop": "end_turn"}[chat["choices"][0]["finish_reason"]],

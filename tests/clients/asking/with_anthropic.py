@@ -12,6 +12,30 @@ with client.messages.stream(**told) as stream:
     pieces = list(stream.text_stream)
     final = stream.get_final_message()
 counted = client.messages.count_tokens(model="", messages=asked["messages"])
+schema = {
+    "type": "object",
+    "properties": {"unit": {"enum": ["celsius", "fahrenheit"]}},
+    "required": ["unit"],
+    "additionalProperties": False,
+}
+call = {
+    **told,
+    "max_tokens": 80,
+    "tools": [{"name": "Weather", "description": "the weather", "input_schema": schema}],
+    "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+}
+used = client.messages.create(**call)
+with client.messages.stream(**call) as stream:
+    streamed = stream.get_final_message()
+turns = [
+    *asked["messages"],
+    {"role": "assistant", "content": used.content},
+    {
+        "role": "user",
+        "content": [{"type": "tool_result", "tool_use_id": used.content[0].id, "content": "20"}],
+    },
+]
+after = client.messages.create(**{**told, "messages": turns, "tools": call["tools"]})
 try:
     client.messages.create(**{**told, "model": "nothing"})
     refused = None
@@ -21,6 +45,8 @@ print(
     json.dumps(
         {
             "chat": [whole.content[0].text, "".join(pieces), final.content[0].text],
+            "call": [each.content[-1].input["unit"] for each in (used, streamed)],
+            "valid": [used.stop_reason == streamed.stop_reason == "tool_use", after.role == "assistant"],
             "refused": [refused],
             "tokens": [whole.usage.output_tokens, final.usage.output_tokens],
             "prompt": [whole.usage.input_tokens + whole.usage.cache_read_input_tokens, counted.input_tokens],

@@ -1,7 +1,14 @@
 import json
 import sys
+from typing import Literal
 
 import openai
+from pydantic import BaseModel
+
+
+class Weather(BaseModel, extra="forbid"):
+    unit: Literal["celsius", "fahrenheit"]
+
 
 client = openai.OpenAI(base_url=f"{sys.argv[1]}/v1", api_key="none")
 turns = [{"role": "user", "content": sys.argv[2]}]
@@ -17,6 +24,24 @@ with client.responses.stream(input=[{"role": "user", "content": sys.argv[2]}], *
     events = list(stream)
 deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
 final = events[-1].response
+tool = openai.pydantic_function_tool(Weather)
+forced = {"tool_choice": "required", "parallel_tool_calls": False}
+call = {"model": "", "messages": turns, "tools": [tool], "temperature": 0, **forced}
+parsed = client.chat.completions.parse(**call).choices[0]
+with client.chat.completions.stream(**call) as stream:
+    streamed = stream.get_final_completion().choices[0]
+flat = {"type": "function", **tool["function"]}
+asked_call = {"model": "", "input": sys.argv[2], "tools": [flat], "temperature": 0, **forced}
+responded = client.responses.create(**asked_call).output[-1]
+with client.responses.stream(**asked_call) as stream:
+    response = stream.get_final_response().output[-1]
+result = {"role": "tool", "tool_call_id": parsed.message.tool_calls[0].id, "content": "20"}
+said = parsed.message.model_dump(include={"role", "content", "tool_calls"}, exclude_none=True)
+after = client.chat.completions.create(model="", messages=[*turns, said, result], tools=[tool], **told)
+formatted = client.chat.completions.parse(
+    model="", messages=turns, response_format=Weather, temperature=0
+).choices[0]
+texted = client.responses.parse(model="", input=sys.argv[2], text_format=Weather, temperature=0)
 try:
     client.responses.create(model="nothing", input="x")
     refused = None
@@ -33,6 +58,13 @@ print(
                 final.output_text,
             ],
             "completion": [text.choices[0].text, "".join(piece.choices[0].text for piece in pieces)],
+            "call": [
+                *(each.message.tool_calls[0].function.parsed_arguments.unit for each in (parsed, streamed)),
+                *(json.loads(each.arguments)["unit"] for each in (responded, response)),
+            ],
+            "ended": [parsed.finish_reason, streamed.finish_reason],
+            "format": [formatted.message.parsed.unit, texted.output_parsed.unit],
+            "valid": [after.choices[0].finish_reason in ("stop", "length")],
             "refused": [refused],
             "tokens": [whole.usage.output_tokens, final.usage.output_tokens],
         }

@@ -120,7 +120,7 @@ BAD = {
     "empty chat": (Request(chat=generation_pb2.Chat()), "messages must not be empty"),
     "role": (
         Request(chat=generation_pb2.Chat(messages=[generation_pb2.ChatMessage(role="x", content="y")])),
-        "messages[0].role must be one of system, developer, user, assistant, not 'x'",
+        "messages[0].role must be one of system, developer, user, assistant, tool, not 'x'",
     ),
     "max_tokens": (Request(text="x", max_tokens=0), "max_tokens must be from 1 to"),
     "temperature": (Request(text="x", temperature=-1), "temperature must be in [0, 100]"),

@@ -14,17 +14,8 @@ from router.requests import SessionEnded, TokensCommitted
 from tests.router.api.scripted import Logs, ScriptedRunner, application
 from tests.router.api.test_http import ClientOf
 from tests.router.api.test_messages import Event, events
-from tests.router.api.test_tools import (
-    MODEL,
-    PARAMETERS,
-    SAID,
-    TOKENIZER,
-    TOOLS,
-    TWO,
-    copied,
-    hermes,
-    saying,
-)
+from tests.router.api.test_tool_answers import SAID, TWO, copied, hermes, saying
+from tests.router.api.test_tools import MODEL, PARAMETERS, TOKENIZER, TOOLS
 
 OF_RESPONSES = [{"type": "function", **tool["function"]} for tool in TOOLS]
 OF_MESSAGES = [
