@@ -29,6 +29,8 @@ class Growth:
 
 def growths(session: DraftSession, cached: int) -> Iterator[Growth]:
     """Yields every branch that could grow, or begin; `cached` is the trunk's length in the cache."""
+    if session.resting:
+        return
     grown = {(branch.at, branch.rank): branch for branch in session.branches}
     reach = 1.0  # P(the target takes the trunk up to here)
     for at, guess in enumerate(session.drafted, len(session.log)):

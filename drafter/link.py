@@ -72,6 +72,7 @@ class VerifierLink:
         self._allowance = Allowance("verifier", BYTES_PER_SECOND, BURST_BYTES, clock)
         self._idle_since = clock()  # where it has no sessions
         self._shut = ""  # why no session is taken at the moment
+        self._resting = False  # whether the verifier takes no drafts for now
         self._task = asyncio.create_task(self._keep_connected())
 
     @property
@@ -83,6 +84,7 @@ class VerifierLink:
         if self._shut:
             self._on_ended(session.id, DraftEndCause.CUT_OFF, self._shut)
             return
+        session.resting = self._resting
         self._sessions[session.id] = session
         self._attach[session.id] = None
         self.changed(session)
@@ -186,6 +188,10 @@ class VerifierLink:
                 await stream.write(batch)
 
     def _heard(self, batch: CommitBatch) -> None:
+        if batch.rest != self._resting:  # once it is over, commits come, which wake the proposer
+            self._resting = batch.rest
+            for each in self._sessions.values():
+                each.resting = batch.rest
         if batch.echo_us:
             self._round_trips.append(max(0.0, self._clock() - (batch.echo_us + batch.held_us) / 1e6))
         for commit in self._allowance.entries(batch.commits):

@@ -132,7 +132,7 @@ class NgramProposer:
         session, began = text.session, self._clock()
         window = min(session.window, MOST_GUESSES)
         wanted = min(window - len(session.drafted), session.last - session.length)
-        if wanted <= 0 or text.source < 0:
+        if wanted <= 0 or text.source < 0 or session.resting:
             return
         guesses = self._guesses(text, text.copied(wanted), len(session.drafted))
         for guess in guesses:

@@ -82,6 +82,7 @@ class DraftSession:
     def __init__(self, spec: DraftSpec, window: int) -> None:
         self.spec = spec
         self.window = window
+        self.resting = False  # its verifier takes no drafts for now
         self.log: list[int] = [*spec.params.prompt, *spec.output]
         self.drafted: list[Guess] = []  # the trunk
         self.branches: list[Branch] = []
@@ -109,7 +110,7 @@ class DraftSession:
     @property
     def wants_token(self) -> bool:
         """Returns True if one more guess on the trunk is of use."""
-        return len(self.drafted) < self.window and self.length < self.last
+        return len(self.drafted) < self.window and self.length < self.last and not self.resting
 
     @property
     def survival(self) -> float:

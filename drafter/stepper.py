@@ -316,6 +316,7 @@ class DraftStepper:
             for drafting in self._sessions.values()
             if drafting.session.window == 0
             and not drafting.session.drafted
+            and not drafting.session.resting
             and len(drafting.session.log) - 1 - drafting.table.length >= FOLLOWED_AT_ONCE
         ]
         candidates = [drafting.candidate(len(drafting.session.log) - 1) for drafting in waiting]

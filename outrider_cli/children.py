@@ -38,6 +38,8 @@ class Workers:
     draft_quantization: str | None = None  # of the drafters; None = as the engine
     branches: bool = True  # whether drafters draft on from likely corrections, too
     lock_step: bool = False
+    compare: bool = True
+    resting_threads: int | None = None  # of each verifier
     protection: Protection = field(default=Protection())
     logging: Logging = field(default=Logging())
 
@@ -59,6 +61,8 @@ def worker_children(models: Models, workers: Workers, router: str) -> list[Child
         name=models.name,
         engine=workers.engine,
         lock_step=workers.lock_step,
+        compare=workers.compare,
+        resting_threads=workers.resting_threads,
     )
     command = _outrider("verifier", verifier, workers.logging)
     specs = [

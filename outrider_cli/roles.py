@@ -22,6 +22,7 @@ from verifier.config import VerifierConfig
 
 ROOMS = ("outrider", "router", "verifier", "drafter")  # whose loggers are ours
 API_KEYS = "OUTRIDER_API_KEYS"  # of the environment: the lines of the file that --api-keys would name
+SPINS = "2000"  # of a thread that waits for others of its step, before it gives its core to other programs
 STORE = "OUTRIDER_STORE"  # of the environment: what --store would say, if nobody is to see its password
 
 
@@ -42,6 +43,8 @@ def with_environment(given: dict[str, Any]) -> dict[str, Any]:
         added["store"] = given["store"] or os.environ.get(STORE)
     if "threads" in given:
         added["threads"] = _claim_threads(given["threads"], given["tensor_parallel_size"])
+        if "OMP_WAIT_POLICY" not in os.environ:
+            os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
     if given.get("api_keys") is None:
         added["api_key_lines"] = os.environ.get(API_KEYS)
     return given | added

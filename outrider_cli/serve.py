@@ -28,6 +28,7 @@ from outrider_cli.roles import API_KEYS, STORE
 from outrider_cli.supervisor import ChildDied, ChildSpec, Supervisor
 from router.banner import banner
 from router.config import RouterConfig
+from verifier.config import VerifierConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class ServeOptions:
     grpc_port: int = same(RouterConfig, "grpc_port")
     sessions: SessionOptions = field(default=SessionOptions())
     engine: EngineOptions = field(default=EngineOptions())
+    compare: bool = same(VerifierConfig, "compare")
     draft_quantization: str | None = option(
         None, "The same for the draft model alone.", choices=("int8",), shown="as --quantization"
     )
@@ -84,7 +86,11 @@ def _serve_command(**given: Any) -> None:
 
 def _workers(told: ServeOptions, models: Models) -> Workers:
     processes = told.verifiers * told.engine.tensor_parallel_size + told.drafters
-    threads = told.engine.threads or threads_each(len(os.sched_getaffinity(0)), processes)
+    cores = len(os.sched_getaffinity(0))
+    threads = told.engine.threads or threads_each(cores, processes)
+    alone = threads_each(cores, told.verifiers)
+    divides = told.engine.device == "cpu" and told.engine.tensor_parallel_size == 1
+    lent = divides and told.compare and told.engine.threads is None and models.draft is not None
     engine = replace(told.engine, threads=threads, quantization=quantization(told.engine, models))
     return Workers(
         verifiers=told.verifiers,
@@ -92,6 +98,8 @@ def _workers(told: ServeOptions, models: Models) -> Workers:
         engine=engine,
         draft_quantization=told.draft_quantization,
         lock_step=told.sessions.lock_step,
+        compare=told.compare,
+        resting_threads=alone if lent else None,
         protection=told.protection,
         logging=told.logging,
     )

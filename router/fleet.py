@@ -379,16 +379,8 @@ class Fleet:
         )
 
     def _observe_load(self, verifier: Verifier, load: VerifierLoad) -> None:
-        self.metrics.observe_load(
-            verifier.identity.worker_id,
-            verifier.registration.info.model.name,
-            running=load.running,
-            waiting=load.waiting,
-            kv_usage=load.kv_usage,
-            step_seconds=load.step_seconds,
-            step_tokens=load.step_tokens,
-            preemptions=load.preemptions,
-        )
+        model = verifier.registration.info.model.name
+        self.metrics.observe_load(verifier.identity.worker_id, model, load)
         if self.verifiers.get(verifier.identity.worker_id) is not verifier:
             return
         self._note_waiting(verifier)

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from outrider.wire.drafter_sessions import DraftEndCause
 from outrider.wire.hello import Role, WorkerKey
+from outrider.wire.load import VerifierLoad
 from router.requests import TokensCommitted
 
 _FAST = (
@@ -132,6 +133,19 @@ class Metrics:
         self.dropped = counter(
             "outrider_drafts_dropped", "Drafts and claims a verifier dropped, by reason.", [*WORKER, "reason"]
         )
+        self.drafts_rest = gauge(
+            "outrider_drafts_rest",
+            "1 while a verifier takes no drafts: it compares, or is faster without.",
+            WORKER,
+        )
+        self.draft_gain = gauge(
+            "outrider_draft_gain",
+            "Tokens a second with drafts over those without, as a verifier compared them last; 0 = not yet.",
+            WORKER,
+        )
+        self.draft_trials = counter(
+            "outrider_draft_trials", "Comparisons of a verifier with and without drafts.", WORKER
+        )
         self.rejections = counter(
             "outrider_draft_rejections", "Drafted tokens in whose place the target took another.", WORKER
         )
@@ -196,30 +210,19 @@ class Metrics:
         """Starts the clock of one session. `resumed`: its prompt and its first token were counted before."""
         return SessionMetrics(self, model, prompt_tokens, resumed)
 
-    def observe_load(
-        self,
-        worker_id: str,
-        model: str,
-        *,
-        running: int,
-        waiting: int,
-        kv_usage: float,
-        step_seconds: float,
-        step_tokens: int,
-        preemptions: int,
-    ) -> None:
-        """Takes in a verifier's report. `step_seconds` 0 = no step behind it; `preemptions`: since its
-        start."""
-        labels = (model, worker_id)
-        self.running.labels(*labels).set(running)
-        self.waiting.labels(*labels).set(waiting)
-        self.kv_usage.labels(*labels).set(kv_usage)
-        if step_seconds > 0:
-            self.step_seconds.labels(*labels).observe(step_seconds)
-            self.step_tokens.labels(*labels).observe(step_tokens)
-        self.preemptions.labels(*labels).inc(
-            self._new((Role.VERIFIER, worker_id), model, "preemptions", preemptions)
-        )
+    def observe_load(self, worker_id: str, model: str, load: VerifierLoad) -> None:
+        """Takes in a verifier's report."""
+        labels, key = (model, worker_id), (Role.VERIFIER, worker_id)
+        self.running.labels(*labels).set(load.running)
+        self.waiting.labels(*labels).set(load.waiting)
+        self.kv_usage.labels(*labels).set(load.kv_usage)
+        if load.step_seconds > 0:  # there is a step behind it
+            self.step_seconds.labels(*labels).observe(load.step_seconds)
+            self.step_tokens.labels(*labels).observe(load.step_tokens)
+        self.preemptions.labels(*labels).inc(self._new(key, model, "preemptions", load.preemptions))
+        self.drafts_rest.labels(*labels).set(load.drafts_rest)
+        self.draft_gain.labels(*labels).set(load.draft_gain)
+        self.draft_trials.labels(*labels).inc(self._new(key, model, "draft trials", load.draft_trials))
 
     def observe_dropped(self, worker_id: str, model: str, counts: Mapping[str, int]) -> None:
         """Takes in a verifier's counts since its start, by reason: no more reasons than MOST_REASONS."""
@@ -266,7 +269,8 @@ class Metrics:
     def worker_left(self, key: WorkerKey, model: str) -> None:
         """Takes a worker's gauges out; what it has done stays counted until many have left after it."""
         role, worker_id = key
-        for gauge in (self.running, self.waiting, self.kv_usage) if role is Role.VERIFIER else ():
+        of_verifiers = (self.running, self.waiting, self.kv_usage, self.drafts_rest, self.draft_gain)
+        for gauge in of_verifiers if role is Role.VERIFIER else ():
             with suppress(KeyError):  # it may never have reported
                 gauge.remove(model, worker_id)
         self._left.pop((key, model), None)
@@ -283,7 +287,7 @@ class Metrics:
         """Takes out all that a worker has counted. Where it comes back, its counts begin anew, as after a
         restart."""
         role, worker_id = key
-        of_verifiers = (self.step_seconds, self.step_tokens, self.preemptions)
+        of_verifiers = (self.step_seconds, self.step_tokens, self.preemptions, self.draft_trials)
         of_drafters = (self.rejections, self.rejections_covered)
         for metric in of_verifiers if role is Role.VERIFIER else of_drafters:
             with suppress(KeyError):  # it may never have reported

@@ -122,6 +122,9 @@ class SessionDraft:
 
     def committed(self, step: TokensCommitted) -> None:
         """A step of the session; changes its drafter, k and window where that is due."""
+        if self._verifier is not None and self._verifier.load.drafts_rest:
+            self._fleet.merits.passed(self._fingerprint)  # that nothing was verified says nothing
+            return
         self._estimator.observe(step.accepted, step.verified, len(step.tokens))
         self._judge(step)
         self._leave_if_silent(step)

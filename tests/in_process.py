@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,6 +42,7 @@ from router.router import Router
 from verifier.service import VerifierService
 from verifier.step_start import Awaited
 from verifier.stepper import Stepper
+from verifier.ways import Ways
 
 KV_BYTES = 64 * 2**20
 
@@ -88,7 +89,12 @@ class Cluster:
         limits: StepLimits | None = None,
         kv_blocks: int | None = None,
         quantization: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        compare: bool = False,
     ) -> None:
+        """`clock`: by which verifiers count their seconds; `compare`: whether drafts rest that do not pay."""
+        self._clock = clock
+        self._compare = compare
         self._target = target
         self._quantization = quantization
         self._kv_blocks = kv_blocks
@@ -119,7 +125,10 @@ class Cluster:
             info = replace(info, kv_blocks=self._kv_blocks)
         service = VerifierService(info, tokenizer)
         grammars = Grammars(tokenizer.json, info.model.eos_token_ids)
-        stepper = Stepper(engine, self._limits, service.on_step, time.monotonic, patient, grammars=grammars)
+        ways = Ways(engine, None, random.Random(1).random if self._compare else None)
+        stepper = Stepper(
+            engine, self._limits, service.on_step, self._clock, patient, grammars=grammars, ways=ways
+        )
         service.use(stepper)
         server = new_server()
         service.add_to(server)

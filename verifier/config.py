@@ -29,6 +29,17 @@ class VerifierConfig:
         20.0, "How long sessions may go on after SIGTERM; those left then move to another verifier.", least=0
     )
     lock_step: bool = same(SessionOptions, "lock_step")
+    compare: bool = option(
+        True,
+        "Compare with decoding without drafts now and then, and let drafters rest while that is faster.",
+        negated=True,
+    )
+    resting_threads: int | None = option(
+        None,
+        "CPU threads while drafters rest: with those of drafters on this machine.",
+        least=1,
+        shown="as --threads",
+    )
     cache: Path | None = None  # folder in which step times are remembered; None = nowhere
 
     def __post_init__(self) -> None:
@@ -37,6 +48,11 @@ class VerifierConfig:
             raise wrong("target", "must name a folder or a hub id, not nothing")
         if self.name is not None and not self.name.strip():
             raise wrong("name", "must not be blank: leave it out for the checkpoint's own name")
+        if self.resting_threads is not None:
+            if not self.compare:
+                raise wrong("resting_threads", "is of no use with --no-compare: leave one out")
+            if self.engine.device != "cpu" or self.engine.tensor_parallel_size > 1:
+                raise wrong("resting_threads", "is for a model on a CPU in one process: leave it out")
         check_worker(self.registration, self.listen, self.protection)
 
     @property

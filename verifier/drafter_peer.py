@@ -15,6 +15,7 @@ from verifier.survival_calibration import SurvivalCalibration
 
 MAX_CLAIMS = 1024  # that wait for their sessions
 CLAIM_SECONDS = 60.0  # that one waits: what was closed meanwhile never comes
+MOST_TOLD = 2**17  # tokens in a message; a session's are not divided
 MOST_REPEATED = 1024  # tokens that are sent again because they were not acknowledged yet
 
 
@@ -27,8 +28,10 @@ class DrafterPeer:
         clock: Callable[[], float],
         allowance: StreamAllowance | None = None,
         worker_id: str = "",
+        resting: bool = False,
     ) -> None:
-        """`name`: by which it is known here; `worker_id`: its own."""
+        """`name`: by which it is known here; `worker_id`: its own; `resting`: it is to draft nothing for
+        now."""
         self.name = name
         self.worker_id = worker_id
         self.pace = Pace()
@@ -48,6 +51,7 @@ class DrafterPeer:
         self._heard_at = 0.0
         self._ready = asyncio.Event()
         self._over = False
+        self._resting = resting
 
     def heard(self, stamp_us: int) -> None:
         self._stamp_us, self._heard_at = stamp_us, self._clock()
@@ -84,7 +88,8 @@ class DrafterPeer:
     def committed(self, seat: DrafterSeat) -> None:
         """There is more of the session's log than the drafter has acknowledged."""
         self._dirty[seat.session.spec.session_id] = seat
-        self._ready.set()
+        if not self._resting:
+            self._ready.set()
 
     def revoke(self, session_id: bytes, shown: bytes) -> None:
         """Tells it that the right with which it came is worth nothing any more. Of a drafter that does not
@@ -93,6 +98,12 @@ class DrafterPeer:
         if len(self._revoked) > REMEMBERED:
             self._revoked.popitem(last=False)
         self._ready.set()
+
+    def rest(self, resting: bool) -> None:
+        """It is to draft nothing and hears of no commits; or to draft again, and hears what it has missed."""
+        if resting is not self._resting:
+            self._resting = resting
+            self._ready.set()
 
     def beat(self) -> None:
         """Gives a sign of life, perhaps with nothing to say."""
@@ -116,14 +127,26 @@ class DrafterPeer:
             if self._over:
                 return
             self._ready.clear()
-            dirty, self._dirty = self._dirty, {}
+            commits = [] if self._resting else self._commits()
             revoked, self._revoked = self._revoked, OrderedDict()
             yield CommitBatch(
-                commits=[self._commit(session_id, seat) for session_id, seat in dirty.items()],
+                commits=commits,
                 revoked=[Attach(session_id, shown) for session_id, shown in revoked.items()],
                 echo_us=self._stamp_us,
                 held_us=int((self._clock() - self._heard_at) * 1e6) if self._stamp_us else 0,
+                rest=self._resting,
             )
+
+    def _commits(self) -> list[Commit]:
+        """Returns what there is to tell, as far as it makes one message: after a rest it may be much."""
+        commits, tokens = [], 0
+        while self._dirty and tokens < MOST_TOLD:
+            session_id = next(iter(self._dirty))
+            commits.append(self._commit(session_id, self._dirty.pop(session_id)))
+            tokens += len(commits[-1].tokens)
+        if self._dirty:
+            self._ready.set()
+        return commits
 
     def _commit(self, session_id: bytes, seat: DrafterSeat) -> Commit:
         base = self._base(session_id, seat)

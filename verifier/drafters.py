@@ -107,6 +107,11 @@ class Drafters:
         if over:
             self._ended.add(session_id, seats[0].draft_key)
 
+    def rest(self, resting: bool) -> None:
+        """Drafts are not taken from now on, or they are again."""
+        for peer in self._streams:
+            peer.rest(resting)
+
     def beat(self) -> None:
         """Gives a sign of life to every drafter."""
         for peer in self._streams:
@@ -132,12 +137,12 @@ class Drafters:
         try:
             allowance = self._allowance.of(whose)
             name, worker_id, batches = await self._greeted(self._decoded(messages, allowance), host)
-            peer = DrafterPeer(name, self._clock, allowance, worker_id)
+            peer = DrafterPeer(name, self._clock, allowance, worker_id, self._stepper.resting)
             self._streams.add(peer)
             loop = asyncio.get_running_loop()
             unannounced = loop.call_later(ANNOUNCED_SECONDS, self._refuse_unannounced, peer)
             reader = asyncio.create_task(self._listen(peer, batches))
-            yield CommitBatch(hello=self._identity.hello())
+            yield CommitBatch(hello=self._identity.hello(), rest=self._stepper.resting)
             async for batch in peer.batches():
                 yield batch
             if reader.done():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -38,6 +39,7 @@ from verifier.profile import profile, remembered
 from verifier.routers import Routers
 from verifier.step_start import lock_step, start_at
 from verifier.stepper import Stepper, StepReport
+from verifier.ways import Ways
 
 log = logging.getLogger(__name__)
 
@@ -143,6 +145,8 @@ class VerifierService:
             "price": load.price,
             "typical_step_seconds": load.typical_step_seconds,
             "draft_starvation": load.draft_starvation,
+            "drafts_rest": load.drafts_rest,
+            "draft_gain": load.draft_gain,
             **{f"dropped_{reason}": count for reason, count in self.drafters.dropped.items()},
         }
 
@@ -171,6 +175,7 @@ class VerifierService:
     def on_step(self, report: StepReport) -> None:
         """Hands a step's results to the streams."""
         self.routers.on_step(report)
+        self.drafters.rest(self.stepper.resting)
 
 
 def _profiled(share: float) -> None:
@@ -191,6 +196,7 @@ async def start(
         config.served_name,
         config.engine,
         start_followers,
+        config.resting_threads,
     )
     service = VerifierService(info, tokenizer)
     measured = {
@@ -210,9 +216,10 @@ async def start(
     )
     give_back_freed_memory()  # what the largest step took
     start_steps = lock_step if config.lock_step else start_at
+    ways = Ways(engine, step_time, random.random if config.compare and not config.lock_step else None)
     grammars = Grammars(tokenizer.json, info.model.eos_token_ids)
     stepper = Stepper(
-        engine, config.limits, service.on_step, time.monotonic, start_steps, step_time, grammars
+        engine, config.limits, service.on_step, time.monotonic, start_steps, step_time, grammars, ways
     )
     service.use(stepper)
     service.add_to(server)

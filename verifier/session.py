@@ -60,6 +60,7 @@ class Session:
     def __init__(self, spec: SessionSpec, num_speculative_tokens: int) -> None:
         self.spec = spec
         self.num_speculative_tokens = num_speculative_tokens
+        self.resting = False  # no drafts are taken for now
         self.log: list[int] = [*spec.params.prompt, *spec.output]
         self.tree = DraftTree()
         self._stop_token_ids = frozenset(spec.params.stop_token_ids)
@@ -113,7 +114,7 @@ class Session:
     @property
     def wanted(self) -> int:
         """Returns the most draft tokens to verify now: the last output token is always the target's own."""
-        return min(self.num_speculative_tokens, self.room - 1)
+        return 0 if self.resting else min(self.num_speculative_tokens, self.room - 1)
 
     def path(self) -> tuple[list[int], list[float]]:
         """Returns the draft tokens that may be verified now, and for each P(accepted | all before it are), as

@@ -21,17 +21,14 @@ MOST_PASSED = 16  # sessions that may begin before one that came earlier and doe
 class StepPlanner:
     """Chooses who runs by what the meter has measured, and changes the sessions' block tables for it."""
 
-    def __init__(
-        self, pool: BlockPool, limits: StepLimits, meter: Meter, close: Callable[[bytes], object]
-    ) -> None:
+    def __init__(self, pool: BlockPool, limits: StepLimits, close: Callable[[bytes], object]) -> None:
         """`close` ends a session that is in the way of others: an orphan."""
         self.limits = Limits(limits.max_batch_tokens, limits.prefill_chunk, pool.block_size)
         self.preemptions = 0  # since the start
         self._pool = pool
-        self._meter = meter
         self._close = close
 
-    def plan(self, sessions: Mapping[bytes, Running]) -> list[Part]:
+    def plan(self, sessions: Mapping[bytes, Running], meter: Meter) -> list[Part]:
         """Returns the parts of the next step, with their blocks taken. It is empty if nobody can run.
 
         `sessions` stand in order of arrival. If blocks run out, an orphan is closed or a session preempted,
@@ -41,7 +38,7 @@ class StepPlanner:
             everyone = list(sessions.values())
             paths = [running.path() for running in everyone]
             decoding = sum(running.decoding for running in everyone)
-            drafts = self._admit(everyone, paths, decoding)
+            drafts = self._admit(paths, decoding, meter)
             waiting = self._waiting(everyone)
             candidates = [
                 Candidate(
@@ -63,7 +60,7 @@ class StepPlanner:
                 session = everyone[index].session
                 return pool.cached(session.log, session.spec.params.cache_salt)
 
-            reading = self._meter.reading(decoding + sum(drafts))
+            reading = meter.reading(decoding + sum(drafts))
             chosen = schedule(candidates, pool.available, self.limits, reading, lost, cached)
             in_the_way = dispensable(everyone, chosen, pool)
             if in_the_way is not None:
@@ -96,14 +93,14 @@ class StepPlanner:
         full = (len(params.prompt) - 1) // block_size * block_size
         return self._pool.cached(params.prompt, params.cache_salt).tokens >= full
 
-    def _admit(self, everyone: Sequence[Running], paths: Sequence[Path], decoding: int) -> list[int]:
+    def _admit(self, paths: Sequence[Path], decoding: int, meter: Meter) -> list[int]:
         """Returns how many draft tokens of each session take part, by what they bring and what they cost. A
         prompt that is read beside them is left out of the sum: it is paid for by what it brings itself."""
         if not any(tokens for tokens, _ in paths):
             return [0] * len(paths)
         survival = [list(accumulate(chances, mul)) for _, chances in paths]
         budget = self.limits.max_tokens - decoding
-        return admit(survival, decoding, decoding, self._meter.step_time, budget).counts
+        return admit(survival, decoding, decoding, meter.step_time, budget).counts
 
     def _preempt(self, victim: Running) -> None:
         self._pool.close(victim.table)

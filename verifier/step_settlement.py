@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from outrider.engine.kv_blocks import BlockPool
 from outrider.sampling.logprobs import Scores
+from verifier.governor import StepSeen
 from verifier.meter import Meter
 from verifier.part import Part
 from verifier.running import Running
@@ -48,20 +49,24 @@ def settle(
     return outcomes
 
 
-def measure(meter: Meter, parts: Sequence[Part], committed: int, seconds: float, waited: float) -> int:
+def measure(
+    meter: Meter, parts: Sequence[Part], committed: int, seconds: float, waited: float
+) -> tuple[int, StepSeen | None]:
     """Lets the meter learn from a step of these parts that committed so many tokens. Returns the step's
-    tokens. `waited` seconds passed before it, in which the engine was free."""
+    tokens, and what there is to compare of it; None if a prompt was read. `waited` seconds passed before it,
+    in which the engine was free."""
     tokens = decoding = wanting = starved = 0
     for part in parts:
         drafts = len(part.path)
         tokens += part.tokens + drafts
         decoding += 1 + drafts if part.tokens == 1 else 0
-        if part.running.session.num_speculative_tokens > 0:
+        session = part.running.session
+        if session.num_speculative_tokens > 0 and not session.resting:
             wanting += 1
             starved += not drafts
-    if decoding == tokens:
-        starvation = starved / wanting if wanting else None
-        meter.observe(seconds, tokens, committed, starvation, waited)
-    else:
+    if decoding < tokens:
         meter.observe_reading(seconds, decoding, tokens - decoding)
-    return tokens
+        return tokens, None
+    starvation = starved / wanting if wanting else None
+    meter.observe(seconds, tokens, committed, starvation, waited)
+    return tokens, StepSeen(seconds + waited, committed, len(parts), starvation)

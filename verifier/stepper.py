@@ -24,7 +24,6 @@ from outrider.sampling.sampler import TokenCounts
 from outrider.wire.load import VerifierLoad
 from outrider.worker.stepwatch import StepUnderWay, under_way
 from verifier.drafter_seat import DrafterSeat
-from verifier.meter import Meter
 from verifier.part import Part
 from verifier.price import StepTime
 from verifier.running import Running
@@ -32,8 +31,9 @@ from verifier.session import DraftFate, Outcome, Session, SessionSpec
 from verifier.session_limits import SessionLimits
 from verifier.step_plan import StepPlanner
 from verifier.step_settlement import measure, settle
-from verifier.step_start import StartAt, start_at
+from verifier.step_start import Arrivals, StartAt, start_at
 from verifier.step_wait import StepWait
+from verifier.ways import Ways
 
 log = logging.getLogger(__name__)
 
@@ -57,10 +57,11 @@ class Stepper:
         start_at: StartAt = start_at,
         step_time: StepTime | None = None,
         grammars: Grammars | None = None,
+        ways: Ways | None = None,
     ) -> None:
         """`start_at` decides when a step starts: step_start.start_at, or another function of its kind.
         `step_time`: the engine's profile, from which the price of a token follows; None = no price.
-        `grammars`: those of the model's tokenizer."""
+        `grammars`: those of the model's tokenizer. `ways` to run; None = drafts are always taken."""
         info, pool = engine.info, engine.pool
         self._engine = engine
         self._pool = pool
@@ -73,9 +74,9 @@ class Stepper:
         self._empty.set()
         self._step_time = step_time
         self.under_way: StepUnderWay | None = None  # the step that the engine runs now
-        self._meter = Meter(step_time) if step_time is not None else Meter()
-        self._wait = StepWait(start_at, self._meter)
-        self._planner = StepPlanner(pool, limits, self._meter, self.close)
+        self._ways = ways or Ways(engine, step_time)
+        self._wait = StepWait(start_at)
+        self._planner = StepPlanner(pool, limits, self.close)
         self._grammars = grammars
         self._ruled = 0  # sessions with a grammar
         self._draining = False
@@ -85,6 +86,11 @@ class Stepper:
     def load(self) -> VerifierLoad:
         """Returns the load as of now, without a step behind it."""
         return self._measured(0.0, 0)
+
+    @property
+    def resting(self) -> bool:
+        """Returns whether the next step takes no drafts."""
+        return self._ways.resting
 
     def get(self, session_id: bytes) -> Running | None:
         return self._sessions.get(session_id)
@@ -107,6 +113,7 @@ class Stepper:
         self._may_open.check(spec)
         counts = TokenCounts(spec.params.prompt, spec.output) if spec.params.sampling.penalized else None
         running = Running(Session(spec, num_speculative_tokens), counts, self._place(spec))
+        running.session.resting = self.resting
         running.found_tokens = self._pool.cached(running.session.log, spec.params.cache_salt).tokens
         self._sessions[spec.session_id] = running
         self._ruled += running.place is not None
@@ -147,7 +154,8 @@ class Stepper:
         expected: StepTime | None = None  # of the first step: it makes ready what the others find
         while True:
             free_since, began = await self._until_due(free_since)
-            parts = self._planner.plan(self._ready() if self._ruled else self._sessions)
+            sessions = self._ready() if self._ruled else self._sessions
+            parts = self._planner.plan(sessions, self._ways.meter)
             if not parts:
                 self._tell()
                 await self._change()
@@ -193,7 +201,7 @@ class Stepper:
                 await self._change()
                 free_since = self._clock()
             now = self._clock()
-            start = self._wait.start_at(self._sessions.values(), now, free_since)
+            start = self._wait.start_at(self._sessions.values(), now, free_since, self._ways.meter)
             if start <= now:
                 return free_since, now
             self._tell()
@@ -230,13 +238,26 @@ class Stepper:
             ]
         for running in (*failed, *(each for each, outcome in outcomes if outcome.finish is not None)):
             self.close(running.id)
-        self._wait.judge(waited, outcomes)
+        self._wait.judge(waited, outcomes, self._ways.meter)
         committed = sum(len(outcome.tokens) for _, outcome in outcomes)
-        tokens = measure(self._meter, parts, committed, seconds, waited)
-        return StepReport(tuple(outcomes), tuple(failed), self._measured(seconds, tokens))
+        tokens, seen = measure(self._ways.meter, parts, committed, seconds, waited)
+        report = StepReport(tuple(outcomes), tuple(failed), self._measured(seconds, tokens))
+        drafted = any(part.running.drafted for part in parts)
+        if chosen is not None and seen is not None and self._ways.observe(seen, drafted):
+            self._rest(self.resting)
+        return report
+
+    def _rest(self, resting: bool) -> None:
+        """Takes drafts, or none, from the next step on. What drafters were slow in meanwhile is no fault of
+        theirs."""
+        for running in self._sessions.values():
+            running.session.resting = resting
+            for seat in running.seats:
+                seat.arrivals = Arrivals()
 
     def _measured(self, step_seconds: float, step_tokens: int) -> VerifierLoad:
         waiting = unread = 0
+        meter = self._ways.meter
         for running in self._sessions.values():
             waiting += not running.table.blocks
             unread += running.unread
@@ -246,14 +267,17 @@ class Stepper:
             kv_usage=self._pool.usage,
             step_seconds=step_seconds,
             step_tokens=step_tokens,
-            price=self._meter.price,
-            typical_step_seconds=self._meter.step_seconds,
+            price=meter.price,
+            typical_step_seconds=meter.step_seconds,
             preemptions=self._planner.preemptions,
             draining=self._draining,
-            draft_starvation=self._meter.starvation,
+            draft_starvation=meter.starvation,
             unread_prompt_tokens=unread,
-            prompt_token_seconds=self._meter.prompt_token_seconds,
-            goodput=self._meter.goodput,
+            prompt_token_seconds=meter.prompt_token_seconds,
+            goodput=meter.goodput,
+            drafts_rest=self.resting,
+            draft_gain=self._ways.gain,
+            draft_trials=self._ways.trials,
         )
 
     def _tell(self) -> None:

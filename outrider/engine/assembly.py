@@ -25,7 +25,7 @@ from outrider.engine.rank_group import RankGroup
 from outrider.engine.ranks import Ranks
 from outrider.engine.replayed import recorded
 from outrider.engine.runner import CallByCall
-from outrider.engine.self_check import PROBE_BLOCKS, Reference, check, check_rounded, reference
+from outrider.engine.self_check import PROBE_BLOCKS, Reference, check, check_rounded, reference, same_bits
 from outrider.engine.sharding import connect, localize
 from outrider.errors import StartupError
 from outrider.options.memory import memory_text
@@ -43,11 +43,12 @@ def build_engine(
     progress: Callable[[str, float], None],
     ranks: Ranks | None = None,
     vocabulary: torch.Tensor | None = None,
+    resting_threads: int | None = None,
 ) -> Engine:
     """Returns an engine on a loaded model, once it has given what the model's own code gives.
 
     The model is checked with gathered attention first, whatever is asked for: a kernel that fails is no fault
-    of the model's. `vocabulary` as Engine has it. Raises as load_engine does."""
+    of the model's. `vocabulary` as Engine has it, `resting_threads` as load_engine. Raises as that does."""
     tell = progress
     keep_freed_memory()
     tell("running the model's own code", 0.5)
@@ -72,6 +73,7 @@ def build_engine(
         _put_in(linears, model, ranks)
         checked, off = check_rounded(gathering, expected, linears.name)
         tell(f"in 8 bits, logits are {off:.1%} of their size from float32's", 0.9)
+    may_rest = resting_threads is not None and same_bits(gathering, resting_threads)
     if probe.attention.name != GATHERED:  # whose bits nobody has measured
         checked = replace(checked, bit_exact=False)
     attention = _whole(probe.attention, info, kv_memory_bytes)
@@ -87,6 +89,8 @@ def build_engine(
             calls, checked, record, lambda share: tell("recording steps", 0.9 + 0.1 * share)
         )
     engine.info = replace(checked, numerics=numerics(engine))
+    if may_rest and resting_threads is not None:
+        engine.resting_threads = resting_threads
     if ranked is not None:
         ranked.ranks.settle()
         if ranked.ranks.leads:

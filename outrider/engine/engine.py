@@ -68,6 +68,7 @@ class Engine:
         self.divided = self.group.size > 1  # then blocks cannot be copied, and a rank is a token alone
         on_cpu = next(model.parameters()).device.type == "cpu"
         self.threads = torch.get_num_threads() if on_cpu else 1  # in a step
+        self.resting_threads = self.threads  # another number of them that gives the same bits
         self._thread: ThreadPoolExecutor | None = None  # from the first run to close
 
     def prepare(self, works: Sequence[Work]) -> Step:
@@ -131,6 +132,12 @@ class Engine:
                 1, thread_name_prefix="engine", initializer=torch.set_num_threads, initargs=(self.threads,)
             )
         return asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
+
+    def use_threads(self, count: int) -> None:
+        """Steps have so many threads from the next on."""
+        if count != self.threads:
+            self.threads = count
+            self.run(torch.set_num_threads, count)
 
     def make_ready(self, most_tokens: int) -> None:
         """Takes what memory steps need for each number of tokens, up to so many, before the first of them."""

@@ -23,21 +23,32 @@ ROW_MULTIPLES = (4, 8, 16)  # that are tried
 KEY_COUNTS = tuple(range(KEY_MULTIPLE, KEY_BLOCK + 1, KEY_MULTIPLE))
 
 
-def linears_keep_bits(model: nn.Module) -> bool:
-    """Tries one packed layer of each shape."""
-    layers = {
-        (layer.in_features, layer.out_features): layer
-        for layer in model.modules()
-        if isinstance(layer, PackedLinear)
-    }
+def linear_products(model: nn.Module) -> list[torch.Tensor]:
+    """Returns what one packed layer of each shape makes of rows of random numbers."""
     with torch.inference_mode():
-        for layer in layers.values():
-            x = torch.randn(max(ROWS), layer.in_features, generator=torch.Generator().manual_seed(1))
-            x = x.to(layer.dtype)
-            whole = layer.forward(x)  # without what joins it to other ranks
+        return [layer.forward(_rows(layer)) for layer in _one_of_each(model)]
+
+
+def linears_keep_bits(model: nn.Module, expected: Sequence[torch.Tensor] | None = None) -> bool:
+    """Tries one packed layer of each shape. `expected`: linear_products at another time; None = now."""
+    wholes = linear_products(model) if expected is None else expected
+    with torch.inference_mode():
+        for layer, whole in zip(_one_of_each(model), wholes, strict=True):
+            x = _rows(layer)
             if any(not torch.equal(layer.forward(x[:rows]), whole[:rows]) for rows in ROWS):
                 return False
     return True
+
+
+def _one_of_each(model: nn.Module) -> list[PackedLinear]:
+    layers = (layer for layer in model.modules() if isinstance(layer, PackedLinear))
+    return list({(layer.in_features, layer.out_features): layer for layer in layers}.values())
+
+
+def _rows(layer: PackedLinear) -> torch.Tensor:
+    """Returns [max(ROWS), in] numbers, the same at each call."""
+    x = torch.randn(max(ROWS), layer.in_features, generator=torch.Generator().manual_seed(1))
+    return x.to(layer.dtype)
 
 
 def row_batching(layers: Iterable[LayerAttention]) -> RowBatching | None:

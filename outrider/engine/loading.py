@@ -51,6 +51,7 @@ def load_engine(
     quantization: str | None = None,
     parts: Parts | None = None,
     drafts: bool = False,
+    resting_threads: int | None = None,
 ) -> Engine:
     """Loads a causal LM by its folder, GGUF file or hub id; checks the engine against the model's own code.
 
@@ -66,6 +67,8 @@ def load_engine(
 
     `parts` are those that the engine is made of, in place of what is usual on the device; every rank gives
     the same.
+
+    `resting_threads`: another number of threads to use at times, if that gives the same bits.
 
     With `drafts`, and without `ranks`, logits are of the checkpoint's draft vocabulary only, if it has one.
 
@@ -104,7 +107,14 @@ def load_engine(
     if vocabulary is not None:
         reduce_output(model, vocabulary)
     return build_engine(
-        model, info, kv_memory_bytes, chosen, progress=tell, ranks=ranks, vocabulary=vocabulary
+        model,
+        info,
+        kv_memory_bytes,
+        chosen,
+        progress=tell,
+        ranks=ranks,
+        vocabulary=vocabulary,
+        resting_threads=resting_threads,
     )
 
 

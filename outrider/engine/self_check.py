@@ -17,7 +17,7 @@ from transformers import DynamicCache
 
 from outrider.engine.attention import NAME
 from outrider.engine.engine import Engine, Work
-from outrider.engine.invariance import linears_keep_bits
+from outrider.engine.invariance import linear_products, linears_keep_bits
 from outrider.engine.kv_blocks import BlockTable
 from outrider.engine.placeless_calls import replacing
 from outrider.engine.ranks import of_the_group
@@ -148,6 +148,25 @@ def keeps_bits(engine: Engine) -> bool:
         return False
     same = all(torch.equal(logits, whole) for logits in found)
     return same and linears_keep_bits(model) and engine.attention.keeps_bits()
+
+
+def same_bits(engine: Engine, threads: int) -> bool:
+    """Returns whether so many threads give the same bits as those that torch has now; logs it if not."""
+    usual, model = torch.get_num_threads(), engine.model
+    if threads == usual:
+        return True
+    whole = _run(engine, [[LENGTH]])[0]
+    products = linear_products(model)
+    torch.set_num_threads(threads)
+    try:
+        found = _run(engine, [[LENGTH]]) + _run(engine, [ALONE]) + _run(engine, TOGETHER)
+        same = all(torch.equal(logits, whole) for logits in found)
+        same = same and linears_keep_bits(model, products) and engine.attention.keeps_bits()
+    finally:
+        torch.set_num_threads(usual)
+    if not same:
+        log.warning("%s has other bits with %d threads than with %d", engine.info.name, threads, usual)
+    return same
 
 
 def _own_logits(model: Any, info: ModelInfo) -> torch.Tensor:

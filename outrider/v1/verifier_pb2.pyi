@@ -153,7 +153,7 @@ class DrafterCutOff(_message.Message):
     def __init__(self, session_id: _Optional[bytes] = ..., turn: _Optional[int] = ..., reason: _Optional[str] = ..., opening: _Optional[int] = ...) -> None: ...
 
 class VerifierLoad(_message.Message):
-    __slots__ = ("running", "waiting", "kv_usage", "step_seconds", "step_tokens", "price", "typical_step_seconds", "preemptions", "draining", "draft_starvation", "unread_prompt_tokens", "prompt_token_seconds", "goodput")
+    __slots__ = ("running", "waiting", "kv_usage", "step_seconds", "step_tokens", "price", "typical_step_seconds", "preemptions", "draining", "draft_starvation", "unread_prompt_tokens", "prompt_token_seconds", "goodput", "drafts_rest", "draft_gain", "draft_trials")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     KV_USAGE_FIELD_NUMBER: _ClassVar[int]
@@ -167,6 +167,9 @@ class VerifierLoad(_message.Message):
     UNREAD_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     GOODPUT_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_REST_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_GAIN_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TRIALS_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     kv_usage: float
@@ -180,7 +183,10 @@ class VerifierLoad(_message.Message):
     unread_prompt_tokens: int
     prompt_token_seconds: float
     goodput: float
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., step_seconds: _Optional[float] = ..., step_tokens: _Optional[int] = ..., price: _Optional[float] = ..., typical_step_seconds: _Optional[float] = ..., preemptions: _Optional[int] = ..., draining: _Optional[bool] = ..., draft_starvation: _Optional[float] = ..., unread_prompt_tokens: _Optional[int] = ..., prompt_token_seconds: _Optional[float] = ..., goodput: _Optional[float] = ...) -> None: ...
+    drafts_rest: bool
+    draft_gain: float
+    draft_trials: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., step_seconds: _Optional[float] = ..., step_tokens: _Optional[int] = ..., price: _Optional[float] = ..., typical_step_seconds: _Optional[float] = ..., preemptions: _Optional[int] = ..., draining: _Optional[bool] = ..., draft_starvation: _Optional[float] = ..., unread_prompt_tokens: _Optional[int] = ..., prompt_token_seconds: _Optional[float] = ..., goodput: _Optional[float] = ..., drafts_rest: _Optional[bool] = ..., draft_gain: _Optional[float] = ..., draft_trials: _Optional[int] = ...) -> None: ...
 
 class DraftBatch(_message.Message):
     __slots__ = ("hello", "attach", "drafts", "stamp_us")
@@ -217,18 +223,20 @@ class Draft(_message.Message):
     def __init__(self, session_id: _Optional[bytes] = ..., base: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., survival: _Optional[bytes] = ...) -> None: ...
 
 class CommitBatch(_message.Message):
-    __slots__ = ("hello", "commits", "revoked", "echo_us", "held_us")
+    __slots__ = ("hello", "commits", "revoked", "echo_us", "held_us", "rest")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     COMMITS_FIELD_NUMBER: _ClassVar[int]
     REVOKED_FIELD_NUMBER: _ClassVar[int]
     ECHO_US_FIELD_NUMBER: _ClassVar[int]
     HELD_US_FIELD_NUMBER: _ClassVar[int]
+    REST_FIELD_NUMBER: _ClassVar[int]
     hello: _common_pb2.Hello
     commits: _containers.RepeatedCompositeFieldContainer[Commit]
     revoked: _containers.RepeatedCompositeFieldContainer[Attach]
     echo_us: int
     held_us: int
-    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., revoked: _Optional[_Iterable[_Union[Attach, _Mapping]]] = ..., echo_us: _Optional[int] = ..., held_us: _Optional[int] = ...) -> None: ...
+    rest: bool
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., revoked: _Optional[_Iterable[_Union[Attach, _Mapping]]] = ..., echo_us: _Optional[int] = ..., held_us: _Optional[int] = ..., rest: _Optional[bool] = ...) -> None: ...
 
 class Commit(_message.Message):
     __slots__ = ("session_id", "base", "tokens")

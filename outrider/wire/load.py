@@ -25,6 +25,9 @@ class VerifierLoad:
     unread_prompt_tokens: int = 0  # of its sessions, those that wait included
     prompt_token_seconds: float = 0.0  # that reading one more prompt token takes, moving average
     goodput: float = 0.0  # tokens committed a second, all sessions together, moving average of decode steps
+    drafts_rest: bool = False  # in that step
+    draft_gain: float = 0.0  # goodput with drafts over that without, as last compared; 0 = not compared yet
+    draft_trials: int = 0  # comparisons since the worker's start
 
     @property
     def sessions(self) -> int:

@@ -62,6 +62,7 @@ class CommitBatch:
     revoked: Iterable[Attach] = ()  # claims that stand no more
     echo_us: int = 0  # stamp_us of the last DraftBatch received; 0 = none yet
     held_us: int = 0  # time between that receipt and this sending
+    rest: bool = False  # no drafts are taken for now, and no commits told
 
 
 def _batch_to_wire(batch: DraftBatch) -> verifier_pb2.DraftBatch:
@@ -99,7 +100,7 @@ def _draft_from_wire(message: verifier_pb2.Draft) -> Draft:
 
 def _commits_to_wire(batch: CommitBatch) -> verifier_pb2.CommitBatch:
     message = verifier_pb2.CommitBatch(
-        hello=hello_to_wire(batch.hello), echo_us=batch.echo_us, held_us=batch.held_us
+        hello=hello_to_wire(batch.hello), echo_us=batch.echo_us, held_us=batch.held_us, rest=batch.rest
     )
     for commit in batch.commits:
         message.commits.add(session_id=commit.session_id, base=commit.base, tokens=commit.tokens)
@@ -115,6 +116,7 @@ def _commits_from_wire(message: verifier_pb2.CommitBatch) -> CommitBatch:
         map(_attach_from_wire, message.revoked),
         message.echo_us,
         message.held_us,
+        message.rest,
     )
 
 

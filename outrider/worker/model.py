@@ -26,10 +26,12 @@ async def load(
     name: str,
     options: EngineOptions,
     start_followers: StartFollowers = FollowerProcesses,
+    resting_threads: int | None = None,
 ) -> tuple[Engine, TokenizerFiles, WorkerInfo]:
     """Returns the model with its description, loaded on a thread with progress lines.
 
-    Divided among several processes, `start_followers` starts the others. Raises StartupError."""
+    Divided among several processes, `start_followers` starts the others. `resting_threads`: as load_engine
+    has it. Raises StartupError."""
     label = f"outrider {role.name.lower()}"
 
     def progress(stage: str, share: float) -> None:
@@ -61,6 +63,7 @@ async def load(
                 ranks=ranks,
                 quantization=options.quantization,
                 drafts=role is Role.DRAFTER,
+                resting_threads=resting_threads,
             ),
         )
         tokenizer = await asyncio.to_thread(load_tokenizer, model)

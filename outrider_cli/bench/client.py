@@ -118,9 +118,13 @@ class ServerClient:
 
     async def counted(self, name: str) -> float:
         """Returns a counter of its /metrics, over all labels. 0 if there is none of that name."""
+        return await self.gauge(f"{name}_total")
+
+    async def gauge(self, name: str) -> float:
+        """Returns a gauge of its /metrics, as counted."""
         families = text_string_to_metric_families((await self._got("/metrics")).decode())
         samples = (sample for family in families for sample in family.samples)
-        return sum(sample.value for sample in samples if sample.name == f"{name}_total")
+        return sum(sample.value for sample in samples if sample.name == name)
 
     async def _got(self, path: str) -> bytes:
         async with self._http.asked("GET", path) as response:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -32,6 +33,7 @@ class Listener(verifier_pb2_grpc.VerifierServicer):
         self.heard: asyncio.Queue[tuple[int, verifier_pb2.DraftBatch]] = asyncio.Queue()
         self.streams = self.beaten = 0
         self.hang_up = asyncio.Event()
+        self.rest = False
         self.beats = True  # False: it is silent
         self._tokenizer_hash = tokenizer_hash
 
@@ -45,7 +47,8 @@ class Listener(verifier_pb2_grpc.VerifierServicer):
 
         listening = asyncio.create_task(listen())
         yield verifier_pb2.CommitBatch(
-            hello=hello_to_wire(Identity(Role.VERIFIER, "v", 1, "", self._tokenizer_hash).hello())
+            hello=hello_to_wire(Identity(Role.VERIFIER, "v", 1, "", self._tokenizer_hash).hello()),
+            rest=self.rest,
         )
         while not self.hang_up.is_set():
             try:
@@ -54,7 +57,7 @@ class Listener(verifier_pb2_grpc.VerifierServicer):
             except TimeoutError:
                 if self.beats:
                     self.beaten += 1
-                    yield verifier_pb2.CommitBatch()
+                    yield verifier_pb2.CommitBatch(rest=self.rest)
         self.hang_up.clear()
         listening.cancel()
 
@@ -353,3 +356,25 @@ async def test_the_sessions_of_a_verifier_that_cannot_be_reached_are_given_up(
     assert cause is DraftEndCause.UNREACHED
     assert "no draft reaches the verifier at 127.0.0.1:1: nothing listens at 127.0.0.1:1" in caplog.text
     await link.close()
+
+
+async def test_sessions_rest_for_as_long_as_their_verifier_says() -> None:
+    listener = Listener()
+    listener.rest = True
+    server, address = await started(listener)
+    identity = Identity(Role.DRAFTER, "d", 1, "", TOKENS)
+    link = VerifierLink(address, identity, print, print, lambda: None, time.monotonic)
+    first, second = draft_session(), draft_session()
+    second.spec = replace(second.spec, session_id=b"t" * 16)
+    link.add(first)
+    async with asyncio.timeout(120):
+        while not first.resting:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        link.add(second)
+        assert second.resting and not second.wants_token
+        listener.rest = False
+        while first.resting or second.resting:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert first.wants_token
+    await link.close()
+    await server.stop(0)

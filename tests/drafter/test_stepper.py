@@ -305,3 +305,26 @@ async def test_what_a_short_step_found_is_on_its_way_before_the_next_one_begins(
             await until(idle(stepper, drafting))
             assert sent[:2] == [1, 2]
         sender.cancel()
+
+
+async def test_a_resting_session_takes_no_forward_and_then_catches_up(engine: Engine) -> None:
+    heard = Heard()
+    async with running(engine, heard) as stepper:
+        steps = count_steps(engine)
+        session = DraftSession(spec(), 4)
+        session.resting = True
+        drafting = stepper.open(session)
+        other = stepper.open(DraftSession(spec(1, prompt=(9, 8, 7)), 2))
+        await until(idle(stepper, other))
+        taken = len(steps)
+        await commit(stepper, drafting, [3, 4, 5, 6, 7, 8, 9, 10, 11])
+        stepper.set_window(session.id, 0)  # nor does it read on in its log
+        await commit(stepper, drafting, [12])
+        stepper.set_window(session.id, 4)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(steps) == taken and not drafting.table.blocks
+        session.resting = False
+        await commit(stepper, drafting, [13])
+        await until(lambda: len(session.drafted) == 4)
+    assert len(steps) > taken

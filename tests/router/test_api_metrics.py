@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from outrider.wire.hello import Role
+from outrider.wire.load import VerifierLoad
 from router.metrics import MOST_LEFT, Metrics
 from router.requests import TokensCommitted
 
@@ -38,16 +39,8 @@ def test_a_verifiers_load_shows_until_it_leaves() -> None:
     labels = {"model_name": "demo", "engine": "v1"}
 
     def report(preemptions: int, step_seconds: float = 0.0) -> None:
-        metrics.observe_load(
-            "v1",
-            "demo",
-            running=3,
-            waiting=2,
-            kv_usage=0.5,
-            step_seconds=step_seconds,
-            step_tokens=9,
-            preemptions=preemptions,
-        )
+        load = VerifierLoad(3, 2, 0.5, step_seconds, 9, preemptions=preemptions)
+        metrics.observe_load("v1", "demo", load)
 
     def value(name: str) -> float | None:
         return metrics.registry.get_sample_value(name, labels)
@@ -72,8 +65,8 @@ def test_of_workers_that_left_the_last_ones_are_remembered() -> None:
 
     def comes(worker_id: str) -> None:
         metrics.worker_joined((Role.VERIFIER, worker_id), "demo")
-        load = {"running": 1, "waiting": 0, "kv_usage": 0.0, "step_seconds": 0.1, "step_tokens": 1}
-        metrics.observe_load(worker_id, "demo", **load, preemptions=2)  # type: ignore[arg-type]
+        load = VerifierLoad(running=1, step_seconds=0.1, step_tokens=1, preemptions=2)
+        metrics.observe_load(worker_id, "demo", load)
         metrics.observe_dropped(worker_id, "demo", {"stale": 3})
 
     def told(worker_id: str) -> int:
@@ -91,7 +84,7 @@ def test_of_workers_that_left_the_last_ones_are_remembered() -> None:
         metrics.worker_left(
             (Role.VERIFIER, f"w{number}"), "demo"
         )  # with the last of them, "stays" as it was before is forgotten
-    gauges = 3
+    gauges = 5
     assert told("first") == whole - gauges
     comes("last")
     metrics.worker_left((Role.VERIFIER, "last"), "demo")
@@ -108,9 +101,9 @@ def test_of_workers_that_left_the_last_ones_are_remembered() -> None:
 def test_a_drafter_with_the_name_of_a_verifier_takes_none_of_its_figures_along() -> None:
     metrics = Metrics()
     labels = {"model_name": "demo", "engine": "v"}
-    load = {"running": 3, "waiting": 0, "kv_usage": 0.0, "step_seconds": 0.1, "step_tokens": 1}
+    load = VerifierLoad(running=3, step_seconds=0.1, step_tokens=1, preemptions=2)
     metrics.worker_joined((Role.VERIFIER, "v"), "demo")
-    metrics.observe_load("v", "demo", **load, preemptions=2)  # type: ignore[arg-type]
+    metrics.observe_load("v", "demo", load)
     for worker_id in ("v", *(f"d{number}" for number in range(MOST_LEFT))):
         metrics.worker_joined((Role.DRAFTER, worker_id), "demo")
         metrics.observe_rejections(worker_id, "demo", 5, 4)

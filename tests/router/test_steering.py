@@ -109,3 +109,20 @@ async def test_sessions_are_steered_while_their_client_does_not_read(rig: Any) -
     await drafter.stop()
     assert list((await other.next_command("open")).output) == [10, 11, 12]
     await events.aclose()
+
+
+async def test_while_drafts_rest_nothing_is_held_against_the_drafter(rig: Any) -> None:
+    verifier, drafter = await rig.verifier(), await rig.drafter()
+    running = Running(rig, request(max_tokens=500))
+    sid = (await verifier.next_command("open")).session_id
+    await drafter.next_command("open")
+    resting = verifier_pb2.VerifierLoad(drafts_rest=True, draft_gain=0.75, draft_trials=3)
+    for base in range(3, 403):
+        verifier.say(load=resting, **committed(sid, base, 9))
+    await rig.until(lambda: len(running.events) == 400)
+    assert verifier.commands.empty() and drafter.commands.empty()
+    told = rig.metrics.exposition().decode()
+    assert 'outrider_drafts_rest{engine="v",model_name="m"} 1.0' in told
+    assert 'outrider_draft_gain{engine="v",model_name="m"} 0.75' in told
+    assert 'outrider_draft_trials_total{engine="v",model_name="m"} 3.0' in told
+    running.task.cancel()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
+
 from outrider.sampling.params import SamplingParams
 from outrider.wire.session import SessionParams
 from outrider.wire.speculation import CommitBatch
 from verifier.bounded_map import REMEMBERED
-from verifier.drafter_peer import CLAIM_SECONDS, MAX_CLAIMS, MOST_REPEATED, DrafterPeer
+from verifier.drafter_peer import CLAIM_SECONDS, MAX_CLAIMS, MOST_REPEATED, MOST_TOLD, DrafterPeer
 from verifier.drafter_seat import DrafterSeat
 from verifier.session import Session, SessionSpec
 
@@ -102,3 +106,39 @@ async def test_a_claim_to_what_never_comes_is_forgotten() -> None:
     peer.claim((0).to_bytes(16), b"k2")
     now = CLAIM_SECONDS + 1
     assert peer.claim(b"s" * 16, b"k") and list(peer.claims) == [b"s" * 16]
+
+
+async def test_while_it_rests_it_hears_of_no_commit_and_then_of_all_that_it_has_missed() -> None:
+    peer, one = DrafterPeer("d", lambda: 0.0, resting=True), session()
+    seat = DrafterSeat(one)
+    peer.attached(seat)
+    for token in range(2000):
+        one.log.append(token)
+        peer.committed(seat)
+    peer.rest(True)
+    with pytest.raises(TimeoutError):  # it is left in peace, but for signs of life
+        async with asyncio.timeout(0):
+            await next_batch(peer)
+    peer.beat()
+    batch = await next_batch(peer)
+    assert batch.rest and not batch.commits
+    peer.rest(False)
+    batch = await next_batch(peer)
+    (commit,) = batch.commits
+    assert not batch.rest and (commit.base, list(commit.tokens)) == (2, list(range(2000)))
+
+
+async def test_what_it_has_missed_comes_in_messages_of_bounded_size() -> None:
+    peer = DrafterPeer("d", lambda: 0.0, resting=True)
+    for number in range(20):
+        spec = SessionSpec(
+            bytes([number]) * 16, SessionParams((1, 2), SamplingParams(), 10**6), (), 100, b"k" * 16
+        )
+        seat = DrafterSeat(Session(spec, 4))
+        peer.attached(seat)
+        seat.session.log += range(MOST_TOLD // 8)
+        peer.committed(seat)
+    peer.rest(False)
+    told = [[commit.session_id for commit in (await next_batch(peer)).commits] for _ in range(3)]
+    assert [len(ids) for ids in told] == [8, 8, 4]
+    assert {each for ids in told for each in ids} == {bytes([number]) * 16 for number in range(20)}

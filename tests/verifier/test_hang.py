@@ -136,7 +136,7 @@ async def test_a_step_may_take_as_long_as_its_profile_says_many_times_over(
         return under_way(expected_seconds)
 
     monkeypatch.setattr(stepper_module, "under_way", record)
-    monkeypatch.setattr(verifier.stepper, "_step_time", verifier.stepper._meter.step_time)
+    monkeypatch.setattr(verifier.stepper, "_step_time", verifier.stepper._ways.meter.step_time)
     talk = await router(verifier)
     talk.say(open_session(b"s" * 16, max_tokens=5))
     await output(talk, b"s" * 16)

@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -146,9 +147,9 @@ async def _counted(kind: Kind) -> Counted:
     waits: list[float] = []
     judge = verifier.stepper._wait.judge
 
-    def note(waited: float, outcomes: object) -> None:
+    def note(waited: float, *others: Any) -> None:
         waits.append(waited)
-        judge(waited, outcomes)  # type: ignore[arg-type]
+        judge(waited, *others)
 
     verifier.stepper._wait.judge = note  # type: ignore[method-assign]
     counts: list[tuple[int, int, float, int]] = []

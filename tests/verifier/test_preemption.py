@@ -93,7 +93,7 @@ async def test_small_ones_pass_one_that_does_not_fit_until_so_many_have(
 ) -> None:
     """A long answer holds most of the pool, and a prompt waits that does not fit beside it."""
     monkeypatch.setattr(engine, "pool", BlockPool(BLOCKS))
-    planner = StepPlanner(engine.pool, StepLimits(), Meter(), lambda session_id: None)
+    planner = StepPlanner(engine.pool, StepLimits(), lambda session_id: None)
     sessions: dict[bytes, Running] = {}
 
     def come(number: int, prompt: int) -> Running:
@@ -106,16 +106,16 @@ async def test_small_ones_pass_one_that_does_not_fit_until_so_many_have(
         engine.pool.close(sessions.pop(running.id).table)
 
     long, large = come(1, 100), come(2, 120)
-    planner.plan(sessions)
+    planner.plan(sessions, Meter())
     passed = 0
     while True:
         small = come(3 + passed, 5)
-        if small.id not in {part.running.id for part in planner.plan(sessions)}:
+        if small.id not in {part.running.id for part in planner.plan(sessions, Meter())}:
             break
         passed += 1
         go(small)
     assert passed == MOST_PASSED == large.passed
     another = come(100, 5)
     go(long)
-    parts = [part.running for part in planner.plan(sessions)]
+    parts = [part.running for part in planner.plan(sessions, Meter())]
     assert parts[0] is large and another not in parts[:1]

@@ -34,17 +34,17 @@ class Patient:
         return now + 1
 
 
-def step(wait: StepWait, running: Running, comes: bool) -> None:
+def step(wait: StepWait, meter: Meter, running: Running, comes: bool) -> None:
     """One step, with a draft before the wait, and perhaps another one during it; both are right."""
     (seat,), base = running.seats, len(running.session.log)
     running.table.length = base - 1
     seat.offer(base, [9], (), b"", 0.0)
-    wait.start_at([running], 0.0, 0.0)
+    wait.start_at([running], 0.0, 0.0, meter)
     if comes:
         seat.offer(base, [9, 8], (), b"", 0.5)
     accepted = settle(running, [9, 8, 7] if comes else [9, 8], 1.0)
     outcome = Outcome(base, (), accepted, accepted, None)
-    wait.judge(1.0, [(running, outcome)])
+    wait.judge(1.0, [(running, outcome)], meter)
 
 
 def expected(comes: bool) -> list[float]:
@@ -52,9 +52,9 @@ def expected(comes: bool) -> list[float]:
     running.seats.remove(second)
     meter, patient = Meter(), Patient()
     meter.observe(4.0, 1, 1, None)  # so that a second costs a quarter of a token
-    wait = StepWait(patient, meter)
+    wait = StepWait(patient)
     for _ in range(8):
-        step(wait, running, comes)
+        step(wait, meter, running, comes)
     return patient.expected
 
 

@@ -1,0 +1,74 @@
+"""A drafter that takes the target's time rests, really, and drafts again when it costs nothing any more.
+
+The verifier's seconds are counted: each of its steps takes two, and each forward of the drafter some more, as
+both share their cores. Models, streams and router are real ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider.sampling.params import SamplingParams
+from tests.in_process import Cluster, Worker
+from tests.tiny_models import build
+
+PROMPT = [5, 17, 40, 3]
+GREEDY = SamplingParams(temperature=0.0)
+STEP = 2.0
+TOKENS = 900
+RESTED = 12  # steps in a row
+
+
+@dataclass
+class Shared:
+    """The time of cores that both models use."""
+
+    forward: float  # seconds
+    spent: float = 0.0
+    forwards: int = 0
+
+    def clock(self) -> float:
+        return self.spent
+
+    def count(self, worker: Worker, drafts: bool) -> None:
+        engine = worker.stepper._engine
+        prepare = engine.prepare
+
+        def counted(works: Any) -> Any:
+            self.forwards += drafts
+            self.spent += self.forward if drafts else STEP
+            return prepare(works)
+
+        engine.prepare = counted
+
+
+async def test_a_drafter_rests_while_it_costs_more_than_it_brings(tmp_path: Path) -> None:
+    target = build("llama", tmp_path / "target")
+    async with Cluster(target) as alone:
+        expected = await alone.ask(PROMPT, GREEDY, TOKENS)
+    shared = Shared(forward=2 * STEP)  # five tokens a step, in the time of nine
+    async with Cluster(target, clock=shared.clock, compare=True) as cluster:
+        drafter = await cluster.add_drafter(target)  # it is always right
+        shared.count(cluster.verifier, drafts=False)
+        shared.count(drafter, drafts=True)
+        stepper = cluster.verifier.stepper
+        seen: list[tuple[bool, int]] = []  # by step: whether drafts rest, the drafter's forwards so far
+
+        async def watch(output: list[int]) -> None:
+            seen.append((stepper.resting, shared.forwards))
+            if len(output) > TOKENS // 4:
+                shared.forward = 0.0
+
+        answer = await cluster.ask(PROMPT, GREEDY, TOKENS, on_tokens=watch)
+    assert answer.tokens == expected.tokens
+    resting = [
+        place for place in range(RESTED, len(seen)) if all(rests for rests, _ in seen[place - RESTED : place])
+    ]
+    assert resting, "drafts never rested"
+    assert all(seen[place - 1][1] == seen[place - RESTED // 2][1] for place in resting), (
+        "a resting drafter worked"
+    )
+    assert not stepper.resting and stepper.load.draft_gain > 1, "drafts did not return"
+    assert len(seen) < 0.85 * TOKENS

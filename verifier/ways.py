@@ -1,0 +1,104 @@
+"""The ways in which a verifier can run: with drafts, or without them and with the cores that they leave.
+
+The governor says which. Here is what follows from that: each way has a meter of its own, because what a step
+takes in one says little about another, and the engine its number of threads.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from verifier.governor import Governor, StepSeen
+from verifier.meter import Meter
+from verifier.price import StepTime
+
+log = logging.getLogger(__name__)
+
+
+class Way(NamedTuple):
+    drafts: bool  # whether any are taken; if not, drafters rest
+    threads: int  # of the engine
+
+
+class Threads(Protocol):
+    """What of an engine differs between ways."""
+
+    threads: int
+    resting_threads: int
+
+    def use_threads(self, count: int) -> None: ...
+
+
+def ways(threads: int, resting_threads: int) -> list[Way]:
+    """Returns them, the first with drafts. Where other programs take cores, fewer threads may be faster."""
+    return [
+        Way(True, threads),
+        *(Way(False, count) for count in sorted({threads, resting_threads}, reverse=True)),
+    ]
+
+
+DRAFTED = 0  # the way that a verifier begins with
+
+
+class Ways:
+    """Runs one at a time. Without `draw`, a source of random numbers, it is always that with drafts."""
+
+    def __init__(
+        self, engine: Threads, step_time: StepTime | None, draw: Callable[[], float] | None = None
+    ) -> None:
+        self._engine = engine
+        self._ways = [Way(True, 0)] if draw is None else ways(engine.threads, engine.resting_threads)
+        self._meters = [_meter(step_time) for _ in self._ways]
+        self._governor = Governor(len(self._ways), draw) if draw is not None else None
+        self._drafted = False  # whether anybody drafted in the last step
+
+    @property
+    def _now(self) -> int:
+        return DRAFTED if self._governor is None else self._governor.way
+
+    @property
+    def meter(self) -> Meter:
+        return self._meters[self._now]
+
+    @property
+    def resting(self) -> bool:
+        """Returns whether no drafts are taken."""
+        return not self._ways[self._now].drafts
+
+    @property
+    def gain(self) -> float:
+        """Returns the goodput with drafts over the best without, as last compared; 0 = not compared yet."""
+        if self._governor is None:
+            return 0.0
+        gains = [self._governor.gain(DRAFTED, way) for way in range(1, len(self._ways))]
+        return min((gain for gain in gains if gain), default=0.0)
+
+    @property
+    def trials(self) -> int:
+        return 0 if self._governor is None else self._governor.trials
+
+    def observe(self, step: StepSeen, drafted: bool) -> bool:
+        """Takes in a step in which nobody's prompt was read; `drafted`: whether anybody drafts for any of its
+        sessions. Returns whether the next one runs another way."""
+        governor, came = self._governor, drafted and not self._drafted
+        self._drafted = drafted
+        if governor is None or not (drafted or len(self._ways) > 2):
+            return False
+        if came and self.resting:
+            governor.alarm()
+        before, usual = governor.way, governor.usual
+        governor.observe(step)
+        if governor.usual != usual:
+            way = self._ways[governor.usual]
+            how = "drafts are taken again" if way.drafts else f"drafts rest, with {way.threads} threads"
+            log.info("%s: with them %.2f of the tokens without are committed", how, self.gain)
+        if governor.way == before:
+            return False
+        self._engine.use_threads(self._ways[governor.way].threads)
+        return True
+
+
+def _meter(step_time: StepTime | None) -> Meter:
+    return Meter() if step_time is None else Meter(StepTime(step_time.tokens, step_time.profile))
