@@ -171,7 +171,10 @@ def _format(value: object) -> Structure | None:
         raise refused("must have format alone, and verbosity as medium if at all")
     if told is None:
         return None
-    if not isinstance(told, dict) or told.get("type") != "json_schema":
+    kind = told.get("type") if isinstance(told, dict) else told
+    if not isinstance(told, dict) or kind not in FORMATS:
+        raise refused(f"must have a format of type {', '.join(FORMATS)}, not {shown(kind)}")
+    if kind != "json_schema":
         return structured.response_format(told)
     if not isinstance(told.get("schema"), dict | bool):
         raise refused("of type json_schema must have a schema at format.schema")

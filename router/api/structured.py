@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,15 +12,17 @@ import llguidance
 from outrider import grammar
 from outrider.errors import InvalidRequest
 from outrider.grammar import MAX_GRAMMAR_BYTES, Grammars
+from router import tokenizer
 from router.api.fields import checked_text, json_type, refused, shown
 from router.requests import ServedModel
 
-KINDS = ("json", "regex", "choice", "grammar", "json_object")
+KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _FORMATS: dict[str, Literal["regex", "choice", "grammar"]] = {
     "regex": "regex",
     "choice": "choice",
     "grammar": "grammar",
 }
+MAX_TAGS = 128
 MAX_LINES = 256  # of a grammar: the library takes a second for a chain of so many rules with a mistake
 MOST_TRIED = 128  # parts of a schema, to find the one at fault
 DEFINITIONS = ("$defs", "definitions")
@@ -30,13 +32,29 @@ ANY_OBJECT = {"type": "object"}
 MAX_SCHEMA_BYTES = MAX_GRAMMAR_BYTES // 2  # as JSON; of choices, too
 MAX_NAME_BYTES, MAX_DESCRIPTION_BYTES = 1024, 32 * 1024  # of a schema; they change nothing
 
+TAG_FIELDS = ("begin", "schema", "end")
 SCHEMA = {"type": "object", "maxProperties": MAX_SCHEMA_BYTES // 8, "description": "A JSON schema."}
 _GRAMMAR = {"type": "string", "maxLength": MAX_GRAMMAR_BYTES}
+_MARKER = {"type": "string", "maxLength": MAX_NAME_BYTES}
+_TAGS = {
+    "structures": {
+        "type": "array",
+        "minItems": 1,
+        "maxItems": MAX_TAGS,
+        "items": {
+            "type": "object",
+            "required": list(TAG_FIELDS),
+            "properties": {"begin": {**_MARKER, "minLength": 1}, "schema": SCHEMA, "end": _MARKER},
+        },
+    },
+    "triggers": {"type": "array", "minItems": 1, "maxItems": MAX_TAGS, "items": {**_MARKER, "minLength": 1}},
+}
 RESPONSE_FORMAT = {
     "type": "object",
     "required": ["type"],
     "properties": {
-        "type": {"enum": ["text", "json_object", "json_schema"]},
+        "type": {"enum": ["text", "json_object", "json_schema", "structural_tag"]},
+        **_TAGS,
         "json_schema": {
             "type": "object",
             "required": ["schema"],
@@ -63,6 +81,12 @@ STRUCTURED_OUTPUTS = {
             },
             "grammar": _GRAMMAR,
             "json_object": {"const": True},
+            "structural_tag": {
+                "anyOf": [
+                    {"type": "object", "required": list(_TAGS), "properties": _TAGS},
+                    {"type": "string", "maxLength": MAX_GRAMMAR_BYTES},
+                ]
+            },
         }.items()
     ]
 }
@@ -73,8 +97,8 @@ class Structure:
     """What a text is to be like, and the field that says so."""
 
     field: str
-    kind: str  # one of json, regex, choice, grammar; or ready
-    value: Any  # a schema; a text; texts; a text; the grammar itself
+    kind: str  # one of json, regex, choice, grammar, structural_tag; or ready
+    value: Any  # a schema; a text; texts; a text; structures and triggers; the grammar itself
 
 
 def response_format(value: object) -> Structure | None:
@@ -98,7 +122,11 @@ def response_format(value: object) -> Structure | None:
                 if told.get(about) is not None:
                     checked_text(told[about], most)
             return Structure("response_format.json_schema.schema", "json", sized(told["schema"]))
-    raise refused(f"must be of type text, json_object or json_schema, not {shown(value.get('type'))}")
+        case "structural_tag":
+            return Structure("response_format", "structural_tag", _tags(value))
+    raise refused(
+        f"must be of type text, json_object, json_schema or structural_tag, not {shown(value.get('type'))}"
+    )
 
 
 def structured_outputs(value: object) -> Structure | None:
@@ -118,11 +146,36 @@ def structured_outputs(value: object) -> Structure | None:
             return Structure(field, "json", ANY_OBJECT)
         case "json":
             return Structure(field, kind, sized(_schema(what)))
+        case "structural_tag":
+            return Structure(field, kind, _tags(_schema(what)))
         case "choice":
             if not isinstance(what, list) or not what or not all(isinstance(one, str) for one in what):
                 raise refused("must have a list of texts as choice")
             return Structure(field, kind, [checked_text(one) for one in sized(what)])
     return Structure(field, kind, checked_text(what, MAX_GRAMMAR_BYTES))
+
+
+def _tags(value: object) -> Mapping[str, Any]:
+    """Returns structures and triggers: where a trigger comes, one of the structures begins."""
+    if not isinstance(value, dict):
+        raise refused("must have an object as structural_tag")
+    _known(value, {"type", *_TAGS})
+    structures, triggers = value.get("structures"), value.get("triggers")
+    if not isinstance(structures, list) or not 1 <= len(structures) <= MAX_TAGS:
+        raise refused(f"must have from 1 to {MAX_TAGS} structures")
+    if not isinstance(triggers, list) or not 1 <= len(triggers) <= MAX_TAGS:
+        raise refused(f"must have from 1 to {MAX_TAGS} triggers")
+    begins = {checked_text(trigger, MAX_NAME_BYTES) for trigger in triggers} - {""}
+    for index, tag in enumerate(structures):
+        if not isinstance(tag, dict) or not isinstance(tag.get("schema"), dict):
+            raise refused(f"must have begin, schema and end in each structure; structure {index} has not")
+        _known(tag, set(TAG_FIELDS))
+        begin = checked_text(tag.get("begin"), MAX_NAME_BYTES)
+        checked_text(tag.get("end"), MAX_NAME_BYTES)
+        if not any(begin.startswith(trigger) for trigger in begins):
+            raise refused(f"must have a trigger with which structure {index} begins")
+    sized(value)
+    return {"structures": structures, "triggers": sorted(begins)}
 
 
 def _schema(value: object) -> object:
@@ -143,13 +196,13 @@ def _known(value: dict[str, Any], names: set[str]) -> None:
             raise refused(f"has the field {shown(name)}, which is unknown or not supported")
 
 
-def sized(value: Any) -> Any:
+def sized(value: Any, most: int = MAX_SCHEMA_BYTES) -> Any:
     try:
         size = len(json.dumps(value))
     except RecursionError:
         raise refused("has a schema that is nested too deep") from None
-    if size > MAX_SCHEMA_BYTES:
-        raise refused(f"may have {MAX_SCHEMA_BYTES} bytes as JSON, not {size}")
+    if size > most:
+        raise refused(f"may have {most} bytes as JSON, not {size}")
     return value
 
 
@@ -163,7 +216,7 @@ def compiled(structure: Structure | None, model: ServedModel) -> str:
             f"{structure.field} needs a model with an end-of-text token", field=structure.field
         )
     grammars = grammar.load(model.tokenizer.json, tuple(sorted(model.eos_token_ids)))
-    text, fault = _text(structure)
+    text, fault = _text(structure, model)
     lines = structure.value.count("\n") + 1 if structure.kind == "grammar" else 1
     fault = fault or _fault(grammars, text, lines)
     if fault is None:
@@ -175,16 +228,29 @@ def compiled(structure: Structure | None, model: ServedModel) -> str:
     raise InvalidRequest(f"{field}: {fault}", field=field)
 
 
-def _text(structure: Structure) -> tuple[str, str | None]:
+def _text(structure: Structure, model: ServedModel) -> tuple[str, str | None]:
     """Returns the grammar as llguidance has it, and what is wrong with what it is made from."""
     try:
         if structure.kind == "ready":
             return structure.value, None
         if structure.kind == "json":
             return _of_schema(structure.value), None
+        if structure.kind == "structural_tag":
+            return _of_tags(structure.value, tokenizer.load(model.tokenizer)), None
         return llguidance.grammar_from(_FORMATS[structure.kind], structure.value), None
     except Exception as error:  # the library's translation from GBNF raises what comes
         return "", f"cannot be read: {error}"
+
+
+def _of_tags(told: Mapping[str, Any], built: tokenizer.Tokenizer) -> str:
+    """A trigger that is one token comes as that token alone."""
+    tags = []
+    for tag in told["structures"]:
+        trigger = max((one for one in told["triggers"] if tag["begin"].startswith(one)), key=len)
+        schema = {"x-guidance": {"whitespace_pattern": WHITE_SPACE}, **tag["schema"]}
+        tags.append(llguidance.StructTag(trigger=trigger, begin=tag["begin"], grammar=schema, end=tag["end"]))
+    tokens = all(built.token_id(tag.trigger) is not None for tag in tags)
+    return str(llguidance.StructTag.to_grammar(tags, assume_special=tokens))
 
 
 def _of_schema(schema: object) -> str:

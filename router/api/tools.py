@@ -25,6 +25,7 @@ from router.tokenizer import Tokenizer
 from router.tool_formats import ToolFormat, grammar
 
 MAX_TOOLS = 128
+MAX_TOOLS_BYTES = 2**18  # of all of them, as JSON
 MAX_NAME_BYTES = 128
 NAME = re.compile(r"[A-Za-z0-9_.:/-]+")
 KINDS = ("auto", "none", "required")
@@ -123,6 +124,7 @@ def tools(value: object, function: Any, fields: set[str]) -> tuple[Tool, ...]:
         raise refused(f"must be an array, not {json_type(value)}")
     if len(value) > MAX_TOOLS:
         raise refused(f"must be at most {MAX_TOOLS} tools, not {len(value)}")
+    sized(value, MAX_TOOLS_BYTES)
     found: dict[str, Tool] = {}
     for index, item in enumerate(value):
         if not isinstance(item, dict) or item.get("type", "function") != "function":

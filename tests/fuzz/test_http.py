@@ -67,6 +67,10 @@ near = st.dictionaries(
             "seed",
             "stream",
             "logit_bias",
+            "tools",
+            "tool_choice",
+            "text",
+            "include",
         ]
     ),
     json_values,

@@ -133,7 +133,7 @@ async def test_a_stream_goes_on_after_any_event(client_of: ClientOf) -> None:
         ({"tool_choice": "required"}, "tool_choice", "tool_choice needs tools"),
         ({"tool_choice": {"type": "x"}}, "tool_choice", "auto, none, required, or a function"),
         ({"text": {"format": {"type": "json_schema"}}}, "text", "must have a schema at format.schema"),
-        ({"text": {"format": {"type": "xml"}}}, "text", "text, json_object or json_schema, not 'xml'"),
+        ({"text": {"format": {"type": "xml"}}}, "text", "text, json_object, json_schema, not 'xml'"),
         ({"text": {"verbosity": "low"}}, "text", "verbosity as medium"),
         ({"include": ["x"]}, "include", "must be an array of any of message.output_text.logprobs"),
         ({"top_logprobs": 21}, "top_logprobs", "must be in [0, 20], not 21"),

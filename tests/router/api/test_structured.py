@@ -23,6 +23,17 @@ MODEL = served(TOKENIZER)
 OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
 
+TAGS = {
+    "structures": [
+        {"begin": "<function=f>", "schema": OBJECT, "end": "</function>"},
+        {"begin": "<function=g>", "schema": {"type": "object"}, "end": "</function>"},
+    ],
+    "triggers": ["<function="],
+}
+TAGGED = ["the fox", 'so <function=f>{"a": 5}</function> it <function=g>{}</function> is']
+NOT_TAGGED = ["<function=h>{}</function>", '<function=f>{"a": "5"}</function>', "<function=f>"]
+
+
 def grammar_of(model: ServedModel = MODEL, **fields: Any) -> str:
     body = schema.parse(schema.CompletionRequest, {"prompt": "the fox", **fields})
     (session,) = prepare(body, model, lambda below: 0).sessions
@@ -61,6 +72,9 @@ def obeys(grammar: str, text: str, tokenizer: Any = TOKENIZER, model: ServedMode
         ({"structured_outputs": {"grammar": 'start: "a" start "b" | "c"'}}, ["c", "aacbb"], ["acbb"]),
         ({"structured_outputs": {"grammar": 'root ::= "a" root "b" | "c"'}}, ["c", "acb"], ["ac"]),
         ({"structured_outputs": {"regex": "a+"}, "ignore_eos": True}, ["aa"], ["b"]),
+        ({"structured_outputs": {"structural_tag": TAGS}}, TAGGED, NOT_TAGGED),
+        ({"structured_outputs": {"structural_tag": json.dumps(TAGS)}}, TAGGED, NOT_TAGGED),
+        ({"response_format": {"type": "structural_tag", **TAGS}}, TAGGED, NOT_TAGGED),
     ],
 )
 def test_a_text_obeys_what_was_asked_for(fields: dict[str, Any], texts: list[str], others: list[str]) -> None:
@@ -86,6 +100,7 @@ def test_grpc_asks_for_the_same() -> None:
         (Structured(choice=Choice(texts=["a", "b"])), {"choice": ["a", "b"]}),
         (Structured(grammar='start: "a"'), {"grammar": 'start: "a"'}),
         (Structured(json_object=True), {"json_object": True}),
+        (Structured(structural_tag=json.dumps(TAGS)), {"structural_tag": TAGS}),
     ]:
         request = generation_pb2.GenerateRequest(text="the fox", structured_outputs=asked)
         (session,) = prepare(
@@ -99,6 +114,10 @@ def test_grpc_asks_for_the_same() -> None:
 
 def in_schema(asked: object) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": asked}}}
+
+
+def tagged(**changes: Any) -> dict[str, Any]:
+    return {"structured_outputs": {"structural_tag": {**TAGS, **changes}}}
 
 
 DEEP: dict[str, Any] = {}
@@ -130,7 +149,17 @@ ROOT = "response_format.json_schema.schema"
         (in_schema(DEEP), ROOT, "recursion limit"),
         (in_schema({"enum": ["x" * 20_000]}), "response_format", "may have 16384 bytes"),
         (in_schema(5), "response_format", "must have a schema at json_schema.schema"),
-        ({"response_format": {"type": "xml"}}, "response_format", "text, json_object or json_schema"),
+        ({"response_format": {"type": "xml"}}, "response_format", "text, json_object, json_schema or"),
+        (tagged(triggers=["x"]), "structured_outputs", "a trigger with which structure 0 begins"),
+        (tagged(triggers=[]), "structured_outputs", "from 1 to 128 triggers"),
+        (tagged(structures=[{"begin": "a"}]), "structured_outputs", "begin, schema and end in each"),
+        (tagged(format={}), "structured_outputs", "the field 'format'"),
+        ({"structured_outputs": {"structural_tag": "{"}}, "structured_outputs", "an object or its text"),
+        (
+            tagged(structures=[{"begin": "a", "schema": {"uniqueItems": True}, "end": ""}], triggers=["a"]),
+            "structured_outputs.structural_tag",
+            "uniqueItems",
+        ),
         ({"response_format": {"type": "json_object", "a": 1}}, "response_format", "the field 'a'"),
         ({"structured_outputs": {"regex": "(?=a)b"}}, "structured_outputs.regex", "look-around"),
         ({"structured_outputs": {"regex": "(" * 9000}}, "structured_outputs.regex", "regex"),

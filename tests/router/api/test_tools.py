@@ -201,6 +201,7 @@ def test_grpc_asks_for_the_same() -> None:
         generation_wire.body(wrong.SerializeToString())
 
 
+LARGE = [{"type": "function", "function": {"name": f"f{n}", "description": "x" * 32_000}} for n in range(9)]
 DEEP: dict[str, Any] = {}
 for _ in range(200):
     DEEP = {"items": DEEP}
@@ -234,6 +235,7 @@ for _ in range(200):
             "tools",
             "may have 16384 bytes",
         ),
+        ({"tools": LARGE}, "tools", "may have 262144 bytes as JSON"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice", "needs tools"),
         (
             {"tool_choice": {"type": "function", "function": {"name": "c"}}},

@@ -349,7 +349,7 @@ def test_what_clients_send_by_habit_changes_nothing() -> None:
     ("fields", "message"),
     [
         ({"store": True}, "store is not supported by this server, but for false"),
-        ({"response_format": {"type": "xml"}}, "text, json_object or json_schema"),
+        ({"response_format": {"type": "xml"}}, "text, json_object, json_schema or structural_tag"),
         ({"best_of": True}, "best_of is not supported by this server, but for 1"),
         ({"user": 5}, "user must be of type string"),
         ({"user": "é" * 600}, "user must be at most 1024 bytes"),
