@@ -43,9 +43,12 @@ class Quiet:
 class Service:
     """A running service of ours: asked over HTTP, its processes' CPU clocks read."""
 
-    def __init__(self, client: ServerClient, pids: Mapping[str, int], display: Quiet) -> None:
+    def __init__(
+        self, client: ServerClient, pids: Mapping[str, int], addresses: Mapping[str, str], display: Quiet
+    ) -> None:
         self._client = client
         self.pids = pids  # of target, draft and router
+        self.addresses = addresses  # host:port of each, where others of its service reach it
         self._display = display
 
     @property
@@ -100,14 +103,16 @@ async def service(
             *(behind(child, cores.prefix(cores.target)) for child in verifier),
             *(behind(child, (*cores.prefix(cores.draft), *variables)) for child in drafter),
         ]
-        for child in children:  # one after the other: each measures at its start how fast it is
-            await supervisor.start(child)
         roles = {"target": "verifier", "draft": "drafter", "router": "router"}
+        addresses = {"router": grpc_address}
+        for child in children:  # one after the other: each measures at its start how fast it is
+            addresses[child.name] = (await supervisor.start(child)).split()[0]
         names = {child.name for child in (router, *children)}
         pids = {role: supervisor.pid(name) for role, name in roles.items() if name in names}
+        where = {role: addresses[name] for role, name in roles.items() if name in names}
         client = ServerClient(url, models.name, EXTRAS)
         try:
-            yield Service(client, pids, display)
+            yield Service(client, pids, where, display)
         finally:
             await client.close()
     except ChildDied as death:

@@ -55,7 +55,10 @@ def page(rows: Sequence[Row], seeds: int, machine: str) -> str:
     if seeds > 1:
         tried = sum(row.seeds for row in rows if row.seeds > 1)
         false = sum(row.false_claims for row in rows)
-        said = f"Of {tried} checkpoints, up to {seeds} of each, {false} were called exact and were not."
+        said = (
+            f"Of {tried} checkpoints, up to {seeds} of each, {false} were called exact and were not "
+            f"(`make zoo ARGS=--seeds={seeds}`)."
+        )
     told = [
         HEAD.format(
             version=version("transformers"), counts=f"Of {len(rows)}: {counts}.", seeds=said, machine=machine

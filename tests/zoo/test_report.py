@@ -21,7 +21,7 @@ def test_tables() -> None:
     assert "| `a` | AForCausalLM | exact | yes |" in text and "| `b` | it has \\| sinks |" in text
     assert "| `d` | AForCausalLM | exact | exact |" in text and "this was an EPYC." in text
     assert "| `c` | ImportError: timm |" in text
-    assert "Of 2 checkpoints, up to 2 of each, 0 were called" in text
+    assert "Of 2 checkpoints, up to 2 of each, 0 were called" in text and "ARGS=--seeds=2`" in text
 
 
 def test_a_false_claim_stands_and_is_counted() -> None:
