@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections import Counter as Tally
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client.registry import Collector
 
 from outrider.wire.drafter_sessions import DraftEndCause
 from outrider.wire.hello import Role, WorkerKey
@@ -57,6 +59,8 @@ _SLOW = (
 )
 _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _DROPPED = "dropped: "  # before a reason
+_CREATED = "_created"  # after a counter's name: when it was made
+LINES_AT_ONCE = 256  # that are written before others have their turn
 _WINDOWS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 
 MODEL = ["model_name"]
@@ -65,6 +69,16 @@ MOST_REASONS = 64  # of one verifier: each is a series of its own
 MOST_LEFT = (
     256  # workers that have left whose counts are still told: new ones come for as long as a router runs
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Collected(Collector):
+    """A metric by itself, as prometheus_client writes them."""
+
+    metric: Metric
+
+    def collect(self) -> Iterable[Metric]:
+        return (self.metric,)
 
 
 class Metrics:
@@ -204,7 +218,18 @@ class Metrics:
 
     def exposition(self) -> bytes:
         """Returns the text that a scraper reads."""
-        return generate_latest(self.registry)
+        return b"".join(self.pieces())
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yields that text in pieces that each take a millisecond or two: it has several lines for each
+        worker, of which there may be thousands. It does not tell since when a counter counts."""
+        for family in self.registry.collect():
+            samples = [sample for sample in family.samples if not sample.name.endswith(_CREATED)]
+            for start in range(0, max(len(samples), 1), LINES_AT_ONCE):
+                part = Metric(family.name, family.documentation, family.type)
+                part.samples = samples[start : start + LINES_AT_ONCE]
+                text = generate_latest(_Collected(part))
+                yield text if start == 0 else text.split(b"\n", 2)[2]  # without HELP and TYPE
 
     def session(self, model: str, prompt_tokens: int, *, resumed: bool = False) -> SessionMetrics:
         """Starts the clock of one session. `resumed`: its prompt and its first token were counted before."""
