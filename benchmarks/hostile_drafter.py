@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,16 +70,27 @@ class Link:
     async def _run(self) -> None:
         while True:
             self._outbox = Outbox()
-            self._outbox.put(DraftBatch(hello=self._identity.hello()))
             for session in self.sessions.values():
                 self._outbox.put(DraftBatch(attach=[session.claim]))
             with suppress(grpc.aio.AioRpcError):
                 async with channel(self._address) as connection:
-                    call = converse(connection, SPECULATE, aiter(self._outbox))
-                    async for batch in heard(call, SPECULATE):
-                        for commit in batch.commits:
-                            self._answer(commit)
+                    await self._speculate(converse(connection, SPECULATE))
             await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _speculate(self, stream: grpc.aio.StreamStreamCall[Any, Any]) -> None:
+        await stream.write(DraftBatch(hello=self._identity.hello()))
+        writer = asyncio.create_task(self._write(stream))
+        try:
+            async for batch in heard(stream, SPECULATE):
+                for commit in batch.commits:
+                    self._answer(commit)
+        finally:
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+
+    async def _write(self, stream: grpc.aio.StreamStreamCall[Any, Any]) -> None:
+        async for batch in self._outbox:
+            await stream.write(batch)
 
     def _answer(self, commit: Commit) -> None:
         session = self.sessions.get(commit.session_id)
@@ -152,10 +163,15 @@ def known(file: str) -> tuple[int, Texts]:
 
 async def run(name: str, router: str, vocab: int, texts: Texts) -> None:
     source = ngram_source()  # as which it fits every target
-    hostile = Hostile(source.info.identity, KINDS[name], vocab, texts)
+    info = replace(
+        source.info,
+        identity=replace(source.info.identity, model_fingerprint=name),  # of which nothing is known yet
+        model=replace(source.info.model, fingerprint=name),
+    )
+    hostile = Hostile(info.identity, KINDS[name], vocab, texts)
     server = new_server()
     add_methods(server, {DRAFTER_SESSIONS: hostile.sessions})
-    add_description(server, source.info, source.tokenizer, lambda: True)
+    add_description(server, info, source.tokenizer, lambda: True)
     address = bind(server, "127.0.0.1", 0)
     await server.start()
 
@@ -163,7 +179,7 @@ async def run(name: str, router: str, vocab: int, texts: Texts) -> None:
         if taken_in_by is not None:
             print("ready", flush=True)
 
-    record = WorkerRecord(source.info, address)
+    record = WorkerRecord(info, address)
     registering = asyncio.create_task(register(registrar_at(router, None), lambda: record, on_state=on_state))
     await asyncio.to_thread(sys.stdin.read)
     registering.cancel()

@@ -2,16 +2,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
 import pytest
-from prometheus_client import Metric
 
 from outrider.errors import Overloaded, Unavailable
 from router.api.body import Bodies
-from router.metrics import LINES_AT_ONCE, Metrics
+from router.metrics import Metrics
 from router.requests import GenerationRequest, SessionEvent
 from tests.router.api.conftest import DRAWN
 from tests.router.api.scripted import ScriptedRunner, byte_level, served, steps
@@ -355,40 +354,6 @@ async def test_models_health_and_metrics(client_of: ClientOf) -> None:
     assert f'vllm:generation_tokens_total{{model_name="demo"}} {float(len(IDS))}' in text
     assert 'vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name="demo",position="2"}' in text
     assert 'outrider_requests_refused_total{reason="invalid_request_error"} 1.0' in text
-
-
-async def test_metrics_are_written_piece_by_piece_and_one_text_at_a_time(
-    client_of: ClientOf, metrics: Metrics
-) -> None:
-    at_once, most, turns = 0, 0, 0
-
-    class Watched:
-        def collect(self) -> Iterator[Metric]:
-            nonlocal at_once, most
-            at_once += 1
-            most = max(most, at_once)
-            yield Metric("watched", "", "gauge")
-            at_once -= 1
-
-    async def turn() -> None:
-        nonlocal turns
-        while True:
-            await asyncio.sleep(0)
-            turns += 1
-
-    metrics.registry.register(Watched())  # type: ignore[arg-type]
-    for number in range(2000):
-        metrics.observe_rejections(f"drafter {number}", "demo", 1, 1)
-    pieces = list(metrics.pieces())
-    assert max(piece.count(b"\n") for piece in pieces) <= LINES_AT_ONCE + 2
-    most = 0
-    client = client_of(answering())
-    turning = asyncio.create_task(turn())
-    answers = await asyncio.gather(*(client.get("/metrics") for _ in range(3)))
-    turning.cancel()
-    assert [answer.status_code for answer in answers] == [200, 200, 200]
-    assert {answer.content for answer in answers} == {b"".join(pieces)}
-    assert most == 1 and turns >= 3 * len(pieces)
 
 
 async def test_many_at_once_each_get_their_own_text(client_of: ClientOf) -> None:
