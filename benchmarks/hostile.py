@@ -17,7 +17,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated
@@ -180,6 +180,7 @@ def told(pairs: Sequence[Pair], tokens: int, different: int) -> Json:
     asked = tokens * len(pairs)
     return {
         "of_plain": _spread(ratios),
+        "of_plain_in_all": _time(plain for _, plain in pairs) / _time(drafted for drafted, _ in pairs),
         "of_plain_a_target_processor_second": _spread(processor),
         "rows_in_vain_a_token": (verified - accepted) / asked,
         "accepted_a_token": accepted / asked,
@@ -187,6 +188,11 @@ def told(pairs: Sequence[Pair], tokens: int, different: int) -> Json:
         "prompts_with_different_answers": different,
         "ratios": ratios,
     }
+
+
+def _time(groups: Iterable[Measured]) -> float:
+    """Returns the seconds a token of several groups."""
+    return sum(1 / one.rate for one in groups)
 
 
 def _spread(values: Sequence[float]) -> Json:
@@ -221,7 +227,9 @@ async def measure(
                     made = [await asking.pair(number) for number in range(pairs)]
                 await asking.close()
                 found[kind] = told(made, streams * max_tokens, asking.different)
-                CONSOLE.print(f"{kind}: {_shown(found[kind]['of_plain'])}")
+                CONSOLE.print(
+                    f"{kind}: {_shown(found[kind]['of_plain'])}, in all {found[kind]['of_plain_in_all']:.3f}"
+                )
     return found
 
 
@@ -243,11 +251,14 @@ def main(
 ) -> None:
     """Measure what is left of plain decoding beside each kind of hostile drafter."""
     found = asyncio.run(measure(target, kind or list(KINDS), streams, max_tokens, pairs, warm_seconds))
-    table = Table("drafter", "of plain", "for a target's second", "in vain a token", "accepted", "texts")
+    table = Table(
+        "drafter", "of plain", "in all", "a target's second", "in vain a token", "accepted", "texts"
+    )
     for name, one in found.items():
         table.add_row(
             name,
             _shown(one["of_plain"]),
+            f"{one['of_plain_in_all']:.3f}",
             _shown(one["of_plain_a_target_processor_second"]),
             f"{one['rows_in_vain_a_token']:.3f}",
             f"{one['accepted_a_token']:.3f}",

@@ -7,6 +7,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import NoReturn
 
 from outrider.errors import OutriderError, PeerRefused
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 FIRST_BACKOFF_SECONDS = 0.1
 MAX_BACKOFF_SECONDS = 2.0
 GOOD_SECONDS = 10.0  # for which a worker must be held, for the pauses to begin anew
-REPEAT_SECONDS = 10.0  # between two tellings of the same word: a store may have lost the first
+REPEAT_SECONDS = 20.0  # between two tellings of the same word: a store may have lost the first
 RETRY_SECONDS = 1.0  # after a telling that the store did not take
 ROUND_SECONDS = 1.0  # words are repeated in rounds, so that a store takes many of them in one call
 MOST_JOINING = 16  # workers of a role that the router connects to at once: sessions run meanwhile
@@ -61,6 +62,7 @@ class WorkerDiscovery:
         self._turns = {role: asyncio.Semaphore(MOST_JOINING) for role in (Role.VERIFIER, Role.DRAFTER)}
         self._tokenizers: dict[Tokenized, TokenizerFiles] = {}  # of the verifiers in the store, one of a kind
         self._fetching: dict[Tokenized, asyncio.Lock] = {}  # for each kind of verifier in the store
+        self._busy: dict[Verifier | Drafter, None] = {}  # that have sessions, and some that had
         self._unjudged: dict[Drafter, None] = {}  # of the fleet: nobody to compare them with has come yet
 
     async def run(self) -> NoReturn:
@@ -81,11 +83,14 @@ class WorkerDiscovery:
         while True:
             for tick in range(IDLE_TICKS):
                 await asyncio.sleep(TICK_SECONDS)
-                workers: list[Verifier | Drafter] = [*self._fleet.verifiers.values()]
-                for worker in [*workers, *self._fleet.drafters.values()]:
+                for worker in list(self._busy):
                     if worker.has_sessions:
                         worker.tick()
-                    elif tick == 0:
+                    else:
+                        del self._busy[worker]
+                workers: list[Verifier | Drafter] = [*self._fleet.verifiers.values()]
+                for worker in [*workers, *self._fleet.drafters.values()] if tick == 0 else ():
+                    if not worker.has_sessions:
                         worker.tick(IDLE_TICKS)
 
     def _follow(self, records: Mapping[WorkerKey, WorkerRecord]) -> None:
@@ -153,6 +158,7 @@ class WorkerDiscovery:
             try:
                 async with self._turn(record.info.identity.role):
                     worker = kind(registration, connection, record.load)
+                    worker.on_busy = partial(self._busy.setdefault, worker)
                     await worker.connect(self._router)
                     self._admit(worker)
                 return await self._until_gone(worker)
@@ -162,6 +168,7 @@ class WorkerDiscovery:
 
     def _let_go(self, worker: Verifier | Drafter) -> None:
         worker.hang_up()
+        self._busy.pop(worker, None)
         self._unjudged.pop(worker, None)  # type: ignore[arg-type]  # verifiers never are
         if self._fleet.remove(worker):
             log.info("%s %s is out", worker.identity.role.name.lower(), worker.identity.worker_id)

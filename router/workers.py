@@ -90,6 +90,7 @@ class Worker(Generic[Listener]):
         self._events = heard(self._call, method, allowance)
         self._silence = Stillness()
         self._given_up = ""  # why its stream was ended here
+        self.on_busy: Callable[[], object] = lambda: None  # called when it gets a session and had none
         self._opening = 0  # number of the last one
         self.unreported = 0  # sessions opened since its last report
         self._listeners: dict[SessionId, tuple[int, Listener]] = {}  # by session, with its opening's number
@@ -160,8 +161,7 @@ class Worker(Generic[Listener]):
         return bool(self._listeners)
 
     def tick(self, ticks: int = 1) -> None:
-        """Notes that so many ticks of the router's time have passed. Ends the stream if nothing has come for
-        too long: a worker where this router has no session has less to say."""
+        """Lets so many ticks of the router's time pass. Ends the stream of who is silent for too long."""
         limit = SILENCE_SECONDS if self._listeners else IDLE_SILENCE_SECONDS
         if self._silence.tick(ticks) >= limit:
             self._give_up(f"it has been silent for {limit:g} seconds")
@@ -185,6 +185,7 @@ class Worker(Generic[Listener]):
         """Returns the number of this opening."""
         if not self._listeners:
             self._silence.moved()  # from now on it has more to say
+            self.on_busy()
         self._opening += 1
         self.unreported += 1
         self._listeners[session_id] = self._opening, listener

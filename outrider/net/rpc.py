@@ -61,12 +61,20 @@ _SERVER_OPTIONS = [
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     ("grpc.http2.max_ping_strikes", 0),
 ]
+# Of workers' servers, which are many for a router: on each stream they say something every few seconds, so a
+# peer whose machine is gone shows by that, and a ping only finds one that stands still.
+WORKER_OPTIONS = [("grpc.keepalive_time_ms", 10_000)]
 _CHANNEL_OPTIONS = [
     *_COMMON_OPTIONS,
     ("grpc.enable_http_proxy", 0),  # peers are reached directly
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 2000),
+]
+_WATCHED_OPTIONS = [
+    ("grpc.keepalive_time_ms", 2**31 - 1),
+    ("grpc.http2.bdp_probe", 0),  # a ping for nearly every message of a worker that idles
+    ("grpc.http2.lookahead_bytes", 2**20),  # what the probes would find out: how much may be on its way
 ]
 
 
@@ -205,7 +213,7 @@ def channel(
     """
     options = [*_CHANNEL_OPTIONS, ("grpc.max_receive_message_length", max_receive_bytes)]
     if watched:
-        options.append(("grpc.keepalive_time_ms", 2**31 - 1))
+        options += _WATCHED_OPTIONS
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
     return grpc.aio.secure_channel(address, tls.channel_credentials(), options=options)
