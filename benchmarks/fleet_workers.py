@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.keep import ROOT
 from outrider.net.heartbeat import HEARTBEAT_SECONDS, IDLE_HEARTBEATS
-from outrider.net.rpc import WORKER_OPTIONS, add_methods, bind, new_server
+from outrider.net.rpc import WORKER_PING_SECONDS, add_methods, bind, new_server
 from outrider.store.redis import RedisStore
 from outrider.store.url import parse_store_url
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo, WorkerRecord
@@ -49,7 +49,7 @@ class FakeWorker:
         self._left: dict[bytes, list[int]] = {}  # session -> opening, length of its log, tokens to come
 
     async def start(self) -> None:
-        server = new_server(WORKER_OPTIONS)
+        server = new_server(ping_seconds=WORKER_PING_SECONDS)
         role = self._info.identity.role
         sessions = (
             {VERIFIER_SESSIONS: self._verify} if role is Role.VERIFIER else {DRAFTER_SESSIONS: self._draft}

@@ -17,7 +17,7 @@ from drafter.proposer import Proposer, Source
 from drafter.session import DraftSession, DraftSpec
 from outrider.errors import OutriderError, StepHung
 from outrider.net.heartbeat import HEARTBEAT_SECONDS, IDLE_HEARTBEATS
-from outrider.net.rpc import WORKER_OPTIONS, add_methods, bind, new_server
+from outrider.net.rpc import WORKER_PING_SECONDS, add_methods, bind, new_server
 from outrider.net.tls import Tls, opened
 from outrider.store.store import Registrar
 from outrider.wire.codec import session_id_from_wire
@@ -318,7 +318,7 @@ async def start(
     """Returns a drafter that is ready to guess and listens, but is not registered.
 
     `start_followers` starts the processes that a draft model is divided among. Raises StartupError."""
-    server, tls = new_server(WORKER_OPTIONS), opened(config.protection.tls)
+    server, tls = new_server(ping_seconds=WORKER_PING_SECONDS), opened(config.protection.tls)
     address = bind(server, config.listen.host, config.listen.port, tls=tls)
     await check_admitted(registrar)
     found = await source(config, start_followers)

@@ -17,7 +17,7 @@ from outrider.errors import StepHung, Unavailable
 from outrider.grammar import Grammars
 from outrider.net.heartbeat import HEARTBEAT_SECONDS
 from outrider.net.places import host_of
-from outrider.net.rpc import WORKER_OPTIONS, add_methods, bind, caller, new_server
+from outrider.net.rpc import WORKER_PING_SECONDS, add_methods, bind, caller, new_server
 from outrider.net.tls import opened
 from outrider.store.store import Registrar
 from outrider.wire.description import TokenizerFiles, WorkerInfo
@@ -187,7 +187,7 @@ async def start(
 ) -> Worker:
     """Returns a verifier that has its model loaded and listens, but is not registered; `start_followers`
     starts the processes that its model is divided among. Raises StartupError."""
-    server = new_server(WORKER_OPTIONS)
+    server = new_server(ping_seconds=WORKER_PING_SECONDS)
     address = bind(server, config.listen.host, config.listen.port, tls=opened(config.protection.tls))
     await check_admitted(registrar)
     engine, tokenizer, info = await load(

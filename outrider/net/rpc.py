@@ -40,11 +40,15 @@ MOST_CONNECTIONS = 8192  # of a server
 IDLE_SECONDS = 60.0  # of a connection without calls; its client opens another with the next one
 MOST_CALLS = 1024  # of one connection
 MOST_PENDING = 2**14  # calls that have come to a server and were not looked at yet
+PING_SECONDS = 2.0  # between pings of a connection on which nothing comes
+# The same of a worker's server: a router has thousands of workers. They say something on streams every few
+# seconds, and if a machine is gone that is not acknowledged: pings only find a process that stands still.
+WORKER_PING_SECONDS = 10.0
 UNTAKEN_SECONDS = 60.0  # in which a peer takes a message that is written to it
 
 _COMMON_OPTIONS: list[tuple[str, int]] = [
     # A peer that is silent (its machine gone, a cable pulled) is noticed after time + timeout.
-    ("grpc.keepalive_time_ms", 2000),
+    ("grpc.keepalive_time_ms", round(PING_SECONDS * 1000)),
     ("grpc.keepalive_timeout_ms", 3000),
     ("grpc.http2.ping_timeout_ms", 3000),  # this one ends the connection; by default only after a minute
     ("grpc.keepalive_permit_without_calls", 1),
@@ -61,9 +65,6 @@ _SERVER_OPTIONS = [
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     ("grpc.http2.max_ping_strikes", 0),
 ]
-# Of workers' servers, which are many for a router: on each stream they say something every few seconds, so a
-# peer whose machine is gone shows by that, and a ping only finds one that stands still.
-WORKER_OPTIONS = [("grpc.keepalive_time_ms", 10_000)]
 _CHANNEL_OPTIONS = [
     *_COMMON_OPTIONS,
     ("grpc.enable_http_proxy", 0),  # peers are reached directly
@@ -119,9 +120,9 @@ def most_connections(share: int = 2) -> int:
     return min(MOST_CONNECTIONS, descriptors() // share)
 
 
-def new_server(share: int = 2) -> grpc.aio.Server:
+def new_server(share: int = 2, ping_seconds: float = PING_SECONDS) -> grpc.aio.Server:
     """Returns a server with the options that all roles share. Errors that its handlers raise become status
-    codes. Its connections have one in `share` of the descriptors of this process.
+    codes. Its connections have one in `share` of the descriptors of this process, and are pinged so often.
 
     A message of more than MAX_MESSAGE_BYTES ends its call with RESOURCE_EXHAUSTED before it is read.
     """
@@ -131,6 +132,7 @@ def new_server(share: int = 2) -> grpc.aio.Server:
         "grpc.max_allowed_incoming_connections": most_connections(share),
         "grpc.max_connection_idle_ms": round(IDLE_SECONDS * 1000),
         "grpc.max_concurrent_streams": MOST_CALLS,
+        "grpc.keepalive_time_ms": round(ping_seconds * 1000),
     }
     return grpc.aio.server(interceptors=[_ErrorInterceptor()], options=list(options.items()))
 
