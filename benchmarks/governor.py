@@ -39,10 +39,12 @@ from demo.heldout import heldout_prompts
 from outrider_cli.bench.client import Request, ServerClient
 
 CONSOLE = Console()
-LEAD_SECONDS = 1.5  # of a turn, in which prompts are read: they do not count
+LEAD_SECONDS = 1.0  # of a turn that do not count, at least: until all streams have begun
+PROMPT_LINES = 4
 TOKENS = 128  # of an answer
 GOAL = 0.97
 PLAIN, GOVERNED, ALWAYS, SHARING, HOSTILE = "plain", "governed", "always", "sharing", "hostile"
+PROMPTS = heldout_prompts(256, PROMPT_LINES)
 THROTTLED = (0.09, 0.01)  # seconds for which a drafter stands still, and runs
 
 
@@ -52,7 +54,8 @@ class Served:
 
     client: ServerClient
     process: psutil.Process
-    came: list[tuple[float, int]] = field(default_factory=list)
+    came: list[tuple[float, int]] = field(default_factory=list)  # when, tokens
+    begun: set[int] = field(default_factory=set)  # streams of this turn
 
     def drafter(self) -> psutil.Process:
         return next(child for child in self.process.children(recursive=True) if "drafter" in child.cmdline())
@@ -67,8 +70,11 @@ class Served:
         """Returns the tokens a second, and a second of a processor, of so many streams for a while."""
         tasks = [asyncio.create_task(self._stream(index, temperature)) for index in range(streams)]
         await asyncio.sleep(LEAD_SECONDS)
+        await self._until(tasks, lambda: len(self.begun) == streams)
         began, busy = time.perf_counter(), self.cpu_seconds()
+        self.came.clear()
         await asyncio.sleep(seconds)
+        await self._until(tasks, lambda: bool(self.came))
         ended, busy = time.perf_counter(), self.cpu_seconds() - busy
         for task in tasks:
             task.cancel()
@@ -76,15 +82,22 @@ class Served:
             if isinstance(result, Exception) and not isinstance(result, asyncio.CancelledError):
                 raise result
         tokens = sum(count for when, count in self.came if began <= when < ended)
-        self.came.clear()
+        self.begun.clear()
         return tokens / (ended - began), tokens / max(busy, 1e-9)
 
+    async def _until(self, tasks: Sequence[asyncio.Task[None]], condition: Callable[[], bool]) -> None:
+        """A stream that ends has failed: others wait for it no longer."""
+        while not condition() and not any(task.done() for task in tasks):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
     async def _stream(self, index: int, temperature: float) -> None:
-        prompts, at = heldout_prompts(256), index
-        while True:
-            request = Request(prompts[at % len(prompts)], TOKENS, temperature, at)
-            await self.client.ask(request, lambda when, count: self.came.append((when, count or 1)))
-            at += 64
+        def came(when: float, count: int | None) -> None:
+            self.begun.add(index)
+            self.came.append((when, count or 1))
+
+        for at in range(index, len(PROMPTS) * 1000, 64):
+            request = Request(PROMPTS[at % len(PROMPTS)], TOKENS, temperature, at)
+            await self.client.ask(request, came)
 
 
 @asynccontextmanager
@@ -284,8 +297,8 @@ def ratios(ours: Sequence[float], others: Sequence[float]) -> dict[str, float]:
 def main(
     target: Target = str(pair.TARGET),
     draft: Draft = str(pair.DRAFT),
-    seconds: Annotated[float, typer.Option(help="Of each turn that counts.")] = 6.0,
-    settle: Annotated[float, typer.Option(help="Seconds that a case runs before its turns.")] = 15.0,
+    seconds: Annotated[float, typer.Option(help="Of each turn that counts.")] = 5.0,
+    settle: Annotated[float, typer.Option(help="Seconds that a case runs before its turns.")] = 10.0,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each service.")] = 3,
     write: Write = None,
 ) -> None:
