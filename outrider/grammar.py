@@ -1,7 +1,8 @@
 """Grammars that texts obey: what may come next at a place in one. No torch.
 
 llguidance does it. What a grammar costs is bounded: in bytes, in what its parser may do for one token, and in
-that all of it is done on threads of this file's own, beside event loops and engines.
+that all of it is done on threads of this file's own, beside event loops and engines. What a step waits for is
+done on others than what only its own session waits for: nothing costly stands before it in their queue.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from enum import Enum
 from functools import lru_cache
 
 import numpy as np
@@ -23,7 +26,7 @@ log = logging.getLogger(__name__)
 
 MAX_GRAMMAR_BYTES = 32 * 1024
 STACK_BYTES = 256 * 2**20  # of addresses: rules that name one another in a chain nest as deep in the library
-COSTLY_SECONDS = 0.01  # a place whose masks take longer gets the next one before its session has a step
+COSTLY_SECONDS = 0.002  # a place whose masks take longer gets the next one before its session has a step
 KEPT = 64  # compiled grammars
 
 # What a token may cost: some 30 ms at most. Ordinary schemas take 0.05 ms.
@@ -49,7 +52,6 @@ class Place:
 
     def __init__(
         self,
-        threads: ThreadPoolExecutor,
         start: Callable[[], LLMatcher],
         output: Sequence[int],
         changed: Callable[[], object],
@@ -57,7 +59,6 @@ class Place:
         """`changed` is called, on some thread, when `ready` has become true."""
         self.fault: str | None = None  # why the text cannot go on
         self.known = 0  # rows of the last `masks` that have one
-        self._threads = threads
         self._changed = changed
         self._behind = list(output)  # tokens that the matcher has not been told
         self._matcher: LLMatcher | None = None
@@ -94,7 +95,8 @@ class Place:
     def masks(self, path: Sequence[int], last: int | None = None) -> list[Allowed]:
         """Begins to find what may come after each beginning of the path: len(path) + 1 rows, or the `last`
         of them. Of a path that takes too long, or leaves the grammar, the rest is not found."""
-        work = self._threads.submit(self._masks, list(path), 0 if last is None else len(path) + 1 - last)
+        first = 0 if last is None else len(path) + 1 - last
+        work = _threads(Queue.STEP).submit(self._masks, list(path), first)
         self._work: Future[list[Mask]] = work
 
         def allowed(row: int) -> Allowed:
@@ -103,7 +105,7 @@ class Place:
         return [allowed(row) for row in range(len(path) + 1 if last is None else last)]
 
     def _find_next(self) -> None:
-        self._work = self._threads.submit(self._first)
+        self._work = _threads(Queue.SESSION).submit(self._first)
         self._work.add_done_callback(lambda _: self._changed())
 
     def _first(self) -> list[Mask]:
@@ -121,9 +123,9 @@ class Place:
         try:
             if self.fault is None and self._caught_up():
                 assert self._matcher is not None
-                began = time.perf_counter()
+                began = time.thread_time()
                 taken = self._find(self._matcher, path, first, found, began + COSTLY_SECONDS)
-                self._costly = time.perf_counter() - began > COSTLY_SECONDS * (1 + taken)
+                self._costly = time.thread_time() - began > COSTLY_SECONDS * (1 + taken)
                 self._matcher.rollback(taken)
         except Exception:
             log.exception("a grammar failed")
@@ -134,7 +136,7 @@ class Place:
     def _find(self, matcher: LLMatcher, path: list[int], first: int, found: list[Mask], until: float) -> int:
         """Fills `found`, and returns how many tokens of the path the matcher was told."""
         for row in range(len(path) + 1):
-            if row and (time.perf_counter() > until or not matcher.try_consume_tokens([path[row - 1]])):
+            if row and (time.thread_time() > until or not matcher.try_consume_tokens([path[row - 1]])):
                 return row - 1
             if row < first:
                 continue
@@ -173,15 +175,20 @@ class Grammars:
         self._tokenizer: LLTokenizer | None = None
         self._compiled = lru_cache(maxsize=KEPT)(self._compile)
 
+    def prepare(self) -> None:
+        """Builds what all grammars of the tokenizer share, if it has any."""
+        with suppress(Exception):  # told with the first grammar
+            self._built()
+
     def check(self, grammar: str) -> None:
         """Raises InvalidRequest if texts cannot obey it here. Takes its time: not for an event loop."""
-        fault = _threads().submit(self._fault, grammar).result()
+        fault = _threads(Queue.SESSION).submit(self._fault, grammar).result()
         if fault is not None:
             raise InvalidRequest(fault)
 
     def place(self, grammar: str, output: Sequence[int], changed: Callable[[], object]) -> Place:
         """Returns where a text is that has come so far."""
-        return Place(_threads(), lambda: self._compiled(grammar).deep_copy(), output, changed)
+        return Place(lambda: self._compiled(grammar).deep_copy(), output, changed)
 
     def _fault(self, grammar: str) -> str | None:
         try:
@@ -196,10 +203,13 @@ class Grammars:
         return _told(matcher)
 
     def _compile(self, grammar: str) -> LLMatcher:
+        return LLMatcher(self._built(), grammar, log_level=0, limits=LIMITS)
+
+    def _built(self) -> LLTokenizer:
         with self._lock:
             if self._tokenizer is None:
                 self._tokenizer = LLTokenizer(self._json, eos_token=list(self._eos))
-        return LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
+        return self._tokenizer
 
 
 @lru_cache(maxsize=8)
@@ -214,10 +224,17 @@ def _told(matcher: LLMatcher) -> str:
     return " ".join(line for line in lines if line and line != "<non-verbose/>") or "no text can obey it"
 
 
-@lru_cache(maxsize=1)
-def _threads() -> ThreadPoolExecutor:
-    """Returns the threads of this process, which stand from now on."""
-    threads, both = ThreadPoolExecutor(2, thread_name_prefix="grammar"), threading.Barrier(2)
+class Queue(Enum):
+    """Who waits for what stands in it."""
+
+    STEP = "step"  # all sessions of an engine's step
+    SESSION = "session"  # one session, or one request
+
+
+@lru_cache
+def _threads(queue: Queue) -> ThreadPoolExecutor:
+    """Returns the threads of this process that work on it, which stand from now on."""
+    threads, both = ThreadPoolExecutor(2, f"grammar {queue.value}"), threading.Barrier(2)
     before = threading.stack_size(STACK_BYTES)
     try:
         for future in [threads.submit(both.wait) for _ in range(2)]:

@@ -22,7 +22,7 @@ from router.api.generate import Result, generate_all
 from router.api.record import Record, check_owner, named, recalled
 from router.api.stream import Items, internal_error
 from router.api.threads import TINY_BYTES, Retelling, Threads
-from router.api.validation import DrawBelow, Generation, choices, prepare
+from router.api.validation import DrawBelow, Generation, choices, prepare, prepared_in
 from router.metrics import Metrics
 from router.requests import Events, GenerationRequest, SessionRunner
 from router.tool_formats import OF_TEMPLATE
@@ -113,7 +113,7 @@ class GenerationServicer:
         model = self._runner.model(body.model)
         self._runner.check_room(sessions)
         generation = await self._threads.run(
-            size,
+            prepared_in(body, size),
             owner(),
             limits.first_token_by,
             prepare,

@@ -46,7 +46,7 @@ from router.api.responses_request import NAMES, ResponsesRequest
 from router.api.stream import Items, internal_error, last_words, to_json
 from router.api.telling import telling
 from router.api.threads import SMALL_BYTES, TINY_BYTES, Threads
-from router.api.validation import DrawBelow, Generation, called, choices, prepare
+from router.api.validation import DrawBelow, Generation, called, choices, prepare, prepared_in
 from router.metrics import Metrics
 from router.requests import Events, GenerationRequest, ServedModel, SessionBegun, SessionRunner
 from router.tool_formats import OF_TEMPLATE
@@ -155,7 +155,14 @@ def create_app(
         runner.check_room(sessions)
         with called(NAMES if isinstance(asked, ResponsesRequest) else {}):
             prepared = await reading.run(
-                size, owner(), limits.first_token_by, prepare, body, model, draw_below, tool_call_parser
+                prepared_in(body, size),
+                owner(),
+                limits.first_token_by,
+                prepare,
+                body,
+                model,
+                draw_below,
+                tool_call_parser,
             )
         tenant = "" if share_prefixes else owner()
         prepared = prepared.cached_under(cache_salt(tenant, body.cache_salt))

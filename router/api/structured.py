@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 import llguidance
 
-from outrider import grammar
 from outrider.errors import InvalidRequest
 from outrider.grammar import MAX_GRAMMAR_BYTES, Grammars
 from router import tokenizer
 from router.api.fields import checked_text, json_type, refused, shown
+from router.api.grammar_process import process_of
 from router.requests import ServedModel
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -215,8 +215,28 @@ def compiled(structure: Structure | None, model: ServedModel) -> str:
         raise InvalidRequest(
             f"{structure.field} needs a model with an end-of-text token", field=structure.field
         )
-    grammars = grammar.load(model.tokenizer.json, tuple(sorted(model.eos_token_ids)))
-    text, fault = _text(structure, model)
+    special = False
+    if structure.kind == "structural_tag":  # a trigger that is one token comes as that token alone
+        built = tokenizer.load(model.tokenizer)
+        special = all(
+            built.token_id(_trigger(structure.value, tag)) is not None
+            for tag in structure.value["structures"]
+        )
+    process = process_of(model.tokenizer.json, tuple(sorted(model.eos_token_ids)))
+    told = process.compiled([structure.field, structure.kind, structure.value, special])
+    if "refused" in told:
+        field = told.get("field", structure.field)
+        reason = told["refused"] if "field" in told else f"{field}: {told['refused']}"
+        raise InvalidRequest(reason, field=field)
+    return told["text"]
+
+
+def compiled_here(asked: tuple[str, str, Any, bool], grammars: Grammars) -> str:
+    """Returns the grammar of a structure's parts, made in this process. Raises InvalidRequest as `compiled`
+    does. The last part: whether all triggers are tokens."""
+    *parts, special = asked
+    structure = Structure(*parts)
+    text, fault = _text(structure, special)
     lines = structure.value.count("\n") + 1 if structure.kind == "grammar" else 1
     fault = fault or _fault(grammars, text, lines)
     if fault is None:
@@ -228,7 +248,7 @@ def compiled(structure: Structure | None, model: ServedModel) -> str:
     raise InvalidRequest(f"{field}: {fault}", field=field)
 
 
-def _text(structure: Structure, model: ServedModel) -> tuple[str, str | None]:
+def _text(structure: Structure, special: bool) -> tuple[str, str | None]:
     """Returns the grammar as llguidance has it, and what is wrong with what it is made from."""
     try:
         if structure.kind == "ready":
@@ -236,21 +256,24 @@ def _text(structure: Structure, model: ServedModel) -> tuple[str, str | None]:
         if structure.kind == "json":
             return _of_schema(structure.value), None
         if structure.kind == "structural_tag":
-            return _of_tags(structure.value, tokenizer.load(model.tokenizer)), None
+            return _of_tags(structure.value, special), None
         return llguidance.grammar_from(_FORMATS[structure.kind], structure.value), None
     except Exception as error:  # the library's translation from GBNF raises what comes
         return "", f"cannot be read: {error}"
 
 
-def _of_tags(told: Mapping[str, Any], built: tokenizer.Tokenizer) -> str:
-    """A trigger that is one token comes as that token alone."""
+def _of_tags(told: Mapping[str, Any], special: bool) -> str:
     tags = []
     for tag in told["structures"]:
-        trigger = max((one for one in told["triggers"] if tag["begin"].startswith(one)), key=len)
+        trigger = _trigger(told, tag)
         schema = {"x-guidance": {"whitespace_pattern": WHITE_SPACE}, **tag["schema"]}
         tags.append(llguidance.StructTag(trigger=trigger, begin=tag["begin"], grammar=schema, end=tag["end"]))
-    tokens = all(built.token_id(tag.trigger) is not None for tag in tags)
-    return str(llguidance.StructTag.to_grammar(tags, assume_special=tokens))
+    return str(llguidance.StructTag.to_grammar(tags, assume_special=special))
+
+
+def _trigger(told: Mapping[str, Any], tag: Mapping[str, Any]) -> str:
+    """Returns what begins a structure."""
+    return str(max((one for one in told["triggers"] if tag["begin"].startswith(one)), key=len))
 
 
 def _of_schema(schema: object) -> str:

@@ -20,13 +20,15 @@ SMALL_BYTES = 64 * 1024  # of a request that does not wait for large ones
 THREADS = 2  # of each kind
 SMALL_PLACES = 512  # requests that run and wait
 LARGE_PLACES = 16
+STRUCTURED_PLACES = 64
 RETOLD_PLACES = 64  # answers that are read from their logs, up to where their clients are
 OWNERS_SHARE = 2  # one key's requests have at most one in so many of the places
 
 
 class Threads:
-    """Small requests and large ones have threads of their own, and each kind so many places. So have answers
-    that are told again, but one thread: the event loop has the interpreter for as long as it does."""
+    """Small requests, large ones and those with a grammar to compile have threads of their own, and each kind
+    so many places. So have answers that are told again, but one thread: the event loop has the interpreter
+    for as long as it does."""
 
     def __init__(
         self,
@@ -36,6 +38,7 @@ class Threads:
     ) -> None:
         self._small = _Lane("small requests", small_places)
         self._large = _Lane("large requests", large_places)
+        self._structured = _Lane("requests with a grammar", STRUCTURED_PLACES)
         self._retold = _Lane("resumed answers", retold_places, threads=1)
 
     @property
@@ -49,7 +52,7 @@ class Threads:
 
     async def run(
         self,
-        size: int,
+        size: int | None,
         owner: str,
         until: float | None,
         work: Callable[P, T],
@@ -58,10 +61,10 @@ class Threads:
     ) -> T:
         """Returns what the work returns, and raises what it raises.
 
-        `size`: bytes of what the client sent. `owner`: name of its key, or "". `until`: on the loop's clock,
-        how long the client waits, or None. Raises Overloaded if no place is free or the time is over."""
-        lane = self._small if size <= SMALL_BYTES else self._large
-        future = lane.submit(owner, lambda: work(*args, **kwargs))
+        `size`: bytes of what the client sent; None = a grammar is to be compiled. `owner`: name of its key,
+        or "". `until`: on the loop's clock, how long the client waits, or None. Raises Overloaded if no place
+        is free or the time is over."""
+        future = self._lane(size).submit(owner, lambda: work(*args, **kwargs))
         try:
             async with asyncio.timeout_at(until):
                 return await asyncio.wrap_future(future)
@@ -69,6 +72,11 @@ class Threads:
             raise Overloaded(
                 "the request was not read in the time that its client waits; try again later"
             ) from None
+
+    def _lane(self, size: int | None) -> _Lane:
+        if size is None:
+            return self._structured
+        return self._small if size <= SMALL_BYTES else self._large
 
 
 class Retelling:

@@ -175,6 +175,12 @@ def called(names: Mapping[str, str]) -> Iterator[None]:
         raise type(error)(message, field=name) from None
 
 
+def prepared_in(body: Body, size: int) -> int | None:
+    """Returns the size by which `prepare` of a body of so many bytes has its place among others."""
+    forced = isinstance(body, ChatRequest) and body.tool_choice.forced
+    return None if forced or body.response_format or body.structured_outputs else size
+
+
 def _structure(body: Body) -> Structure | None:
     if body.response_format is not None and body.structured_outputs is not None:
         raise InvalidRequest(

@@ -45,7 +45,7 @@ def test_one_that_cannot_be_compiled_says_why() -> None:
 
 def test_its_process_ends_with_it() -> None:
     template = TemplateProcess("{{ messages[0].content }}", {"bos_token": "\u2028ü"})
-    process = template._process
+    process = template._process._process
     assert process is not None and process.poll() is None
     del template
     gc.collect()

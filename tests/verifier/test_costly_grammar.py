@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from pathlib import Path
 
 from llguidance import LLMatcher
 
 from outrider.engine.loading import load_engine, load_tokenizer
-from outrider.grammar import Grammars
+from outrider.grammar import Grammars, Queue, _threads
 from outrider.options.engine import StepLimits
 from outrider.sampling.params import SamplingParams
 from outrider.wire.session import FinishReason, SessionParams
@@ -63,3 +64,19 @@ async def test_it_ends_alone(tmp_path: Path) -> None:
     assert lost == {2, 3}
     assert finished == {1} and outputs[1] == alone[1]
     assert outputs[2] and not outputs[3]
+
+
+async def test_a_step_s_masks_stand_behind_nothing_that_one_session_waits_for(tmp_path: Path) -> None:
+    """Or whoever has many grammars compiled, or a costly one followed, would hold up everybody's steps."""
+    tokenizer = load_tokenizer(str(build("llama", tmp_path / "target"))).json
+    ready, never = threading.Event(), threading.Event()
+    place = Grammars(tokenizer, [0]).place(LLMatcher.grammar_from_regex("(a|b)*"), (), ready.set)
+    try:
+        assert await asyncio.to_thread(ready.wait, 60) and place.ready
+        for _ in range(8):
+            _threads(Queue.SESSION).submit(never.wait)
+        masks = place.masks([])
+        async with asyncio.timeout(60):
+            assert await asyncio.to_thread(masks[0]) is not None
+    finally:
+        never.set()

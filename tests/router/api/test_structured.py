@@ -14,7 +14,8 @@ from outrider.errors import InvalidRequest
 from outrider.grammar import load
 from outrider.v1 import generation_pb2
 from router.api import generation_wire, schema
-from router.api.validation import prepare
+from router.api.threads import Threads
+from router.api.validation import prepare, prepared_in
 from router.requests import ServedModel
 from tests.router.api.scripted import EOS, byte_level, sentencepiece, served
 
@@ -187,3 +188,27 @@ def test_what_cannot_be_obeyed_is_refused_by_its_place(
 def test_any_text_costs_no_grammar() -> None:
     for fields in ({}, {"response_format": {"type": "text"}}, {"response_format": None}):
         assert grammar_of(**fields) == ""
+
+
+BOMB = {
+    "type": "string",
+    "allOf": [{"pattern": f"(a|b)*{'ab'[each % 2]}(a|b){{{each}}}"} for each in range(40)],
+}
+
+
+def test_a_schema_that_takes_minutes_and_gigabytes_to_compile_is_refused_and_others_are_not() -> None:
+    """Two thousand bytes, within all of the library's limits: each pattern more doubles what it takes."""
+    for bomb in (BOMB, {"type": "object", "properties": {"a": BOMB}}):
+        with pytest.raises(InvalidRequest, match="it takes too much time or memory to compile") as refused:
+            grammar_of(structured_outputs={"json": bomb})
+        assert refused.value.field == "structured_outputs.json"
+        assert obeys(grammar_of(structured_outputs={"json": OBJECT}), '{"a": 5}')
+
+
+def test_what_is_compiled_takes_no_place_of_other_requests() -> None:
+    body = schema.parse(schema.CompletionRequest, {"prompt": "a", "structured_outputs": {"regex": "a"}})
+    assert prepared_in(body, 10) is None
+    assert prepared_in(schema.parse(schema.CompletionRequest, {"prompt": "a"}), 10) == 10
+    threads = Threads()
+    lanes = [threads._lane(size) for size in (10, 100_000, None)]
+    assert len({id(lane.threads) for lane in lanes}) == 3
