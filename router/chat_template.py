@@ -19,6 +19,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from outrider.errors import InvalidRequest
 
+PROBE = "The quick brown fox"  # a text that a template leaves as it is
+
 
 class _GenerationBlock(Extension):
     """`{% generation %} ... {% endgeneration %}` marks an assistant's words for training, no more."""
@@ -59,6 +61,7 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         self._template = environment.from_string(source) if source else None
         self._special_tokens = dict(special_tokens)
+        self._in_parts = self._template is not None and self._takes_parts()
 
     def render(
         self,
@@ -78,7 +81,7 @@ class ChatTemplate:
             )
         try:
             return self._template.render(
-                messages=[dict(message) for message in messages],
+                messages=[self._shaped(message) for message in messages],
                 tools=list(tools) or None,
                 documents=None,
                 add_generation_prompt=True,
@@ -89,3 +92,20 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"messages are refused by the model's chat template: {error}", field="messages"
             ) from error
+
+    def _shaped(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        text = message.get("content")
+        if not self._in_parts or not isinstance(text, str):
+            return dict(message)
+        return {**message, "content": [{"type": "text", "text": text}]}
+
+    def _takes_parts(self) -> bool:
+        """Returns whether a text is lost unless it is a list of parts, as templates of multimodal models have
+        it."""
+        for self._in_parts in (False, True):
+            try:
+                if PROBE in self.render([{"role": "user", "content": PROBE}]):
+                    return self._in_parts
+            except InvalidRequest:
+                continue
+        return False

@@ -38,6 +38,17 @@ def test_what_is_computed_while_it_is_compiled_counts_too(source: str) -> None:
         template.render(HELLO)
 
 
+PARTS = (
+    "{% for m in messages %}{% for p in m.content if p.type == 'text' %}{{ p.text }}{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("source", [PARTS, "{{ messages[0].content }}", "{{ messages[0].content | tojson }}"])
+def test_a_text_reaches_a_template_that_wants_parts(source: str) -> None:
+    rendered = TemplateProcess(source, {}).render(HELLO)
+    assert rendered.strip('"') == "hello"
+
+
 def test_one_that_cannot_be_compiled_says_why() -> None:
     with pytest.raises(jinja2.TemplateError, match="unexpected"):
         TemplateProcess("{{ } }}", {})
