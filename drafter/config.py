@@ -55,6 +55,7 @@ class DrafterConfig:
             "device": self.engine.device != "cpu",
             "tensor_parallel_size": self.engine.tensor_parallel_size > 1,
             "quantization": self.engine.quantization is not None,
+            "lora": self.engine.lora is not None,
         }
         for name in (name for name, given in told.items() if given):
             raise wrong(name, f"is for a draft model, which --propose {kind} replaces: leave one out")

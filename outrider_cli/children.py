@@ -81,6 +81,7 @@ def worker_children(models: Models, workers: Workers, router: str) -> list[Child
             engine=replace(
                 workers.engine,
                 tensor_parallel_size=1,
+                lora=None,
                 quantization=workers.draft_quantization or workers.engine.quantization,
             ),
             branches=workers.branches and not workers.lock_step,

@@ -57,7 +57,7 @@ def build_engine(
     linears = LINEARS[parts.linears]
     if linears.keeps_numbers:
         tell("packing weights", 0.6)
-        _put_in(linears, model, ranks)
+        _put_in(linears, model, ranks, expected)
     tell("checking the engine against it", 0.8)
     if ranks is not None:
         connect(model, joints, ranks)
@@ -70,7 +70,7 @@ def build_engine(
         probe = _with_kernel(probe, expected, parts)
     if not linears.keeps_numbers:
         tell("rounding weights to 8 bits", 0.85)
-        _put_in(linears, model, ranks)
+        _put_in(linears, model, ranks, expected)
         checked, off = check_rounded(gathering, expected, linears.name)
         tell(f"in 8 bits, logits are {off:.1%} of their size from float32's", 0.9)
     may_rest = resting_threads is not None and same_bits(gathering, resting_threads)
@@ -103,8 +103,8 @@ def build_engine(
     return engine
 
 
-def _put_in(linears: LinearLayers, model: Any, ranks: Ranks | None) -> None:
-    linears.put_into(model)
+def _put_in(linears: LinearLayers, model: Any, ranks: Ranks | None, expected: Reference) -> None:
+    linears.put_into(model, expected.bare)
     if ranks is None:  # else modules have hooks, at which ranks meet
         run_plainly(model)
 

@@ -18,7 +18,8 @@ from transformers import AttentionInterface
 
 from outrider.engine.flat_inputs import Shape
 from outrider.engine.kv_pools import KvPools
-from outrider.engine.step_inputs import Work
+from outrider.engine.step_inputs import View, Work
+from outrider.engine.temperature import at_positions
 from outrider.errors import ModelRefused
 
 NAME = "outrider_paged"
@@ -35,11 +36,18 @@ class LayerAttention:
     window: int | None  # positions that a token sees, itself included; None = all
     scale: float  # of the scores
     softcap: float | None  # scores are capped to +-softcap by tanh
+    chunk: int | None = None  # a token sees nothing before the last multiple of it
+    sinks: bool = False  # each query head has a score that no key gets
 
     @property
     def sharing(self) -> int:
         """Returns how many query heads share a key head."""
         return self.query_heads // self.key_heads
+
+    @property
+    def view(self) -> View:
+        """Returns which keys tokens see."""
+        return View(self.window, self.sharing, self.chunk)
 
     @property
     def fused(self) -> bool:
@@ -64,6 +72,7 @@ class AttentionBackend(Protocol):
     """How tokens attend to their sessions' keys and values, and how these lie in memory."""
 
     layers: dict[int, LayerAttention]  # that attended in the last step
+    others: set[int]  # layers that looked at earlier tokens in another way
 
     @property
     def name(self) -> str: ...
@@ -93,9 +102,23 @@ class AttentionBackend(Protocol):
         value: torch.Tensor,  # [Hkv, T, Dv]
         inputs: Any,
         how: LayerAttention,
+        sinks: torch.Tensor | None = None,  # [Hq]
     ) -> torch.Tensor:
         """Stores the step's keys and values, then lets each token see its session's up to its own position:
-        [T, Hq, Dv]."""
+        [T, Hq, Dv]. `sinks`: scores that no key gets, if the layer has them."""
+        ...
+
+    def earlier(
+        self,
+        layer: int,
+        rows: torch.Tensor,  # [T, W]
+        inputs: Any,
+        count: int,
+    ) -> torch.Tensor:
+        """Stores a row of each of the step's tokens, and returns those of the `count` tokens before each and
+        its own: [T, count + 1, W], zeros before a session's first token.
+
+        Raises ModelRefused, with the reason as a phrase, if it cannot do that."""
         ...
 
     def batch_rows(self) -> None:
@@ -119,6 +142,12 @@ class RunningStep:
     inputs: Inputs
     attention: AttentionBackend
     layers: dict[int, LayerAttention] = field(default_factory=dict)  # that have attended in this step
+    others: set[int] = field(default_factory=set)  # layers that looked at earlier tokens in another way
+
+    def earlier(self, layer: int, rows: torch.Tensor, count: int) -> torch.Tensor:
+        """As AttentionBackend's."""
+        self.others.add(layer)
+        return self.attention.earlier(layer, rows, self.inputs, count)
 
 
 RUNNING: ContextVar[RunningStep] = ContextVar("outrider_running_step")
@@ -140,7 +169,7 @@ def run_model(model: Any, attention: AttentionBackend, inputs: Inputs) -> torch.
             ).logits
     finally:
         RUNNING.reset(token)
-    attention.layers = step.layers
+    attention.layers, attention.others = step.layers, step.others
     kept: torch.Tensor = logits[0]
     if len(kept) != len(inputs.keep):
         raise ModelRefused("it does not take logits_to_keep")
@@ -169,18 +198,37 @@ def paged_attention(
         raise ModelRefused("its attention masks carry a meaning of their own")
     if position_bias is not None:
         raise ModelRefused("its attention adds a bias by position")
-    if s_aux is not None:
-        raise ModelRefused("its attention has sinks, which this engine does not compute")
     if not getattr(module, "is_causal", True):
         raise ModelRefused("its attention is not causal")
     if layer in step.layers:
         raise ModelRefused(f"it attends more than once in layer {layer}")
     scale = scaling if scaling is not None else key.shape[3] ** -0.5
     window = sliding_window if sliding_window and sliding_window > 0 else None
-    how = LayerAttention(query.shape[1], key.shape[1], key.shape[3], value.shape[3], window, scale, softcap)
+    how = LayerAttention(
+        query.shape[1],
+        key.shape[1],
+        key.shape[3],
+        value.shape[3],
+        window,
+        scale,
+        softcap,
+        _chunk(module, layer),
+        s_aux is not None,
+    )
     step.layers[layer] = how
-    attended = step.attention.attend(layer, query[0], key[0], value[0], step.inputs, how)
+    query = at_positions(module, query, step.inputs.position_ids)
+    attended = step.attention.attend(layer, query[0], key[0], value[0], step.inputs, how, s_aux)
     return attended.contiguous()[None], None  # some models take a view of it
+
+
+def _chunk(module: torch.nn.Module, layer: int) -> int | None:
+    """Returns the chunk of a layer. transformers tells of it in the configuration alone, for its masks."""
+    config = getattr(module, "config", None)
+    kinds: Sequence[str] = getattr(config, "layer_types", None) or ()
+    if not (0 <= layer < len(kinds) and kinds[layer] == "chunked_attention"):
+        return None
+    size: int = config.attention_chunk_size  # type: ignore[union-attr]
+    return size
 
 
 AttentionInterface.register(NAME, paged_attention)  # and deliberately no mask function of that name

@@ -23,7 +23,9 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 OTHERS = {  # what cannot be read, by a file that it has, and what to do
-    "adapter_config.json": "holds an adapter, not a model: merge it into its base (peft's merge_and_unload)",
+    "adapter_config.json": "holds an adapter, not a model: give the model that it is for, and it by --lora",
+    "consolidated*.safetensors": "holds its weights in Mistral's own arrangement "
+    "(consolidated.safetensors); give them as transformers reads them: config.json, model.safetensors",
     **dict.fromkeys(
         ("*.bin", "*.pt", "*.pth", "*.ckpt"),
         "holds its weights as pickles (.bin); only safetensors and GGUF are read: convert them",

@@ -35,6 +35,7 @@ class GatheredAttention:
         """`row_batching`: how rows attend together; None = each alone."""
         self.pools = pools
         self.layers: dict[int, LayerAttention] = {}
+        self.others: set[int] = set()
         self.row_batching = row_batching
         self._device, self._dtype = device, dtype
 
@@ -50,7 +51,7 @@ class GatheredAttention:
             scratch_block=self.pools.scratch_block,
             device=self._device,
             mask_dtype=self._dtype,
-            views={(how.window, how.sharing) for how in self.layers.values()},
+            views={how.view for how in self.layers.values()},
             key_bytes=self.pools.key_bytes,
             row_batching=self.row_batching,
         )
@@ -66,8 +67,20 @@ class GatheredAttention:
         value: torch.Tensor,  # [Hkv, T, Dv]
         inputs: StepInputs,
         how: LayerAttention,
+        sinks: torch.Tensor | None = None,  # [Hq]
     ) -> torch.Tensor:
-        return sdpa.attend(self.pools, layer, query, key, value, inputs, how)
+        return sdpa.attend(self.pools, layer, query, key, value, inputs, how, sinks)
+
+    def earlier(
+        self,
+        layer: int,
+        rows: torch.Tensor,  # [T, W]
+        inputs: StepInputs,
+        count: int,
+    ) -> torch.Tensor:
+        self.pools.write_rows(layer, rows, inputs.slots)
+        slots, missing = inputs.earlier(count)
+        return self.pools.rows(layer, slots).masked_fill_(missing[..., None], 0)
 
     def batch_rows(self) -> None:
         self.row_batching = invariance.row_batching(self.layers.values())

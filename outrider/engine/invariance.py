@@ -17,7 +17,7 @@ from outrider.engine.step_inputs import KEY_BLOCK, KEY_MULTIPLE, RowBatching, Wo
 
 ROWS = (1, 2, 5, 17, 64, 130, 300)  # row counts of linear layers that must agree
 CHUNKS = (60, 1, 9, 60, 1, 200, 180, 1, 1, 17, 230, 1, 5, 250, 2)  # in steps that must agree with all in one
-WINDOW = 100  # for layers with a sliding window, so that keys before it are left out
+WINDOW = 100  # for layers with a sliding window or chunks, so that keys before them are left out
 BLOCK = 16
 ROW_MULTIPLES = (4, 8, 16)  # that are tried
 KEY_COUNTS = tuple(range(KEY_MULTIPLE, KEY_BLOCK + 1, KEY_MULTIPLE))
@@ -75,7 +75,11 @@ def attention_keeps_bits(layers: Iterable[LayerAttention], batching: RowBatching
 
 
 def _ways(layers: Iterable[LayerAttention]) -> set[LayerAttention]:
-    return {replace(how, window=how.window and min(how.window, WINDOW)) for how in layers}
+    return {replace(how, window=_shortened(how.window), chunk=_shortened(how.chunk)) for how in layers}
+
+
+def _shortened(reach: int | None) -> int | None:
+    return reach and min(reach, WINDOW)
 
 
 def _agree(
@@ -101,6 +105,7 @@ def _attended(
     query = torch.randn(how.query_heads, total, how.width, generator=generator)
     key = torch.randn(how.key_heads, total, how.width, generator=generator)
     value = torch.randn(how.key_heads, total, how.value_width, generator=generator)
+    sinks = torch.randn(how.query_heads, generator=generator) if how.sinks else None
     pools = KvPools(len(blocks), BLOCK)
     found, start = [], 0
     for chunk in chunks:
@@ -110,10 +115,10 @@ def _attended(
             scratch_block=pools.scratch_block,
             device=torch.device("cpu"),
             mask_dtype=torch.float32,
-            views=[(how.window, how.sharing)],
+            views=[how.view],
             row_batching=batching,
         )
         run = slice(start, start + chunk)
-        found.append(attend(pools, 0, query[:, run], key[:, run], value[:, run], inputs, how))
+        found.append(attend(pools, 0, query[:, run], key[:, run], value[:, run], inputs, how, sinks))
         start += chunk
     return torch.cat(found)

@@ -11,7 +11,8 @@ import torch
 
 
 class KvPools:
-    """One pool of keys and one of values for each layer, made when the layer first shows its shapes.
+    """One pool of keys and one of values for each layer, made when the layer first shows its shapes; for a
+    layer that has a row of a token instead, a pool of those, with one head.
 
     A pool is [H, num_blocks + 1, block_size, W]; its last block is scratch, for tokens that nobody wants. W
     is the width D of a key or value, or more (see `kernel_width`), then filled up with zeros."""
@@ -20,7 +21,7 @@ class KvPools:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.scratch_block = num_blocks
-        self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._layers: dict[int, tuple[torch.Tensor, ...]] = {}  # keys and values, or rows
         self._writable: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # the same as [H, slots, D]
         self._gathered: list[torch.Tensor | None] = [None, None]  # reused by every group and layer
 
@@ -32,9 +33,11 @@ class KvPools:
 
     @property
     def key_bytes(self) -> int:
-        """Returns the size of a token's key and value in the first layer; 0 before it has been seen."""
+        """Returns the size of a token's key and value in the first layer that has them; 0 before it has been
+        seen."""
         for pools in self._layers.values():
-            return sum(pool[:, 0, 0].numel() * pool.element_size() for pool in pools)
+            if len(pools) == 2:
+                return sum(pool[:, 0, 0].numel() * pool.element_size() for pool in pools)
         return 0
 
     @property
@@ -44,13 +47,14 @@ class KvPools:
     def resized(self, num_blocks: int) -> Self:
         """Empty pools of the same layers with so many blocks, whose memory is taken at once."""
         pools = type(self)(num_blocks, self.block_size)
-        for layer, (keys, values) in self._layers.items():
-            pools._layers[layer] = (pools._like(keys), pools._like(values))
+        for layer, whole in self._layers.items():
+            pools._layers[layer] = tuple(pools._like(pool) for pool in whole)
         return pools
 
     def of(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the pools of a layer's keys and values."""
-        return self._layers[layer]
+        keys, values = self._layers[layer]
+        return keys, values
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
         """Stores key [H, T, D] and value [H, T, Dv] of the step's tokens at `slots` [T]."""
@@ -67,6 +71,18 @@ class KvPools:
         writable[0].index_copy_(1, slots, key)
         writable[1].index_copy_(1, slots, value)
 
+    def write_rows(self, layer: int, rows: torch.Tensor, slots: torch.Tensor) -> None:
+        """Stores a row [T, W] of each of the step's tokens at `slots` [T], in a layer without keys."""
+        pools = self._layers.get(layer)
+        if pools is None:
+            pools = self._layers[layer] = (self._new(rows[None], rows.shape[1]),)
+        pools[0].view(-1, rows.shape[1]).index_copy_(0, slots, rows)
+
+    def rows(self, layer: int, slots: torch.Tensor) -> torch.Tensor:
+        """Returns the rows at these slots [T, n]: [T, n, W]."""
+        (pool,) = self._layers[layer]
+        return pool.view(-1, pool.shape[3])[slots]
+
     def gather(
         self, layer: int, blocks: torch.Tensor | slice, sessions: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -74,7 +90,7 @@ class KvPools:
         blocks, which are one session's, as they lie.
 
         Valid until the next call: the memory is used again."""
-        key_pool, value_pool = self._layers[layer]
+        key_pool, value_pool = self.of(layer)
         if isinstance(blocks, slice):
             return _lying(key_pool, blocks), _lying(value_pool, blocks)
         return self._select(0, key_pool, blocks, sessions), self._select(1, value_pool, blocks, sessions)

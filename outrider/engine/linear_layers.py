@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any, Protocol
 
 from outrider.engine import packed
@@ -24,7 +25,9 @@ class LinearLayers(Protocol):
         """Returns whether a row may get the same bits in any company, so that it is worth measuring."""
         ...
 
-    def put_into(self, model: Any) -> None: ...
+    def put_into(self, model: Any, bare: Set[Any] = frozenset()) -> None:
+        """`bare`: layers whose weights others take, which stay."""
+        ...
 
     def make_ready(self, model: Any, most_rows: int) -> None:
         """Takes what memory products of up to so many rows need."""
@@ -38,7 +41,7 @@ class Ordinary:
     keeps_numbers = True
     keeps_bits = False
 
-    def put_into(self, model: Any) -> None:
+    def put_into(self, model: Any, bare: Set[Any] = frozenset()) -> None:
         """They are there."""
 
     def make_ready(self, model: Any, most_rows: int) -> None:
@@ -52,8 +55,8 @@ class Packed:
     keeps_numbers = True
     keeps_bits = True
 
-    def put_into(self, model: Any) -> None:
-        packed.pack(model)
+    def put_into(self, model: Any, bare: Set[Any] = frozenset()) -> None:
+        packed.pack(model, bare=bare)
 
     def make_ready(self, model: Any, most_rows: int) -> None:
         packed.make_ready(model, most_rows)
@@ -66,8 +69,8 @@ class Int8:
     keeps_numbers = False
     keeps_bits = True
 
-    def put_into(self, model: Any) -> None:
-        packed.pack(model, Int8Linear)
+    def put_into(self, model: Any, bare: Set[Any] = frozenset()) -> None:
+        packed.pack(model, Int8Linear, bare)
 
     def make_ready(self, model: Any, most_rows: int) -> None:
         packed.make_ready(model, most_rows)

@@ -9,9 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, modeling_gguf_pytorch_utils
+from transformers import AutoConfig, modeling_gguf_pytorch_utils
 from transformers.distributed import DistributedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from outrider.engine.assembly import build_engine
@@ -20,6 +19,8 @@ from outrider.engine.draft_vocabulary import read, reduce_output
 from outrider.engine.engine import Engine
 from outrider.engine.gguf_file import complete, parsed_once, unused
 from outrider.engine.linear_layers import Int8
+from outrider.engine.lora import find_adapter, fingerprint_with, merge
+from outrider.engine.model_class import auto_class, leave_text_part
 from outrider.engine.parts import Parts, check_parts, usual
 from outrider.engine.process_memory import leave_files
 from outrider.engine.quantized import exact_here
@@ -30,9 +31,9 @@ from outrider.engine.tokenizer import load_tokenizer
 from outrider.errors import PeerLost, StartupError
 from outrider.options.engine import AUTO, EngineOptions
 from outrider.options.model_id import checkpoint_name
-from outrider.wire.description import ModelInfo
+from outrider.wire.description import ModelInfo, TokenizerFiles
 
-__all__ = ["load_engine", "load_model", "load_tokenizer"]
+__all__ = ["load_engine", "load_model", "load_tokenizer", "tokenizer_of"]
 
 USUAL = EngineOptions()
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -52,6 +53,7 @@ def load_engine(
     parts: Parts | None = None,
     drafts: bool = False,
     resting_threads: int | None = None,
+    lora: str | None = None,
 ) -> Engine:
     """Loads a causal LM by its folder, GGUF file or hub id; checks the engine against the model's own code.
 
@@ -70,6 +72,8 @@ def load_engine(
 
     `resting_threads`: another number of threads to use at times, if that gives the same bits.
 
+    `lora` is the folder of an adapter that is merged into the model; not with `ranks`.
+
     With `drafts`, and without `ranks`, logits are of the checkpoint's draft vocabulary only, if it has one.
 
     Raises StartupError, in one sentence, where the checkpoint is missing, damaged or incomplete or a flag is
@@ -83,6 +87,7 @@ def load_engine(
         quantization = Int8.name if exact_here() else None
     chosen = parts or usual(target, wanted, quantization)
     check_parts(chosen, target, wanted, size)
+    adapter = find_adapter(lora) if lora is not None else None
     if threads:
         torch.set_num_threads(threads)
     tell("looking over the checkpoint", 0.0)
@@ -97,6 +102,11 @@ def load_engine(
             _connect(ranks, target)
         tell("loading weights", 0.1)
         model = _model(checkpoint, config, wanted, target, ranks)
+        leave_text_part(model)
+    if adapter is not None:
+        tell("merging the adapter", 0.4)
+        merge(model, adapter)
+        digest = fingerprint_with(adapter, digest)
     info = describe(model, name or checkpoint_name(path_or_id), digest, str(target))
     info = replace(info, tensor_parallel_size=size)
     if quantized is not None and model.is_quantized:  # its layers are those of the package that quantised it
@@ -116,6 +126,18 @@ def load_engine(
         vocabulary=vocabulary,
         resting_threads=resting_threads,
     )
+
+
+def tokenizer_of(path_or_id: str) -> TokenizerFiles:
+    """Returns the tokenizer of a checkpoint that is otherwise in order as far as its configuration tells.
+
+    Raises StartupError."""
+    _quiet()
+    checkpoint = locate(path_or_id)
+    look_over(checkpoint)
+    if checkpoint.gguf is None:  # whose configuration takes seconds to read
+        _config(checkpoint)
+    return load_tokenizer(path_or_id)
 
 
 def load_model(path_or_id: str) -> tuple[Any, ModelInfo]:
@@ -177,7 +199,7 @@ def _config(checkpoint: Checkpoint) -> Any:
         raise StartupError(
             f"{checkpoint.folder / where} describes no model that transformers knows ({reason})"
         ) from None
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder:
+    if auto_class(config) is None:
         raise StartupError(
             f"{checkpoint} holds a model of type {config.model_type}, which is not a causal language model"
         )
@@ -204,7 +226,7 @@ def _model(
     elif getattr(config, "quantization_config", None) is not None:
         told["device_map"] = {"": device}  # such weights are not moved later
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = auto_class(config).from_pretrained(
             checkpoint.folder,
             config=config,
             dtype=dtype if dtype is not None else "auto",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from itertools import cycle, islice
 from typing import Any, cast
 
@@ -123,15 +123,17 @@ class PackedColumns(nn.Module):
         return self.together.take(x, self.first, self.out_features)
 
 
-def pack(model: Any, kind: type[PackedLinear] = PackedLinear) -> None:
+def pack(model: Any, kind: type[PackedLinear] = PackedLinear, bare: Set[nn.Module] = frozenset()) -> None:
     """Makes a CPU model's rows independent of one another, linear layers, experts and activations, and
-    joins what can be joined. `kind` is what linear layers and experts become.
+    joins what can be joined. `kind` is what linear layers and experts become; `bare` stay as they are.
 
     The memory of the original weights is freed as it goes."""
     for parent in list(model.modules()):
         for names in SAME_INPUT:
-            _join(parent, names, kind)
+            _join(parent, names, kind, bare)
         for name, child in list(parent.named_children()):
+            if child in bare and type(child) is nn.Linear:
+                continue
             replacement = _packed(child, kind) or placeless(child) or in_one_call(child)
             if replacement is not None:
                 setattr(parent, name, replacement)
@@ -201,10 +203,10 @@ def fastest(seconds: Mapping[int, float]) -> int:
     return best if seconds[best] < WORTH_FILLING * seconds[smallest] else smallest
 
 
-def _join(parent: nn.Module, names: Sequence[str], kind: type[PackedLinear]) -> None:
+def _join(parent: nn.Module, names: Sequence[str], kind: type[PackedLinear], bare: Set[nn.Module]) -> None:
     """Lets the parent's layers of these names run together, where they can."""
     layers = [parent._modules.get(name) for name in names]
-    if not all(type(layer) is nn.Linear for layer in layers):
+    if not all(type(layer) is nn.Linear and layer not in bare for layer in layers):
         return
     linears = cast(list[nn.Linear], layers)
     if len({(layer.weight.shape[1], layer.bias is None) for layer in linears}) > 1:

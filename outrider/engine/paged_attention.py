@@ -16,6 +16,7 @@ from outrider.engine.attention import LayerAttention
 from outrider.engine.flat_inputs import FlatInputs, FlatStep, Shape, exact, fitting, flatten, on_device
 from outrider.engine.kv_pools import PagedPools
 from outrider.engine.step_inputs import Work
+from outrider.errors import ModelRefused
 
 WIDEST = 256  # head that the kernels of a GPU take
 
@@ -61,6 +62,10 @@ class Kernel:
             return f"they compute in 16 bits, not in {str(dtype).removeprefix('torch.')}"
         if how.softcap is not None:
             return "they cap no scores"
+        if how.sinks:
+            return "they know no attention sinks"
+        if how.chunk is not None:
+            return "they know no chunked attention"
         if how.width != how.value_width:
             return "keys and values differ in width"
         if self.on_gpu and (how.width > WIDEST or how.width % 8):
@@ -77,6 +82,7 @@ class PagedAttention:
         self.kernel = kernel
         self.pools = pools
         self.layers: dict[int, LayerAttention] = {}
+        self.others: set[int] = set()
         self._device = device
 
     @classmethod
@@ -103,9 +109,13 @@ class PagedAttention:
         value: torch.Tensor,  # [Hkv, T, D]
         inputs: FlatInputs,
         how: LayerAttention,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         self.pools.write(layer, key, value, inputs.slots)
         return self.kernel.attend(query.transpose(0, 1), *self.pools.of(layer), inputs, how)
+
+    def earlier(self, layer: int, rows: torch.Tensor, inputs: FlatInputs, count: int) -> torch.Tensor:
+        raise ModelRefused("attention kernels know no short convolutions")
 
     def batch_rows(self) -> None:
         """Kernels do."""

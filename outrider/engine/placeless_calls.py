@@ -38,6 +38,7 @@ FUNCTIONS: dict[Any, Callable[..., torch.Tensor]] = {
     F.gelu: _gelu,
 }
 PRODUCTS = {F.linear, torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.Tensor.mm}
+BATCHED = {torch.bmm, torch.Tensor.bmm}  # by a weight for each part of a batch: experts
 
 
 class PlacelessCalls(TorchFunctionMode):
@@ -59,7 +60,13 @@ class PlacelessCalls(TorchFunctionMode):
             return self._linear(*args, **kwargs)
         if func in PRODUCTS and not kwargs and args[1].dim() == 2 and _sums(*args):
             return self._linear(args[0], args[1].T)
+        if func in BATCHED and not kwargs and self._held(args[1]):
+            return torch.stack([self._linear(x, weight.T) for x, weight in zip(*args, strict=True)])
         return func(*args, **kwargs)
+
+    def _held(self, weight: torch.Tensor) -> bool:
+        """Returns whether a weight is the module's own."""
+        return weight.untyped_storage().data_ptr() in self._weights
 
     def _linear(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
@@ -68,7 +75,7 @@ class PlacelessCalls(TorchFunctionMode):
             return F.linear(x, weight, bias)
         key = (weight.data_ptr(), weight.shape, weight.stride())
         if key not in self._packed:
-            if weight.untyped_storage().data_ptr() not in self._weights:  # made of others in this step
+            if not self._held(weight):  # made of others in this step
                 rows = x.reshape(-1, x.shape[-1])
                 found = torch.cat([F.linear(row[None], weight, bias) for row in rows])
                 return found.view(*x.shape[:-1], weight.shape[0])
@@ -89,7 +96,8 @@ class Recording(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         caller = self._modules.running
-        if caller is not None and (func in FUNCTIONS or (func in PRODUCTS and _sums(*args[:2]))):
+        product = func in PRODUCTS or func in BATCHED
+        if caller is not None and (func in FUNCTIONS or (product and _sums(*args[:2]))):
             self.callers[caller] = None
         return func(*args, **(kwargs or {}))
 

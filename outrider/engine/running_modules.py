@@ -21,6 +21,7 @@ class RunningModules:
         self._names = {module: name for name, module in model.named_modules()}
         self._stack: list[nn.Module] = []
         self._hooks: list[Any] = []
+        self.ran: set[nn.Module] = set()
         self.listener: Callable[[str, Any], None] | None = None  # is told each module's name and output
 
     def __enter__(self) -> RunningModules:
@@ -49,6 +50,7 @@ class RunningModules:
 
     def _begin(self, module: nn.Module, _: Any) -> None:
         self._stack.append(module)
+        self.ran.add(module)
 
     def _end(self, module: nn.Module, _: Any, output: Any) -> None:
         self._stack.pop()
@@ -116,6 +118,8 @@ class RowPrints:
 def _prints(tensor: torch.Tensor, dim: int) -> torch.Tensor:
     """Returns a whole number for each row along a dimension."""
     rows = tensor.movedim(dim, 0).reshape(tensor.shape[dim], -1)
+    if rows.is_complex():
+        rows = torch.view_as_real(rows).flatten(1)
     if rows.is_floating_point():
         rows = (rows.float() + 0.0).view(torch.int32)  # + 0.0: both zeros are one
     weights = torch.arange(1, 2 * rows.shape[1], 2, dtype=torch.int64) * ODD

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from outrider.engine.activations import sigmoid
 from outrider.engine.attention import LayerAttention
 from outrider.engine.kv_pools import KvPools
 from outrider.engine.step_inputs import StepInputs
@@ -21,20 +22,22 @@ def attend(
     value: torch.Tensor,  # [Hkv, T, Dv]
     inputs: StepInputs,
     how: LayerAttention,
+    sinks: torch.Tensor | None = None,  # [Hq]
 ) -> torch.Tensor:
     """Writes the step's keys and values, then lets each token see its session's: [T, Hq, Dv]."""
     pools.write(layer, key, value, inputs.slots)
     queries = query.transpose(0, 1)  # [T, Hq, D]
-    attend_rows = _explicit if not how.fused else _alone if inputs.row_batching is None else _batched
-    tiles = inputs.tiles(how.window, how.sharing)
+    plain = not how.fused or (how.sinks and query.device.type != "cpu")
+    attend_rows = _explicit if plain else _alone if inputs.row_batching is None else _batched
+    tiles = inputs.tiles(how.view)
     if len(tiles) == 1 and len(tiles[0].calls) == 1:
         keys, values = pools.gather(layer, tiles[0].blocks, tiles[0].sessions)  # [S, Hkv, K, W]
-        return attend_rows(queries, keys, values, tiles[0].calls[0][2], how)
+        return attend_rows(queries, keys, values, tiles[0].calls[0][2], how, sinks)
     out = query.new_empty(queries.shape[0], how.query_heads, how.value_width)  # [T, Hq, Dv]
     for tile in tiles:
         keys, values = pools.gather(layer, tile.blocks, tile.sessions)
         for tokens, sessions, mask in tile.calls:
-            out[tokens] = attend_rows(queries[tokens], keys[sessions], values[sessions], mask, how)
+            out[tokens] = attend_rows(queries[tokens], keys[sessions], values[sessions], mask, how, sinks)
     return out
 
 
@@ -44,20 +47,16 @@ def _alone(
     value: torch.Tensor,
     mask: torch.Tensor,  # [n, 1, 1, K]
     how: LayerAttention,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attends with each row in a product of its own."""
     n = query.shape[0]
     if key.shape[0] != n:
         key, value = key.expand(n, -1, -1, -1), value.expand(n, -1, -1, -1)
-    attended = F.scaled_dot_product_attention(
-        F.pad(query, (0, key.shape[3] - how.width))[:, :, None],
-        key,
-        value,
-        attn_mask=mask,
-        scale=how.scale,
-        enable_gqa=how.sharing > 1,
-    )  # [n, Hq, 1, W]
-    return attended[:, :, 0, : how.width]
+    query = F.pad(query, (0, key.shape[3] - how.width))[:, :, None]
+    attended, sums = _fused(query, key, value, mask, how)  # [n, Hq, 1, W], [n, Hq, 1]
+    attended = attended[:, :, 0, : how.width]
+    return attended if sinks is None else _beside(attended, sums[:, :, 0], sinks)
 
 
 def _batched(
@@ -66,6 +65,7 @@ def _batched(
     value: torch.Tensor,
     mask: torch.Tensor,  # [n, 1, R, K]
     how: LayerAttention,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attends with all rows that share a key head in one product: R rows are those of t tokens and the query
     heads of the key head, and what fills them up. Where R is less than that, each query head has a
@@ -77,16 +77,44 @@ def _batched(
     per_head = query.view(n, tokens, heads, sharing, how.width).transpose(1, 2)
     padded = query.new_zeros(n, heads, filled, key.shape[3])
     padded[:, :, :rows, : how.width].view(per_head.shape).copy_(per_head)
-    attended = F.scaled_dot_product_attention(
-        padded,
-        key,
-        value,
-        attn_mask=mask,
-        scale=how.scale,
-        enable_gqa=heads != how.key_heads,
-    )[:, :, :rows, : how.width]  # [n, heads, rows, D]
+    attended, sums = _fused(padded, key, value, mask, how)
+    attended = attended[:, :, :rows, : how.width]  # [n, heads, rows, D]
     per_token = attended.view(n, heads, tokens, sharing, how.width).transpose(1, 2)
-    return per_token.reshape(-1, how.query_heads, how.width)
+    per_token = per_token.reshape(-1, how.query_heads, how.width)
+    if sinks is None:
+        return per_token
+    sums = sums[:, :, :rows].reshape(n, heads, tokens, sharing).transpose(1, 2)
+    return _beside(per_token, sums.reshape(-1, how.query_heads), sinks)
+
+
+def _fused(
+    query: torch.Tensor,  # [n, H, R, W]
+    key: torch.Tensor,  # [n, Hkv, K, W]
+    value: torch.Tensor,
+    mask: torch.Tensor,  # [n, 1, R, K]
+    how: LayerAttention,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns what torch's kernel gives [n, H, R, W], and, if the layer has sinks, the logarithm of each
+    row's sum [n, H, R]."""
+    if how.sinks:
+        attended, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, attn_mask=mask, scale=how.scale
+        )
+        return attended, sums
+    attended = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, scale=how.scale, enable_gqa=query.shape[1] != key.shape[1]
+    )
+    return attended, attended
+
+
+def _beside(
+    attended: torch.Tensor,  # [T, Hq, D]
+    sums: torch.Tensor,  # [T, Hq] logarithms of the sums that weights were divided by
+    sinks: torch.Tensor,  # [Hq]
+) -> torch.Tensor:
+    """Returns what the weights give if the softmax has a column of the sinks, which attends to nothing."""
+    shares = sigmoid(sums - sinks.float())
+    return attended * shares[..., None].to(attended.dtype)
 
 
 def _explicit(
@@ -95,6 +123,7 @@ def _explicit(
     value: torch.Tensor,  # [1 or n, Hkv, K, W >= Dv]
     mask: torch.Tensor,  # [n, 1, 1, K]
     how: LayerAttention,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Does what the fused kernel cannot: capped scores, values of another width than keys. One row a
     product."""
@@ -111,7 +140,11 @@ def _explicit(
             if how.softcap is not None:
                 scores = torch.tanh(scores / how.softcap) * how.softcap
             hidden = mask[rows, 0].expand(-1, shared, -1).reshape(scores.shape)
-            weights = (scores + hidden).softmax(-1, dtype=torch.float32).to(value.dtype)
+            scores = scores + hidden
+            if sinks is not None:
+                column = sinks[head * shared : (head + 1) * shared].to(scores.dtype).repeat(len(q) // shared)
+                scores = torch.cat([scores, column[:, None, None]], dim=-1)
+            weights = scores.softmax(-1, dtype=torch.float32)[:, :, : hidden.shape[-1]].to(value.dtype)
             attended = torch.bmm(
                 weights, value[session, head, :, : how.value_width].expand(len(q), -1, -1)
             )  # [r, 1, Dv]

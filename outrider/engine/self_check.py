@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import DynamicCache
 
+from outrider.engine import short_convolution, temperature
 from outrider.engine.attention import NAME
 from outrider.engine.engine import Engine, Work
 from outrider.engine.invariance import linear_products, linears_keep_bits
@@ -28,7 +30,9 @@ from outrider.wire.description import ModelInfo
 log = logging.getLogger(__name__)
 
 LENGTH = 72  # tokens of the check
-WINDOW = 23  # sliding windows are shortened to it meanwhile, so that they take effect
+WINDOW = 23  # sliding windows and the like are shortened to it meanwhile, so that they take effect
+REACHES = ("sliding_window", "attention_chunk_size", "floor_scale")  # attributes that tell of these
+STATELESS = {"moe", "mlp"}  # kinds of layers that do not attend
 PROBE_BLOCKS = 32
 CHUNKS = (30, 1, 41)  # tokens of a step
 DRAFTED, DRAFTS = 1, 3  # the step of these that so many wrong drafts take part in
@@ -49,6 +53,7 @@ class Reference:
     logits: torch.Tensor  # [LENGTH, V] of the check's tokens
     tolerance: float  # how far a token's logits may lie from them, as a share of their length
     share: float = 1.0  # of the tokens whose logits may not lie farther
+    bare: frozenset[nn.Module] = frozenset()  # layers that others take the weights of, in place of a call
 
     def apart(self, found: torch.Tensor) -> float:
         """Returns how far this share of the tokens lies from the logits at most."""
@@ -60,23 +65,22 @@ def reference(model: Any, info: ModelInfo) -> Reference:
     """Returns what the model's own attention gives, all in one forward pass.
 
     Leaves the model set to the paged attention. Raises ModelRefused for what shows without running that."""
-    text = model.config.get_text_config()
-    if getattr(model, "_is_stateful", False) or _recurrent_layers(text):
+    if _keeps_state(model):
         raise _refused(info, "it keeps recurrent state, which cannot be taken back when a draft is rejected")
-    if getattr(text, "attention_chunk_size", None):
-        raise _refused(info, "its chunked attention lives in the mask, which this engine does not build")
     if info.max_context < LENGTH + WINDOW:
         raise _refused(
             info, f"its context of {info.max_context} tokens is shorter than the check that it must pass"
         )
     if not model._can_set_attn_implementation():
         raise _refused(info, "it has attention code of its own, which cannot be replaced")
-    with _short_windows(model), _told(info, model, "its own code does not run"):
+    with _short_windows(model), _told(info, model, "its own code does not run") as modules:
         found = Reference(_own_logits(model, info), TOLERANCE)
         if next(model.parameters()).dtype != torch.float32 or info.quantization:
             found = _rounded(model, info, found.logits)
     model.set_attn_implementation(NAME)
-    return found
+    temperature.take_over(model)
+    short_convolution.take_over(model)
+    return replace(found, bare=_bare(modules))
 
 
 def check(engine: Engine, expected: Reference, *, bits: bool) -> ModelInfo:
@@ -91,8 +95,8 @@ def check(engine: Engine, expected: Reference, *, bits: bool) -> ModelInfo:
             replacing(modules) if bits else nullcontext(),
         ):
             logits = _run(engine, [[LENGTH]])[0]
-        layers = model.config.get_text_config().num_hidden_layers
-        if (attending := len(engine.attention.layers)) != layers:
+        layers = _attending_layers(model)
+        if (attending := len(engine.attention.layers) + len(engine.attention.others)) != layers:
             raise _refused(
                 info,
                 f"{attending} of its {layers} layers attend through transformers' attention "
@@ -276,33 +280,53 @@ def _forgetful_layer(model: Any, engine: Engine) -> int | None:
     """Returns a layer that attends without a window, and whose keys transformers' cache keeps for a window
     only."""
     kept = DynamicCache(config=model.config).layers
-    windowless = [layer for layer, how in engine.attention.layers.items() if how.window is None]
+    windowless = [
+        layer for layer, how in engine.attention.layers.items() if how.window is None and how.chunk is None
+    ]
     return next((i for i in windowless if i < len(kept) and getattr(kept[i], "is_sliding", False)), None)
 
 
-def _recurrent_layers(text: Any) -> bool:
-    kinds = set(getattr(text, "layer_types", None) or ())
-    return any("attention" not in kind or "linear" in kind for kind in kinds)
+def _keeps_state(model: Any) -> bool:
+    """Returns whether a layer keeps state. A class may be able to have such layers, and have none."""
+    kinds = getattr(model.config.get_text_config(), "layer_types", None)
+    if not kinds:
+        return bool(getattr(model, "_is_stateful", False))
+    if "conv" in kinds and any(map(short_convolution.is_short_convolution, model.modules())):
+        kinds = {*kinds} - {"conv"}
+    return any("attention" not in kind or "linear" in kind for kind in {*kinds} - STATELESS)
+
+
+def _attending_layers(model: Any) -> int:
+    text = model.config.get_text_config()
+    kinds = getattr(text, "layer_types", None) or [""] * text.num_hidden_layers
+    return sum(kind not in STATELESS for kind in kinds)
+
+
+def _bare(modules: RunningModules) -> frozenset[nn.Module]:
+    """Returns modules that did not run where what holds them did."""
+    return frozenset(
+        child for module in modules.ran for child in module.children() if child not in modules.ran
+    )
 
 
 @contextmanager
 def _short_windows(model: Any) -> Iterator[None]:
-    """Shortens every sliding window, in the configuration and in the layers, for the time of the check."""
-    owners = [module for module in model.modules() if _window(module)] + [
-        config for config in (model.config, model.config.get_text_config()) if _window(config)
+    """Shortens every sliding window, chunk and step of a temperature, in the configuration and in the layers,
+    for the time of the check."""
+    owners = [*model.modules(), model.config, model.config.get_text_config()]
+    before = [
+        (owner, name, length)
+        for owner in owners
+        for name in REACHES
+        if isinstance(length := getattr(owner, name, None), int) and length > WINDOW
     ]
-    before = [(owner, owner.sliding_window) for owner in owners]
-    for owner in owners:
-        owner.sliding_window = min(owner.sliding_window, WINDOW)
+    for owner, name, _ in before:
+        setattr(owner, name, WINDOW)
     try:
         yield
     finally:
-        for owner, window in before:
-            owner.sliding_window = window
-
-
-def _window(owner: Any) -> bool:
-    return isinstance(getattr(owner, "sliding_window", None), int) and owner.sliding_window > 0
+        for owner, name, length in reversed(before):
+            setattr(owner, name, length)
 
 
 def _refused(info: ModelInfo, reason: str) -> ModelRefused:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM
 
+from outrider.engine.model_class import auto_class
 from outrider.engine.ranks import Ranks
 from outrider.errors import ModelRefused, StartupError
 
@@ -53,7 +53,7 @@ def check_divisible(config: Any, name: str, size: int) -> None:
     its shape alone, reads no weights. Raises StartupError where there is no such model."""
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = auto_class(config).from_config(config)
     except Exception as error:  # values out of range
         words = str(error).strip().split("\n")[0]
         raise StartupError(f"the config.json of {name} makes no model ({words})") from None

@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,14 @@ class Work:
     start: int  # position of tokens[0] = tokens already in the cache
     tokens: Sequence[int]  # one token; a token and its drafts; or a chunk of a prompt
     rows: int  # logits wanted for the last `rows` of them (0: a chunk that is not the prompt's last)
+
+
+class View(NamedTuple):
+    """Which keys the tokens of a layer see, and how they share them."""
+
+    window: int | None  # positions that a token sees, itself included; None = all
+    sharing: int  # query heads that share a key head
+    chunk: int | None = None  # a token sees nothing before the last multiple of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +93,22 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class Tables:
+    """Where the sessions of a step lie."""
+
+    blocks: Ints  # all sessions' blocks, one session's after another's
+    first: Ints  # [T] the place there of the first block of each token's session
+
+    def slots(self, positions: Ints, block_size: int) -> Ints:  # [T, ...]
+        """Returns the slots of positions of the tokens' sessions."""
+        first = self.first.reshape(-1, *[1] * (positions.ndim - 1))
+        slots: Ints = self.blocks[first + positions // block_size] * block_size + positions % block_size
+        return slots
+
+
+@dataclass(frozen=True, slots=True)
 class TileKeys:
-    """Which keys a tile attends to, for one window size."""
+    """Which keys a tile attends to, in one view."""
 
     blocks: torch.Tensor | slice  # [S * n] int64, or the run of n blocks in which its one session lies
     sessions: int  # S
@@ -106,37 +129,53 @@ class StepInputs:
     scratch_block: int
     mask_dtype: torch.dtype
     row_batching: RowBatching | None
-    views: dict[tuple[int | None, int], tuple[TileKeys, ...]]  # by window size, None = no window, and sharing
+    tables: Tables
+    views: dict[View, tuple[TileKeys, ...]]
+    before: dict[int, tuple[torch.Tensor, torch.Tensor]]  # what `earlier` has found
     message: npt.NDArray[np.int32] | None = None  # the works as other ranks are told of them
 
-    def tiles(self, window: int | None, sharing: int) -> tuple[TileKeys, ...]:
-        """Returns all tiles, for a layer with this window (positions that a token sees, itself included), so
-        many query heads of which share a key head.
+    def tiles(self, view: View) -> tuple[TileKeys, ...]:
+        """Returns all tiles, for a layer with this view.
 
         The mask of a call has an entry for each session, a row for each of its tokens and sharing heads (or
         for each token only, where these are many), and what fills them up; where rows attend alone, an entry
         of one row for each token."""
-        view = self.views.get((window, sharing))
-        if view is None:
-            view = tuple(tile for group in self.groups for tile in self._tiles_of(group, window, sharing))
-            self.views[window, sharing] = view
-        return view
+        found = self.views.get(view)
+        if found is None:
+            found = tuple(tile for group in self.groups for tile in self._tiles_of(group, view))
+            self.views[view] = found
+        return found
 
-    def _tiles_of(self, group: Group, window: int | None, sharing: int) -> list[TileKeys]:
-        size = self.block_size
-        seen_from = np.maximum(group.starts + 1 - window, 0) if window else np.zeros_like(group.starts)
-        first = seen_from // KEY_BLOCK * KEY_BLOCK  # [S] position of the first key gathered
+    def earlier(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the slots [T, count + 1] of the `count` tokens before each token, and its own; and where
+        there are none of these, before a session's first."""
+        found = self.before.get(count)
+        if found is None:
+            positions = self.position_ids[0].numpy(force=True)[:, None] + np.arange(-count, 1)
+            slots = self.tables.slots(np.maximum(positions, 0), self.block_size)
+            on_device = (torch.from_numpy(each).to(self.slots.device) for each in (slots, positions < 0))
+            found = self.before[count] = (next(on_device), next(on_device))
+        return found
+
+    def _tiles_of(self, group: Group, view: View) -> list[TileKeys]:
+        size, sharing = self.block_size, view.sharing
+        first = (
+            seen_from(group.starts, view) // KEY_BLOCK * KEY_BLOCK
+        )  # [S] position of the first key gathered
         keys = padded_keys(int((group.ends - first).max()), self.row_batching)
         blocks = np.full((len(first), keys // size), self.scratch_block, dtype=np.int64)  # [S, n]
         for row, table, skipped in zip(blocks, group.tables, (first // size).tolist(), strict=True):
             kept = table[skipped : skipped + len(row)]
             row[: len(kept)] = kept
         calls = [call for tile in group.tiles for call in tile.calls]
-        places = group.positions - np.repeat(first, group.ends - group.starts)  # [T] among the keys
-        of_calls = [
-            self._places(call, places[call.tokens.start - group.first_token :], sharing) for call in calls
-        ]
-        rows = self._mask(np.concatenate([each.ravel() for each in of_calls]), keys, window)
+        before = np.repeat(first, group.ends - group.starts)  # [T]
+        of_calls = self._of_calls(calls, group, group.positions - before, sharing)  # places among the keys
+        places = np.concatenate([each.ravel() for each in of_calls])
+        if view.chunk is None:
+            rows = self._mask(places, keys, view.window)
+        else:
+            begins = self._of_calls(calls, group, seen_from(group.positions, view) - before, sharing)
+            rows = self._spans(np.concatenate([each.ravel() for each in begins]), places, keys)
         ends = np.cumsum([each.size for each in of_calls]).tolist()
         masks = iter(
             rows[end - each.size : end]
@@ -152,6 +191,14 @@ class StepInputs:
             with_masks = tuple((call.tokens, call.sessions, next(masks)) for call in tile.calls)
             found.append(TileKeys(run or everywhere[tile.sessions].reshape(-1), count, with_masks))
         return found
+
+    def _of_calls(
+        self, calls: Sequence[AttentionCall], group: Group, places: Ints, sharing: int
+    ) -> list[Ints]:
+        """Returns the places [T] of a group's tokens by the rows of its calls."""
+        return [
+            self._places(call, places[call.tokens.start - group.first_token :], sharing) for call in calls
+        ]
 
     def _places(self, call: AttentionCall, places: Ints, sharing: int) -> Ints:
         """Returns the places of a call's rows among the keys, by entry.
@@ -192,6 +239,19 @@ class StepInputs:
         bands = torch.from_numpy(band).to(self.slots.device, self.mask_dtype).unfold(0, keys, 1)
         return bands.index_select(0, torch.from_numpy(last - places).to(self.slots.device))
 
+    def _spans(self, begins: Ints, places: Ints, keys: int) -> torch.Tensor:
+        """Returns [T, keys] of 0 and -inf for tokens that see the keys from a place on, up to their own."""
+        key = np.arange(keys)
+        seen = (key >= begins[:, None]) & (key <= places[:, None])
+        mask = np.where(seen, np.float32(0.0), np.float32(-np.inf))
+        return torch.from_numpy(mask).to(self.slots.device, self.mask_dtype)
+
+
+def seen_from(positions: Ints, view: View) -> Ints:
+    """Returns the first position that tokens at these see."""
+    first = np.maximum(positions + 1 - view.window, 0) if view.window else np.zeros_like(positions)
+    return first if view.chunk is None else np.maximum(first, positions // view.chunk * view.chunk)
+
 
 def padded_keys(length: int, row_batching: RowBatching | None = None) -> int:
     """Keys to gather for a session of this length: few different sizes, at most a sixteenth too long beyond
@@ -208,15 +268,14 @@ def build_step(
     scratch_block: int,
     device: torch.device,
     mask_dtype: torch.dtype,
-    views: Iterable[tuple[int | None, int]],
+    views: Iterable[View],
     key_bytes: int = 0,
     row_batching: RowBatching | None = None,
 ) -> StepInputs:
     """Returns the step's index tensors. The scratch block stands for keys that pad a session.
 
-    `views`: windows and sharing (see StepInputs.tiles) of the layers, as far as they are known. `key_bytes`:
-    of a token's key and value in one layer; 0 where that is not known yet. `row_batching`: None = rows attend
-    alone."""
+    `views`: those of the layers, as far as they are known. `key_bytes`: of a token's key and value in one
+    layer; 0 where that is not known yet. `row_batching`: None = rows attend alone."""
     counts = np.array([len(work.tokens) for work in works], dtype=np.int64)  # [W]
     starts = np.array([work.start for work in works], dtype=np.int64)
     ends = starts + counts
@@ -235,8 +294,8 @@ def build_step(
 
     tables = [np.array(work.blocks, dtype=np.int64) for work in works]  # copies: they may grow meanwhile
     first_block = np.cumsum([0, *map(len, tables)])[:-1]
-    blocks = np.concatenate(tables)[first_block[work_of] + positions // block_size]
-    slots = blocks * block_size + positions % block_size
+    places = Tables(np.concatenate(tables), first_block[work_of])
+    slots = places.slots(positions, block_size)
 
     groups = []
     token, lengths = 0, counts[order].tolist()
@@ -277,10 +336,12 @@ def build_step(
         scratch_block,
         mask_dtype,
         row_batching,
+        places,
+        {},
         {},
     )
-    for window, sharing in views:
-        inputs.tiles(window, sharing)
+    for view in views:
+        inputs.tiles(view)
     return inputs
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -12,6 +13,12 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from outrider.engine.checkpoint import locate
 from outrider.errors import StartupError
 from outrider.wire.description import TokenizerFiles
+
+OTHERS = {  # what may stand in the place of tokenizer.json, whose it is, and the packages that read it
+    "tokenizer.model": ("sentencepiece", ("sentencepiece",)),
+    "tekken.json": ("Mistral", ("tiktoken",)),
+    "tiktoken.model": ("tiktoken", ("tiktoken",)),
+}
 
 
 def load_tokenizer(path_or_id: str | Path) -> TokenizerFiles:
@@ -23,14 +30,20 @@ def load_tokenizer(path_or_id: str | Path) -> TokenizerFiles:
         )
     except Exception as error:  # whatever a missing, foreign or damaged file raises in there
         reason = str(error).strip().split("\n")[0]
-        raise StartupError(f"{checkpoint} holds no tokenizer that can be read ({reason})") from None
+        raise StartupError(
+            _other_tokenizer(checkpoint.folder)
+            or f"{checkpoint} holds no tokenizer that can be read ({reason})"
+        ) from None
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise StartupError(
-            f"{checkpoint} holds no fast tokenizer (tokenizer.json); convert it with transformers"
+            _other_tokenizer(checkpoint.folder)
+            or f"{checkpoint} holds no fast tokenizer (tokenizer.json); convert it with transformers"
         )
     template = tokenizer.chat_template
     if isinstance(template, dict):
         template = template.get("default", "")
+    if not template:
+        template = _template_beside(checkpoint.folder / "chat_template.json")
     table, text = tokenizer.get_vocab(), tokenizer.backend_tokenizer.to_str()
     if checkpoint.gguf is not None:
         table, text = _without_strangers(table, text)
@@ -44,6 +57,37 @@ def load_tokenizer(path_or_id: str | Path) -> TokenizerFiles:
             if isinstance(token, str) and token in table
         },
     )
+
+
+def _other_tokenizer(folder: Path) -> str | None:
+    """Returns the sentence that names what a folder has in the place of tokenizer.json, and what to do."""
+    if (folder / "tokenizer.json").is_file():
+        return None
+    for name, (kind, packages) in OTHERS.items():
+        missing = [package for package in packages if not _installed(package)]
+        if (folder / name).is_file() and missing:
+            return (
+                f"{folder} has {kind}'s {name} and no tokenizer.json: "
+                f"pip install {' '.join(missing)}, or give tokenizer.json"
+            )
+    return None
+
+
+def _installed(package: str) -> bool:
+    return find_spec(package) is not None
+
+
+def _template_beside(file: Path) -> str:
+    """Returns the template that multimodal checkpoints keep in a file of its own, which is their processor's.
+
+    Raises StartupError."""
+    if not file.is_file():
+        return ""
+    try:
+        template = json.loads(file.read_bytes()).get("chat_template")
+    except (ValueError, AttributeError, RecursionError):
+        raise StartupError(f"{file} is damaged: it holds no JSON object") from None
+    return template if isinstance(template, str) else ""
 
 
 def table_hash(vocab: Mapping[str, int]) -> str:

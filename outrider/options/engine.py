@@ -42,8 +42,14 @@ class EngineOptions:
         shown="none",
     )
 
+    lora: str | None = option(
+        None, "Folder of a LoRA adapter, as peft saves it, to merge into the model.", metavar="FOLDER"
+    )
+
     def __post_init__(self) -> None:
         check(self)
+        if self.lora is not None and self.tensor_parallel_size > 1:
+            raise wrong("lora", "is for a model in one process: merge the adapter with peft, or leave it out")
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise wrong("device", f"must be cpu, cuda or cuda:N, not {self.device!r}")
         if self.kv_memory_bytes < LEAST_KV_BYTES:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from outrider.engine.engine import Engine
-from outrider.engine.loading import load_engine, load_tokenizer
+from outrider.engine.loading import load_engine, tokenizer_of
 from outrider.engine.ranks import Ranks
 from outrider.errors import PeerLost, StartupError
 from outrider.options.engine import EngineOptions
@@ -49,6 +49,7 @@ async def load(
         ranks.followers = start_followers(specs)
     loading = ThreadPoolExecutor(1, thread_name_prefix="loading")  # not one that lasts: see Engine.run
     try:
+        tokenizer = await asyncio.to_thread(tokenizer_of, model)  # before the weights, which take long
         engine = await asyncio.get_running_loop().run_in_executor(
             loading,
             partial(
@@ -62,11 +63,11 @@ async def load(
                 progress=progress,
                 ranks=ranks,
                 quantization=options.quantization,
+                lora=options.lora,
                 drafts=role is Role.DRAFTER,
                 resting_threads=resting_threads,
             ),
         )
-        tokenizer = await asyncio.to_thread(load_tokenizer, model)
     except BaseException as error:
         if ranks is None:
             raise

@@ -28,12 +28,18 @@ EXACT = (
     "phimoe",  # a router that is a subclass of nn.Linear
     "dbrx",  # a router with softmax, whose product has no module of its own
     "hunyuan_v1_moe",  # a gate that asks for a layer's weight
+    "gpt_oss",  # attention sinks, a router with a bias
+    "mimo_v2_flash",  # sinks beside values of another width than keys
+    "llama4_text",  # chunks, and a temperature that depends on the position
+    "lfm2",  # short convolutions between the layers that attend
+    "qwen2_5_vl",  # the text part of a multimodal model
 )
 REFUSED = {
     "whisper": "it does not take logits_to_keep",
     "moshi": "its own cache forgets what layer 0 still attends to",
     "camembert": "its masks or positions mean something else",
-    "longcat_flash": "model.layers.0.mlp.router (LongcatFlashTopkRouter) raises RuntimeError",
+    "deepseek_v32": "model.layers.0.self_attn (DeepseekV32Attention) raises TypeError",
+    "qwen3_next": "it keeps recurrent state",
 }
 
 

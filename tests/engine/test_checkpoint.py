@@ -196,7 +196,8 @@ def test_a_gguf_file_that_tells_of_what_it_does_not_hold_is_refused_at_once(
     ("name", "sentence"),
     [
         ("pytorch_model.bin", "only safetensors and GGUF are read: convert them"),
-        ("adapter_config.json", "an adapter, not a model: merge it"),
+        ("adapter_config.json", "an adapter, not a model: give the model that it is for"),
+        ("consolidated.00.safetensors", "weights in Mistral's own arrangement"),
         ("model.onnx", "weights of another format"),
     ],
 )

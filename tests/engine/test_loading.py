@@ -169,6 +169,14 @@ def test_tokenizer(copy: Path, tmp_path: Path) -> None:
     assert "message.role" in files.chat_template
     assert files.special_tokens == {"bos_token": "<eos>", "eos_token": "<eos>"}
     assert load_tokenizer(copy).hash == files.hash
+    (copy / "chat_template.jinja").unlink()
+    assert load_tokenizer(copy).chat_template == ""
+    (copy / "chat_template.json").write_text('{"chat_template": "{{ messages }}"}')
+    assert load_tokenizer(copy).chat_template == "{{ messages }}"
+    (copy / "chat_template.json").write_text("[]")
+    with pytest.raises(StartupError, match=r"chat_template.json is damaged"):
+        load_tokenizer(copy)
+    (copy / "chat_template.json").unlink()
     save_tokenizer(copy, 198)
     assert load_tokenizer(copy).hash != files.hash
     (copy / "tokenizer.json").write_text("{")

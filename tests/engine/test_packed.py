@@ -102,6 +102,14 @@ def test_layers_that_differ_in_what_they_take_stay_apart() -> None:
     assert [type(layer) for layer in layers.children()] == [PackedLinear] * 3
 
 
+def test_a_layer_whose_weight_others_take_stays_as_it_is() -> None:
+    layers = Projections(False).requires_grad_(False)
+    expected = layers.v_proj(random(5, 32))
+    pack(layers, bare={layers.v_proj})
+    assert type(layers.q_proj) is type(layers.k_proj) is PackedLinear and type(layers.v_proj) is nn.Linear
+    assert torch.equal(layers.v_proj(random(5, 32)), expected)
+
+
 @pytest.mark.parametrize("width", [32, 384, 7008])
 def test_one_row_has_the_bits_of_many(width: int) -> None:
     layer = PackedLinear(random(24, width), None)

@@ -14,7 +14,7 @@ from outrider.engine.engine import Engine, Work
 from outrider.engine.kv_blocks import BlockTable
 
 PROMPT_LENGTHS = (1, 2, 7, 16, 33, 40, 65, 90)
-OUTPUT = 24
+OUTPUT = 48
 # Tokens in each step, and whether other sessions run beside them.
 PARTITIONS: tuple[tuple[tuple[int, ...], bool], ...] = (
     ((1,) * 70, True),
@@ -50,6 +50,7 @@ class Session:
     expected: list[int]  # prompt and output of the model's own code
     table: BlockTable
     accepted: int = 0
+    lost: bool = False  # whether it has lost its keys once, as in a failover
 
     @property
     def done(self) -> bool:
@@ -66,9 +67,11 @@ class Served:
         return all(session.log == session.expected for session in self.sessions)
 
 
-def serve(engine: Engine, texts: Sequence[tuple[list[int], list[int]]], vocab: int) -> Served:
+def serve(
+    engine: Engine, texts: Sequence[tuple[list[int], list[int]]], vocab: int, drafting: bool = True
+) -> Served:
     """Runs prompts, each with its expected output, in ragged batches; the drafts are right up to a random
-    place."""
+    place. Halfway, each session is computed again from its tokens alone, as in a failover."""
     rng, waiting = random.Random(3), list(texts)
     served = Served([], 0)
     while waiting or any(not session.done for session in served.sessions):
@@ -81,7 +84,11 @@ def serve(engine: Engine, texts: Sequence[tuple[list[int], list[int]]], vocab: i
         active = [session for session in served.sessions if not session.done and rng.random() < 0.9]
         if not active:
             continue
-        parts = [(session, *_part(engine, session, rng, vocab)) for session in active]
+        for session in active:
+            if not session.lost and 2 * (len(session.expected) - len(session.log)) < OUTPUT:
+                engine.pool.close(session.table)
+                session.table, session.lost = BlockTable(), True
+        parts = [(session, *_part(engine, session, rng, vocab, drafting)) for session in active]
         chosen = engine.step([work for _, work, _ in parts]).argmax(-1).tolist()
         for session, work, drafts in parts:
             _commit(engine, session, drafts, [chosen.pop(0) for _ in range(work.rows)])
@@ -134,12 +141,14 @@ def keeps_bits(engine: Engine, vocab: int) -> bool:
     )
 
 
-def _part(engine: Engine, session: Session, rng: random.Random, vocab: int) -> tuple[Work, list[int]]:
+def _part(
+    engine: Engine, session: Session, rng: random.Random, vocab: int, drafting: bool
+) -> tuple[Work, list[int]]:
     """Returns a chunk of what is pending and, after its end, drafts."""
     start = session.table.length
     tokens = session.log[start:][: rng.randrange(1, 30)]
     drafts: list[int] = []
-    if start + len(tokens) == len(session.log):
+    if drafting and start + len(tokens) == len(session.log):
         room = len(session.expected) - len(session.log) - 1
         drafts = session.expected[len(session.log) :][: min(rng.randrange(0, 9), room)]
         wrong = rng.randrange(0, 12)

@@ -1,5 +1,6 @@
-"""Every causal-LM architecture that the installed transformers has, as a tiny configuration in its true
-shape: grouped heads, windows by layer, soft caps, experts, low ranks, shared keys and values.
+"""Every causal-LM architecture that the installed transformers has, and every multimodal one with a text
+part, as a tiny configuration in its true shape: grouped heads, windows by layer, soft caps, experts, low
+ranks, shared keys and values.
 
 A configuration is the default one of its class with every size made small; what is derived from sizes is
 derived again.
@@ -10,9 +11,12 @@ from __future__ import annotations
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+)
 
-MODEL_TYPES = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 VOCAB = 199
 WINDOW = 24
 
@@ -38,7 +42,8 @@ NAMES: tuple[tuple[int, str], ...] = (
     (24,
      "q_lora_rank"),
     (WINDOW,
-     "sliding_window sliding_window_size local_attention window_size attention_window_size"),
+     "sliding_window sliding_window_size local_attention window_size attention_window_size "
+     "attention_chunk_size floor_scale"),
     (16,
      "head_dim swa_head_dim dim_head d_head kv_channels qk_nope_head_dim v_head_dim kv_lora_rank "
      "attention_head_size linear_head_dim attention_head_dim index_head_dim index_block_size "
@@ -66,6 +71,10 @@ SIZES: dict[str, Any] = {name: size for size, names in NAMES for name in names.s
 SIZES |= {"initializer_range": 0.3, "init_std": 0.3, "query_pre_attn_scalar": 16, "use_sliding_window": True}
 # What an architecture needs beside that.
 PAIRS = ["sliding_attention", "full_attention"] * 2
+MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
+HALF_MROPE = {
+    "rope_parameters": {**MROPE["rope_parameters"], "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
+}
 GEMMA4 = {"layer_types": PAIRS, "num_kv_shared_layers": 2, "head_dim": 16, "global_head_dim": 32}
 SPECIAL: dict[str, dict[str, Any]] = {
     "afmoe": {"num_dense_layers": 1},
@@ -83,16 +92,29 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "gemma4_unified": {"text_config": GEMMA4},
     "gemma4_unified_text": GEMMA4,
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "mamba2": {"num_heads": 8},
     "phimoe": {"sliding_window": None},  # as published; transformers' cache and its masks differ about it
+    **{name: {"text_config": MROPE} for name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "paddleocr_vl")},
+    **{name: {"text_config": HALF_MROPE} for name in ("glm4v", "glm46v", "glm4v_moe", "glm_ocr", "glmga")},
     "qwen2_moe": {"use_sliding_window": False},
+    "qwen3_vl_moe": {"text_config": {**MROPE, "sliding_window": None}},
     "reformer": {"is_decoder": True, "axial_pos_shape": [16, 32], "axial_pos_embds_dim": [32, 32]},
     "whisper": {"begin_suppress_tokens": None},
     "xmod": {"default_language": "en_XX"},
     "zamba2": {"num_hidden_layers": 54},
     "zaya": {"num_experts_per_tok": 1},
 }
+
+
+def model_types() -> list[str]:
+    multimodal = [
+        name
+        for name in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+        if name in CONFIG_MAPPING and "text_config" in CONFIG_MAPPING[name].sub_configs
+    ]
+    return list(dict.fromkeys([*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *multimodal]))
 
 
 def tiny(model_type: str) -> PreTrainedConfig:

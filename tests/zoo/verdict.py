@@ -11,11 +11,12 @@ from enum import Enum
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as hf_logging
 
 from outrider.engine import self_check
 from outrider.engine.loading import load_engine
+from outrider.engine.model_class import auto_class
 from outrider.errors import OutriderError
 from tests.zoo.serving import keeps_bits, own_text, prompts, serve
 from tests.zoo.shapes import VOCAB, tiny
@@ -43,7 +44,8 @@ def build(model_type: str, folder: Path, seed: int = 0) -> str:
     """Saves a random float32 model of this type to the folder; returns its class. Raises what transformers
     raises if that does not work."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(tiny(model_type), dtype=torch.float32)
+    config = tiny(model_type)
+    model = (auto_class(config) or AutoModelForCausalLM).from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for tensor in model.state_dict().values():
             if tensor.is_floating_point() and tensor.dim() == 1:
@@ -77,9 +79,10 @@ def verdict(
     if engine.info.bit_exact and not keeps_bits(engine, VOCAB):
         return Verdict(Outcome.WRONG, architecture, "it is called bit-exact, and is not")
     if text and dtype == "float32":
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+        loader = auto_class(AutoConfig.from_pretrained(folder))
+        model = loader.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
         texts = [(prompt, own_text(model, prompt)) for prompt in prompts(random.Random(seed), VOCAB)[1::2]]
-        if not serve(engine, texts, VOCAB).own:
+        if not (serve(engine, texts, VOCAB).own and serve(engine, texts, VOCAB, drafting=False).own):
             return Verdict(Outcome.WRONG, architecture, "its greedy text is not that of its own code")
     if not engine.info.bit_exact:
         return Verdict(Outcome.NOT_EXACT, architecture, "; ".join(reasons.told))
