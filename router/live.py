@@ -74,6 +74,8 @@ def _load(load: VerifierLoad) -> Json:
         "goodput": load.goodput,
         "starvation": load.draft_starvation,
         "draining": load.draining,
+        "drafts_rest": load.drafts_rest,
+        "draft_gain": load.draft_gain,
     }
 
 

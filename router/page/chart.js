@@ -76,8 +76,8 @@ export function dots(place, label, points, name) {
   });
 }
 
-/** `shares`: 0 to 1 of each, from left to right. */
-export function bars(place, label, shares, y) {
+/** `shares`: 0 to 1 of each, from left to right; `weights`: how much each counts, 0 to 1. */
+export function bars(place, label, shares, weights, y) {
   const name = { x: () => "", y };
   const plane = new Plane(place, label, { x: [0.5, Math.max(shares.length, 4) + 0.5], y: 1, name });
   shares.forEach((share, index) => {
@@ -86,7 +86,14 @@ export function bars(place, label, shares, y) {
     const middle = { x: (from + to) / 2, y: HEIGHT - 6, class: "tick middle" };
     plane.svg.append(
       shape("text", middle, String(index + 1)),
-      shape("rect", { x: from, width: to - from, y: top, height: plane.y(0) - top, class: "bar" }),
+      shape("rect", {
+        x: from,
+        width: to - from,
+        y: top,
+        height: plane.y(0) - top,
+        class: "bar",
+        opacity: weights[index],
+      }),
     );
   });
 }

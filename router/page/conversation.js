@@ -4,6 +4,7 @@ import { Answer } from "./answer.js";
 import { element, showFigures } from "./figures.js";
 import { showLegend } from "./tokens.js";
 
+const NARROW = 832; // the answer is below the form: as page.css has it
 const part = (id) => document.getElementById(id);
 
 export class Conversation {
@@ -35,6 +36,7 @@ export class Conversation {
     if (!chat) part("turns").replaceChildren();
     part("turns").append(turn);
     part("empty").hidden = true;
+    if (innerWidth < NARROW) turn.scrollIntoView({ block: "start" });
     if (chat && request.text === undefined) part("prompt").value = "";
     const answer = new Answer(place, (told) => {
       showFigures(figures, told);

@@ -9,9 +9,14 @@ const LEFT_SECONDS = 20; // that a worker which has left is still shown
 const AGAIN_MILLISECONDS = 2000;
 const MOST_LINES = 4; // of a chart
 const MOST_NEWS = 12;
+const ENOUGH = 50; // draft tokens at a place: of fewer the bar is paler
 
 const percent = (share) => `${Math.round(100 * share)} %`;
 const ms = (seconds) => (seconds ? `${(1000 * seconds).toFixed(seconds < 0.01 ? 2 : 1)} ms` : "–");
+/** What drafts bring at a verifier, as it compared last; they rest where that is little. */
+const worth = ({ drafts_rest: rest, draft_gain: gain }) =>
+  [rest ? "rest" : "", gain ? `${gain.toFixed(2)} ×` : ""].filter(Boolean).join(", ") || "–";
+
 class Board {
   constructor(place) {
     this.moments = [];
@@ -28,10 +33,11 @@ class Board {
       "#Waiting",
       "#KV in use",
       "#Step",
-      "#Its tokens",
-      "#Price of a token",
+      "#Tokens",
+      "#Price",
       "#Tokens/s",
-      "#Without a draft",
+      "#Undrafted",
+      "#Drafts bring",
     ]);
     this.drafters = table("Drafters", [
       "Drafter",
@@ -131,6 +137,7 @@ class Board {
   #tables({ service, sessions }) {
     const gone = (role) =>
       [...this.gone].filter(([, one]) => one.role === role).map(([id]) => ["left", [short(id), "has left"]]);
+    const rests = new Set(service.verifiers.filter((one) => one.drafts_rest).map((one) => one.id));
     this.verifiers.show([
       ...service.verifiers.map((one) => [
         one.draining ? "draining" : "",
@@ -145,6 +152,7 @@ class Board {
           one.price.toFixed(3),
           one.running ? one.goodput.toFixed(1) : "–",
           percent(one.starvation),
+          worth(one),
         ],
       ]),
       ...gone("verifiers"),
@@ -170,7 +178,7 @@ class Board {
         [
           one.id.slice(0, 8),
           short(one.verifier || "waits"),
-          short(one.drafter || "nobody"),
+          short(one.drafter || "nobody") + (rests.has(one.verifier) ? ", who rests" : ""),
           one.k,
           one.window,
           percent(one.acceptance),
@@ -190,7 +198,8 @@ class Board {
     const shares = service.positions.map((one) => one.accepted / one.verified);
     const told =
       shares.map((share, at) => `place ${at + 1}: ${percent(share)}`).join(", ") || "no drafts yet";
-    bars(this.positions.place, told, shares, percent);
+    const weights = service.positions.map((one) => Math.max(0.15, Math.min(1, one.verified / ENOUGH)));
+    bars(this.positions.place, told, shares, weights, percent);
     dots(this.times.place, `${this.steps.length} steps`, this.steps, {
       x: (tokens) => `${tokens} tokens`,
       y: (value) => `${short(String(+value.toPrecision(3)))} ms`,
@@ -233,7 +242,7 @@ class Board {
     const series = ids.map((id) => this.moments.map((moment) => [moment.seconds - last, field(id)(moment)]));
     const values = ids.map((id, at) => `${short(id)}: ${y(series[at].at(-1)[1] ?? 0)}`);
     lines(chart.place, values.join(", ") || "nothing yet", series, {
-      x: [-KEPT / 2, 0],
+      x: [Math.min(-10, Math.round(this.moments[0].seconds - last)), 0],
       name: { x: (at) => (at ? `${at} s` : "now"), y },
       stepped,
       least,

@@ -23,7 +23,7 @@ function trouble(error) {
 function show() {
   const view = VIEWS.includes(location.hash.slice(1)) ? location.hash.slice(1) : "try";
   part("asking").hidden = view === "live";
-  for (const name of VIEWS) part(name).hidden = name !== view;
+  for (const name of VIEWS) part(`view-${name}`).hidden = name !== view;
   for (const link of document.querySelectorAll("nav a")) {
     if (link.hash === `#${view}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");

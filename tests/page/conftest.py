@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +71,8 @@ def open_page(browser: Any, service: Service) -> Iterator[Open]:
     contexts, wrong = [], []
 
     def told(message: Any) -> None:
-        if message.type == "error" and "401" not in message.text:
+        refused = "responded with a status of 4" in message.text  # which the page shows
+        if message.type == "error" and not refused:
             wrong.append(message.text)
 
     def open(
@@ -97,6 +99,14 @@ def open_page(browser: Any, service: Service) -> Iterator[Open]:
     for context in contexts:
         context.close()
     assert not wrong
+
+
+def until(page: Any, expression: str) -> None:
+    """Waits for it. Playwright's own wait_for_function is kept from running by the page's policy."""
+    end = time.monotonic() + MILLISECONDS / 1000
+    while not page.evaluate(expression):
+        assert time.monotonic() < end, f"never true: {expression}"
+        page.wait_for_timeout(50)
 
 
 def keep(page: Any, name: str) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.page.conftest import PHONE, Open, Service, keep
+from tests.page.conftest import PHONE, Open, Service, keep, until
 
 pytestmark = pytest.mark.process
 
-PROMPT = "def walk(folder):\n    "
+PROMPT = "def fibonacci(n):\n"
 
 
 def ask(page: Any, prompt: str = PROMPT, **fields: str) -> None:
@@ -45,22 +45,25 @@ def same_by_http(service: Service, **fields: Any) -> dict[str, Any]:
 
 def test_an_answer_streams_in_the_colours_that_the_statistics_tell(open_page: Open, service: Service) -> None:
     page = open_page()
-    ask(page)
-    page.wait_for_function("document.querySelectorAll('.answer .token').length > 4")
+    ask(page, temperature="0.8", seed="5", max_tokens="160")
+    until(page, "document.querySelectorAll('.answer .token').length > 4")
     answered(page)
-    whole = same_by_http(service)
+    whole = same_by_http(service, temperature=0.8, seed=5, max_tokens=160)
     assert texts(page) == [whole["choices"][0]["text"]]
     kinds = ("accepted", "correction", "bonus", "plain")
     count = {kind: page.locator(f".answer .{kind}").count() for kind in kinds}
     assert sum(count.values()) == whole["usage"]["completion_tokens"]
-    assert count["accepted"] > 0 and count["correction"] > 0
+    assert count["accepted"] > 0
     legend = [int(one) for one in page.locator(".legend b").all_text_contents()]
     assert sum(legend) == sum(count.values()) and legend[0] == count["accepted"]
     kept = page.locator(".figures").text_content()
     assert "tokens a step with drafts" in kept and "of drafts kept" in kept
     colour = "one => getComputedStyle(one).backgroundColor"
-    shown = [page.locator(f".answer .{kind}").first.evaluate(colour) for kind in ("accepted", "correction")]
-    assert len({*shown, "rgba(0, 0, 0, 0)"}) == 3
+    present = [kind for kind in kinds if count[kind]]
+    shown = {page.locator(f".answer .{kind}").first.evaluate(colour) for kind in present}
+    assert len(shown) == len(present)
+    if count["correction"]:
+        page.locator(".answer .correction").last.hover()
     keep(page, "page")
 
 
@@ -68,11 +71,18 @@ def test_a_token_is_told_of_by_pointer_and_by_keyboard(open_page: Open) -> None:
     page = open_page()
     ask(page)
     answered(page)
-    page.locator(".answer .correction").first.hover()
-    told = page.locator("#detail").text_content()
-    assert "in the place of a wrong guess" in told and "sure" in told and "step" in told
-    page.locator(".answer .accepted").first.click()
-    assert "guessed by a drafter, and kept" in page.locator("#detail").text_content()
+    words = {
+        "accepted": ("guessed by a drafter, and kept", "sure"),
+        "correction": ("in the place of a wrong guess", "sure"),
+        "bonus": ("after guesses that were all kept",),
+        "plain": ("without a guess",),
+    }
+    assert page.locator(".answer .accepted").count() > 0
+    for kind, told in words.items():
+        if page.locator(f".answer .{kind}").count():
+            page.locator(f".answer .{kind}").first.hover()
+            shown = page.locator("#detail").text_content()
+            assert all(each in shown for each in (*told, "step ", "after ")), (kind, shown)
     page.locator(".answer").focus()
     page.keyboard.press("Home")
     first = page.locator("#detail").text_content()
@@ -111,7 +121,7 @@ def test_what_is_copied_gives_the_same_text(open_page: Open, service: Service) -
     )
     assert done.stdout == text + "\n"
     page.click("#copy-curl")
-    page.wait_for_function("navigator.clipboard.readText().then(text => text.startsWith('curl '))")
+    until(page, "navigator.clipboard.readText().then(text => text.startsWith('curl '))")
     line = page.evaluate("navigator.clipboard.readText()")
     said = subprocess.run(["sh", "-n"], input=line, capture_output=True, text=True)
     assert said.returncode == 0 and f'"seed": {2**64 - 1}' in line and service.key not in line
@@ -131,22 +141,23 @@ def test_side_by_side(open_page: Open) -> None:
 
 
 def test_the_live_service_and_a_drafter_that_is_killed(open_page: Open, service: Service) -> None:
-    page, other = open_page("live"), open_page("try")
-    page.wait_for_function("document.querySelectorAll('#board tbody tr').length > 3")
+    page, other = open_page("live", (1280, 1180)), open_page("compare")
+    until(page, "document.querySelectorAll('#board tbody tr').length > 3")
     drafters = page.locator("[aria-label=Drafters] tbody tr")
-    page.wait_for_function("document.querySelectorAll('[aria-label=Drafters] tbody tr').length == 2")
-    ask(other, max_tokens="300", temperature="1")
-    page.wait_for_function(
-        "document.querySelector('[aria-label=\"Your sessions\"] tbody').textContent.includes('drafter')"
+    until(page, "document.querySelectorAll('[aria-label=Drafters] tbody tr').length == 2")
+    ask(other, max_tokens="600", temperature="1")
+    until(
+        page, "document.querySelector('[aria-label=\"Your sessions\"] tbody').textContent.includes('drafter')"
     )
+    until(page, "parseInt(document.querySelector('svg[aria-label$=\" steps\"]')?.ariaLabel) > 3")
     keep(page, "page-live")
     ids = drafters.locator("td:first-child").all_text_contents()
     service.serve.child("drafter").kill()
-    page.wait_for_function("document.querySelector('.news').textContent.includes('left')")
+    until(page, "document.querySelector('.news').textContent.includes('left')")
     page.wait_for_selector("[aria-label=Drafters] tr.left")
     assert any(f"{id} left" in page.locator(".news").text_content() for id in ids)
-    page.wait_for_function("document.querySelector('.news').textContent.includes('came')")  # started anew
-    answered(other)
+    until(page, "document.querySelector('.news').textContent.includes('came')")  # started anew
+    other.wait_for_selector("#verdict >> text=The same text")
 
 
 def test_it_asks_for_a_key_and_takes_the_right_one(open_page: Open, service: Service) -> None:
@@ -181,7 +192,8 @@ def test_nothing_is_wider_than_a_phone(open_page: Open, view: str) -> None:
         ask(page, max_tokens="32")
         page.wait_for_selector(".figures >> text=seed" if view == "try" else "#verdict >> text=same text")
     assert page.evaluate("document.scrollingElement.scrollWidth") <= PHONE[0]
-    keep(page, f"page-phone-{view}")
+    if view == "try":
+        keep(page, "page-phone")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -192,7 +204,8 @@ def test_axe_finds_nothing_serious(open_page: Open, theme: str) -> None:
     ask(page, max_tokens="48", temperature="1")
     answered(page)
     found = [check(page, Axe())]
-    keep(page, f"page-{theme}")
+    if theme == "dark":
+        keep(page, "page-dark")
     page.click("#key")
     found.append(check(page, Axe()))
     page.click("#key-cancel")
