@@ -36,7 +36,7 @@ class VerifierConfig:
     )
     resting_threads: int | None = option(
         None,
-        "CPU threads while drafters rest: with those of drafters on this machine.",
+        "CPU threads while drafters rest, and to read prompts: with those of drafters on this machine.",
         least=1,
         shown="as --threads",
     )

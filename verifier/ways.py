@@ -1,7 +1,8 @@
 """The ways in which a verifier can run: with drafts, or without them and with the cores that they leave.
 
 The governor says which. Here is what follows from that: each way has a meter of its own, because what a step
-takes in one says little about another, and the engine its number of threads.
+takes in one says little about another, and the engine its number of threads. A step that reads much of
+prompts has all of them in any way: few drafts are lost in its time.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ def ways(threads: int, resting_threads: int) -> list[Way]:
 
 
 DRAFTED = 0  # the way that a verifier begins with
+WORTH_ALL = 32  # tokens of prompts in a step, from which on it gets the cores of drafters, too
 
 
 class Ways:
@@ -94,10 +96,14 @@ class Ways:
             way = self._ways[governor.usual]
             how = "drafts are taken again" if way.drafts else f"drafts rest, with {way.threads} threads"
             log.info("%s: with them %.2f of the tokens without are committed", how, self.gain)
-        if governor.way == before:
-            return False
-        self._engine.use_threads(self._ways[governor.way].threads)
-        return True
+        return governor.way != before
+
+    def use_threads(self, reading: int) -> None:
+        """Gives the engine its threads for a step that reads so many tokens of prompts."""
+        if self._governor is None:
+            return
+        all_threads = max(way.threads for way in self._ways)
+        self._engine.use_threads(all_threads if reading >= WORTH_ALL else self._ways[self._now].threads)
 
 
 def _meter(step_time: StepTime | None) -> Meter:
