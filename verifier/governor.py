@@ -244,9 +244,10 @@ class Governor:
             self._came_back(trial, trial.tried, block)
 
     def _held(self, block: Block) -> None:
-        for way, answers in enumerate(self.answers):
-            if way != self.usual:
-                answers.debt = max(0.0, answers.debt - BUDGET * block.lost / (self.ways - 1))
+        others = [answers for way, answers in enumerate(self.answers) if way != self.usual]
+        shares = range(len(others), 0, -1)  # the first ways are the likelier ones
+        for answers, share in zip(others, shares, strict=True):
+            answers.debt = max(0.0, answers.debt - BUDGET * block.lost * share / sum(shares))
         self._look(block)
         due = [way for way in range(self.ways) if way != self.usual and self._due(way)]
         if due:
