@@ -47,13 +47,15 @@ JSON = ToolFormat("json", bare=True, before="[", between=", ", after="]")
 
 FORMATS: Mapping[str, ToolFormat] = {each.name: each for each in (HERMES, LLAMA3, MISTRAL, JSON)}
 OF_TEMPLATE = "auto"  # the format is the chat template's
+NO_JSON = "<function="  # so the template of a model begins that writes calls as XML
 LLAMA_SAYS = '"parameters": dictionary'  # so Llama 3.2's template describes a call
 
 
 def of_template(template: str) -> ToolFormat:
-    """Returns the format in which a model calls tools whose chat template this is; JSON if it says none."""
+    """Returns the format in which a model calls tools whose chat template this is; JSON if it says none, or one
+    that is none of these."""
     for one in (HERMES, MISTRAL, LLAMA3):
-        if one.opening in template:
+        if one.opening in template and NO_JSON not in template:
             return one
     return LLAMA3 if LLAMA_SAYS in template else JSON
 

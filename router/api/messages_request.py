@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema
+from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema, model_validator
 
 from outrider.errors import InvalidRequest
 from router.api import neutral, schema
-from router.api.fields import Fields, checked_text, json_type, refused, shown
+from router.api.fields import Fields, at_fault, checked_text, json_type, refused, shown
 from router.api.structured import MAX_DESCRIPTION_BYTES, SCHEMA
 from router.api.tools import NAMED_ONE, Tool, ToolChoice, document, tools
 from router.api.turns import (
@@ -170,6 +170,14 @@ class Turn(Fields):
 
     role: Annotated[str, PlainValidator(_speaker, json_schema_input_type=Speaker)]
     content: Annotated[Said, PlainValidator(_said, json_schema_input_type=SaidOrParts)]
+
+    @model_validator(mode="after")
+    def _whose(self) -> Turn:
+        if self.role == "user" and self.content.uses:
+            raise at_fault("content", "has a tool_use, which is the assistant's only")
+        if self.role == "assistant" and self.content.results:
+            raise at_fault("content", "has a tool_result, which is the user's only")
+        return self
 
     def as_chat(self) -> Iterator[ChatMessage]:
         """Yields the turns of a chat that this is: what came of calls is said by tools."""

@@ -248,3 +248,34 @@ def test_the_page_and_the_live_service_that_it_shows(serve: Serve, eventually: E
 
     eventually(shown, "the live service has a verifier, a drafter and drafts")
     assert "def area" not in json.dumps(told)
+
+
+async def test_tools_that_must_be_called_are_called_with_drafts_and_without(serve: Serve) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"enum": [1, 2, 3]}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "function": {"name": "weather", "parameters": schema}}
+    client = openai.AsyncOpenAI(base_url=f"{serve.url}/v1", api_key="none")
+    answers = []
+    for seed, k in ((1, None), (1, 0), (2, None), (2, 0)):
+        answer = await client.chat.completions.create(
+            model="outrider-demo",
+            messages=[{"role": "user", "content": "weather?"}],
+            tools=[tool],  # type: ignore[list-item]
+            tool_choice="required",
+            parallel_tool_calls=False,
+            temperature=2.0,
+            seed=seed,
+            extra_body={"num_speculative_tokens": k},
+        )
+        (choice,) = answer.choices
+        (call,) = choice.message.tool_calls or ()
+        assert call.type == "function" and call.function.name == "weather"
+        assert choice.finish_reason == "tool_calls" and choice.message.content is None
+        arguments = json.loads(call.function.arguments)
+        assert arguments["days"] in (1, 2, 3) and len(arguments["city"]) <= 12
+        answers.append(call.function.arguments)
+    assert answers[0] == answers[1] != answers[2] == answers[3]

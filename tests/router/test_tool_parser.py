@@ -150,6 +150,7 @@ def test_arguments_come_as_they_are_written() -> None:
         ("{{ '[TOOL_CALLS]' }}", MISTRAL),
         ("{{ '<|python_tag|>' }}", LLAMA3),
         ('{"name": function name, "parameters": dictionary of argument name and its value}', LLAMA3),
+        ("{{ '<tool_call>\n<function=' }}", JSON),
         ("{{ messages }}", JSON),
     ],
 )

@@ -35,9 +35,6 @@ asked_call = {"model": "", "input": sys.argv[2], "tools": [flat], "temperature":
 responded = client.responses.create(**asked_call).output[-1]
 with client.responses.stream(**asked_call) as stream:
     response = stream.get_final_response().output[-1]
-result = {"role": "tool", "tool_call_id": parsed.message.tool_calls[0].id, "content": "20"}
-said = parsed.message.model_dump(include={"role", "content", "tool_calls"}, exclude_none=True)
-after = client.chat.completions.create(model="", messages=[*turns, said, result], tools=[tool], **told)
 formatted = client.chat.completions.parse(
     model="", messages=turns, response_format=Weather, temperature=0
 ).choices[0]
@@ -64,7 +61,6 @@ print(
             ],
             "ended": [parsed.finish_reason, streamed.finish_reason],
             "format": [formatted.message.parsed.unit, texted.output_parsed.unit],
-            "valid": [after.choices[0].finish_reason in ("stop", "length")],
             "refused": [refused],
             "tokens": [whole.usage.output_tokens, final.usage.output_tokens],
         }

@@ -39,6 +39,7 @@ USAGE = {
     "cache_read_input_tokens": 3,
     "output_tokens": len(IDS),
 }
+USE = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
 ROOMY = served(TOKENIZER, max_context=256)
 METRICS = {"speculative_decoding": speculation(4), "numerics_changes": 0}
 
@@ -160,6 +161,9 @@ async def test_a_stream_goes_on_after_any_event(client_of: ClientOf) -> None:
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tool 0 is 'bash_20250124'"),
         ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
         ({"tool_choice": {"type": "tool"}}, "of type auto, any, none, or tool with a name"),
+        ({"messages": [{"role": "user", "content": [USE]}]}, "tool_use, which is the assistant's only"),
+        ({"messages": [{"role": "user", "content": [{**USE, "input": "x"}]}]}, "an object as input"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id in part 0"),
         ({"thinking": {"type": "enabled"}}, "thinking is not supported by this server"),
         ({"container": "c"}, "container is not supported by this server"),
         ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role must be user or assistant"),

@@ -7,10 +7,12 @@ from typing import Any
 
 import httpx
 
+from outrider.v1 import generation_pb2, generation_pb2_grpc
 from outrider.wire.session import FinishReason
 from router.requests import SessionEnded
 from router.tool_formats import HERMES, JSON, LLAMA3, MISTRAL
 from tests.router.api.scripted import Log, Logs, ScriptedRunner, served, steps
+from tests.router.api.test_grpc import Connect, connect  # noqa: F401 (a fixture)
 from tests.router.api.test_http import ClientOf
 from tests.router.api.test_tools import CHAT, MODEL, TOKENIZER, TOLD, TOOLS, A, B, scripted_files, written
 
@@ -131,3 +133,38 @@ async def test_tokenize_counts_tools(client_of: ClientOf) -> None:
         for fields in ({}, {"tools": TOOLS})
     ]
     assert more > plain
+
+
+def put_together(told: list[Any]) -> list[tuple[str, str, str]]:
+    """The calls that responses over gRPC tell: id, name and arguments."""
+    calls: list[tuple[str, str, str]] = []
+    for delta in [response.delta for response in told if response.HasField("delta")]:
+        assert not delta.text
+        for call in delta.tool_calls:
+            if call.id:
+                calls.append((call.id, call.name, ""))
+            id, name, arguments = calls[call.index]
+            calls[call.index] = (id, name, arguments + call.arguments)
+    return calls
+
+
+async def test_calls_over_grpc_and_after_a_break(connect: Connect) -> None:  # noqa: F811
+    channel = await connect(saying(written(JSON, *TWO), 2))
+    stub = generation_pb2_grpc.GenerationStub(channel)
+    request = generation_pb2.GenerateRequest(
+        chat=generation_pb2.Chat(messages=[generation_pb2.ChatMessage(role="user", content="hi")]),
+        tools=[generation_pb2.Tool(name="weather"), generation_pb2.Tool(name="clock")],
+    )
+    told = [response async for response in stub.Generate(request)]
+    calls = put_together(told)
+    assert [call[1:] for call in calls] == TWO
+    assert told[-1].completed.tool_calls == 2
+    assert told[-1].completed.finish_reason == FinishReason.STOP
+    has = 0
+    for count, response in enumerate(told[1:-1], 2):
+        has += len(response.delta.token_ids)
+        if count % 7:
+            continue
+        resume = generation_pb2.ResumeRequest(id=told[0].started.id, after=has)
+        rest = [response async for response in stub.Resume(resume)]
+        assert put_together(told[:count] + rest) == calls
