@@ -52,8 +52,8 @@ LLAMA_SAYS = '"parameters": dictionary'  # so Llama 3.2's template describes a c
 
 
 def of_template(template: str) -> ToolFormat:
-    """Returns the format in which a model calls tools whose chat template this is; JSON if it says none, or one
-    that is none of these."""
+    """Returns the format in which a model calls tools whose chat template this is; JSON if it says none, or
+    one that is none of these."""
     for one in (HERMES, MISTRAL, LLAMA3):
         if one.opening in template and NO_JSON not in template:
             return one

@@ -41,7 +41,7 @@ def load_tokenizer(path_or_id: str | Path) -> TokenizerFiles:
         )
     template = tokenizer.chat_template
     if isinstance(template, dict):
-        template = template.get("default", "")
+        template = _of_several(template)
     if not template:
         template = _template_beside(checkpoint.folder / "chat_template.json")
     table, text = tokenizer.get_vocab(), tokenizer.backend_tokenizer.to_str()
@@ -109,3 +109,12 @@ def _without_strangers(table: Mapping[str, int], text: str) -> tuple[dict[str, i
     content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] in known]
     kept = {token: token_id for token, token_id in table.items() if token in known}
     return kept, json.dumps(content, ensure_ascii=False)
+
+
+def _of_several(templates: Mapping[str, str]) -> str:
+    """Returns one template that does what transformers does with several: one of them is for tools."""
+    default = templates.get("default", "")
+    with_tools = templates.get("tool_use", default)
+    if with_tools == default:
+        return default
+    return f"{{% if tools %}}{with_tools}{{% else %}}{default}{{% endif %}}"

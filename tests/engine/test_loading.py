@@ -22,6 +22,7 @@ from outrider.engine.loading import load_engine, load_tokenizer, max_context
 from outrider.engine.self_check import check, keeps_bits, reference
 from outrider.errors import ModelRefused, StartupError
 from outrider.options.memory import parse_memory
+from router.chat_template import ChatTemplate
 from tests.tiny_models import save_tokenizer
 from tests.zoo.serving import keeps_bits as same_bits
 
@@ -161,6 +162,20 @@ def test_damaged_weights(copy: Path) -> None:
         "model.norm.weight" in (message := refusal(copy))
         and "[60] where config.json asks for [64]" in message
     )
+
+
+def test_a_template_of_its_own_for_tools(copy: Path) -> None:
+    config = json.loads((copy / "tokenizer_config.json").read_text())
+    templates = [
+        {"name": "default", "template": "{{ messages[0].content }}"},
+        {"name": "tool_use", "template": "T"},
+    ]
+    (copy / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": templates}))
+    (copy / "chat_template.jinja").unlink(missing_ok=True)
+    template = ChatTemplate(load_tokenizer(copy).chat_template, {})
+    hello = [{"role": "user", "content": "hello"}]
+    assert template.render(hello) == "hello"
+    assert template.render(hello, [{"type": "function"}]) == "T"
 
 
 def test_tokenizer(copy: Path, tmp_path: Path) -> None:
