@@ -36,7 +36,7 @@ FORMAT = {
     "temperature": 0,
 }
 PACKAGES = ["openai", "anthropic", "langchain-openai", "litellm", "pydantic-ai-slim[openai]", "instructor"]
-PACKAGES += ["llama-index-llms-openai-like", "llm"]
+PACKAGES += ["llm"]
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -25,8 +25,12 @@ by_format = instructor.from_openai(client, mode=instructor.Mode.JSON_SCHEMA)
 print(
     json.dumps(
         {
-            "call": [by_call.chat.completions.create(**asked).unit, last.unit],
-            "valid": [by_format.chat.completions.create(**asked).unit in ("celsius", "fahrenheit")],
+            "call": [by_call.chat.completions.create(**asked).unit],
+            # These describe the tool, or the format, in words of their own.
+            "valid": [
+                last.unit in ("celsius", "fahrenheit"),
+                by_format.chat.completions.create(**asked).unit in ("celsius", "fahrenheit"),
+            ],
         }
     )
 )
