@@ -73,6 +73,6 @@ class Part:
         if drafting.place is not None and self.rows:
             (allowed,) = drafting.place.masks(drafted, last=1)
         return [
-            Row(session.spec.params.sampling, self.first + index, drafting.counts, drafted, allowed=allowed)
-            for index in range(self.rows)
+            Row(session.sampling_at(position), position, drafting.counts, drafted, allowed=allowed)
+            for position in range(self.first, self.first + self.rows)
         ]

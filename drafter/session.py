@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from drafter.survival import FIRST_RECENT, recent_after
 from outrider.engine.kv_blocks import BlockTable
+from outrider.sampling.params import SamplingParams
 from outrider.wire.session import SessionParams
 
 
@@ -83,6 +84,7 @@ class DraftSession:
         self.spec = spec
         self.window = window
         self.resting = False  # its verifier takes no drafts for now
+        self.first_sampling = spec.params.first_sampling
         self.log: list[int] = [*spec.params.prompt, *spec.output]
         self.drafted: list[Guess] = []  # the trunk
         self.branches: list[Branch] = []
@@ -100,6 +102,13 @@ class DraftSession:
     def length(self) -> int:
         """Returns the number of tokens of the log and the trunk together."""
         return len(self.log) + len(self.drafted)
+
+    def sampling_at(self, position: int) -> SamplingParams:
+        """Returns how the token at a position is drawn."""
+        params = self.spec.params
+        if self.first_sampling is not None and position < len(params.prompt) + params.min_tokens:
+            return self.first_sampling
+        return params.sampling
 
     @property
     def last(self) -> int:

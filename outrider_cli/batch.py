@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 LATER = (429, 502, 503, 504)  # asked again: the service has no room, or not yet what it needs
 REFUSED = (401, 403)
+PRIORITY = 100  # unless a request has its own: what people ask for comes first
 WAIT_SECONDS = 1.0  # if the service does not say how long
 MOST_WAIT_SECONDS = 60.0
 
@@ -151,7 +152,7 @@ async def _asked(http: httpx.AsyncClient, request: dict[str, Any]) -> tuple[http
     while True:
         wait = WAIT_SECONDS
         try:
-            response = await http.post(request["url"], json=request["body"])
+            response = await http.post(request["url"], json={"priority": PRIORITY, **request["body"]})
         except (httpx.InvalidURL, httpx.UnsupportedProtocol):
             raise InvalidRequest(
                 f"--url must be http:// or https:// and a host, not {http.base_url}"

@@ -23,7 +23,7 @@ class Models:
 
     target: str  # folder or hub id
     draft: str | None  # None = no draft model
-    name: str  # by which clients ask for it
+    name: str  # by which clients ask for it; several with commas between
     propose: str | None = None  # where guesses come from without a draft model; None = plain decoding then
     chat: bool = False  # whether it is the model of the first command, which answers questions
 
@@ -40,6 +40,7 @@ class Workers:
     lock_step: bool = False
     compare: bool = True
     resting_threads: int | None = None  # of each verifier
+    max_model_len: int | None = None  # None = the target's own
     protection: Protection = field(default=Protection())
     logging: Logging = field(default=Logging())
 
@@ -63,6 +64,7 @@ def worker_children(models: Models, workers: Workers, router: str) -> list[Child
         lock_step=workers.lock_step,
         compare=workers.compare,
         resting_threads=workers.resting_threads,
+        max_model_len=workers.max_model_len,
     )
     command = _outrider("verifier", verifier, workers.logging)
     specs = [

@@ -43,6 +43,8 @@ class ServeOptions:
     draft: str | None = option(
         None, "Folder, GGUF file or hub id of the draft model.", shown="that of the built-in pair"
     )
+    served_model_name: str | None = same(VerifierConfig, "name")
+    max_model_len: int | None = same(VerifierConfig, "max_model_len")
     propose: str | None = same(DrafterConfig, "propose")
     drafters: int = option(1, "Number of draft workers; 0 = plain decoding.", least=0)
     verifiers: int = option(1, "Number of target workers.", least=1)
@@ -66,6 +68,7 @@ def _serve_command(**given: Any) -> None:
     with reported("serve"):
         told = build(ServeOptions, given)
         models = choose_models(told.target, told.draft, told.drafters, told.propose)
+        models = replace(models, name=told.served_model_name or models.name)
         if told.draft_quantization is not None and models.draft is None:
             other = "--drafters 0" if told.drafters == 0 else "--propose"
             fail("serve", f"--draft-quantization is of no use with {other}: leave one out", WRONG_USAGE)
@@ -75,7 +78,7 @@ def _serve_command(**given: Any) -> None:
         asked = told.api_keys is not None or API_KEYS in os.environ
         announce = partial(
             banner,
-            model=models.name,
+            model=models.name.partition(",")[0].strip(),
             chat=models.chat,
             keyed=asked,
             ca=told.protection.tls_ca,
@@ -100,6 +103,7 @@ def _workers(told: ServeOptions, models: Models) -> Workers:
         lock_step=told.sessions.lock_step,
         compare=told.compare,
         resting_threads=alone if lent else None,
+        max_model_len=told.max_model_len,
         protection=told.protection,
         logging=told.logging,
     )

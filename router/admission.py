@@ -42,16 +42,18 @@ def refused(
     prompt_tokens: int,
     patience: float,
     session_seconds: float,
+    priority: int = 0,
 ) -> Refusal | None:
     """Returns why a request is not let in, or None if it is; also None if no verifier serves the model, which
     is for others to say.
 
     `patience`: seconds that it may wait for its first token. `session_seconds`: that a session lasts.
+    `priority`: one that gives way to others takes no place in a queue.
     """
     open_here = [one for one in candidates if one.model == model and not one.load.draining]
     if not open_here:
         return None
-    waits = [_Wait.at(one, prompt_tokens, session_seconds) for one in open_here]
+    waits = [_Wait.at(one, prompt_tokens, session_seconds, priority == 0) for one in open_here]
     short = [wait.seconds for wait in waits if not wait.queue_full]
     if not short:
         seconds = min(wait.seconds for wait in waits)
@@ -79,7 +81,9 @@ class _Wait:
     queue_full: bool
 
     @classmethod
-    def at(cls, one: VerifierCandidate, prompt_tokens: int, session_seconds: float) -> _Wait:
+    def at(
+        cls, one: VerifierCandidate, prompt_tokens: int, session_seconds: float, may_queue: bool = True
+    ) -> _Wait:
         load = one.load
         needed = max(prompt_tokens - one.cached_tokens, 1)
         free = (1 - bounded(load.kv_usage, 0.0, 1.0)) * one.kv_tokens
@@ -96,5 +100,5 @@ class _Wait:
         share = READING_SHARE if load.running else 1.0
         reading = unread * bounded(load.prompt_token_seconds, 0.0, 1.0) / share
         step = bounded(load.typical_step_seconds, 0.0, MAX_SECONDS)
-        queue_full = queued > max(LEAST_QUEUE, load.running // 2)
+        queue_full = queued > (max(LEAST_QUEUE, load.running // 2) if may_queue else 0)
         return cls(min(until_started + reading + step, MAX_SECONDS), queue_full)

@@ -18,6 +18,9 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from outrider.errors import InvalidRequest
+from router.rendering import USUAL, Rendering
+
+MARK = "<end of what is to be continued> "
 
 PROBE = "The quick brown fox"  # a text that a template leaves as it is
 
@@ -67,11 +70,11 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
+        rendering: Rendering = USUAL,
         *,
         now: Callable[[], datetime] = datetime.now,
     ) -> str:
-        """Returns the prompt up to the place at which the assistant's answer begins. `tools`: as
-        transformers gives them.
+        """Returns the prompt up to the place at which the output begins. `tools`: as transformers gives them.
 
         Raises InvalidRequest if there is no template, or if it refuses these messages."""
         if self._template is None:
@@ -79,19 +82,26 @@ class ChatTemplate:
                 "the model has no chat template: send a prompt to /v1/completions instead of messages",
                 field="messages",
             )
+        turns = [dict(message) for message in messages]
+        if rendering.continue_final_message:
+            turns[-1]["content"] = (turns[-1].get("content") or "") + MARK
         try:
-            return self._template.render(
-                messages=[self._shaped(message) for message in messages],
-                tools=list(tools) or None,
-                documents=None,
-                add_generation_prompt=True,
-                strftime_now=lambda form: now().strftime(form),
-                **self._special_tokens,
+            text = self._template.render(
+                {
+                    **self._special_tokens,
+                    **rendering.variables,
+                    "messages": [self._shaped(turn) for turn in turns],
+                    "tools": list(tools) or None,
+                    "documents": None,
+                    "add_generation_prompt": rendering.add_generation_prompt,
+                    "strftime_now": lambda form: now().strftime(form),
+                }
             )
         except Exception as error:  # it is a program: it may divide by zero, or call itself without end
             raise InvalidRequest(
                 f"messages are refused by the model's chat template: {error}", field="messages"
             ) from error
+        return _up_to_mark(text) if rendering.continue_final_message else text
 
     def _shaped(self, message: Mapping[str, Any]) -> dict[str, Any]:
         text = message.get("content")
@@ -109,3 +119,15 @@ class ChatTemplate:
             except InvalidRequest:
                 continue
         return False
+
+
+def _up_to_mark(text: str) -> str:
+    """Returns what stands before the end of the last turn's content, as transformers does it: a template that
+    trims contents takes the blank from the mark, and the blanks at the end of the content, too."""
+    before, mark, after = text.rpartition(MARK.strip())
+    if not mark:
+        raise InvalidRequest(
+            "continue_final_message: the model's chat template leaves the last message out",
+            field="continue_final_message",
+        )
+    return before if after.startswith(" ") else before.rstrip()

@@ -20,7 +20,7 @@ class Detokenizer(Protocol):
     """Turns one output's token ids into text. Cost per token does not grow with the output."""
 
     def push(self, ids: Iterable[int]) -> str:
-        """Returns the text that these tokens settle; special tokens give none."""
+        """Returns the text that these tokens settle; special tokens give none, unless they were asked for."""
         ...
 
     def flush(self) -> str:
@@ -28,12 +28,15 @@ class Detokenizer(Protocol):
         ...
 
 
-def detokenizer(tokenizer: tokenizers.Tokenizer, markers: Sequence[str] = ()) -> Detokenizer:
+def detokenizer(
+    tokenizer: tokenizers.Tokenizer, markers: Sequence[str] = (), special: bool = False
+) -> Detokenizer:
     """Returns the detokenizer that fits the tokenizer's decoder. `markers`: special tokens that are part of
-    the text."""
+    the text; if `special`, all are."""
+    hidden = frozenset[int]() if special else hidden_ids(tokenizer, markers)
     if _byte_level(tokenizer):
-        return ByteLevelDetokenizer(tokenizer, markers)
-    return WindowDetokenizer(tokenizer, markers)
+        return ByteLevelDetokenizer(tokenizer, hidden)
+    return WindowDetokenizer(tokenizer, hidden)
 
 
 def piece(tokenizer: tokenizers.Tokenizer, id: int) -> bytes:
@@ -61,7 +64,7 @@ def _bytes_of(token: str) -> bytes:
         return token.encode()
 
 
-def _hidden_ids(tokenizer: tokenizers.Tokenizer, markers: Sequence[str]) -> frozenset[int]:
+def hidden_ids(tokenizer: tokenizers.Tokenizer, markers: Sequence[str] = ()) -> frozenset[int]:
     return frozenset(
         id
         for id, token in tokenizer.get_added_tokens_decoder().items()
@@ -83,9 +86,10 @@ _BYTE_OF_CHARACTER = _byte_of_character()
 class ByteLevelDetokenizer:
     """For byte-level BPE, where a token is a string of bytes: an incremental UTF-8 decoder does it all."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, markers: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: tokenizers.Tokenizer, hidden: frozenset[int] | None = None) -> None:
+        """`hidden`: ids that give no text; None = those of special tokens."""
         self._tokenizer = tokenizer
-        self._hidden = _hidden_ids(tokenizer, markers)
+        self._hidden = hidden_ids(tokenizer) if hidden is None else hidden
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, ids: Iterable[int]) -> str:
@@ -109,9 +113,10 @@ class WindowDetokenizer:
 
     _LONGEST_WINDOW = 16  # tokens; reached only where tokens give no text
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, markers: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: tokenizers.Tokenizer, hidden: frozenset[int] | None = None) -> None:
+        """`hidden`: ids that give no text; None = those of special tokens."""
         self._tokenizer = tokenizer
-        self._hidden = _hidden_ids(tokenizer, markers)
+        self._hidden = hidden_ids(tokenizer) if hidden is None else hidden
         self._window: list[int] = []
         self._settled = 0  # tokens of the window whose text is out
         self._shown = 0  # characters of the window's text that are out

@@ -112,6 +112,7 @@ class Fleet:
                 eos_token_ids=frozenset(model.eos_token_ids),
                 tokenizer=verifier.registration.tokenizer,
                 created=int(self._unix_time()),
+                aliases=model.aliases,
             )
         for joined in self.on_verifier_joined:
             joined()

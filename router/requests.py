@@ -8,7 +8,7 @@ from typing import Protocol
 
 from outrider.wire.description import TokenizerFiles as TokenizerFiles
 from outrider.wire.guesses import Guesses
-from outrider.wire.logprobs import Logprobs
+from outrider.wire.logprobs import Logprobs, PromptLogprobs
 from outrider.wire.session import FinishReason, SessionId, SessionParams
 
 
@@ -37,6 +37,7 @@ class TokensCommitted:
     numerics: str = ""  # of the verifier, with the first output and if it is not that of the step before
     logprobs: Logprobs = ()  # of the tokens, if asked for
     guesses: Guesses = ()  # the draft tokens verified, if asked for
+    prompt: PromptLogprobs | None = None  # with the first output, if asked for
     seconds: float | None = None  # since the session was begun here; None = only its log tells of it
 
 
@@ -82,6 +83,7 @@ class ServedModel:
     eos_token_ids: frozenset[int]
     tokenizer: TokenizerFiles
     created: int  # unix seconds
+    aliases: tuple[str, ...] = ()  # other names under which it may be asked for
     numerics: tuple[str, ...] = ()  # of its verifiers: those of one give the same logits to the bit
 
 

@@ -205,7 +205,8 @@ class Session:
             )
             self._broke("lied", "it commits what nobody asked it for")
             return
-        if not self.transcript.scored_as_asked(tokens, told.logprobs, vocab_size):
+        prompt = None if self.transcript.steps else told.prompt  # at a second verifier it may come again
+        if not self.transcript.scored_as_asked(tokens, told.logprobs, prompt, vocab_size):
             self._broke("lied", "its log-probabilities are not what was asked for")
             return
         if not self.transcript.guessed_as_asked(told, vocab_size):
@@ -225,6 +226,7 @@ class Session:
             numerics=numerics.news(self.transcript.numerics, here),
             logprobs=told.logprobs[known:],
             guesses=told.guesses[known:],
+            prompt=prompt,
             seconds=asyncio.get_running_loop().time() - self._begun_at,
         )
         if step.numerics and self.transcript.numerics:
@@ -314,7 +316,12 @@ class Session:
         """Leaves a verifier that has not committed anything for longer than any sound one needs."""
         self._look = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._judge)
         verifier = self._verifier
-        if verifier is not None and self._still.tick() >= patience(verifier.load, self._unread):
+        gives_way = self._request.params.priority > 0  # then it may stand still for long
+        if (
+            verifier is not None
+            and not gives_way
+            and self._still.tick() >= patience(verifier.load, self._unread)
+        ):
             self._broke("stalled", "nothing is committed of a session that it has")
 
     def verifier_lost(self) -> None:

@@ -76,7 +76,7 @@ class Sessions:
         if not models:
             raise Unavailable("no target worker is registered at the moment; try again shortly")
         for model in models:
-            if name in ("", model.name):
+            if name in ("", model.name, *model.aliases):
                 return model
         served = ", ".join(repr(model.name) for model in models)
         raise UnknownModel(f"the model {name!r} is not served here; there is {served}", field="model")
@@ -174,7 +174,9 @@ class Sessions:
         params = request.params
         refusal = None
         for candidates in self._fleet.looks(model, params.prompt, params.cache_salt):
-            refusal = refused(candidates, model, len(params.prompt), patience, self._lasting.seconds)
+            refusal = refused(
+                candidates, model, len(params.prompt), patience, self._lasting.seconds, params.priority
+            )
             chosen = choose_verifier(candidates, model, len(params.prompt), params.most_tokens)
             if refusal is None and chosen is not None:
                 return

@@ -19,9 +19,9 @@ class StopStrings:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_tables", tuple(_Table(string) for string in self.strings))
 
-    def matcher(self) -> StopMatcher:
-        """Returns a new matcher, for one output."""
-        return StopMatcher(self._tables)
+    def matcher(self, included: bool = False) -> StopMatcher:
+        """Returns a new matcher, for one output. If `included`, the text has the stop string that ends it."""
+        return StopMatcher(self._tables, included)
 
 
 class StopMatcher:
@@ -31,26 +31,30 @@ class StopMatcher:
     text is cut into pieces does not matter.
     """
 
-    def __init__(self, tables: Iterable[_Table]) -> None:
+    def __init__(self, tables: Iterable[_Table], included: bool = False) -> None:
         self._patterns = [_Pattern(table) for table in tables]
+        self._included = included
         self._held = ""
         self.stopped = False
         self.found = ""  # the stop string, once `stopped`
 
-    def push(self, text: str) -> str:
-        """Returns the text that is now safe to show. Must not be called once `stopped`."""
+    def push(self, text: str, may_stop: bool = True) -> str:
+        """Returns the text that is now safe to show. Must not be called once `stopped`. Unless it `may_stop`
+        here, a stop string that is complete in this text is none."""
         buffer = self._held + text
         held = 0
         for end, character in enumerate(text, start=len(self._held) + 1):
             held, found = 0, ""
             for pattern in self._patterns:
                 length, complete = pattern.advance(character)
+                if complete and not may_stop:
+                    length, complete = pattern.pass_over(), False
                 held = max(held, length)
                 if complete and length > len(found):
                     found = pattern.string
             if found:
                 self.stopped, self.found, self._held = True, found, ""
-                return buffer[: end - len(found)]
+                return buffer[: end if self._included else end - len(found)]
         if not text:
             return ""
         self._held = buffer[len(buffer) - held :]
@@ -70,6 +74,10 @@ class _Table:
         self._shorter = array("I", [0])  # [n - 1]: the next shorter beginning that also ends string[:n]
         for character in string[1:]:
             self._shorter.append(self.extended(self._shorter[-1], character))
+
+    def shorter(self, length: int) -> int:
+        """Returns the length of the next shorter beginning that also ends this one."""
+        return self._shorter[length - 1]
 
     def extended(self, length: int, character: str) -> int:
         """Returns how many characters of the string a text ends with, from that number before its last
@@ -92,3 +100,8 @@ class _Pattern:
         match."""
         self._length = self._table.extended(self._length, character)
         return self._length, self._length == len(self._table.string)
+
+    def pass_over(self) -> int:
+        """Goes on after a whole match. Returns how many characters of it may begin another."""
+        self._length = self._table.shorter(self._length)
+        return self._length

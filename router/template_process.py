@@ -10,6 +10,7 @@ import json
 import resource
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import IO, Any
 
 import jinja2
@@ -17,6 +18,7 @@ import jinja2
 from outrider.errors import InvalidRequest
 from router.chat_template import ChatTemplate
 from router.line_process import LineProcess
+from router.rendering import USUAL, Rendering
 
 MEMORY_BYTES = 512 * 2**20  # of addresses
 CPU_SECONDS = 2  # to compile a template, or to render it
@@ -35,18 +37,29 @@ class TemplateProcess:
         if begun is None or "refused" in begun:
             raise jinja2.TemplateError((begun or TOO_MUCH)["refused"])
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        rendering: Rendering = USUAL,
+    ) -> str:
         """Returns the prompt. Raises InvalidRequest if the template refuses the messages, is missing, or
         takes more than it may."""
         if self._empty is not None:
-            return self._empty.render(messages, tools)
-        told = self._process.ask({"messages": [dict(message) for message in messages], "tools": list(tools)})
+            return self._empty.render(messages, tools, rendering)
+        told = self._process.ask(
+            {
+                "messages": [dict(message) for message in messages],
+                "tools": list(tools),
+                "rendering": asdict(rendering),
+            }
+        )
         if told is None:
             raise InvalidRequest(
                 f"messages are refused by the model's chat template: {TOO_MUCH['refused']}", field="messages"
             )
         if "refused" in told:
-            raise InvalidRequest(told["refused"], field="messages")
+            raise InvalidRequest(told["refused"], field=told.get("field", "messages"))
         return str(told["text"])
 
 
@@ -60,12 +73,14 @@ def main(asked: IO[str], told: IO[str]) -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (int(used) + CPU_SECONDS, resource.RLIM_INFINITY))
         answer: dict[str, Any] = {}
         try:
+            asked_for = json.loads(line)
             if template is None:
-                template = ChatTemplate(**json.loads(line))
+                template = ChatTemplate(**asked_for)
             else:
-                answer["text"] = template.render(**json.loads(line))
+                asked_for["rendering"] = Rendering(**asked_for["rendering"])
+                answer["text"] = template.render(**asked_for)
         except InvalidRequest as error:
-            answer["refused"] = error.message
+            answer |= {"refused": error.message, "field": error.field}
         except Exception as error:
             answer["refused"] = f"{type(error).__name__}: {error}"[:500]
         print(json.dumps(answer), file=told, flush=True)

@@ -11,7 +11,9 @@ from typing import Any
 import tokenizers
 
 from outrider.errors import PeerRefused
-from router.detokenize import Detokenizer, detokenizer, piece
+from router.detokenize import Detokenizer, detokenizer, hidden_ids, piece
+from router.infilling import form, infilling
+from router.rendering import USUAL, Rendering
 from router.requests import TokenizerFiles
 from router.template_process import TemplateProcess
 
@@ -33,6 +35,7 @@ class Tokenizer:
         self._tokenizer.no_padding()
         self.longest_token = max((len(token.encode()) for token in self._tokenizer.get_vocab()), default=1)
         """bytes of text, at most"""
+        self.special_ids = hidden_ids(self._tokenizer)
         try:
             self._template = TemplateProcess(files.chat_template, files.special_tokens)
         except Exception as error:
@@ -42,11 +45,16 @@ class Tokenizer:
         """Returns token ids, with the special tokens that the tokenizer's post-processor adds."""
         return self._encode(text, add_special_tokens=True)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        rendering: Rendering = USUAL,
+    ) -> str:
         """Returns the conversation as the model was trained on it, its special tokens included.
 
         Raises InvalidRequest if the template is missing or refuses the messages."""
-        return self._template.render(messages, tools)
+        return self._template.render(messages, tools, rendering)
 
     def encode_rendered(self, text: str) -> tuple[int, ...]:
         """Returns token ids of a rendered conversation."""
@@ -88,9 +96,18 @@ class Tokenizer:
         """Returns the id of a token as the vocabulary writes it."""
         return self._tokenizer.token_to_id(token)
 
-    def detokenizer(self, markers: Sequence[str] = ()) -> Detokenizer:
-        """Returns a new detokenizer, for one output. `markers`: special tokens that are part of the text."""
-        return detokenizer(self._tokenizer, markers)
+    def around(self, first: str, last: str) -> tuple[int, ...] | None:
+        """Returns the prompt for a text between two others; None if the tokenizer has no tokens for that."""
+        found = form(self.token_id)
+        if found is None:
+            return None
+        texts = [self._encode(text, add_special_tokens=False) for text in (first, last)]
+        return infilling(found, self.encode("")[:1], *texts)
+
+    def detokenizer(self, markers: Sequence[str] = (), special: bool = False) -> Detokenizer:
+        """Returns a new detokenizer, for one output. `markers`: special tokens that are part of the text; if
+        `special`, all are."""
+        return detokenizer(self._tokenizer, markers, special)
 
 
 def load(files: TokenizerFiles) -> Tokenizer:

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 from outrider.wire.guesses import Guesses
-from outrider.wire.logprobs import Logprob, Logprobs
+from outrider.wire.logprobs import Logprob, Logprobs, PromptLogprobs
 from outrider.wire.session import FinishReason, SessionId
 from outrider.wire.session_log import LoggedRequest, end_record, log_from_bytes, request_record, step_record
 from outrider.wire.verifier_sessions import Committed
@@ -34,6 +34,7 @@ class Transcript:
         self._verified = array("I")
         self._cached_prompt_tokens = 0
         self._logprobs: list[Logprob] = []  # by output token, if asked for
+        self._prompt: PromptLogprobs | None = None  # if asked for
         self._numerics: dict[int, str] = {}  # by the step from which on they hold
         self._guesses: dict[int, Guesses] = {}  # by step, if asked for
         self._guessed = 0  # of them all, and of their steps
@@ -86,6 +87,7 @@ class Transcript:
             self._numerics.get(index, ""),
             tuple(self._logprobs[start - prompt : self._ends[index] - prompt]) if self._logprobs else (),
             self._guesses.get(index, ()),
+            None if index else self._prompt,
             self._seconds.get(index),
         )
 
@@ -96,6 +98,7 @@ class Transcript:
     def add(self, step: TokensCommitted) -> None:
         if not self._ends:
             self._cached_prompt_tokens = step.cached_prompt_tokens
+            self._prompt = step.prompt
         if step.numerics:
             self._numerics[self.steps] = step.numerics
         self._logprobs += step.logprobs
@@ -132,8 +135,20 @@ class Transcript:
             and max(tokens, default=0) < vocab_size
         )
 
-    def scored_as_asked(self, tokens: Sequence[int], logprobs: Logprobs, vocab_size: int) -> bool:
-        """Returns whether a sound verifier may tell these log-probabilities of the tokens."""
+    def scored_as_asked(
+        self, tokens: Sequence[int], logprobs: Logprobs, prompt: PromptLogprobs | None, vocab_size: int
+    ) -> bool:
+        """Returns whether a sound verifier may tell these log-probabilities of the tokens, and of the prompt
+        with the first of them."""
+        params = self.request.params
+        if self.steps or params.prompt_logprobs is None:
+            prompt_fits = prompt is None
+        else:
+            count = params.prompt_logprobs
+            prompt_fits = prompt is not None and prompt.fits(len(params.prompt), count, vocab_size)
+        return prompt_fits and self._scored(tokens, logprobs, vocab_size)
+
+    def _scored(self, tokens: Sequence[int], logprobs: Logprobs, vocab_size: int) -> bool:
         count = self.request.params.logprobs
         if count is None:
             return not logprobs
@@ -188,6 +203,7 @@ class Transcript:
                 step.numerics,
                 step.logprobs,
                 step.guesses,
+                step.prompt,
             )
         if self.end is not None and start < self.length:
             yield end_record(self.end)
@@ -197,6 +213,8 @@ class Transcript:
         """Returns about how many bytes of memory it takes."""
         tokens = len(self.request.params.prompt) + len(self.log)
         scored = len(self._logprobs) * LOGPROB_BYTES * (1 + (self.request.params.logprobs or 0))
+        if self._prompt is not None:
+            scored += 2 * TOKEN_BYTES * (len(self._prompt) + len(self._prompt.top))
         known = TOKEN_BYTES * tokens + STEP_BYTES * self.steps + scored + GUESS_BYTES * self._guessed
         return REQUEST_BYTES + len(self.answer) + known
 

@@ -193,6 +193,10 @@ class Cluster:
         request = GenerationRequest(
             "", SessionParams(tuple(prompt), sampling, max_tokens, stop, cache_salt, grammar=grammar), k
         )
+        return await self.ask_for(request, on_tokens)
+
+    async def ask_for(self, request: GenerationRequest, on_tokens: Any = None) -> Answer:
+        """Runs a request to its end, as `ask` does."""
         tokens: list[int] = []
         accepted = verified = cached = steps = 0
         async for event in self.sessions.run(request):

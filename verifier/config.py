@@ -22,7 +22,14 @@ class VerifierConfig:
     registration: Registration = field(default=Registration())
     listen: Listen = field(default=Listen())
     protection: Protection = field(default=Protection())
-    name: str | None = option(None, "Name by which clients ask for it.", shown="the checkpoint's own")
+    name: str | None = option(
+        None,
+        "Name by which clients ask for it, or several with commas between: answers have the first.",
+        shown="the checkpoint's own",
+    )
+    max_model_len: int | None = option(
+        None, "Most tokens of prompt and output together.", least=2, shown="the model's own"
+    )
     engine: EngineOptions = field(default=EngineOptions())
     limits: StepLimits = field(default=StepLimits())
     drain_seconds: float = option(
@@ -46,7 +53,7 @@ class VerifierConfig:
         check(self)
         if not self.target:
             raise wrong("target", "must name a folder or a hub id, not nothing")
-        if self.name is not None and not self.name.strip():
+        if not all(name.strip() for name in self.served_names):
             raise wrong("name", "must not be blank: leave it out for the checkpoint's own name")
         if self.resting_threads is not None:
             if not self.compare:
@@ -56,6 +63,8 @@ class VerifierConfig:
         check_worker(self.registration, self.listen, self.protection)
 
     @property
-    def served_name(self) -> str:
-        """Returns the name under which clients ask for the model."""
-        return self.name or checkpoint_name(self.target)
+    def served_names(self) -> tuple[str, ...]:
+        """Returns the names under which clients ask for the model; answers have the first."""
+        if self.name is None:
+            return (checkpoint_name(self.target),)
+        return tuple(dict.fromkeys(name.strip() for name in self.name.split(",")))

@@ -9,6 +9,7 @@ from dataclasses import replace
 from outrider.errors import OutriderError
 from outrider.net.heartbeat import IDLE_HEARTBEATS
 from outrider.wire.load import VerifierLoad
+from outrider.wire.logprobs import PromptLogprobs
 from outrider.wire.session import FinishReason
 from outrider.wire.verifier_sessions import Committed, DrafterCutOff, Failed, Finished, VerifierEvents
 from verifier.session import Outcome
@@ -39,7 +40,8 @@ class RouterPeer:
         session = running.session
         first = outcome.base == len(session.spec.params.prompt) + len(session.spec.output)
         cached = (running.cached_prompt_tokens or 0) if first else 0
-        self._events.committed.append(_committed(running, opening, outcome, cached))
+        prompt = running.prompt if first and not session.spec.output else None
+        self._events.committed.append(_committed(running, opening, outcome, cached, prompt))
         if outcome.finish is not None:
             self._events.finished.append(Finished(running.id, opening, outcome.finish))
 
@@ -63,8 +65,10 @@ class RouterPeer:
                     )
                     for start in range(0, len(log) - known, STEP_TOKENS)
                 ]
+            first = (cached, running.prompt if not spec.output else None)
             self._events.committed.extend(
-                _committed(running, opening, one, 0 if index else cached) for index, one in enumerate(missed)
+                _committed(running, opening, one, *((0, None) if index else first))
+                for index, one in enumerate(missed)
             )
         if finish is not None:
             self._events.finished.append(Finished(running.id, opening, finish))
@@ -134,6 +138,8 @@ def _pages(steps: Sequence[Committed]) -> Iterator[list[Committed]]:
     numbers = 0
     for step in steps:
         scored = len(step.logprobs) * (1 + 2 * len(step.logprobs[0].top)) if step.logprobs else 0
+        if step.prompt is not None:
+            scored += 2 * (len(step.prompt) + len(step.prompt.top))
         more = STEP_NUMBERS + len(step.tokens) + scored + GUESS_NUMBERS * len(step.guesses)
         if page and numbers + more > MESSAGE_NUMBERS:
             yield page
@@ -143,7 +149,13 @@ def _pages(steps: Sequence[Committed]) -> Iterator[list[Committed]]:
     yield page
 
 
-def _committed(running: Running, opening: int, outcome: Outcome, cached_prompt_tokens: int) -> Committed:
+def _committed(
+    running: Running,
+    opening: int,
+    outcome: Outcome,
+    cached_prompt_tokens: int,
+    prompt: PromptLogprobs | None,
+) -> Committed:
     return Committed(
         running.id,
         opening,
@@ -154,4 +166,5 @@ def _committed(running: Running, opening: int, outcome: Outcome, cached_prompt_t
         cached_prompt_tokens,
         outcome.logprobs,
         outcome.guesses,
+        prompt,
     )

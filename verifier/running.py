@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import prod
@@ -11,7 +12,7 @@ from outrider.engine.kv_blocks import BlockTable
 from outrider.grammar import Place
 from outrider.sampling.sampler import TokenCounts
 from outrider.wire.guesses import Guess, Guesses
-from outrider.wire.logprobs import Logprob
+from outrider.wire.logprobs import Logprob, PromptLogprobs
 from verifier.drafter_seat import DrafterSeat
 from verifier.part import Part
 from verifier.session import Outcome, Session, SessionSpec
@@ -38,6 +39,7 @@ class Running:
     orphaned: bool = False  # its router is gone, and may come back
     logprobs: list[Logprob] = field(default_factory=list)  # of the end of its log, if asked for
     told: list[Outcome] = field(default_factory=list)  # its steps here, if their guesses were asked for
+    prompt: PromptLogprobs | None = None  # as far as they are known, if its router is to hear of them
     seats: list[DrafterSeat] = field(init=False)  # one for each drafter that may draft for it
     id: bytes = field(init=False)
     prompt_hash: bytes = field(init=False)  # and salt: sessions with the same one share all of the prompt
@@ -48,6 +50,8 @@ class Running:
         self.prompt_hash = blake2b(array("I", params.prompt), key=params.cache_salt).digest()
         self.seats = [DrafterSeat(self.session, self.session.spec.draft_key)]
         self.preemptions = int(bool(self.session.spec.output))
+        if params.prompt_logprobs is not None and not self.session.spec.output:
+            self.prompt = PromptLogprobs()
 
     def adopted(self, spec: SessionSpec) -> None:
         """A router has it, and has opened it so: the same request, and as much of the log as it knows."""
@@ -62,7 +66,21 @@ class Running:
         missed = len(self.session.log) - known
         scored = spec.params.logprobs is None or missed <= len(self.logprobs)
         guessed = not spec.params.guesses or missed <= 0 or (bool(self.told) and self.told[0].base <= known)
-        return scored and guessed and self.session.continues(spec)
+        prompted = spec.params.prompt_logprobs is None or bool(spec.output) or self.prompt is not None
+        return scored and guessed and prompted and self.session.continues(spec)
+
+    @property
+    def unscored(self) -> int | None:
+        """Returns the position of the first token whose logits a prompt waits for; None = there is none."""
+        if self.prompt is None or len(self.prompt) >= len(self.session.spec.params.prompt) - 1:
+            return None
+        return len(self.prompt)
+
+    @property
+    def cacheable(self) -> Sequence[int]:
+        """Returns the tokens of which all but the last may be found cached: the others are to run here."""
+        unscored = self.unscored
+        return self.session.log if unscored is None else self.session.log[: unscored + 1]
 
     @property
     def drafted(self) -> bool:

@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import grpc.aio
@@ -19,8 +20,9 @@ from outrider.net.heartbeat import HEARTBEAT_SECONDS
 from outrider.net.places import host_of
 from outrider.net.rpc import WORKER_PING_SECONDS, add_methods, bind, caller, new_server
 from outrider.net.tls import opened
+from outrider.options.option import wrong
 from outrider.store.store import Registrar
-from outrider.wire.description import TokenizerFiles, WorkerInfo
+from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
 from outrider.wire.hello import Role
 from outrider.wire.load import VerifierLoad
 from outrider.wire.methods import SPECULATE, VERIFIER_SESSIONS
@@ -178,6 +180,14 @@ class VerifierService:
         self.drafters.rest(self.stepper.resting)
 
 
+def _as_told(model: ModelInfo, config: VerifierConfig) -> ModelInfo:
+    """Returns the model as it is to be served. Raises StartupError."""
+    most = config.max_model_len or model.max_context
+    if most > model.max_context:
+        raise wrong("max_model_len", f"must be at most the model's {model.max_context}, not {most}")
+    return replace(model, aliases=config.served_names[1:], max_context=most)
+
+
 def _profiled(share: float) -> None:
     print(f"outrider verifier: timing steps {share:.0%}", flush=True)
 
@@ -193,11 +203,13 @@ async def start(
     engine, tokenizer, info = await load(
         Role.VERIFIER,
         config.target,
-        config.served_name,
+        config.served_names[0],
         config.engine,
         start_followers,
         config.resting_threads,
     )
+    info = replace(info, model=_as_told(info.model, config))
+    engine.info = info.model
     service = VerifierService(info, tokenizer)
     measured = {
         "model": info.identity.model_fingerprint,

@@ -64,6 +64,7 @@ class Session:
         self.log: list[int] = [*spec.params.prompt, *spec.output]
         self.tree = DraftTree()
         self._stop_token_ids = frozenset(spec.params.stop_token_ids)
+        self.first_sampling = spec.params.first_sampling
         self._full = spec.params.most_tokens  # length of the log at which it is over
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider.errors import InvalidRequest
-from outrider.wire.logprobs import MAX_TOP_LOGPROBS
+from outrider.wire.logprobs import MAX_PROMPT_LOGPROBS, MAX_TOP_LOGPROBS
 from verifier.session import SessionSpec
 
 
@@ -41,5 +41,14 @@ class SessionLimits:
         if params.logprobs is not None and params.logprobs > MAX_TOP_LOGPROBS:
             raise InvalidRequest(
                 f"logprobs must be at most {MAX_TOP_LOGPROBS}, not {params.logprobs}", field="logprobs"
+            )
+        count = params.prompt_logprobs
+        if count is not None and (
+            count > MAX_TOP_LOGPROBS or len(params.prompt) * (1 + count) > MAX_PROMPT_LOGPROBS
+        ):
+            raise InvalidRequest(
+                f"prompt_logprobs of {count} likeliest tokens are too many for a prompt of "
+                f"{len(params.prompt)} tokens",
+                field="prompt_logprobs",
             )
         params.sampling.validate(self.vocab_size)

@@ -15,15 +15,24 @@ from verifier.orphans import dispensable
 from verifier.part import Part
 from verifier.running import Path, Running
 
+SCORED_BYTES = 64 * 2**20  # of logits of prompts in a step, whose log-probabilities were asked for
+LEAST_SCORED = 16  # tokens
 MOST_PASSED = 16  # sessions that may begin before one that came earlier and does not fit yet
 
 
 class StepPlanner:
     """Chooses who runs by what the meter has measured, and changes the sessions' block tables for it."""
 
-    def __init__(self, pool: BlockPool, limits: StepLimits, close: Callable[[bytes], object]) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        limits: StepLimits,
+        close: Callable[[bytes], object],
+        vocab_size: int,
+    ) -> None:
         """`close` ends a session that is in the way of others: an orphan."""
-        self.limits = Limits(limits.max_batch_tokens, limits.prefill_chunk, pool.block_size)
+        scored = max(LEAST_SCORED, SCORED_BYTES // (4 * vocab_size))
+        self.limits = Limits(limits.max_batch_tokens, limits.prefill_chunk, pool.block_size, scored)
         self.preemptions = 0  # since the start
         self._pool = pool
         self._close = close
@@ -31,8 +40,8 @@ class StepPlanner:
     def plan(self, sessions: Mapping[bytes, Running], meter: Meter) -> list[Part]:
         """Returns the parts of the next step, with their blocks taken. It is empty if nobody can run.
 
-        `sessions` stand in order of arrival. If blocks run out, an orphan is closed or a session preempted,
-        and the step is planned anew."""
+        `sessions` stand in order of priority and arrival. If blocks run out, an orphan is closed or a session
+        preempted, and the step is planned anew."""
         pool = self._pool
         while True:
             everyone = list(sessions.values())
@@ -48,6 +57,8 @@ class StepPlanner:
                     len(running.table.blocks),
                     running.preemptions,
                     yields=running.passed < MOST_PASSED,
+                    priority=running.session.spec.params.priority,
+                    scored=running.unscored is not None,
                     waits=running.id in waiting,
                 )
                 for running, count in zip(everyone, drafts, strict=True)
@@ -57,8 +68,8 @@ class StepPlanner:
                 return pool.own_tokens(everyone[index].table)
 
             def cached(index: int, everyone: Sequence[Running] = everyone) -> Cached:
-                session = everyone[index].session
-                return pool.cached(session.log, session.spec.params.cache_salt)
+                running = everyone[index]
+                return pool.cached(running.cacheable, running.session.spec.params.cache_salt)
 
             reading = meter.reading(decoding + sum(drafts))
             chosen = schedule(candidates, pool.available, self.limits, reading, lost, cached)
@@ -81,7 +92,8 @@ class StepPlanner:
         for running in everyone:
             if running.decoding:
                 continue
-            if running.begun or running.prompt_hash not in readers or self._finds_prompt(running):
+            alone = running.begun or running.prompt is not None
+            if alone or running.prompt_hash not in readers or self._finds_prompt(running):
                 readers.add(running.prompt_hash)
             else:
                 waiting.add(running.id)
@@ -110,7 +122,7 @@ class StepPlanner:
     def _start(self, running: Running, grant: Grant, path: list[int]) -> Part:
         pool = self._pool
         if not running.table.blocks:
-            running.table = pool.open(running.session.log, running.session.spec.params.cache_salt)
+            running.table = pool.open(running.cacheable, running.session.spec.params.cache_salt)
             if running.cached_prompt_tokens is None:
                 running.cached_prompt_tokens = running.table.length
         start = running.table.length
@@ -119,7 +131,11 @@ class StepPlanner:
         final = start + tokens == len(running.session.log)
         said = running.session.tree.said
         promised = {seat: chances[: grant.drafts] for seat, chances in said.items()} if grant.drafts else {}
-        return Part(running, start, tokens, path[: grant.drafts], promised, final)
+        part = Part(running, start, tokens, path[: grant.drafts], promised, final)
+        unscored = running.unscored
+        if unscored is not None:
+            part.scored = max(0, start + tokens - final - unscored)
+        return part
 
 
 def _note_passed(everyone: Sequence[Running], granted: Container[int]) -> None:

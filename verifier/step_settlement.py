@@ -28,13 +28,17 @@ def settle(
     followed, are left out."""
     outcomes = []
     offset = 0
+    of_prompts = iter(scores.of_prompts if scores is not None else ())
     for part in parts:
         rows = len(part.path) + 1 if part.final else 0
         first, offset = offset, offset + rows
         picked = chosen[first:offset]
         running = part.running
+        prompt = next(of_prompts) if part.scored else None
         if sessions.get(running.id) is not running or running.lost:
             continue
+        if prompt is not None and running.prompt is not None:
+            running.prompt.extend(prompt)
         if part.final:
             outcome = running.settle(part, picked, now)
             if scores is not None and running.session.spec.params.logprobs is not None:

@@ -68,7 +68,7 @@ class Stepper:
         self._may_open = SessionLimits(info.vocab_size, info.max_context, pool.num_blocks * pool.block_size)
         self._on_step = on_step
         self._clock = clock
-        self._sessions: dict[bytes, Running] = {}  # in order of arrival
+        self._sessions: dict[bytes, Running] = {}  # in order of priority and arrival
         self._changed = asyncio.Event()  # a session or a draft has come, or a session gone
         self._empty = asyncio.Event()
         self._empty.set()
@@ -76,7 +76,7 @@ class Stepper:
         self.under_way: StepUnderWay | None = None  # the step that the engine runs now
         self._ways = ways or Ways(engine, step_time)
         self._wait = StepWait(start_at)
-        self._planner = StepPlanner(pool, limits, self.close)
+        self._planner = StepPlanner(pool, limits, self.close, info.vocab_size)
         self._grammars = grammars
         self._ruled = 0  # sessions with a grammar
         self._draining = False
@@ -114,8 +114,12 @@ class Stepper:
         counts = TokenCounts(spec.params.prompt, spec.output) if spec.params.sampling.penalized else None
         running = Running(Session(spec, num_speculative_tokens), counts, self._place(spec))
         running.session.resting = self.resting
-        running.found_tokens = self._pool.cached(running.session.log, spec.params.cache_salt).tokens
+        running.found_tokens = self._pool.cached(running.cacheable, spec.params.cache_salt).tokens
+        hurry = next(reversed(self._sessions.values()), running).session.spec.params.priority
         self._sessions[spec.session_id] = running
+        if spec.params.priority < hurry:  # it comes before others
+            order = sorted(self._sessions.items(), key=lambda one: one[1].session.spec.params.priority)
+            self._sessions = dict(order)
         self._ruled += running.place is not None
         self._changed.set()
         self._empty.clear()
@@ -291,10 +295,20 @@ class Stepper:
 def _scores(parts: Sequence[Part]) -> Scores | None:
     """Returns what the step is to tell of its rows besides tokens; None if nobody asked."""
     counts = [part.running.session.spec.params.logprobs for part in parts]
-    if all(count is None for count in counts):
+    scored = any(part.scored for part in parts)
+    if not scored and all(count is None for count in counts):
         return None
     rows = [len(part.path) + 1 if part.final else 0 for part in parts]
-    return Scores([count for count, own in zip(counts, rows, strict=True) for _ in range(own)])
+    by_row = [count for count, own in zip(counts, rows, strict=True) for _ in range(own)]
+    if not scored:
+        return Scores(by_row)
+    prompts, drawn, first = [], list[int](), 0
+    for part, own in zip(parts, rows, strict=True):
+        if part.scored:
+            prompts.append(part.prompt_rows(first))
+        drawn += range(first + part.scored, first + part.scored + own)
+        first += part.scored + own
+    return Scores(by_row, prompts, drawn)
 
 
 async def _result(step: asyncio.Future[list[int]]) -> list[int] | None:

@@ -89,12 +89,13 @@ class Engine:
         scores: Scores | None = None,
     ) -> list[int]:
         """Runs the step and draws a token for each of its rows; only ids below `vocab_size`, where given.
-        `scores`: for rows that ask how likely their tokens were; then all logits are brought here."""
+        `scores`: for rows that ask how likely their tokens were, and rows of prompts that only do; then all
+        logits are brought here."""
         limit = min(vocab_size or self.info.vocab_size, self.info.vocab_size)
         if scores is not None:
             with self.group.step(Kind.LOGITS, step.works):
-                logits = self.group.whole(self.runner.logits(step.prepared))
-                chosen: list[int] = draw(logits, rows, limit).tolist()
+                logits = scores.read(self.group.whole(self.runner.logits(step.prepared)))
+                chosen: list[int] = draw(logits, rows, limit).tolist() if rows else []
                 scores.find(logits, rows, chosen)
                 return chosen
         return self.draw(step, Draws(rows, limit))

@@ -25,6 +25,8 @@ class Candidate(NamedTuple):
     preempted: int = 0  # times so far, here or at another worker
     yields: bool = False  # while it does not fit, newcomers after it may start
     waits: bool = False  # another reads the same prompt now, and it will find that cached
+    priority: int = 0  # one of less comes first
+    scored: bool = False  # the logits of what it reads are asked for
 
     @property
     def decoding(self) -> bool:
@@ -43,6 +45,7 @@ class Limits:
     max_tokens: int  # most tokens in a step
     prefill_chunk: int  # most tokens of prompts in a step that others decode in
     block_size: int
+    scored: int = 2**31  # most tokens of prompts in a step whose logits are asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +62,11 @@ def schedule(
     lost: Callable[[int], int] | None = None,
     cached: Callable[[int], Cached] | None = None,
 ) -> Schedule:
-    """Plans one step. `candidates` stand in order of arrival; `available` blocks can be taken. Where others
-    decode, at most `reading` tokens of prompts take part; None = as the limits say. `lost`: of a candidate by
-    index, the tokens that would have to be computed again if it were preempted; None = all that it has.
-    `cached`: of a newcomer by index, what it will find in the cache, and need not read; None = nothing.
+    """Plans one step. `candidates` stand in order of priority and arrival; `available` blocks can be taken.
+    Where others decode, at most `reading` tokens of prompts take part; None = as the limits say. `lost`: of a
+    candidate by index, the tokens that would have to be computed again if it were preempted; None = all that
+    it has. `cached`: of a newcomer by index, what it will find in the cache, and need not read; None =
+    nothing.
 
     Every decoding session gets its token first, then prompts are read in by chunks, as they would be without
     any drafts, those of sessions that were interrupted before those that have not begun; drafts get what is
@@ -81,20 +85,26 @@ def schedule(
     decoding = list(granted)
     reserve = len(decoding)  # a block of growth for each session that decodes
     chunk = limits.prefill_chunk if reading is None else min(reading, limits.prefill_chunk)
-    reading = min(budget, chunk) if decoding else budget
-    for index in sorted(range(len(candidates)), key=lambda index: candidates[index].preempted == 0):
+    reading, scored = min(budget, chunk) if decoding else budget, limits.scored
+    for index in sorted(range(len(candidates)), key=lambda index: _turn(candidates[index])):
         candidate = candidates[index]
         if candidate.decoding or candidate.waits or reading <= 0:
             continue
-        count = min(candidate.pending, reading)
+        most = min(reading, scored) if candidate.scored else reading
+        if most == 0:
+            continue
+        count = min(candidate.pending, most)
         if candidate.blocks == 0:
             # Newcomers start in order of arrival, where their whole prompt fits: what they find cached comes
             # out of the available blocks, too, where nobody else holds it. One that yields lets those pass
             # that fit where it does not.
             found = cached(index) if cached is not None else Cached()
-            count = min(candidate.pending - found.tokens, reading)
+            count = min(candidate.pending - found.tokens, most)
             need = _blocks_needed(candidate, candidate.pending + 1, limits) - found.held
             if need + reserve > available:
+                victims = _giving_way(candidates, candidate.priority)
+                if need + reserve <= available + sum(candidates[each].blocks for each in victims):
+                    return Schedule(preempt=_loses_least(candidates, lost, victims))
                 if candidate.yields and not candidate.preempted:
                     continue
                 break
@@ -106,6 +116,7 @@ def schedule(
                 return Schedule(preempt=_loses_least(candidates, lost))
         granted[index], available = count, available - need
         reading, budget = reading - count, budget - count
+        scored -= count if candidate.scored else 0
 
     drafts: dict[int, int] = {}
     for index in decoding:
@@ -123,13 +134,28 @@ def _blocks_needed(candidate: Candidate, tokens: int, limits: Limits) -> int:
     return max(0, -(-(candidate.cached + tokens) // limits.block_size) - candidate.blocks)
 
 
-def _loses_least(candidates: Sequence[Candidate], lost: Callable[[int], int] | None) -> int:
-    """Returns the holder of blocks with the least to compute again; of equals the youngest. One that was
-    preempted often is spared, so that nobody is held up for ever by others that grow faster."""
+def _turn(candidate: Candidate) -> tuple[int, bool]:
+    return candidate.priority, candidate.preempted == 0
 
-    def order(index: int) -> tuple[int, int, int]:
+
+def _giving_way(candidates: Sequence[Candidate], priority: int) -> list[int]:
+    """Returns the holders of blocks that give way to one of that priority."""
+    return [index for index, other in enumerate(candidates) if other.blocks > 0 and other.priority > priority]
+
+
+def _loses_least(
+    candidates: Sequence[Candidate],
+    lost: Callable[[int], int] | None,
+    victims: Sequence[int] | None = None,
+) -> int:
+    """Returns the holder of blocks that is to give them up; None: of all. It has the greatest priority, then
+    the least to compute again; of equals it is the youngest. One that was preempted often is spared, so that
+    nobody is held up for ever by others that grow faster."""
+
+    def order(index: int) -> tuple[int, int, int, int]:
         candidate = candidates[index]
         again = candidate.cached if lost is None else lost(index)
-        return candidate.preempted // SPARED_AFTER, again, -index
+        return -candidate.priority, candidate.preempted // SPARED_AFTER, again, -index
 
-    return min((index for index, candidate in enumerate(candidates) if candidate.blocks > 0), key=order)
+    holders = (index for index, candidate in enumerate(candidates) if candidate.blocks > 0)
+    return min(holders if victims is None else victims, key=order)

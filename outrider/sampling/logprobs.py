@@ -2,23 +2,48 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from outrider.sampling.shaping import Row
-from outrider.wire.logprobs import Logprob
+from outrider.wire.logprobs import Logprob, PromptLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRows:
+    """Rows of logits that a prompt's own tokens follow."""
+
+    first: int  # of the step's rows
+    tokens: Sequence[int]  # that follow each of the rows
+    count: int  # of likeliest tokens that are told
 
 
 class Scores:
-    """What a draw is to tell besides tokens, and what it told."""
+    """What a step is to tell besides tokens, and what it told."""
 
-    def __init__(self, counts: Sequence[int | None]) -> None:
-        """`counts`, by row: of how many likeliest tokens it is told; None = of none, nor of the drawn one."""
+    def __init__(
+        self,
+        counts: Sequence[int | None],
+        prompts: Sequence[PromptRows] = (),
+        drawn: Sequence[int] | None = None,
+    ) -> None:
+        """`counts`, by row: of how many likeliest tokens it is told; None = of none, nor of the drawn one.
+        `drawn`: which of the step's rows those are; None = all, as there are no `prompts`."""
         self.counts = counts
+        self.prompts = prompts
+        self.drawn = drawn
+        self.of_prompts: list[PromptLogprobs] = []  # of each of `prompts`
         self.found: dict[
             int, Logprob
         ] = {}  # by row: of those that count, as all drafts before them were drawn
+
+    def read(self, logits: torch.Tensor) -> torch.Tensor:
+        """Finds what prompts are to be told. `logits` [all rows of the step, V]; returns those drawn from."""
+        self.of_prompts = [_of_prompt(logits, rows) for rows in self.prompts]
+        return logits if self.drawn is None else logits[list(self.drawn)]
 
     def find(self, logits: torch.Tensor, rows: Sequence[Row], chosen: Sequence[int]) -> None:
         """`logits` [R, V], as the model gave them. Each row is reckoned alone: in any company its numbers are
@@ -33,3 +58,22 @@ class Scores:
             best = of.topk(min(count, len(of)))
             top = zip(best.indices.tolist(), best.values.tolist(), strict=True)
             self.found[index] = Logprob(float(of[chosen[index]]), tuple(top))
+
+
+def _of_prompt(logits: torch.Tensor, rows: PromptRows) -> PromptLogprobs:
+    """Each row is reckoned alone, in little memory; they are brought here together."""
+    own, ranks, ids, top = [], [], [], []
+    for row, token in enumerate(rows.tokens, start=rows.first):
+        of = logits[row].double()  # [V]
+        of -= of.logsumexp(-1)
+        best = of.topk(min(rows.count, len(of)))
+        own.append(of[token])
+        ranks.append((of > of[token]).sum() + 1)
+        ids.append(best.indices)
+        top.append(best.values)
+    return PromptLogprobs(
+        array("f", torch.stack(own).tolist()),
+        array("I", torch.stack(ranks).tolist()),
+        array("I", torch.cat(ids).tolist()),
+        array("f", torch.cat(top).tolist()),
+    )

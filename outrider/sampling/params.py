@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from outrider.errors import InvalidRequest
@@ -12,6 +12,7 @@ from outrider.sampling.logit_bias import LogitBias
 from outrider.sampling.range import Range
 
 BIASES = Range(-100, 100)
+BARRED = -3.4e38  # a bias with which a token is not drawn while there is any other
 MAX_BIASES = 1024  # a few for each token of what a request may want to hear or not; OpenAI takes 300
 
 
@@ -61,6 +62,10 @@ class SamplingParams:
     def cut(self) -> bool:
         """Returns True if all of a row's logits together decide which tokens are ruled out."""
         return bool(self.top_k) or self.top_p < 1.0 or self.min_p > 0.0
+
+    def barring(self, ids: Iterable[int]) -> SamplingParams:
+        """Returns the same, but that these ids are not drawn while there is any other."""
+        return replace(self, logit_bias=LogitBias({**self.logit_bias, **dict.fromkeys(ids, BARRED)}))
 
     def validate(self, vocab_size: int) -> None:
         """Raises InvalidRequest naming the first field out of range and its limits."""

@@ -126,6 +126,9 @@ def params_to_wire(params: SessionParams) -> common_pb2.SessionParams:
         logprobs=params.logprobs,
         grammar=params.grammar,
         guesses=params.guesses,
+        min_tokens=params.min_tokens,
+        priority=params.priority,
+        prompt_logprobs=params.prompt_logprobs,
     )
 
 
@@ -148,6 +151,9 @@ def params_from_wire(message: common_pb2.SessionParams) -> SessionParams:
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         grammar=message.grammar,
         guesses=message.guesses,
+        min_tokens=message.min_tokens,
+        priority=message.priority,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
     )
 
 
@@ -179,6 +185,7 @@ def model_info_to_wire(model: ModelInfo) -> common_pb2.ModelInfo:
         tensor_parallel_size=model.tensor_parallel_size,
         quantization=model.quantization,
         numerics=model.numerics,
+        aliases=model.aliases,
     )
 
 
@@ -197,6 +204,7 @@ def model_info_from_wire(message: common_pb2.ModelInfo) -> ModelInfo:
         tensor_parallel_size=message.tensor_parallel_size,
         quantization=message.quantization,
         numerics=message.numerics,
+        aliases=tuple(message.aliases),
     )
 
 

@@ -37,6 +37,7 @@ class ModelInfo:
         ""  # how its products are rounded: int8, or as its checkpoint says; empty = they are not
     )
     numerics: str = ""  # the same for engines that give the same logits to the bit; empty = not known
+    aliases: tuple[str, ...] = ()  # other names under which clients may ask for it
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from outrider.errors import InvalidRequest
+from outrider.v1 import common_pb2
 
 MAX_TOP_LOGPROBS = 20  # OpenAI's and vLLM's
+MAX_PROMPT_LOGPROBS = 2**17  # of all prompts of a request, those of the likeliest included
 
 
 class Logprob(NamedTuple):
@@ -16,6 +20,43 @@ class Logprob(NamedTuple):
 
     logprob: float  # natural
     top: tuple[tuple[int, float], ...] = ()  # the likeliest ids there with theirs, the likeliest first
+
+
+@dataclass(slots=True)
+class PromptLogprobs:
+    """Of a prompt's tokens but the first, by the same distribution. In arrays, as they may be many."""
+
+    logprobs: array[float] = field(default_factory=lambda: array("f"))
+    ranks: array[int] = field(default_factory=lambda: array("I"))  # of each: 1 = the likeliest
+    top_tokens: array[int] = field(default_factory=lambda: array("I"))  # for each equally many
+    top: array[float] = field(default_factory=lambda: array("f"))
+
+    def __len__(self) -> int:
+        return len(self.logprobs)
+
+    def extend(self, more: PromptLogprobs) -> None:
+        """Adds those of the tokens that follow."""
+        self.logprobs += more.logprobs
+        self.ranks += more.ranks
+        self.top_tokens += more.top_tokens
+        self.top += more.top
+
+    def fits(self, tokens: int, count: int, vocab_size: int) -> bool:
+        """Returns whether they may be those of a prompt of so many tokens, with so many likeliest at each."""
+        each = min(count, vocab_size)
+        return (
+            len(self.logprobs) == len(self.ranks) == tokens - 1
+            and len(self.top_tokens) == len(self.top) == (tokens - 1) * each
+            and max(self.top_tokens, default=0) < vocab_size
+            and max(self.ranks, default=1) <= vocab_size
+        )
+
+    def each(self) -> Iterator[tuple[float, int, list[tuple[int, float]]]]:
+        """Yields for each token its own, its rank, and the likeliest with theirs."""
+        width = len(self.top) // len(self.logprobs) if self.logprobs else 0
+        for index, (logprob, rank) in enumerate(zip(self.logprobs, self.ranks, strict=True)):
+            part = slice(index * width, (index + 1) * width)
+            yield logprob, rank, list(zip(self.top_tokens[part], self.top[part], strict=True))
 
 
 Logprobs = tuple[Logprob, ...]
@@ -39,3 +80,19 @@ def from_numbers(of_tokens: Sequence[float], top_tokens: Sequence[int], top: Seq
         )
     pairs, each = list(zip(top_tokens, top, strict=True)), len(top) // count
     return tuple(Logprob(of, tuple(pairs[i * each : (i + 1) * each])) for i, of in enumerate(of_tokens))
+
+
+def prompt_to_wire(told: PromptLogprobs) -> common_pb2.PromptLogprobs:
+    return common_pb2.PromptLogprobs(
+        logprobs=told.logprobs, ranks=told.ranks, top_tokens=told.top_tokens, top_logprobs=told.top
+    )
+
+
+def prompt_from_wire(message: common_pb2.PromptLogprobs) -> PromptLogprobs:
+    """Returns numbers that may not fit each other: see `fits`."""
+    return PromptLogprobs(
+        array("f", message.logprobs),
+        array("I", message.ranks),
+        array("I", message.top_tokens),
+        array("f", message.top_logprobs),
+    )

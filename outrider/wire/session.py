@@ -13,6 +13,7 @@ from outrider.sampling.params import SamplingParams
 SessionId = NewType("SessionId", bytes)
 SESSION_ID_BYTES = 16
 MAX_CACHE_SALT_BYTES = 32
+MAX_PRIORITY = 2**31 - 1
 
 
 def new_session_id(random_bytes: Callable[[int], bytes] = secrets.token_bytes) -> SessionId:
@@ -50,8 +51,19 @@ class SessionParams:
         ""  # that the output obeys up to its end-of-text token, as llguidance writes it; empty = none
     )
     guesses: bool = False  # each step comes with the draft tokens that it verified
+    min_tokens: int = 0  # least output tokens: before that none of stop_token_ids is drawn
+    priority: int = 0  # sessions of a greater one give way to those of less
+    prompt_logprobs: int | None = None  # as `logprobs`, of the prompt
 
     @property
     def most_tokens(self) -> int:
         """The most tokens that prompt and output can come to together."""
         return len(self.prompt) + self.max_tokens
+
+    @property
+    def first_sampling(self) -> SamplingParams | None:
+        """Returns how the first `min_tokens` output tokens are drawn; None if as all others. Each call makes
+        it anew."""
+        if not (self.min_tokens and self.stop_token_ids):
+            return None
+        return self.sampling.barring(self.stop_token_ids)

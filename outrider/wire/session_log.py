@@ -13,7 +13,14 @@ from outrider.v1 import session_pb2
 from outrider.wire.codec import finish_reason_from_wire, params_from_wire, params_to_wire
 from outrider.wire.guesses import Guesses, guesses_from_wire, guesses_to_wire
 from outrider.wire.hello import PROTOCOL_VERSION
-from outrider.wire.logprobs import Logprobs, Numbers, from_numbers
+from outrider.wire.logprobs import (
+    Logprobs,
+    Numbers,
+    PromptLogprobs,
+    from_numbers,
+    prompt_from_wire,
+    prompt_to_wire,
+)
 from outrider.wire.logprobs import numbers as logprob_numbers
 from outrider.wire.session import FinishReason, SessionParams
 
@@ -35,8 +42,9 @@ NO_NUMBERS: Numbers = ([], [], [])
 UNLOGGED_RECORD = session_pb2.SessionLog(end=session_pb2.SessionEnd()).SerializeToString()
 """A log that is an end alone: the store did not take the session's request."""
 
-LoggedStep = tuple[tuple[int, ...], int, int, int, str, Logprobs, Guesses]
-"""(tokens, accepted, verified, cached prompt tokens, numerics, log-probabilities, guesses) of one step."""
+LoggedStep = tuple[tuple[int, ...], int, int, int, str, Logprobs, Guesses, PromptLogprobs | None]
+"""(tokens, accepted, verified, cached prompt tokens, numerics, log-probabilities, guesses, the
+log-probabilities of the prompt) of one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +77,7 @@ def step_record(
     numerics: str = "",
     logprobs: Logprobs = (),
     guesses: Guesses = (),
+    prompt: PromptLogprobs | None = None,
 ) -> bytes:
     """`numerics`: of the verifier, if the step before was another's."""
     of_tokens, top_tokens, top = logprob_numbers(logprobs) if logprobs else NO_NUMBERS
@@ -82,6 +91,7 @@ def step_record(
         top_tokens=top_tokens,
         top_logprobs=top,
         guesses=guesses_to_wire(guesses),
+        prompt_logprobs=None if prompt is None else prompt_to_wire(prompt),
     )
     return session_pb2.SessionLog(steps=(step,)).SerializeToString()
 
@@ -132,6 +142,7 @@ def log_from_bytes(raw: bytes) -> SessionLog:
                 step.numerics,
                 from_numbers(step.logprobs, step.top_tokens, step.top_logprobs),
                 guesses_from_wire(step.guesses),
+                prompt_from_wire(step.prompt_logprobs) if step.HasField("prompt_logprobs") else None,
             )
             for step in message.steps
         ],

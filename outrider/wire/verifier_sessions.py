@@ -19,7 +19,14 @@ from outrider.wire.codec import (
 from outrider.wire.guesses import Guesses, guesses_from_wire, guesses_to_wire
 from outrider.wire.hello import Hello, hello_from_wire, hello_to_wire
 from outrider.wire.load import VerifierLoad
-from outrider.wire.logprobs import Logprobs, from_numbers, numbers
+from outrider.wire.logprobs import (
+    Logprobs,
+    PromptLogprobs,
+    from_numbers,
+    numbers,
+    prompt_from_wire,
+    prompt_to_wire,
+)
 from outrider.wire.session import FinishReason, SessionParams
 
 
@@ -84,6 +91,7 @@ class Committed:
     cached_prompt_tokens: int = 0  # with a session's first output
     logprobs: Logprobs = ()  # of the tokens, if asked for
     guesses: Guesses = ()  # the draft tokens verified, if asked for
+    prompt: PromptLogprobs | None = None  # with a session's first output, if asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +215,9 @@ def _events_to_wire(events: VerifierEvents) -> verifier_pb2.VerifierEvents:
             committed.logprobs.extend(of_tokens)
             committed.top_tokens.extend(top_tokens)
             committed.top_logprobs.extend(top)
+        if step.prompt is not None:
+            committed.prompt_logprobs.SetInParent()  # it may be empty
+            committed.prompt_logprobs.CopyFrom(prompt_to_wire(step.prompt))
     for end in events.finished:
         message.finished.add(session_id=end.session_id, opening=end.opening, reason=int(end.reason))
     for failure in events.failed:
@@ -237,6 +248,7 @@ def _events_from_wire(message: verifier_pb2.VerifierEvents) -> VerifierEvents:
                 step.cached_prompt_tokens,
                 from_numbers(step.logprobs, step.top_tokens, step.top_logprobs),
                 guesses_from_wire(step.guesses),
+                prompt_from_wire(step.prompt_logprobs) if step.HasField("prompt_logprobs") else None,
             )
             for step in message.committed
         ],

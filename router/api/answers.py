@@ -68,8 +68,8 @@ class CompletionLogprobs(TypedDict):
     """Of the model itself: before penalties, biases, temperature and cuts."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: Annotated[list[float | None], Field(description="Null for the first of a prompt.")]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[Count]
 
 
@@ -115,12 +115,26 @@ class StepsTold(TypedDict):
     steps: list[TargetStep]
 
 
+class PromptLogprob(TypedDict):
+    """vLLM's, of a token at a position of the prompt."""
+
+    logprob: float
+    rank: Annotated[int, Field(ge=1, description="1 = the likeliest.")]
+    decoded_token: str
+
+
+PromptLogprobs = Annotated[
+    list[dict[str, PromptLogprob] | None], Field(description="If asked for: by token id; null for the first.")
+]
+
+
 class CompletionChoice(TypedDict):
     index: Count
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason
     speculation: NotRequired[StepsTold]
+    prompt_logprobs: NotRequired[PromptLogprobs]
 
 
 class Completion(Answer):
@@ -178,6 +192,7 @@ class Chat(Answer):
 
     object: Literal["chat.completion"]
     choices: Annotated[list[ChatChoice], Field(min_length=1)]
+    prompt_logprobs: NotRequired[PromptLogprobs]
 
 
 class MessageText(TypedDict):

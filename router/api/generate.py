@@ -10,9 +10,11 @@ from itertools import islice
 from typing import Any
 
 from outrider.errors import DeadlineExceeded, OutriderError
+from outrider.wire.logprobs import PromptLogprobs
 from outrider.wire.session import FinishReason
 from router.api.acceptance import SpeculationStats
 from router.api.logprobs import Scored, Scoring
+from router.api.prompt_logprobs import ScoredPrompt
 from router.api.provenance import Provenance, Step
 from router.api.threads import Retelling
 from router.api.validation import Generation
@@ -32,7 +34,8 @@ class Chunk:
     text: str
     token_ids: tuple[int, ...]
     position: int  # output tokens up to the end of it
-    scored: tuple[Scored, ...] = ()  # of the tokens that are part of the text, if asked for
+    scored: tuple[Scored, ...] = ()  # of `token_ids`, if asked for
+    prompt: ScoredPrompt | None = None  # with the first output, if asked for
     step: Step | None = None  # where the tokens came from, if asked for
     calls: tuple[CallDelta, ...] = ()  # of tools, after the text
 
@@ -44,20 +47,22 @@ class Details:
     scored: list[Scored] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     calls: Sequence[CallDelta] = ()  # pieces of calls, in a stream
+    prompt: ScoredPrompt | None = None
 
     @classmethod
     def of(cls, chunk: Chunk) -> Details:
-        if not chunk.scored and chunk.step is None and not chunk.calls:
+        if not chunk.scored and chunk.step is None and not chunk.calls and chunk.prompt is None:
             return NO_DETAILS
-        return cls(list(chunk.scored), [] if chunk.step is None else [chunk.step], chunk.calls)
+        return cls(list(chunk.scored), [] if chunk.step is None else [chunk.step], chunk.calls, chunk.prompt)
 
     def __bool__(self) -> bool:
-        return bool(self.scored or self.steps or self.calls)
+        return bool(self.scored or self.steps or self.calls) or self.prompt is not None
 
     def add(self, chunk: Chunk) -> None:
         self.scored += chunk.scored
         if chunk.step is not None:
             self.steps.append(chunk.step)
+        self.prompt = self.prompt or chunk.prompt
 
 
 NO_DETAILS = Details()
@@ -104,7 +109,12 @@ class _Output:
 
     detokenizer: Detokenizer
     matcher: StopMatcher
-    end_ids: frozenset[int]  # tokens that end the text and are no part of it
+    end_ids: frozenset[int]  # tokens that end the text
+    include_end: bool  # and are part of it
+    echo: str  # comes before the output
+    dropped: bool  # the output is no part of the text
+    score_prompt: Callable[[PromptLogprobs], ScoredPrompt]
+    min_tokens: int  # before which no stop string is looked for
     usage: Usage
     scoring: Scoring | None = None  # if asked for
     provenance: Provenance | None = None  # if asked for
@@ -123,23 +133,34 @@ class _Output:
         before, text, taken = self.usage.completion_tokens, "", 0
         scored: list[Scored] = []
         calls: tuple[CallDelta, ...] = ()
+        prompt = None
+        if before == 0 and event.tokens:
+            text = self.echo if after == 0 else ""
+            if event.prompt is not None and after == 0:
+                prompt = self.score_prompt(event.prompt)
+        if self.dropped:
+            self.usage.completion_tokens += len(event.tokens)
+            return Chunk(text, (), before + len(event.tokens), prompt=prompt)
         for token in event.tokens:
             taken += 1
-            if token not in self.end_ids:
-                settled, called = self._parsed(self.matcher.push(self.detokenizer.push((token,))))
+            if token not in self.end_ids or self.include_end:
+                may_stop = before + taken > self.min_tokens
+                settled, called = self._parsed(self.matcher.push(self.detokenizer.push((token,)), may_stop))
                 if before + taken > after:
                     text += settled
                     calls += called
-                if self.scoring is not None and event.logprobs:
-                    told = self.scoring.push(token, event.logprobs[taken - 1])
-                    if before + taken > after:
-                        scored.append(told)
+            if self.scoring is not None and event.logprobs:
+                told = self.scoring.push(token, event.logprobs[taken - 1])
+                if before + taken > after:
+                    scored.append(told)
             if self.matcher.stopped:
                 break
         self.usage.completion_tokens += taken
         first = max(0, after - before)
         step = None if self.provenance is None else self.provenance.push(event, first, taken)
-        return Chunk(text, event.tokens[first:taken], before + taken, tuple(scored), step, joined(calls))
+        return Chunk(
+            text, event.tokens[first:taken], before + taken, tuple(scored), prompt, step, joined(calls)
+        )
 
     def retell(self, steps: Iterator[TokensCommitted], after: int) -> tuple[list[Chunk], bool]:
         """Takes the next steps of a log. Returns what follows the first `after` tokens, and whether there may
@@ -185,7 +206,8 @@ class _Output:
 
     def finish(self) -> str:
         """The text that was still open; sets `stopped` where it completes a stop string."""
-        text = self.matcher.push(self.detokenizer.flush())
+        may_stop = self.usage.completion_tokens > self.min_tokens
+        text = self.matcher.push(self.detokenizer.flush(), may_stop)
         return text if self.matcher.stopped else text + self.matcher.flush()
 
 
@@ -203,15 +225,35 @@ async def generate(
     `events`: all of the session. `after`: where it is resumed, the position of its client, who gets what
     follows it; None = a new session. `retelling`: its place, needed up to SessionBegun. Raises what `events`
     raises; chunks given before stay valid."""
-    end_ids, token_bytes = frozenset(session.params.stop_token_ids), generation.tokenizer.token_bytes
+    tokenizer, wording = generation.tokenizer, generation.wording
+    hidden = frozenset[int]() if wording.special_tokens else tokenizer.special_ids
+    echo = generation.echo(session)
+    scored = session.params.logprobs is not None
+
+    def score_prompt(told: PromptLogprobs) -> ScoredPrompt:
+        return ScoredPrompt(
+            ids=session.params.prompt,
+            logprobs=told,
+            token_bytes=tokenizer.token_bytes,
+            hidden=hidden,
+            asked=wording.prompt_logprobs,
+            repeated=scored and bool(wording.echo),
+        )
+
     calls = generation.calls
+    end_ids = frozenset(session.params.stop_token_ids)
     output = _Output(
-        detokenizer=generation.tokenizer.detokenizer(calls.markers if calls is not None else ()),
-        matcher=generation.stop.matcher(),
+        detokenizer=tokenizer.detokenizer(calls.markers if calls is not None else (), wording.special_tokens),
+        matcher=generation.stop.matcher(wording.include_stop),
         end_ids=end_ids,
+        include_end=wording.include_stop,
+        echo=echo,
+        dropped=wording.drop_output,
+        score_prompt=score_prompt,
+        min_tokens=session.params.min_tokens,
         usage=Usage(prompt_tokens=len(session.params.prompt)),
-        scoring=None if session.params.logprobs is None else Scoring(token_bytes),
-        provenance=Provenance(token_bytes, end_ids) if session.params.guesses else None,
+        scoring=Scoring(tokenizer.token_bytes, hidden, len(echo)) if scored else None,
+        provenance=Provenance(tokenizer.token_bytes, end_ids) if session.params.guesses else None,
         parser=None if calls is None else calls.parser(session.session_id or b""),
     )
     measured = metrics.session(session.model, len(session.params.prompt), resumed=after is not None)
@@ -249,6 +291,7 @@ async def generate(
         else:
             rest = output.finish()
         reason = FinishReason.STOP if output.matcher.stopped or reason is None else reason
+        reason = FinishReason.LENGTH if wording.drop_output else reason
         ended = reason.openai
         yield output.result(rest, reason)
     except DeadlineExceeded as error:

@@ -20,7 +20,9 @@ from router.api.body import MAX_BODY_BYTES, MAX_VALUES, too_large
 from router.api.generate import Chunk, Result
 from router.api.logprobs import Scored, Told
 from router.api.position import Position
+from router.api.prompt_logprobs import ScoredPrompt
 from router.api.provenance import Guessed, Step
+from router.api.template_fields import MAX_VARIABLES_BYTES
 from router.api.validation import Body, Generation
 from router.requests import SessionBegun
 from router.tool_parser import CallDelta
@@ -47,6 +49,10 @@ _OPTIONAL = (
     "cache_salt",
     "n",
     "parallel_tool_calls",
+    "min_tokens",
+    "priority",
+    "prompt_logprobs",
+    "skip_special_tokens",
 )
 
 
@@ -160,7 +166,7 @@ def responses(
             yield _delta(index, item.text, (), calls=item.calls)
         yield generation_pb2.GenerateResponse(completed=_completed(index, item))
     else:
-        yield _delta(index, item.text, item.token_ids, item.scored, item.step, item.calls)
+        yield _delta(index, item.text, item.token_ids, item.scored, item.step, item.calls, item.prompt)
 
 
 def body(asked: bytes | generation_pb2.GenerateRequest) -> Body:
@@ -175,6 +181,8 @@ def body(asked: bytes | generation_pb2.GenerateRequest) -> Body:
         "logit_bias": dict(request.logit_bias),
         "ignore_eos": request.ignore_eos,
         "return_speculation": request.return_speculation,
+        "stop_token_ids": list(request.stop_token_ids),
+        "include_stop_str_in_output": request.include_stop_str_in_output,
     }
     count = request.logprobs if request.HasField("logprobs") else None
     if request.HasField("structured_outputs"):
@@ -185,17 +193,30 @@ def body(asked: bytes | generation_pb2.GenerateRequest) -> Body:
         fields["tool_choice"] = _tool_choice(request.tool_choice)
     match request.WhichOneof("prompt"):
         case "text":
-            return schema.parse(
-                schema.CompletionRequest, fields | {"prompt": request.text, "logprobs": count}
-            )
+            fields |= {
+                "prompt": request.text,
+                "logprobs": count,
+                "echo": request.echo,
+                "suffix": request.suffix,
+            }
+            return schema.parse(schema.CompletionRequest, fields)
         case "token_ids":
             if (ids := len(request.token_ids.ids)) > MAX_VALUES:
                 raise InvalidRequest(f"prompt has {ids} token ids, and may have {MAX_VALUES}", field="prompt")
-            fields |= {"prompt": [list(request.token_ids.ids)], "logprobs": count}
+            fields |= {
+                "prompt": [list(request.token_ids.ids)],
+                "logprobs": count,
+                "echo": request.echo,
+                "suffix": request.suffix,
+            }
             return schema.parse(schema.CompletionRequest, fields)
         case "chat":
             fields |= {"messages": [_turn(turn) for turn in request.chat.messages]}
             fields |= {"logprobs": count is not None, "top_logprobs": count}
+            fields |= _template_fields(request.chat)
+            for name in ("echo", "suffix"):
+                if getattr(request, name):
+                    raise InvalidRequest(f"{name} is for a prompt, not for a chat", field=name)
             return schema.parse(schema.ChatRequest, fields)
     raise InvalidRequest("prompt is required: one of text, token_ids, chat", field="prompt")
 
@@ -231,6 +252,26 @@ def _tool_choice(choice: generation_pb2.ToolChoice) -> object:
     return kind
 
 
+def _of_prompt(request: generation_pb2.GenerateRequest) -> dict[str, object]:
+    return {"echo": request.echo, "suffix": request.suffix}
+
+
+def _template_fields(chat: generation_pb2.Chat) -> dict[str, object]:
+    """Returns the fields as HTTP has them."""
+    fields: dict[str, object] = {"continue_final_message": chat.continue_final_message}
+    if chat.HasField("add_generation_prompt"):
+        fields["add_generation_prompt"] = chat.add_generation_prompt
+    if chat.chat_template_kwargs:
+        try:
+            fields["chat_template_kwargs"] = json.loads(chat.chat_template_kwargs[: MAX_VARIABLES_BYTES + 1])
+        except (ValueError, RecursionError):
+            raise InvalidRequest(
+                f"chat_template_kwargs must be a JSON object of at most {MAX_VARIABLES_BYTES} bytes",
+                field="chat_template_kwargs",
+            ) from None
+    return fields
+
+
 def _structured(asked: generation_pb2.StructuredOutputs) -> dict[str, object]:
     """Returns the field as HTTP has it."""
     kind = asked.WhichOneof("constraint")
@@ -246,6 +287,7 @@ def _delta(
     scored: Sequence[Scored] = (),
     step: Step | None = None,
     calls: Sequence[CallDelta] = (),
+    prompt: ScoredPrompt | None = None,
 ) -> generation_pb2.GenerateResponse:
     delta = generation_pb2.Delta(
         text=text,
@@ -260,6 +302,10 @@ def _delta(
             for call in calls
         ],
     )
+    for one, rank in () if prompt is None else prompt.scored()[1]:
+        told = delta.prompt_logprobs.add()
+        told.CopyFrom(_logprob(one.own, one.top))
+        told.rank = rank
     return generation_pb2.GenerateResponse(delta=delta)
 
 

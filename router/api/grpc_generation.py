@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
 
@@ -18,13 +19,13 @@ from router.api import generation_wire, position, schema
 from router.api.access import Access, count_sessions, guarded, owner
 from router.api.cache_salt import cache_salt
 from router.api.deadline import TimeLimits, call_limits
-from router.api.generate import Result, generate_all
+from router.api.generate import Chunk, Result, generate_all
 from router.api.record import Record, check_owner, named, recalled
 from router.api.stream import Items, internal_error
 from router.api.threads import TINY_BYTES, Retelling, Threads
 from router.api.validation import DrawBelow, Generation, choices, prepare, prepared_in
 from router.metrics import Metrics
-from router.requests import Events, GenerationRequest, SessionRunner
+from router.requests import Events, GenerationRequest, SessionBegun, SessionRunner
 from router.tool_formats import OF_TEMPLATE
 
 logger = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class GenerationServicer:
                 async for index, item in items:
                     if isinstance(item, Result) and item.cut is not None:
                         raise item.cut  # gRPC has a status for it; the text is there
-                    for response in generation_wire.responses(index, item, generation):
+                    for response in await _told(index, item, generation):
                         yield response
 
     async def Resume(
@@ -74,7 +75,7 @@ class GenerationServicer:
                 generation, answering = await self._resumed(id, after, place)
                 async with aclosing(answering) as items:
                     async for index, item in items:
-                        for response in generation_wire.responses(index, item, generation, after[index]):
+                        for response in await _told(index, item, generation, after[index]):
                             yield response
 
     async def Cancel(self, request: Any, context: Any) -> Any:
@@ -127,9 +128,17 @@ class GenerationServicer:
         generation = generation.cached_under(cache_salt(tenant, body.cache_salt))
         shape = "chat" if isinstance(body, schema.ChatRequest) else "completion"
         strings = generation.stop.strings
-        kept = Record(
-            shape, int(self._clock()), sessions, strings, owner(), n=body.n, calls=generation.calls
-        ).to_bytes()
+        record = Record(
+            shape,
+            int(self._clock()),
+            sessions,
+            strings,
+            owner(),
+            n=generation.n,
+            calls=generation.calls,
+            wording=generation.wording,
+        )
+        kept = record.to_bytes()
 
         def start(session: GenerationRequest) -> Events:
             return self._runner.run(session, kept if session is generation.sessions[0] else b"")
@@ -152,6 +161,17 @@ class GenerationServicer:
             return self._runner.resume(session.session_id)
 
         return generation, generate_all(start, generation, self._metrics, after, place)
+
+
+async def _told(
+    index: int, item: SessionBegun | Chunk | Result, generation: Generation, after: int = 0
+) -> Iterable[Any]:
+    """Returns the messages that tell an item. What tells of a prompt may be long."""
+    if isinstance(item, Chunk) and item.prompt is not None:
+        return await asyncio.to_thread(
+            lambda: list(generation_wire.responses(index, item, generation, after))
+        )
+    return generation_wire.responses(index, item, generation, after)
 
 
 def add_generation_service(

@@ -175,8 +175,9 @@ def create_app(
             owner(),
             include_usage=body.stream_options.include_usage or not body.stream,
             continuous_usage_stats=body.stream_options.continuous_usage_stats,
-            n=body.n,
+            n=generation.n,
             calls=generation.calls,
+            wording=generation.wording,
             repeated=asked.repeated() if isinstance(asked, ResponsesRequest) else {},
         )
         kept = record.to_bytes()
@@ -200,6 +201,8 @@ def create_app(
         with reading.retelling(owner()) as place:
             record, generation = await recalled(runner, session_id, place)
         count_sessions(record.prompts)
+        if record.wording.best:
+            raise InvalidRequest("an answer with best_of has no stream: ask again, with its seed", field="id")
         if shape not in (None, record.shape):
             raise InvalidRequest(
                 f"Last-Event-ID is of a {record.shape}: ask where it was asked for", field="Last-Event-ID"
@@ -259,14 +262,15 @@ def create_app(
     @app.api_route("/v1/models", methods=READ, **MODELS)
     async def models() -> answers.Models:
         """The models that are served."""
-        return {"object": "list", "data": [_described(model) for model in runner.models()]}
+        named = [(model, name) for model in runner.models() for name in (model.name, *model.aliases)]
+        return {"object": "list", "data": [_described(model, name) for model, name in named]}
 
     @app.api_route("/v1/models/{name:path}", methods=READ, **MODEL)
     async def model(name: ModelName) -> answers.Model:
         """One of them."""
         if not name:
             raise HTTPException(404)  # /v1/models/
-        return _described(runner.model(name))
+        return _described(runner.model(name), name)
 
     @app.api_route("/health", methods=READ, **PROBE)
     async def health() -> Response:
@@ -297,9 +301,10 @@ def create_app(
     return app
 
 
-def _described(model: ServedModel) -> answers.Model:
+def _described(model: ServedModel, name: str) -> answers.Model:
+    """Returns what is told of it under one of its names."""
     return {
-        "id": model.name,
+        "id": name,
         "object": "model",
         "created": model.created,
         "owned_by": "outrider",

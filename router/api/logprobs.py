@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
+from typing import Any
 
 from outrider.wire.logprobs import Logprob
 
@@ -38,28 +39,33 @@ class Scored:
 
     own: Told
     top: tuple[Told, ...]
-    offset: int  # characters of the output before it
+    offset: int  # characters of the text before it
 
 
 class Scoring:
     """Of one output, token by token."""
 
-    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+    def __init__(
+        self, token_bytes: Callable[[int], bytes], hidden: Set[int] = frozenset(), offset: int = 0
+    ) -> None:
+        """`hidden`: ids that give no text. `offset`: characters of text before the first token."""
         self._token_bytes = token_bytes
+        self._hidden = hidden
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._offset = 0
+        self._offset = offset
 
     def push(self, token: int, logprob: Logprob) -> Scored:
         told = [self._told(*one) for one in ((token, logprob.logprob), *logprob.top)]
         scored = Scored(told[0], tuple(told[1:]), self._offset)
-        self._offset += len(self._utf8.decode(told[0].piece))
+        if token not in self._hidden:
+            self._offset += len(self._utf8.decode(told[0].piece))
         return scored
 
     def _told(self, token: int, logprob: float) -> Told:
         return Told(token, self._token_bytes(token), max(LEAST, min(0.0, logprob)))
 
 
-def of_completion(scored: Sequence[Scored]) -> dict[str, object]:
+def of_completion(scored: Sequence[Scored]) -> dict[str, list[Any]]:
     """Returns OpenAI's object of a completion: the drawn token is always among the likeliest."""
     return {
         "tokens": [one.own.text for one in scored],

@@ -72,8 +72,6 @@ def _only(*values: object) -> Only:
 TEXT, FLAG, OBJECT = Every(str, "string"), Every(bool, "boolean"), Every(dict, "object")
 
 BOTH: Neutral = {  # OpenAI's, then vLLM's
-    "best_of": _only(1),
-    "echo": _only(False),
     "store": _only(False),
     "service_tier": _only("auto", "default"),
     "user": TEXT,
@@ -81,35 +79,27 @@ BOTH: Neutral = {  # OpenAI's, then vLLM's
     "safety_identifier": TEXT,
     "prompt_cache_key": TEXT,
     "prompt_cache_retention": TEXT,
-    "min_tokens": _only(0),
-    "stop_token_ids": _only([]),
     "bad_words": _only([]),
-    "priority": _only(0),
     "length_penalty": _only(1),
     "use_beam_search": _only(False),
-    "skip_special_tokens": _only(True),
     "spaces_between_special_tokens": _only(True),
-    "include_stop_str_in_output": _only(False),
     "return_tokens_as_token_ids": _only(False),
     "return_token_ids": _only(False),
 }
 COMPLETION: Neutral = {
     **BOTH,
     "top_logprobs": _only(0),
-    "suffix": _only(""),
     "add_special_tokens": _only(True),
 }
 CHAT: Neutral = {
     **BOTH,
+    "echo": _only(False),
     "functions": _only([]),
     "function_call": _only("none", "auto"),
     "modalities": _only(["text"]),
     "reasoning_effort": _only("none"),
     "verbosity": _only("medium"),
     "add_special_tokens": _only(False),
-    "add_generation_prompt": _only(True),
-    "continue_final_message": _only(False),
-    "chat_template_kwargs": _only({}),
     "documents": _only([]),
 }
 MESSAGE: Neutral = {"name": TEXT, "annotations": _only([])}  # also sent back
@@ -132,4 +122,3 @@ RESPONSES: Neutral = {
     "prompt_cache_key": TEXT,
     "prompt_cache_retention": TEXT,
 }
-TOKENIZE: Neutral = {name: CHAT[name] for name in ("add_generation_prompt", "continue_final_message")}

@@ -16,6 +16,7 @@ from router.api.access import owner
 from router.api.position import companion
 from router.api.threads import Retelling
 from router.api.validation import Generation
+from router.api.wording import Wording
 from router.requests import Recalled, ServedModel, SessionRunner
 from router.stop import StopStrings
 from router.tool_parser import CallReading
@@ -35,6 +36,7 @@ class Record:
     n: int = 1
     calls: CallReading | None = None
     repeated: Mapping[str, Any] = field(default_factory=dict)  # fields of the request that its answer repeats
+    wording: Wording = field(default=Wording())
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self), separators=(",", ":")).encode()
@@ -44,7 +46,9 @@ class Record:
         """Returns the record in the bytes. Raises ValueError, KeyError or TypeError if they are none."""
         fields = json.loads(raw)
         calls = CallReading(**fields["calls"]) if fields["calls"] else None
-        return cls(**fields | {"stop": tuple(fields["stop"]), "calls": calls})
+        wording = Wording.from_json(fields["wording"])
+        stop = tuple(fields["stop"])
+        return cls(**fields | {"stop": stop, "calls": calls, "wording": wording})
 
 
 def named(generation: Generation, session_id: SessionId) -> Generation:
@@ -93,7 +97,7 @@ async def recalled(
     if requests[0].fingerprint not in (None, model.fingerprint):
         raise Unavailable(f"another checkpoint of {model.name!r} is served now; send the request again")
     built, stop = await retelling.run(_built, model, session_id, record.stop)
-    return record, Generation(model, built, requests, stop, record.n, record.calls)
+    return record, Generation(model, built, requests, stop, record.n, record.calls, record.wording)
 
 
 def _built(

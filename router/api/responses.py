@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from outrider.errors import OutriderError
 from outrider.wire.session import SessionId
 from router.api.acceptance import SpeculationStats
 from router.api.answers import Error, Totals, Usage
+from router.api.best import best
 from router.api.generate import NO_DETAILS, Details, Result
 from router.api.logprobs import Scored, of_chat, of_completion
 from router.api.provenance import steps_json
@@ -38,6 +39,10 @@ class Shape(Protocol):
         """Returns the choice of a chunk: text, pieces of calls, or the reason for the end."""
         ...
 
+    def beside(self, details: Details) -> Json:
+        """Returns what an answer or a chunk tells of its prompt beside its choices."""
+        ...
+
 
 class CompletionShape:
     name = "completion"
@@ -51,9 +56,17 @@ class CompletionShape:
         return None
 
     def delta(self, index: int, text: str | None, reason: str | None, details: Details = NO_DETAILS) -> Json:
-        logprobs = of_completion(details.scored) if details.scored else None
+        prompt = details.prompt
+        logprobs: Json | None = of_completion(details.scored) if details.scored else None
+        if prompt is not None and prompt.repeated:
+            logprobs = prompt.before(details.scored)
         told = {"index": index, "text": text or "", "logprobs": logprobs, "finish_reason": reason}
+        if prompt is not None and prompt.asked:
+            told["prompt_logprobs"] = prompt.entries()
         return _with_steps(told, details)
+
+    def beside(self, details: Details) -> Json:
+        return {}
 
 
 class ChatShape:
@@ -78,6 +91,9 @@ class ChatShape:
         if details.calls:
             delta["tool_calls"] = [_call_delta(call) for call in details.calls]
         return self._chunk(index, delta, reason, details)
+
+    def beside(self, details: Details) -> Json:
+        return {} if details.prompt is None else {"prompt_logprobs": details.prompt.entries()}
 
     def _chunk(self, index: int, delta: Json, reason: str | None, details: Details = NO_DETAILS) -> Json:
         logprobs = _of_chat(details.scored)
@@ -119,14 +135,20 @@ class Envelope:
     model: str
     seed: int
     n: int = 1  # answers to each prompt
+    best: int = 0  # of which so many are told; 0 = all
+    hide_logprobs: bool = False
 
-    def whole(self, texts: Iterable[str], results: Iterable[Result], details: Iterable[Details]) -> Json:
-        results = list(results)
+    def whole(self, texts: Sequence[str], results: Sequence[Result], details: Sequence[Details]) -> Json:
+        told: Sequence[int] = range(len(results))
+        if self.best:
+            told = best([each.scored for each in details], self.n, self.best)
+        if self.hide_logprobs:
+            details = [replace(each, scored=[]) for each in details]
         choices = [
-            self.shape.choice(index, text, result, own)
-            for index, (text, result, own) in enumerate(zip(texts, results, details, strict=True))
+            self.shape.choice(index, texts[one], results[one], details[one]) for index, one in enumerate(told)
         ]
-        return {**self._head(self.shape.whole), "choices": choices, **totals(results, self.n)}
+        beside = self.shape.beside(details[0])
+        return {**self._head(self.shape.whole), "choices": choices, **beside, **totals(results, self.n)}
 
     def chunk(self, *choices: Json, **rest: object) -> Json:
         return {**self._head(self.shape.chunk), "choices": choices, **rest}

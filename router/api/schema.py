@@ -21,10 +21,13 @@ from outrider.errors import InvalidRequest
 from outrider.sampling.params import BIASES, MAX_BIASES, RANGES, SamplingParams
 from outrider.sampling.range import Range
 from outrider.wire.logprobs import MAX_TOP_LOGPROBS
+from outrider.wire.session import MAX_PRIORITY
 from router.api import neutral, structured
 from router.api.body import MAX_BODY_BYTES, MAX_VALUES
 from router.api.fields import Fields, checked_text, json_type, refused, shown
 from router.api.structured import Structure
+from router.api.template_fields import TemplateFields
+from router.api.text_fields import MAX_ID, TextFields, token_ids
 from router.api.tools import ChatChoice, ChatTools, ToolChoice
 from router.api.turns import ChatMessage, Content
 
@@ -38,7 +41,7 @@ TOP_LOGPROBS = Range(0, MAX_TOP_LOGPROBS)
 MAX_CHOICES = 128  # of all prompts of a request
 MAX_MODEL_BYTES = 256
 SPECULATIVE_TOKENS = Range(0, 1024, words="from {low} (off) to {high}, or absent (adaptive)")
-MAX_ID = 2**31 - 1
+PRIORITY = Range(0, MAX_PRIORITY, words="from {low} (at once) to {high} (in no hurry)")
 LEAST_TOKENS = 1  # of output
 MAX_SALT_BYTES = 1024
 
@@ -47,17 +50,10 @@ def _model(value: object) -> str:
     return checked_text(value, MAX_MODEL_BYTES)
 
 
-def _token_ids(value: list[Any]) -> tuple[int, ...]:
-    for index, item in enumerate(value):
-        if type(item) is not int:
-            raise refused(f"must be token ids (integers) throughout; item {index} is {json_type(item)}")
-    return tuple(value)
-
-
 def _ids(value: object) -> tuple[int, ...]:
     if not isinstance(value, list):
         raise refused(f"must be an array of token ids, not {json_type(value)}")
-    return _token_ids(value)
+    return token_ids(value)
 
 
 def _prompts(value: object) -> list[str | tuple[int, ...]]:
@@ -71,14 +67,14 @@ def _prompts(value: object) -> list[str | tuple[int, ...]]:
     if not value:
         raise refused("must not be empty")
     if not isinstance(value[0], str | list):
-        return [_token_ids(value)]
+        return [token_ids(value)]
     if len(value) > MAX_PROMPTS:
         raise refused(f"must be at most {MAX_PROMPTS} prompts, not {len(value)}")
     for index, item in enumerate(value):
         if type(item) is not type(value[0]):
             kind = json_type(value[0])
             raise refused(f"must not mix kinds: item 0 is {kind} and item {index} is {json_type(item)}")
-    return [checked_text(item) if isinstance(item, str) else _token_ids(item) for item in value]
+    return [checked_text(item) if isinstance(item, str) else token_ids(item) for item in value]
 
 
 def stop_strings(value: object) -> tuple[str, ...]:
@@ -174,12 +170,13 @@ class SharedFields(Fields):
         SPECULATIVE_TOKENS.json_schema(),
         "Most draft tokens a step; absent = adaptive, 0 = off.",
     )
+    priority: int = _ranged(0, PRIORITY.json_schema(), "Requests of a greater one give way to those of less.")
     cache_salt: Annotated[str | None, PlainValidator(_salt, json_schema_input_type=Salt)] = Field(
         default=None, description="Cached prefixes are shared with requests of the same salt only."
     )
 
 
-class GenerationFields(SharedFields):
+class GenerationFields(SharedFields, TextFields):
     """The fields that completions and chat have."""
 
     max_tokens: int | None = _ranged(
@@ -226,6 +223,13 @@ class CompletionRequest(GenerationFields):
     prompt: Annotated[
         list[str | tuple[int, ...]], PlainValidator(_prompts, json_schema_input_type=Prompt)
     ] = Field(description="Text or token ids, or several of either: then there is a choice for each.")
+    max_tokens: int | None = _ranged(
+        None, {"minimum": 0}, "Most output tokens; absent = 16; 0 only with echo = true."
+    )
+    suffix: Annotated[str, PlainValidator(checked_text, json_schema_input_type=Content)] = Field(
+        default="", description="What comes after the text, which is written to stand between."
+    )
+    echo: bool = Field(default=False, description="The text begins with the prompt.")
     logprobs: int | None = _ranged(
         None, TOP_LOGPROBS.json_schema(), "Log-probabilities of the output, and of so many likeliest tokens."
     )
@@ -234,7 +238,7 @@ class CompletionRequest(GenerationFields):
 Messages = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
 
 
-class ChatRequest(GenerationFields):
+class ChatRequest(GenerationFields, TemplateFields):
     """POST /v1/chat/completions."""
 
     neutral = neutral.CHAT
@@ -264,10 +268,8 @@ class ModelFields(Fields):
     model: Annotated[str, PlainValidator(_model, json_schema_input_type=ModelName)] = ""
 
 
-class TokenizeRequest(ModelFields):
+class TokenizeRequest(ModelFields, TemplateFields):
     """POST /tokenize."""
-
-    neutral = neutral.TOKENIZE
 
     prompt: Annotated[str | None, PlainValidator(checked_text, json_schema_input_type=Content)] = None
     messages: Annotated[list[ChatMessage], Messages] | None = None

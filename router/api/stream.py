@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -9,7 +10,7 @@ from contextlib import aclosing
 
 from outrider.errors import OutriderError
 from router.api.connection import ServerSentEvent
-from router.api.generate import Chunk, Details, Result
+from router.api.generate import NO_DETAILS, Chunk, Details, Result
 from router.api.position import event_id
 from router.api.responses import Envelope, Json, totals, usage
 from router.metrics import Metrics
@@ -40,12 +41,18 @@ async def events(
     opened = after is not None
     results: dict[int, Result] = {}
 
-    def chunk(index: int, choice: Json, completion_tokens: int) -> ServerSentEvent:
-        told: Json = {}
+    def chunk(
+        index: int, choice: Json, completion_tokens: int, details: Details = NO_DETAILS
+    ) -> ServerSentEvent:
+        told = shape.beside(details)
         if include_usage:
             so_far = usage(prompt_tokens[index], completion_tokens) if continuous_usage_stats else None
-            told = {"usage": so_far}
+            told = {**told, "usage": so_far}
         return ServerSentEvent(to_json(envelope.chunk(choice, **told)), event_id(envelope.id, position))
+
+    def progress(index: int, item: Chunk) -> ServerSentEvent:
+        details = Details.of(item)
+        return chunk(index, shape.delta(index, item.text, None, details), item.position, details)
 
     async with aclosing(items):
         async for index, item in items:
@@ -66,9 +73,10 @@ async def events(
                 elif item.position > has:
                     end = shape.delta(index, item.text or None, item.reason, Details(calls=item.calls))
                     yield chunk(index, end, item.usage.completion_tokens)
+            elif item.prompt is not None:  # which may be long
+                yield await asyncio.to_thread(progress, index, item)
             elif item.text or item.scored or item.step is not None or item.calls:
-                choice = shape.delta(index, item.text, None, Details.of(item))
-                yield chunk(index, choice, item.position)
+                yield progress(index, item)
     if include_usage:
         # Without an id: who has all chunks, but not the end of the stream, gets it again.
         told = totals((results[index] for index in sorted(results)), envelope.n)

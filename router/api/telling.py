@@ -74,5 +74,8 @@ def telling(record: Record, generation: Generation) -> Telling:
         return MessageTelling(id, model, generation.seed, prompt)
     if record.shape == responses_api.SHAPE:
         return ResponseTelling(id, record.created, model, session.params.sampling, record.repeated)
-    envelope = Envelope(SHAPES[record.shape], id, record.created, model, generation.seed, record.n)
+    shape, wording = SHAPES[record.shape], record.wording
+    envelope = Envelope(
+        shape, id, record.created, model, generation.seed, record.n, wording.best, wording.hide_logprobs
+    )
     return ChunkTelling(envelope, record, [len(each.params.prompt) for each in generation.sessions])

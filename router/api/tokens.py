@@ -21,7 +21,7 @@ def tokenized(body: TokenizeRequest, model: ServedModel) -> Tokenized:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give prompt or messages: one of them", field="prompt")
     if body.messages is not None:
-        text = rendered(body.messages, built, model, body.tools)
+        text = rendered(body.messages, built, model, body.tools, body.rendering)
         special = body.add_special_tokens is True  # a template writes them itself
     else:
         text = body.prompt or ""

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from outrider.errors import ContextExceeded, InvalidRequest
 from outrider.options.sessions import MAX_SEED
 from outrider.sampling.params import SamplingParams
 from outrider.wire.session import SessionParams
 from router import tokenizer, tool_formats
+from router.api import text_rules
 from router.api.deadline import TimeLimits
 from router.api.schema import (
     CHOICES,
     LEAST_TOKENS,
     MAX_CHOICES,
+    PRIORITY,
     SPECULATIVE_TOKENS,
     TOP_LOGPROBS,
     ChatRequest,
@@ -24,6 +26,8 @@ from router.api.schema import (
 from router.api.structured import Structure, compiled
 from router.api.tools import Tool, calling_grammar, check_choice
 from router.api.turns import ChatMessage
+from router.api.wording import Wording
+from router.rendering import USUAL, Rendering
 from router.requests import GenerationRequest, ServedModel
 from router.stop import StopStrings
 from router.tokenizer import Tokenizer
@@ -49,10 +53,18 @@ class Generation:
     stop: StopStrings
     n: int = 1
     calls: CallReading | None = None  # None = nothing is a call
+    wording: Wording = field(default=Wording())
 
     @property
     def seed(self) -> int:
         return self.sessions[0].params.sampling.seed
+
+    def echo(self, session: GenerationRequest) -> str:
+        """Returns what comes before the output of one of the sessions."""
+        if not self.wording.echo:
+            return ""
+        index = next(index for index, one in enumerate(self.sessions) if one is session)
+        return self.wording.echo[index // self.n]
 
     def cached_under(self, salt: bytes) -> Generation:
         """Returns the same, sharing cached prefixes with sessions of that salt only."""
@@ -77,21 +89,28 @@ def prepare(
 
     `tool_call_parser`: the format in which models call tools, or that of the chat template."""
     choices(body)
+    answers = text_rules.candidates(body)
     _check_stream_options(body)
     if body.num_speculative_tokens is not None:
         SPECULATIVE_TOKENS.check("num_speculative_tokens", body.num_speculative_tokens)
+    PRIORITY.check("priority", body.priority)
     sampling = _sampling(body, draw_below)
     sampling.validate(model.vocab_size)
     built = tokenizer.load(model.tokenizer)
     logprobs = _logprobs(body)
     calls = _calls(body, model, tool_call_parser)
+    if answers > body.n and logprobs is None:
+        logprobs = 0  # by which the best ones are found
+    of_prompt = text_rules.prompt_logprobs(body)
     grammar = _grammar(body, calls, model, built)
-    stop_token_ids = () if body.ignore_eos and not grammar else tuple(sorted(model.eos_token_ids))
+    check_ids("stop_token_ids", body.stop_token_ids, model)
+    stop_token_ids = text_rules.stop_tokens(body, model, bool(grammar))
     sessions = []
     for name, prompt in _prompts(body, built, model):
         _check_prompt(name, prompt, model)
         max_tokens = _max_tokens(body, room=model.max_context - len(prompt), context=model.max_context)
-        for choice in range(body.n):
+        text_rules.check_min_tokens(body.min_tokens, max_tokens, bool(grammar))
+        for choice in range(answers):
             own = replace(sampling, seed=choice_seed(sampling.seed, choice))
             sessions.append(
                 GenerationRequest(
@@ -104,12 +123,17 @@ def prepare(
                         logprobs=logprobs,
                         grammar=grammar,
                         guesses=body.return_speculation,
+                        min_tokens=body.min_tokens,
+                        prompt_logprobs=of_prompt,
+                        priority=body.priority,
                     ),
                     num_speculative_tokens=body.num_speculative_tokens,
                     fingerprint=model.fingerprint,
                 )
             )
-    return Generation(model, built, tuple(sessions), StopStrings(body.stop), body.n, calls)
+    text_rules.check_prompt_logprobs(of_prompt, [session.params.prompt for session in sessions])
+    wording = text_rules.wording(body, built)
+    return Generation(model, built, tuple(sessions), StopStrings(body.stop), answers, calls, wording)
 
 
 def _calls(body: Body, model: ServedModel, tool_call_parser: str) -> CallReading | None:
@@ -148,13 +172,14 @@ def choices(body: Body) -> int:
     """Returns how many sessions a request asks for. Raises InvalidRequest if they are too many."""
     CHOICES.check("n", body.n)
     prompts = len(body.prompt) if isinstance(body, CompletionRequest) else 1
-    if prompts * body.n > MAX_CHOICES:
+    answers, name = text_rules.candidates(body), "n" if body.best_of is None else "best_of"
+    if prompts * answers > MAX_CHOICES:
         raise InvalidRequest(
-            f"n must be at most {MAX_CHOICES // prompts} with {prompts} prompts, not {body.n}: a request has "
-            f"at most {MAX_CHOICES} answers",
-            field="n",
+            f"{name} must be at most {MAX_CHOICES // prompts} with {prompts} prompts, not {answers}: a "
+            f"request has at most {MAX_CHOICES} answers",
+            field=name,
         )
-    return prompts * body.n
+    return prompts * answers
 
 
 def choice_seed(seed: int, choice: int) -> int:
@@ -215,11 +240,16 @@ def _sampling(body: Body, draw_below: DrawBelow) -> SamplingParams:
 def _prompts(body: Body, built: Tokenizer, model: ServedModel) -> Iterator[tuple[str, tuple[int, ...]]]:
     """(the name under which a message speaks of it, token ids) of each prompt."""
     if isinstance(body, ChatRequest):
-        yield "messages", built.encode_rendered(rendered(body.messages, built, model, body.tools))
+        yield (
+            "messages",
+            built.encode_rendered(rendered(body.messages, built, model, body.tools, body.rendering)),
+        )
         return
     for index, prompt in enumerate(body.prompt):
         name = "prompt" if len(body.prompt) == 1 else f"prompt[{index}]"
-        if isinstance(prompt, str):
+        if body.suffix:
+            yield name, _around(name, prompt, body, built, model)
+        elif isinstance(prompt, str):
             check_bytes(name, prompt, built, model)
             # Empty stays empty, to be refused: a begin-of-text token alone would be a prompt of one token.
             yield name, built.encode(prompt) if prompt else ()
@@ -227,11 +257,34 @@ def _prompts(body: Body, built: Tokenizer, model: ServedModel) -> Iterator[tuple
             yield name, prompt
 
 
+def _around(
+    name: str, prompt: str | tuple[int, ...], body: CompletionRequest, built: Tokenizer, model: ServedModel
+) -> tuple[int, ...]:
+    """Returns the prompt for what stands between it and the suffix."""
+    if not isinstance(prompt, str) or body.echo:
+        raise InvalidRequest("suffix is for a prompt of text, without echo", field="suffix")
+    check_bytes(name, prompt, built, model)
+    check_bytes("suffix", body.suffix, built, model)
+    ids = built.around(prompt, body.suffix)
+    if ids is None:
+        raise InvalidRequest(
+            f"suffix: {model.name!r} has no tokens for a text between two others (fill-in-the-middle): send "
+            "a prompt alone",
+            field="suffix",
+        )
+    return ids
+
+
 def rendered(
-    messages: Sequence[ChatMessage], built: Tokenizer, model: ServedModel, tools: Sequence[Tool] = ()
+    messages: Sequence[ChatMessage],
+    built: Tokenizer,
+    model: ServedModel,
+    tools: Sequence[Tool] = (),
+    rendering: Rendering = USUAL,
 ) -> str:
     """Returns the conversation as text. Whether a model is told of its tools is up to its template."""
-    text = built.render([turn.for_template() for turn in messages], [tool.for_template() for tool in tools])
+    turns = [turn.for_template() for turn in messages]
+    text = built.render(turns, [tool.for_template() for tool in tools], rendering)
     check_bytes("messages", text, built, model)
     return text
 
@@ -290,11 +343,12 @@ def _max_tokens(body: Body, *, room: int, context: int) -> int:
         )
     if wanted is None:
         return room if isinstance(body, ChatRequest) else min(DEFAULT_COMPLETION_TOKENS, room)
-    if not LEAST_TOKENS <= wanted <= room:
+    least = 0 if text_rules.repeats(body) else LEAST_TOKENS
+    if not least <= wanted <= room:
         kind = ContextExceeded if wanted > room else InvalidRequest
         raise kind(
-            f"{field} must be from {LEAST_TOKENS} to {room} here, not {wanted}: the prompt has "
+            f"{field} must be from {least} to {room} here, not {wanted}: the prompt has "
             f"{context - room} tokens and the context holds {context}",
             field=field,
         )
-    return int(wanted)
+    return max(int(wanted), LEAST_TOKENS)  # where none is told, one is drawn

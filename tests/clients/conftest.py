@@ -39,7 +39,7 @@ def asked(tmp_path: Path) -> Client:
             run(python, str(ASKING / f"with_{name.replace('-', '_')}.py"), url, prompt).splitlines()[-1]
         )
         installed = json.loads(run(python, "-m", "pip", "list", "--format", "json"))
-        versions = {each["name"].lower(): each["version"] for each in installed}
+        versions = {each["name"].lower().replace("_", "-"): each["version"] for each in installed}
         return {**told, "version": versions[package.partition("[")[0]]}
 
     return ask

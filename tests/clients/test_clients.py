@@ -7,7 +7,10 @@ import os
 
 import httpx
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from demo import pair
 from tests.clients.conftest import Client
 
 pytestmark = [
@@ -65,3 +68,20 @@ def test_a_client_gets_the_same_text(asked: Client, url: str, package: str) -> N
     assert told and len(expected["chat"]) > 1
     for what, values in told.items():
         assert values == [expected[what]] * len(values), what
+
+
+def test_lm_eval_finds_the_likelihoods_that_transformers_finds(asked: Client, url: str) -> None:
+    told = asked("lm-eval[api]", url, PROMPT)
+    print(f"lm-eval {told['version']}: {len(told['docs'])} documents")
+    model = AutoModelForCausalLM.from_pretrained(pair.TARGET, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(pair.TARGET)
+    for index, doc in enumerate(told["docs"]):
+        before = len(tokenizer(doc["context"], add_special_tokens=False).input_ids)
+        expected = []
+        for ending in doc["endings"]:
+            ids = torch.tensor(tokenizer(doc["context"] + ending, add_special_tokens=False).input_ids)
+            with torch.no_grad():
+                of = model(ids[None]).logits[0].double().log_softmax(-1)
+            expected.append(float(of[:-1].gather(1, ids[1:, None])[before - 1 :].sum()))
+        for each in told["told"]:
+            assert each[index] == pytest.approx(expected, abs=1e-3)

@@ -32,7 +32,12 @@ CASES: list[tuple[str, Any, int, list[str]]] = [
     ("token id out of range", {**COMPLETION, "prompt": [1, 10**6]}, 400, ["prompt", "1000000"]),
     ("negative token id", {**COMPLETION, "prompt": [-1]}, 400, ["prompt"]),
     ("unknown field", {**COMPLETION, "frobnicate": 1}, 400, ["frobnicate"]),
-    ("unsupported field", {**COMPLETION, "prompt_logprobs": 5}, 400, ["prompt_logprobs", "not supported"]),
+    (
+        "unsupported field",
+        {**COMPLETION, "truncate_prompt_tokens": 5},
+        400,
+        ["truncate_prompt_tokens", "not"],
+    ),
     ("bias outside", {**COMPLETION, "logit_bias": {"999999": 1}}, 400, ["logit_bias", "999999"]),
     ("seed negative", {**COMPLETION, "seed": -1}, 400, ["seed"]),
     ("body over the limit", b'{"prompt": "' + b"a" * (9 * 2**20) + b'"}', 413, ["8"]),

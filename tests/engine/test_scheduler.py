@@ -173,3 +173,31 @@ def test_preempting_comes_to_an_end_and_who_has_most_is_the_last(
         available += victim.blocks
         everyone[got.preempt] = Candidate(victim.pending + victim.cached, 0, 0, 0)
     raise AssertionError("preempted without an end")
+
+
+def test_one_that_gives_way_loses_its_blocks_to_one_that_does_not() -> None:
+    low, lower = Candidate(1, 0, 40, 3, priority=5), Candidate(1, 0, 30, 2, priority=9)
+    person = Candidate(60, 0, 0, 0)
+    assert schedule([person, low, lower], 1, LIMITS).preempt == 2
+    assert schedule([person, low], 1, LIMITS).preempt is None  # it would be in vain
+    alike = schedule([Candidate(60, 0, 0, 0, priority=5), low], 3, LIMITS)
+    assert alike.preempt is None and [grant.index for grant in alike.grants] == [1]
+
+
+def test_the_greatest_priority_goes_first_where_blocks_run_out() -> None:
+    at_the_end = Candidate(1, 0, 16, 1)
+    assert schedule([at_the_end, Candidate(1, 0, 64, 4, priority=3)], 0, LIMITS).preempt == 1
+    assert schedule([at_the_end, Candidate(1, 0, 64, 4)], 0, LIMITS).preempt == 0
+
+
+def test_prompts_are_read_in_order_of_priority() -> None:
+    interrupted = Candidate(60, 0, 0, 0, preempted=1, priority=1)
+    granted = schedule([Candidate(40, 0, 0, 0), interrupted], 100, LIMITS).grants
+    assert [(grant.index, grant.tokens) for grant in granted] == [(0, 40), (1, 24)]
+
+
+def test_so_many_logits_of_prompts_are_asked_for_in_a_step() -> None:
+    limits = Limits(max_tokens=64, prefill_chunk=32, block_size=16, scored=10)
+    asked, other = Candidate(30, 0, 0, 0, scored=True), Candidate(30, 0, 0, 0)
+    granted = schedule([asked, asked, other], 100, limits).grants
+    assert [(grant.index, grant.tokens) for grant in granted] == [(0, 10), (2, 30)]

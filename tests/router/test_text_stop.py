@@ -64,3 +64,16 @@ def test_what_was_no_stop_string_is_given_back() -> None:
     assert matcher.push("<|") == ""
     assert matcher.flush() == "<|"
     assert not matcher.stopped
+
+
+@given(TEXT, STOPS, st.integers(0, 30), st.booleans())
+def test_nothing_stops_before_its_time(text: str, stops: list[str], least: int, included: bool) -> None:
+    """As a search whose first matches do not count."""
+    matcher, shown, expected, stopped = StopStrings(tuple(stops)).matcher(included), "", text, False
+    for end in range(1, len(text) + 1):
+        shown += matcher.push(text[end - 1], end > least)
+        found = max((stop for stop in stops if text[:end].endswith(stop)), key=len, default="")
+        if found and end > least:
+            expected, stopped = text[: end if included else end - len(found)], True
+            break
+    assert (shown + matcher.flush(), matcher.stopped) == (expected, stopped)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
+from dataclasses import replace
+
 import pytest
 
 from outrider.sampling.params import SamplingParams
 from outrider.wire.guesses import Guess
-from outrider.wire.logprobs import Logprob
+from outrider.wire.logprobs import Logprob, PromptLogprobs
 from outrider.wire.session import FinishReason, SessionId, SessionParams
 from outrider.wire.verifier_sessions import Committed
 from router.requests import GenerationRequest, TokensCommitted
@@ -98,13 +101,15 @@ def test_log_probabilities_are_told_if_they_were_asked_for_and_only_then() -> No
     sound = (Logprob(-0.5, top), Logprob(-1.0, top))
     params = SessionParams((1, 2), SamplingParams(), 9, logprobs=2)
     asked = Transcript(GenerationRequest("m", params, session_id=SessionId(bytes(16)), fingerprint="f"))
-    assert asked.scored_as_asked((3, 4), sound, 199)
+    assert asked.scored_as_asked((3, 4), sound, None, 199)
     for odd in ((), sound[:1], (*sound, sound[0]), (Logprob(-0.5, top[:1]),) * 2):
-        assert not asked.scored_as_asked((3, 4), odd, 199)
-    assert not asked.scored_as_asked((3, 4), sound, 4)  # a token that there is not
+        assert not asked.scored_as_asked((3, 4), odd, None, 199)
+    assert not asked.scored_as_asked((3, 4), sound, None, 4)  # a token that there is not
     params = SessionParams((1, 2), SamplingParams(), 9)
     plain = Transcript(GenerationRequest("m", params, session_id=SessionId(bytes(16)), fingerprint="f"))
-    assert plain.scored_as_asked((3, 4), (), 199) and not plain.scored_as_asked((3, 4), sound, 199)
+    assert plain.scored_as_asked((3, 4), (), None, 199) and not plain.scored_as_asked(
+        (3, 4), sound, None, 199
+    )
     asked.add(TokensCommitted((3, 4), 1, 1, logprobs=sound))
     asked.add(TokensCommitted((5,), 0, 0, logprobs=sound[:1]))
     again = Transcript.from_log(SessionId(bytes(16)), b"".join(asked.records(0)))
@@ -134,3 +139,18 @@ def test_guesses_are_told_if_they_were_asked_for_and_only_then() -> None:
     assert [(step.guesses, step.seconds) for step in asked.known()] == [(sound, 0.5), ((), 0.75)]
     again = Transcript.from_log(ID, b"".join(asked.records(0)))
     assert [(step.guesses, step.seconds) for step in again.known()] == [(sound, None), ((), None)]
+
+
+def test_so_are_those_of_the_prompt_once() -> None:
+    told = PromptLogprobs(array("f", [-1.5]), array("I", [7]), array("I", [3, 4]), array("f", [-0.5, -1]))
+    params = SessionParams((1, 2), SamplingParams(), 9, prompt_logprobs=2)
+    asked = Transcript(GenerationRequest("m", params, session_id=SessionId(bytes(16)), fingerprint="f"))
+    assert asked.scored_as_asked((3,), (), told, 199)
+    for odd in (None, PromptLogprobs(), replace(told, ranks=array("I"))):
+        assert not asked.scored_as_asked((3,), (), odd, 199)
+    assert not asked.scored_as_asked((3,), (), told, 4)  # a token that there is not
+    asked.add(TokensCommitted((3,), 0, 0, prompt=told))
+    asked.add(TokensCommitted((5,), 0, 0))
+    assert not asked.scored_as_asked((3,), (), told, 199)
+    again = Transcript.from_log(SessionId(bytes(16)), b"".join(asked.records(0)))
+    assert [step.prompt for step in again.known()] == [told, None]

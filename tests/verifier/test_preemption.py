@@ -93,7 +93,7 @@ async def test_small_ones_pass_one_that_does_not_fit_until_so_many_have(
 ) -> None:
     """A long answer holds most of the pool, and a prompt waits that does not fit beside it."""
     monkeypatch.setattr(engine, "pool", BlockPool(BLOCKS))
-    planner = StepPlanner(engine.pool, StepLimits(), lambda session_id: None)
+    planner = StepPlanner(engine.pool, StepLimits(), lambda session_id: None, engine.info.vocab_size)
     sessions: dict[bytes, Running] = {}
 
     def come(number: int, prompt: int) -> Running:

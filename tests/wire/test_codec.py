@@ -95,7 +95,17 @@ def test_sampling_parameters_survive_the_wire(params: SamplingParams) -> None:
 
 def test_a_session_s_parameters_come_back_as_they_were() -> None:
     params = SessionParams(
-        (1, 0, 2**31), SamplingParams(temperature=0.5, seed=2**64 - 1), 7, (3, 2), b"\0s", 0
+        (1, 0, 2**31),
+        SamplingParams(temperature=0.5, seed=2**64 - 1),
+        7,
+        (3, 2),
+        b"\0s",
+        0,
+        "",
+        True,
+        5,
+        7,
+        3,
     )
     raw = codec.params_to_wire(params).SerializeToString()
     assert codec.params_from_wire(common_pb2.SessionParams.FromString(raw)) == params

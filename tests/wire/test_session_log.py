@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 
 from outrider.errors import InvalidRequest
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import session_pb2
 from outrider.wire.guesses import Guess
-from outrider.wire.logprobs import Logprob
+from outrider.wire.logprobs import Logprob, PromptLogprobs
 from outrider.wire.session import FinishReason, SessionParams
 from outrider.wire.session_log import (
     LoggedRequest,
@@ -37,9 +39,10 @@ STEPS = [
         "float32-1",
         (Logprob(-0.5, ((7, -0.25), (0, -0.5))), Logprob(-2.0, ((5, 0.0), (9, -3.0)))),
         (Guess(0, 0.5, "a"), Guess(2**31, 1.0, ""), Guess(1, 0.0, "ö"), Guess(1, 0.25, "a")),
+        PromptLogprobs(array("f", [-1.5]), array("I", [7]), array("I", [0]), array("f", [-0.5])),
     ),
-    ((7,), 0, 0, 0, "", (Logprob(-1.5),), ()),
-    ((2**31, 8, 9), 2, 2, 0, "int8-2", (), ()),
+    ((7,), 0, 0, 0, "", (Logprob(-1.5),), (), None),
+    ((2**31, 8, 9), 2, 2, 0, "int8-2", (), (), PromptLogprobs()),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -24,7 +25,7 @@ from outrider.wire.drafter_sessions import (
 from outrider.wire.guesses import Guess
 from outrider.wire.hello import Identity, Role
 from outrider.wire.load import DrafterLoad, VerifierLoad
-from outrider.wire.logprobs import Logprob
+from outrider.wire.logprobs import Logprob, PromptLogprobs
 from outrider.wire.methods import (
     BEAT,
     DRAFTER_SESSIONS,
@@ -54,6 +55,7 @@ from outrider.wire.verifier_sessions import (
 ID = b"s" * 16
 IDENTITY = Identity(Role.DRAFTER, "d", 2**64 - 1, "model", "tokenizer")
 HELLO = IDENTITY.hello()
+PROMPT = PromptLogprobs(array("f", [-1.5]), array("I", [7]), array("I", [0]), array("f", [-0.5]))
 PARAMS = SessionParams((1, 2), SamplingParams(seed=3), 4, (5,), guesses=True)
 MODEL = ModelInfo("m", "f", "A", 1, 2, 3, (4,), "cpu", "float32", True)
 INFO = WorkerInfo(IDENTITY, MODEL, 5, 6)
@@ -72,6 +74,8 @@ SAID = [
                 Committed(ID, 9, 1, [2, 3], 4, 5, 6),
                 Committed(ID, 9, 3, [4], logprobs=(Logprob(-0.5, ((4, -0.5), (7, -1.0))),)),
                 Committed(ID, 9, 3, [4, 5], 1, 2, guesses=(Guess(4, 0.5, "d"), Guess(2**31, 1.0, ""))),
+                Committed(ID, 9, 3, [4], prompt=PROMPT),
+                Committed(ID, 9, 3, [4], prompt=PromptLogprobs()),
             ],
             finished=[Finished(ID, 9, FinishReason.STOP)],
             cut_off=[DrafterCutOff(ID, 9, 7, "why")],

@@ -92,7 +92,7 @@ def test_a_worker_is_told_what_its_pool_was_told() -> None:
     pools = {"verifier": {**given, "tensor_parallel_size": 2, "drain_seconds": 5}, "drafter": given}
     told = parse({**pools, "insecure": True})
     verifier = verifier_config("T", "mine", told.verifier, told.network, "10.0.0.1")
-    assert (verifier.served_name, verifier.drain_seconds) == ("mine", 5)
+    assert (verifier.served_names[0], verifier.drain_seconds) == ("mine", 5)
     assert verifier.engine.tensor_parallel_size == 2
     drafter = drafter_config("org/D", None, told.drafter, told.network, "10.0.0.1")
     assert (drafter.draft, drafter.engine.tensor_parallel_size) == ("org/D", 1)

@@ -12,10 +12,12 @@ import pytest
 
 from outrider.net.rpc import bind, channel, new_server
 from outrider.v1 import generation_pb2, generation_pb2_grpc
+from outrider.wire.logprobs import Logprob
+from outrider.wire.session import FinishReason
 from router.api.grpc_generation import add_generation_service
 from router.api.validation import choice_seed
 from router.metrics import Metrics
-from router.requests import GenerationRequest, SessionEvent
+from router.requests import GenerationRequest, SessionEnded, SessionEvent, TokensCommitted
 from tests.router.api.scripted import ScriptedRunner, byte_level, served, steps
 
 TOKENIZER = byte_level()
@@ -136,3 +138,41 @@ async def test_grpc_has_them_too(stub: Any) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         _ = [one async for one in stub.Resume(generation_pb2.ResumeRequest(id=started.started.id, after=1))]
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_of_several_answers_the_likeliest_are_told(client_of: ClientOf) -> None:
+    def scored(request: GenerationRequest) -> list[SessionEvent]:
+        seed = request.params.sampling.seed
+        told = tuple(Logprob(-float((seed * 7) % 5)) for _ in range(2))
+        return [
+            TokensCommitted((60 + seed, 61 + seed), 0, 0, logprobs=told),
+            SessionEnded(FinishReason.LENGTH),
+        ]
+
+    runner = ScriptedRunner(MODEL, scored)
+    client = client_of(runner)
+    fields = {"prompt": [[70, 71], [75]], "n": 2, "best_of": 5, "seed": 0, "max_tokens": 2}
+    whole = (await client.post("/v1/completions", json=fields)).json()
+    texts = [str(TOKENIZER.decode([60 + seed, 61 + seed])) for seed in (0, 3)]  # seeds 0 to 4: 0 2 4 1 3
+    assert [choice["text"] for choice in whole["choices"]] == texts * 2
+    assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2, 3]
+    assert all(choice["logprobs"] is None for choice in whole["choices"])
+    assert (whole["usage"]["prompt_tokens"], whole["usage"]["completion_tokens"]) == (3, 20)
+    assert len(runner.requests) == 10
+    told = (await client.post("/v1/completions", json=fields | {"logprobs": 0})).json()["choices"][1]
+    assert told["logprobs"]["token_logprobs"] == [-1.0, -1.0]
+    turns = [{"role": "user", "content": "hi"}]
+    chat = {"messages": turns, "best_of": 3, "seed": 1, "max_tokens": 2}
+    (choice,) = (await client.post("/v1/chat/completions", json=chat)).json()["choices"]
+    assert choice["message"]["content"] == texts[1] and choice["logprobs"] is None
+    stream = await client.get(f"/v1/sessions/{whole['id']}/events")
+    assert stream.status_code == 400 and "best_of has no stream" in stream.text
+    for other, message in (
+        ({"best_of": 1}, "best_of must be at least n (2), not 1"),
+        ({"stream": True}, "best_of is known when all answers are there"),
+        ({"best_of": 65}, "best_of must be in [1, 64], not 65"),
+        ({"prompt": ["a"] * 3, "best_of": 64}, "best_of must be at most 42 with 3 prompts, not 64"),
+        ({"prompt_logprobs": 1}, "n and best_of must be 1 with prompt_logprobs"),
+    ):
+        refused = await client.post("/v1/completions", json=fields | other)
+        assert refused.status_code == 400 and message in refused.text, refused.text

@@ -204,7 +204,7 @@ async def test_a_body_that_is_no_json_object(
         ('"prompt": ""', "prompt", "prompt is empty"),
         ('"prompt": [99999]', "prompt", "token id 99999"),
         ('"logit_bias": {"5": 1' + "0" * 400 + "}", "logit_bias", "[-100, 100]"),
-        ('"best_of": 2', "best_of", "best_of is not supported"),
+        ('"best_of": 65', "best_of", "best_of must be in [1, 64]"),
         ('"foo": 2', "foo", "unknown field foo"),
         ('"\\ud800": 2', "\\ud800", "unknown field \\ud800"),
     ],

@@ -53,15 +53,14 @@ async def test_a_completion(client_of: ClientOf) -> None:
     client = client_of(ScriptedRunner(MODEL, scored))
     answer = (await client.post("/v1/completions", json={"prompt": "a", "logprobs": 2})).json()
     told = answer["choices"][0]["logprobs"]
-    assert len(told["tokens"]) == len(IDS)  # the end is no part of the text
-    assert told["tokens"][-1] == pieces()[-1].decode()
-    assert told["token_logprobs"] == [-1.0 - index // 2 * 2 for index in range(len(IDS))]
+    assert told["tokens"][-2:] == [pieces()[-1].decode(), EOS]
+    assert told["token_logprobs"] == [-1.0 - index // 2 * 2 for index in range(len(IDS) + 1)]
     assert all(
         len(top) == 3 or own in top for top, own in zip(told["top_logprobs"], told["tokens"], strict=True)
     )
     assert min(min(top.values()) for top in told["top_logprobs"]) == -9999
     text = answer["choices"][0]["text"]
-    for offset, token in zip(told["text_offset"], told["tokens"], strict=True):
+    for offset, token in zip(told["text_offset"], told["tokens"][:-1], strict=False):
         assert token.startswith("bytes:") or text[offset:].startswith(token)
     assert (await client.post("/v1/completions", json={"prompt": "a"})).json()["choices"][0][
         "logprobs"
@@ -85,8 +84,8 @@ async def test_a_chat(client_of: ClientOf, stream: bool) -> None:
         content = [one for part in told if part for one in part["content"]]
     else:
         content = response.json()["choices"][0]["logprobs"]["content"]
-    assert [bytes(one["bytes"]) for one in content] == pieces()
-    assert [one["logprob"] for one in content] == [-1.0 - index // 2 * 2 for index in range(len(IDS))]
+    assert [bytes(one["bytes"]) for one in content] == [*pieces(), EOS.encode()]
+    assert [one["logprob"] for one in content] == [-1.0 - index // 2 * 2 for index in range(len(IDS) + 1)]
     assert all([top["logprob"] for top in one["top_logprobs"]] == [-0.25] for one in content)
 
 
@@ -102,8 +101,8 @@ async def test_grpc() -> None:
             request = generation_pb2.GenerateRequest(logprobs=1, **prompt)
             told = [one async for one in stub.Generate(request)]
             logprobs = [each for one in told for each in one.delta.logprobs]
-            assert [each.token_id for each in logprobs] == IDS
-            assert [each.piece for each in logprobs] == pieces()
+            assert [each.token_id for each in logprobs] == [*IDS, END]
+            assert [each.piece for each in logprobs] == [*pieces(), EOS.encode()]
             assert all([top.logprob for top in each.top] == [-0.25] for each in logprobs)
             plain = stub.Generate(generation_pb2.GenerateRequest(**prompt))
             assert not [each async for one in plain for each in one.delta.logprobs]

@@ -28,6 +28,8 @@ IDS = TOKENIZER.encode(TEXT, add_special_tokens=False).ids
 COMPLETION = ("/v1/completions", {"prompt": "the fox", "max_tokens": 40})
 CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
 USAGE = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+WORDED = {"stop": ["fox", "there"], "include_stop_str_in_output": True, "skip_special_tokens": False}
+WORDED |= {"min_tokens": len(IDS) - 2}
 UNKNOWN = "0" * 32
 
 ClientOf = Callable[..., httpx.AsyncClient]
@@ -52,7 +54,9 @@ def resuming(client: httpx.AsyncClient, ask: Ask, event_id: str) -> tuple[httpx.
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, USAGE, {"seed": 7, "stop": ["STOP", "zzz"]}], ids=["", "usage", "stop"]
+    "fields",
+    [{}, USAGE, {"seed": 7, "stop": ["STOP", "zzz"]}, WORDED],
+    ids=["", "usage", "stop", "worded"],
 )
 @pytest.mark.parametrize("ask", [COMPLETION, CHAT], ids=["completion", "chat"])
 async def test_another_router_gives_byte_for_byte_what_is_missing(

@@ -1,0 +1,58 @@
+"""The fields that say how a conversation becomes a prompt."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from pydantic import Field, PlainValidator, WithJsonSchema
+
+from outrider.errors import InvalidRequest
+from router.api.fields import Fields, json_type, refused
+from router.rendering import OWN_VARIABLES, Rendering
+
+MAX_VARIABLES = 16
+MAX_VARIABLES_BYTES = 16 * 1024  # as JSON
+VARIABLES: dict[str, Any] = {"type": "object", "maxProperties": MAX_VARIABLES}
+
+
+def variables(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise refused(f"must be an object, not {json_type(value)}")
+    if len(value) > MAX_VARIABLES:
+        raise refused(f"must have at most {MAX_VARIABLES} entries, not {len(value)}")
+    if own := sorted(OWN_VARIABLES & value.keys()):
+        raise refused(f"must not have {own[0]}: it has its own value")
+    try:
+        size = len(json.dumps(value).encode())
+    except (RecursionError, ValueError):
+        raise refused("must be valid JSON, of little depth") from None
+    if size > MAX_VARIABLES_BYTES:
+        raise refused(f"must be at most {MAX_VARIABLES_BYTES} bytes as JSON, not {size}")
+    return value
+
+
+class TemplateFields(Fields):
+    """They are vLLM's, by name and meaning."""
+
+    add_generation_prompt: bool | None = Field(
+        default=None,
+        description="The prompt ends where the assistant's answer begins; absent = unless "
+        "continue_final_message.",
+    )
+    continue_final_message: bool = Field(default=False, description="The answer goes on with the last turn.")
+    chat_template_kwargs: Annotated[dict[str, Any], PlainValidator(variables), WithJsonSchema(VARIABLES)] = (
+        Field(default_factory=dict, description="Variables of the chat template.")
+    )
+
+    @property
+    def rendering(self) -> Rendering:
+        """Raises InvalidRequest if they contradict each other."""
+        goes_on = self.continue_final_message
+        if goes_on and self.add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message goes on with a turn, add_generation_prompt begins one: give one",
+                field="add_generation_prompt",
+            )
+        begins = not goes_on if self.add_generation_prompt is None else self.add_generation_prompt
+        return Rendering(begins, goes_on, self.chat_template_kwargs)

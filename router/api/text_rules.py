@@ -1,0 +1,100 @@
+"""The rules of `text_fields`: pure functions over a request's fields."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from outrider.errors import InvalidRequest
+from outrider.wire.logprobs import MAX_PROMPT_LOGPROBS
+from router.api.schema import CHOICES, TOP_LOGPROBS, ChatRequest, CompletionRequest
+from router.api.wording import Wording
+from router.requests import ServedModel
+from router.tokenizer import Tokenizer
+
+
+def stop_tokens(body: CompletionRequest | ChatRequest, model: ServedModel, ruled: bool) -> tuple[int, ...]:
+    """Returns the ids that end the text. `ruled`: a grammar has the model's own at its end."""
+    own: Collection[int] = () if body.ignore_eos and not ruled else model.eos_token_ids
+    found = {*own, *body.stop_token_ids}
+    if body.min_tokens and len(found) >= model.vocab_size:
+        raise InvalidRequest("stop_token_ids leave no token that min_tokens could take", field="min_tokens")
+    return tuple(sorted(found))
+
+
+def check_min_tokens(least: int, most: int, ruled: bool) -> None:
+    if not 0 <= least <= most:
+        raise InvalidRequest(
+            f"min_tokens must be from 0 to {most} here (max_tokens), not {least}", field="min_tokens"
+        )
+    if least and ruled:
+        raise InvalidRequest(
+            "min_tokens must be 0 with response_format, structured_outputs or a forced call: these say where "
+            "the text ends",
+            field="min_tokens",
+        )
+
+
+def prompt_logprobs(body: CompletionRequest | ChatRequest) -> int | None:
+    """Returns of how many likeliest tokens a request is told at each position of its prompts; None = of none
+    at all."""
+    count = body.prompt_logprobs
+    if count is not None:
+        TOP_LOGPROBS.check("prompt_logprobs", count)
+    elif repeats(body) and isinstance(body, CompletionRequest):
+        count = body.logprobs
+    if count is not None and candidates(body) > 1:
+        raise InvalidRequest(
+            "n and best_of must be 1 with prompt_logprobs, or echo and logprobs: these are the same for "
+            "each answer",
+            field="n",
+        )
+    return count
+
+
+def check_prompt_logprobs(count: int | None, prompts: Sequence[Sequence[int]]) -> None:
+    tokens = sum(map(len, prompts))
+    if count is not None and tokens * (1 + count) > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequest(
+            f"prompt_logprobs, or echo with logprobs, would tell {tokens * (1 + count)} numbers of {tokens} "
+            f"tokens with {count} likeliest at each; an answer has at most {MAX_PROMPT_LOGPROBS}: ask for "
+            "fewer, or send several requests",
+            field="prompt_logprobs",
+        )
+
+
+def candidates(body: CompletionRequest | ChatRequest) -> int:
+    """Returns how many answers are made for each prompt."""
+    if body.best_of is None:
+        return body.n
+    CHOICES.check("best_of", body.best_of)
+    if body.best_of < body.n:
+        raise InvalidRequest(f"best_of must be at least n ({body.n}), not {body.best_of}", field="best_of")
+    if body.stream and body.best_of > body.n:
+        raise InvalidRequest(
+            "best_of is known when all answers are there: leave it out, or stream", field="best_of"
+        )
+    return body.best_of
+
+
+def repeats(body: CompletionRequest | ChatRequest) -> bool:
+    """Returns whether the text repeats its prompt."""
+    return isinstance(body, CompletionRequest) and body.echo
+
+
+def wording(body: CompletionRequest | ChatRequest, built: Tokenizer) -> Wording:
+    echo: tuple[str, ...] = ()
+    if isinstance(body, CompletionRequest) and body.echo:
+        skip = body.skip_special_tokens
+        echo = tuple(
+            prompt if isinstance(prompt, str) else built.decode(prompt, skip_special_tokens=skip)
+            for prompt in body.prompt
+        )
+    return Wording(
+        include_stop=body.include_stop_str_in_output,
+        special_tokens=not body.skip_special_tokens,
+        echo=echo,
+        drop_output=0 in (body.max_tokens, body.max_completion_tokens),
+        prompt_logprobs=body.prompt_logprobs is not None,
+        best=body.n if candidates(body) > body.n else 0,
+        hide_logprobs=not body.logprobs if isinstance(body, ChatRequest) else body.logprobs is None,
+    )
