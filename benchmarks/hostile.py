@@ -227,15 +227,24 @@ async def measure(
                     made = [await asking.pair(number) for number in range(pairs)]
                 await asking.close()
                 found[kind] = told(made, streams * max_tokens, asking.different)
-                CONSOLE.print(
-                    f"{kind}: {_shown(found[kind]['of_plain'])}, in all {found[kind]['of_plain_in_all']:.3f}"
-                )
+                CONSOLE.print(f"{kind}: {', '.join(_row(found[kind]))}")
     return found
 
 
 def _shown(spread: object) -> str:
     assert isinstance(spread, Mapping)
     return f"{spread['median']:.3f} ({spread['lower_quartile']:.3f} to {spread['upper_quartile']:.3f})"
+
+
+def _row(one: Mapping[str, object]) -> list[str]:
+    return [
+        _shown(one["of_plain"]),
+        f"{one['of_plain_in_all']:.3f}",
+        _shown(one["of_plain_a_target_processor_second"]),
+        f"{one['rows_in_vain_a_token']:.3f}",
+        f"{one['accepted_a_token']:.3f}",
+        "DIFFERENT" if one["prompts_with_different_answers"] else "the same",
+    ]
 
 
 def main(
@@ -255,15 +264,7 @@ def main(
         "drafter", "of plain", "in all", "a target's second", "in vain a token", "accepted", "texts"
     )
     for name, one in found.items():
-        table.add_row(
-            name,
-            _shown(one["of_plain"]),
-            f"{one['of_plain_in_all']:.3f}",
-            _shown(one["of_plain_a_target_processor_second"]),
-            f"{one['rows_in_vain_a_token']:.3f}",
-            f"{one['accepted_a_token']:.3f}",
-            "the same" if not one["prompts_with_different_answers"] else "DIFFERENT",
-        )
+        table.add_row(name, *_row(one))
     CONSOLE.print(table)
     keep(
         write,

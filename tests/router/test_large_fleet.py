@@ -102,8 +102,12 @@ async def test_routers_do_not_herd_where_one_verifier_is_emptier_than_all_others
     assert 1 <= got["verifier-0099"] <= 20 and max(got.values()) <= 20
 
 
-async def test_one_router_fills_a_fleet_evenly() -> None:
+@pytest.mark.parametrize("running", [None, 20])
+async def test_one_router_fills_a_fleet_evenly(running: int | None) -> None:
+    """Without a word of the verifiers, and with a report to which it adds what it has placed since."""
     placing = Placing(await fleet_of(50))
+    if running is not None:
+        report(placing.fleet, [running] * 50)
     got = Counter(placing.place().identity.worker_id for _ in range(500))
     assert max(got.values()) - min(got.values()) <= 4
 
