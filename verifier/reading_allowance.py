@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from outrider.net.token_bucket import TokenBucket
 
-IDENTITY_RATE = 0.02  # of a processor, that one identity may cost though nothing of its drafts is accepted
-WHOLE_RATE = 0.05  # that all of them may cost so
+IDENTITY_RATE = 0.01  # of a processor, that one identity may cost though nothing of its drafts is accepted
+WHOLE_RATE = 0.02  # that all of them may cost so
 BURST_SECONDS = 0.25
 REMEMBERED = 1024  # identities; the one that was heard longest ago goes first
 MOST_EARNED_SECONDS = 1.0
