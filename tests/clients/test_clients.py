@@ -39,7 +39,7 @@ FORMAT = {
     "temperature": 0,
 }
 PACKAGES = ["openai", "anthropic", "langchain-openai", "litellm", "pydantic-ai-slim[openai]", "instructor"]
-PACKAGES += ["llm"]
+PACKAGES += ["llama-index-llms-openai-like", "llm"]
 
 
 @pytest.mark.parametrize("package", PACKAGES)
