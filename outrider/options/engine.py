@@ -43,7 +43,10 @@ class EngineOptions:
     )
 
     lora: str | None = option(
-        None, "Folder of a LoRA adapter, as peft saves it, to merge into the model.", metavar="FOLDER"
+        None,
+        "Folder of a LoRA adapter, as peft saves it, to merge into the model.",
+        metavar="FOLDER",
+        shown="none",
     )
 
     def __post_init__(self) -> None:
