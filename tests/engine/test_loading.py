@@ -233,20 +233,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
         "not causal",
     ),
-    "llama4_text": (
-        {
-            "hidden_size": 32,
-            "intermediate_size": 32,
-            "intermediate_size_mlp": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 2,
-            "head_dim": 16,
-            "num_local_experts": 2,
-            "attention_chunk_size": 8,
-        },
-        "chunked attention",
-    ),
 }
 
 

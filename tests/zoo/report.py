@@ -51,8 +51,11 @@ class Row:
         return replace(self, bfloat16=found)
 
 
-def page(rows: Sequence[Row], seeds: int, machine: str, before: str = "") -> str:
-    """Returns it as Markdown. `machine`: on which they were tried. `before`: a page whose other rows stay."""
+def page(
+    rows: Sequence[Row], seeds: int, machine: str, before: str = "", last: Sequence[str] | None = None
+) -> str:
+    """Returns it as Markdown. `machine`: on which they were tried. `before`: a page whose other rows stay;
+    `last`: what was tried last then, the rows' types by default."""
     of: dict[Outcome, dict[str, str]] = {outcome: {} for outcome in Outcome}  # lines by type
     new = {row.model_type for row in rows}
     for outcome, model_type, line in _lines(before):
@@ -69,6 +72,12 @@ def page(rows: Sequence[Row], seeds: int, machine: str, before: str = "") -> str
         said = (
             f"Of {tried} checkpoints, up to {seeds} of each, {false} were called exact and were not "
             f"(`make zoo ARGS=--seeds={seeds}`)."
+        )
+    if before:
+        names = ", ".join(f"`{name}`" for name in (sorted(new) if last is None else last))
+        said = (
+            f"So much is true of what was tried last: {names}. The other rows are of earlier runs, on the "
+            "processor of then, which asked what `make zoo` asked then."
         )
     told = [
         HEAD.format(
