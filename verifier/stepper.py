@@ -155,7 +155,7 @@ class Stepper:
 
     async def _steps(self) -> None:
         free_since = self._clock()
-        expected: StepTime | None = None  # of the first step: it makes ready what the others find
+        known = False  # what a step takes; not of the first, which makes ready what the others find
         while True:
             free_since, began = await self._until_due(free_since)
             sessions = self._ready() if self._ruled else self._sessions
@@ -168,8 +168,8 @@ class Stepper:
             inputs = self._engine.prepare([part.work() for part in parts])
             rows = [row for part in parts for row in part.rows()]
             tokens = sum(part.tokens + len(part.path) for part in parts)
-            self.under_way = under_way(expected.at(tokens) if expected else None)
-            expected = self._step_time
+            self.under_way = under_way(self._ways.longest_step(tokens) if known else None)
+            known = self._step_time is not None
             scores = _scores(parts)
             asked = () if scores is None else (None, scores)
             self._ways.use_threads(sum(part.tokens for part in parts if part.tokens > 1))

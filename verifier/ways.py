@@ -64,6 +64,11 @@ class Ways:
     def meter(self) -> Meter:
         return self._meters[self._now]
 
+    def longest_step(self, tokens: int) -> float:
+        """Returns the seconds that a step of so many tokens takes in the slowest way: one that has not run
+        for a while is not known to be faster now."""
+        return max(meter.step_time.at(tokens) for meter in self._meters)
+
     @property
     def resting(self) -> bool:
         """Returns whether no drafts are taken."""

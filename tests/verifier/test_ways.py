@@ -1,0 +1,41 @@
+"""What follows from the way in which a verifier runs: the engine's threads, and what a step is to take."""
+
+from __future__ import annotations
+
+from verifier.governor import StepSeen
+from verifier.price import StepTime
+from verifier.ways import Ways
+
+
+class Threads:
+    threads, resting_threads = 1, 4
+
+    def use_threads(self, count: int) -> None:
+        self.threads = count
+
+
+def test_the_engine_has_more_threads_while_drafts_rest() -> None:
+    engine = Threads()
+    ways = Ways(engine, None, lambda: 0.5)
+    ran = []
+    for _ in range(200):  # with four threads a step takes half the time
+        ways.use_threads(reading=0)
+        ran.append((ways.resting, engine.threads))
+        seconds = 0.2 / (2 if engine.threads == 4 else 1)
+        ways.observe(StepSeen(seconds, 8, 8, None if ways.resting else 0.0), drafted=True)
+    assert set(ran) == {(False, 1), (True, 4), (True, 1)}
+    assert ran[-100:].count((True, 4)) > 70
+    assert 0.4 < ways.gain < 0.6
+
+
+def test_without_a_source_of_random_numbers_drafts_are_always_taken() -> None:
+    ways = Ways(Threads(), None)
+    assert not any(ways.observe(StepSeen(1.0, 8, 8, 1.0), drafted=True) for _ in range(100))
+    assert (ways.resting, ways.gain, ways.trials) == (False, 0.0, 0)
+
+
+def test_a_step_is_expected_to_take_as_long_as_in_the_slowest_way() -> None:
+    ways = Ways(Threads(), StepTime.measured({1: 0.01, 8: 0.01}), lambda: 0.5)
+    for _ in range(100):
+        ways.meter.step_time.observe(1, 0.1)
+    assert ways.longest_step(1) > 0.05
