@@ -4,10 +4,11 @@
 
 Steps of sixteen sessions, each with its last token and four drafts, of the demo target; and steps of the demo
 draft model. All sessions ask for the same, but one, which asks for something else. Told is the processor time
-of such a step over that of a step in which it asks for what the others do. Some parameters cost more with a
-large vocabulary, so draws alone are measured there, too, of random logits: their ratio is larger than that of
+of such a step, with that of the threads which follow a grammar, over that of a step in which it asks for what
+the others do. All its rows count, as if every draft were right. Some parameters cost more with a large
+vocabulary, so draws alone are measured there, too, of random logits: their ratio is larger than that of
 steps, since a model with such a vocabulary spends more on its last layer than on draws. Of several rounds the
-fastest counts.
+fastest counts. `n` is no case of its own: each answer is a session.
 """
 
 from __future__ import annotations
@@ -15,25 +16,31 @@ from __future__ import annotations
 import random
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 import typer
+from llguidance import LLMatcher
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from tokenizers import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.keep import Write, keep
 from benchmarks.step import works
 from outrider.engine.engine import Engine
-from outrider.engine.loading import load_engine
+from outrider.engine.loading import load_engine, load_tokenizer
+from outrider.grammar import Allowed, Grammars
+from outrider.sampling.logprobs import Scores
 from outrider.sampling.params import MAX_BIASES, SamplingParams
 from outrider.sampling.sampler import Row, TokenCounts, draw, rank
+from outrider.wire.logprobs import MAX_TOP_LOGPROBS
 
 CONSOLE = Console()
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,6 +49,8 @@ DRAFTS = 4
 LENGTH = 256  # of the sessions
 LARGE_VOCABULARY = 151_936
 DISTINCT = 4000  # tokens of the text before, where it counts
+TEXT = '"return the first of them'  # that both grammars let come
+LOGPROBS, GRAMMAR = "logprobs", "grammar"  # what is asked for beside parameters of sampling
 ODD: dict[str, dict[str, Any]] = {
     "the same": {},
     "greedy": {"temperature": 0.0},
@@ -60,7 +69,12 @@ ODD: dict[str, dict[str, Any]] = {
         "frequency_penalty": 0.1,
         "presence_penalty": 0.1,
     },
+    "logprobs": {LOGPROBS: 0},
+    f"logprobs of {MAX_TOP_LOGPROBS}": {LOGPROBS: MAX_TOP_LOGPROBS},
+    "a JSON text": {GRAMMAR: LLMatcher.grammar_from_json_schema({"type": "string"})},
+    "a regex": {GRAMMAR: LLMatcher.grammar_from_regex(r'"?([a-z]{1,12} ?){1,200}')},
     "all of them": {
+        LOGPROBS: MAX_TOP_LOGPROBS,
         "temperature": 100.0,
         "top_k": 4000,
         "top_p": 0.999,
@@ -73,20 +87,69 @@ ODD: dict[str, dict[str, Any]] = {
 }
 ORDINARY = {"temperature .8": SamplingParams(temperature=0.8), "greedy": SamplingParams(temperature=0.0)}
 Timed = Callable[[], object]
+Run = Callable[[Sequence[Row], Scores | None], object]
+Masks = Callable[[str, int], Callable[[], Sequence[Allowed]]]
+"""From a grammar and a number of drafts to what begins to find the masks of a step's rows."""
 
 
 def company(ordinary: SamplingParams, odd: Mapping[str, Any], drafts: int) -> list[Row]:
     """Returns the rows of a step in which the first session asks for something else."""
     history = TokenCounts(range(DISTINCT), range(DISTINCT // 2))
+    sampling = {name: value for name, value in odd.items() if name not in (LOGPROBS, GRAMMAR)}
     rows = []
     for session in range(SESSIONS):
-        params = replace(ordinary, seed=session, **(odd if session == 0 else {}))
+        params = replace(ordinary, seed=session, **(sampling if session == 0 else {}))
         drafted = list(range(3, 3 + drafts))
         rows += [
             Row(params, LENGTH + depth, history if params.penalized else None, drafted[:depth])
             for depth in range(1 + drafts)
         ]
     return rows
+
+
+def asking(odd: Mapping[str, Any], ordinary: SamplingParams, drafts: int, masks: Masks, run: Run) -> Timed:
+    """Returns a step of such a company, with what is begun anew for each step."""
+    rows, own = company(ordinary, odd, drafts), 1 + drafts
+    allowed = masks(odd[GRAMMAR], drafts) if GRAMMAR in odd else None
+    counts = [odd.get(LOGPROBS)] * own + [None] * (len(rows) - own)
+
+    def step() -> object:
+        ruled = rows
+        if allowed is not None:
+            found = allowed()
+            ruled = [row._replace(allowed=mask) for row, mask in zip(rows[:own], found, strict=True)] + rows[
+                own:
+            ]
+        return run(ruled, Scores(counts) if LOGPROBS in odd else None)
+
+    return step
+
+
+def followed(model: str) -> Masks:
+    """Returns what follows grammars with a model's tokenizer: a text of which every draft may come."""
+    files = load_tokenizer(model)
+    text = Tokenizer.from_str(files.json).encode(TEXT, add_special_tokens=False).ids
+    grammars = Grammars(files.json, [0])
+
+    def masks(grammar: str, drafts: int) -> Callable[[], Sequence[Allowed]]:
+        place, path = grammars.place(grammar, (), lambda: None), text[:drafts]
+        while not place.ready:
+            time.sleep(0.001)
+        fit = place.fits(path)  # all of them, with a tokenizer that knows these words
+
+        def found() -> list[Allowed]:
+            ruled = place.masks(path[:fit])
+            return ruled + ruled[-1:] * (drafts - fit)
+
+        return found
+
+    return masks
+
+
+def every_other(vocab_size: int) -> Masks:
+    """Returns masks that let every other token come, whatever the grammar: a mask's share of a draw."""
+    mask = np.full(-(-vocab_size // 8), 0x55, np.uint8)
+    return lambda grammar, drafts: lambda: [lambda: mask] * (1 + drafts)
 
 
 def ratios(jobs: Mapping[str, Timed], rounds: int, tick: Timed) -> dict[str, float]:
@@ -96,38 +159,49 @@ def ratios(jobs: Mapping[str, Timed], rounds: int, tick: Timed) -> dict[str, flo
     for _ in range(rounds):
         rng.shuffle(order)
         for name in order:
-            began = time.thread_time()
+            began = time.process_time()
             jobs[name]()
-            seconds[name] = min(seconds[name], time.thread_time() - began)
+            seconds[name] = min(seconds[name], time.process_time() - began)
         tick()
     first = next(iter(seconds.values()))
     return {"milliseconds": first * 1e3} | {name: value / first for name, value in seconds.items()}
 
 
-def steps_of(engine: Engine, ordinary: SamplingParams) -> dict[str, Timed]:
+def steps_of(engine: Engine, ordinary: SamplingParams, masks: Masks) -> dict[str, Timed]:
     """Returns the verifier's steps, by what one of the sessions asks for."""
     batch = works(engine, SESSIONS, LENGTH, 1 + DRAFTS)
-    rows = {name: company(ordinary, odd, DRAFTS) for name, odd in ODD.items()}
-    return {name: lambda some=some: engine.choose(engine.prepare(batch), some) for name, some in rows.items()}  # type: ignore[misc]
+
+    def run(rows: Sequence[Row], scores: Scores | None) -> object:
+        return engine.choose(engine.prepare(batch), rows, None, scores)
+
+    return {name: asking(odd, ordinary, DRAFTS, masks, run) for name, odd in ODD.items()}
 
 
-def drafts_of(engine: Engine, ordinary: SamplingParams) -> dict[str, Timed]:
+def drafts_of(engine: Engine, ordinary: SamplingParams, masks: Masks) -> dict[str, Timed]:
     """Returns the drafter's steps."""
     batch = works(engine, SESSIONS, LENGTH, 1)
-    rows = {name: company(ordinary, odd, 0) for name, odd in ODD.items()}
-    return {
-        name: lambda some=some: engine.rank(engine.prepare(batch), some, 3) for name, some in rows.items()
-    }  # type: ignore[misc]
+
+    def run(rows: Sequence[Row], scores: Scores | None) -> object:
+        return engine.rank(engine.prepare(batch), rows, 3)
+
+    return {name: asking(odd, ordinary, 0, masks, run) for name, odd in ODD.items()}
 
 
 def draws_of(vocab_size: int, ordinary: SamplingParams, drafter: bool) -> dict[str, Timed]:
     """Returns draws alone, without a model."""
     drafts = 0 if drafter else DRAFTS
     logits = torch.randn(SESSIONS * (1 + drafts), vocab_size, generator=torch.Generator().manual_seed(1)) * 3
-    rows = {name: company(ordinary, odd, drafts) for name, odd in ODD.items()}
-    if drafter:
-        return {name: lambda some=some: rank(logits, some, 3) for name, some in rows.items()}  # type: ignore[misc]
-    return {name: lambda some=some: draw(logits, some) for name, some in rows.items()}  # type: ignore[misc]
+
+    def run(rows: Sequence[Row], scores: Scores | None) -> object:
+        if drafter:
+            return rank(logits, rows, 3)
+        chosen: list[int] = draw(logits, rows).tolist()
+        if scores is not None:
+            scores.find(logits, rows, chosen)
+        return chosen
+
+    masks = every_other(vocab_size)
+    return {name: asking(odd, ordinary, drafts, masks, run) for name, odd in ODD.items()}
 
 
 def show(result: Mapping[str, Mapping[str, float]]) -> None:
@@ -151,8 +225,8 @@ def main(
     with torch.inference_mode(), Progress(console=CONSOLE) as progress:
         for which, ordinary in ORDINARY.items():
             jobs = {
-                "target's step": steps_of(engines["target's step"], ordinary),
-                "draft's step": drafts_of(engines["draft's step"], ordinary),
+                "target's step": steps_of(engines["target's step"], ordinary, followed(target)),
+                "draft's step": drafts_of(engines["draft's step"], ordinary, followed(draft)),
                 f"draws of {vocabulary:,} tokens": draws_of(vocabulary, ordinary, drafter=False),
                 f"ranks of {vocabulary:,} tokens": draws_of(vocabulary, ordinary, drafter=True),
             }
