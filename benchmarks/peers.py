@@ -186,6 +186,7 @@ class _Answered:
     client: ServerClient
 
     async def ask(self, request: Request, came: Any = None) -> Any:
+        await self.client.close()  # llama.cpp ends a connection after a streamed answer, and does not say so
         return await self.client.ask(request, came)
 
 
@@ -193,6 +194,7 @@ async def _answering(client: ServerClient, process: Any, words: Sequence[str]) -
     until = time.monotonic() + READY_SECONDS
     while True:
         try:
+            await client.close()
             await client.ask(Request("a", 1, 0.0, 0))
             return
         except (OutriderError, OSError) as error:
