@@ -117,9 +117,9 @@ async def test_its_text_is_made_beside_the_loop_and_its_tables_once(
     tables: list[str] = []
     push, table = stop.StopMatcher.push, stop._Table.__init__
 
-    def noted_push(self: Any, text: str) -> str:
+    def noted_push(self: Any, text: str, may_stop: bool = True) -> str:
         pushes.append(threading.get_ident())
-        return push(self, text)
+        return push(self, text, may_stop)
 
     def noted_table(self: Any, string: str) -> None:
         tables.append(string)
