@@ -224,7 +224,7 @@ def never_right(draft: str, folder: Path) -> str:
 
 
 async def measure(
-    target: str, draft: str, seconds: float, settle: float, rounds: int
+    target: str, draft: str, seconds: float, settle: float, rounds: int, only: str = ""
 ) -> list[dict[str, Any]]:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -241,6 +241,8 @@ async def measure(
                 for name in (PLAIN, GOVERNED)
             }
             for case in CASES:
+                if not re.search(only, case.name):
+                    continue
                 async with AsyncExitStack() as further:
                     for name in (case.service, *((ALWAYS,) if case.always else ())):
                         if name not in services:
@@ -299,12 +301,13 @@ def main(
     draft: Draft = str(pair.DRAFT),
     seconds: Annotated[float, typer.Option(help="Of each turn that counts.")] = 5.0,
     settle: Annotated[float, typer.Option(help="Seconds that a case runs before its turns.")] = 10.0,
+    only: Annotated[str, typer.Option(help="Pattern of the names of the cases to measure.")] = "",
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each service.")] = 3,
     write: Write = None,
 ) -> None:
     """Measure a service with drafts against plain decoding, in the cases where drafts may not pay."""
     began = time.monotonic()
-    rows = asyncio.run(measure(target, draft, seconds, settle, rounds))
+    rows = asyncio.run(measure(target, draft, seconds, settle, rounds, only))
     table = Table("case", "streams", "T", "over plain", "over drafts always", "by processor", "drafts rest")
     for row in rows:
         table.add_row(
