@@ -66,12 +66,12 @@ async def test_a_worker_that_leaves_is_forgotten_at_once_but_not_for_another_inc
 async def test_another_protocol_version_is_refused(rig: Any) -> None:
     worker = await rig.worker(Role.VERIFIER, "v")
     message = record_to_wire(worker.record())
-    message.info.hello.protocol_version = 1
+    message.info.hello.protocol_version = 2
     async with channel(rig.address) as connection:
         stub = registry_pb2_grpc.RegistryStub(connection)
         code, sentence = await refusal(stub.Beat(message))
         assert code is grpc.StatusCode.FAILED_PRECONDITION
-        assert "protocol version 1, this side 2" in sentence
+        assert "protocol version 2, this side 3" in sentence
 
 
 @pytest.mark.parametrize("role", ["ROLE_ROUTER", "ROLE_UNSPECIFIED"])
