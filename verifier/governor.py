@@ -257,6 +257,10 @@ class Governor:
             self._trial = Trial(way, block, began=self._now)
             self.trials += 1
 
+    def resume(self) -> None:
+        """Goes on after steps that it was not told of: the block that they interrupted begins anew."""
+        self._block = Block()
+
     def alarm(self) -> None:
         """What was found counts little: the load is another."""
         self._alarmed = {way for way in range(self.ways) if way != self.usual}

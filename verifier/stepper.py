@@ -79,6 +79,7 @@ class Stepper:
         self._planner = StepPlanner(pool, limits, self.close, info.vocab_size)
         self._grammars = grammars
         self._ruled = 0  # sessions with a grammar
+        self._greedy = 0  # sessions whose text is not drawn
         self._draining = False
         self._report: StepReport | None = None  # of the last step, not told yet
 
@@ -121,6 +122,7 @@ class Stepper:
             order = sorted(self._sessions.items(), key=lambda one: one[1].session.spec.params.priority)
             self._sessions = dict(order)
         self._ruled += running.place is not None
+        self._greedy += spec.params.sampling.greedy
         self._changed.set()
         self._empty.clear()
         return running
@@ -131,6 +133,7 @@ class Stepper:
         if running is not None:
             self._pool.close(running.table)
             self._ruled -= running.place is not None
+            self._greedy -= running.session.spec.params.sampling.greedy
             self._changed.set()
             if not self._sessions:
                 self._empty.set()
@@ -158,6 +161,8 @@ class Stepper:
         known = False  # what a step takes; not of the first, which makes ready what the others find
         while True:
             free_since, began = await self._until_due(free_since)
+            if self._ways.turn_to(self._greedy, len(self._sessions)):
+                self._rest(self.resting)
             sessions = self._ready() if self._ruled else self._sessions
             parts = self._planner.plan(sessions, self._ways.meter)
             if not parts:

@@ -3,6 +3,9 @@
 The governor says which. Here is what follows from that: each way has a meter of its own, because what a step
 takes in one says little about another, and the engine its number of threads. A step that reads much of
 prompts has all of them in any way: few drafts are lost in its time.
+
+Greedy text is guessed much better than drawn text. So there are two governors, one for the time when most
+sessions are greedy, and one for the time when most are not: what one has found is no answer for the other.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ def ways(threads: int, resting_threads: int) -> list[Way]:
 
 DRAFTED = 0  # the way that a verifier begins with
 WORTH_ALL = 32  # tokens of prompts in a step, from which on it gets the cores of drafters, too
+MOST = 2 / 3  # share of the sessions
 
 
 class Ways:
@@ -53,7 +57,8 @@ class Ways:
         self._engine = engine
         self._ways = [Way(True, 0)] if draw is None else ways(engine.threads, engine.resting_threads)
         self._meters = [_meter(step_time) for _ in self._ways]
-        self._governor = Governor(len(self._ways), draw) if draw is not None else None
+        self._governors = () if draw is None else tuple(Governor(len(self._ways), draw) for _ in range(2))
+        self._governor = self._governors[0] if self._governors else None
         self._drafted = False  # whether anybody drafted in the last step
 
     @property
@@ -84,7 +89,19 @@ class Ways:
 
     @property
     def trials(self) -> int:
-        return 0 if self._governor is None else self._governor.trials
+        return sum(governor.trials for governor in self._governors)
+
+    def turn_to(self, greedy: int, sessions: int) -> bool:
+        """Says of the next step how many of its sessions are greedy. Returns whether it runs another way."""
+        if self._governor is None or not sessions:
+            return False
+        before, share = self._governor, greedy / sessions
+        if share >= MOST or share <= 1 - MOST:
+            self._governor = self._governors[share <= 1 - MOST]
+        if self._governor is before:
+            return False
+        self._governor.resume()
+        return self._governor.way != before.way
 
     def observe(self, step: StepSeen, drafted: bool) -> bool:
         """Takes in a step in which nobody's prompt was read; `drafted`: whether anybody drafts for any of its

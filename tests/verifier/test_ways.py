@@ -39,3 +39,31 @@ def test_a_step_is_expected_to_take_as_long_as_in_the_slowest_way() -> None:
     for _ in range(100):
         ways.meter.step_time.observe(1, 0.1)
     assert ways.longest_step(1) > 0.05
+
+
+def test_drafts_that_do_not_pay_for_drawn_text_are_taken_for_greedy_text() -> None:
+    engine, rested = Threads(), {0: list[bool](), 1: list[bool]()}
+    ways = Ways(engine, None, lambda: 0.5)
+    for number in range(1200):
+        greedy = number // 40 % 2  # one answer of forty steps after another
+        ways.turn_to(greedy, 1)
+        ways.use_threads(reading=0)
+        rested[greedy].append(ways.resting)
+        committed = 1 if ways.resting else 5 if greedy else 1.5
+        seconds = 0.05 if ways.resting and engine.threads == 4 else 0.1
+        ways.observe(StepSeen(seconds, committed, 1, None if ways.resting else 0.0), drafted=True)
+    assert sum(rested[0][-400:]) > 300
+    assert sum(rested[1]) < 60
+
+
+def test_a_few_sessions_of_the_other_kind_change_nothing() -> None:
+    ways = Ways(Threads(), None, lambda: 0.5)
+    ways.turn_to(0, 8)
+    while not ways.resting:  # drafts bring nothing to what is drawn
+        ways.observe(StepSeen(0.1, 8, 8, None if ways.resting else 0.0), drafted=True)
+    assert not ways.turn_to(4, 8)
+    assert ways.resting
+    assert ways.turn_to(6, 8)
+    assert not ways.resting
+    assert not ways.turn_to(4, 8)
+    assert not ways.resting
