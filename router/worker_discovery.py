@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import NoReturn
 
@@ -34,6 +34,7 @@ REPEAT_SECONDS = 20.0  # between two tellings of the same word: a store may have
 RETRY_SECONDS = 1.0  # after a telling that the store did not take
 ROUND_SECONDS = 1.0  # words are repeated in rounds, so that a store takes many of them in one call
 MOST_JOINING = 16  # workers of a role that the router connects to at once: sessions run meanwhile
+BEGUN_AT_ONCE = 64  # workers that are begun with before others have their turn: all may come at once
 TURN_SECONDS = 0.5  # after which one that has not answered keeps no other waiting
 
 
@@ -70,7 +71,7 @@ class WorkerDiscovery:
         watching = asyncio.create_task(self._watch())
         try:
             async for records in self._store.workers():
-                self._follow(records)
+                await self._follow(records)
             raise AssertionError("a store's workers have no end")
         finally:
             tasks = [watching, *self._tasks.values()]
@@ -93,21 +94,22 @@ class WorkerDiscovery:
                     if not worker.has_sessions:
                         worker.tick(IDLE_TICKS)
 
-    def _follow(self, records: Mapping[WorkerKey, WorkerRecord]) -> None:
+    async def _follow(self, records: Mapping[WorkerKey, WorkerRecord]) -> None:
         for key, known in list(self._records.items()):
             now = records.get(key)
             if now is None or (now.info, now.address) != (known.info, known.address):
                 del self._records[key]
                 self._tasks[key].cancel()
-        for key, record in records.items():
-            if key not in self._records:
-                self._records[key] = record
-                former = self._tasks.get(key)
-                self._tasks[key] = asyncio.create_task(self._keep_hold(record, former))
         self._tasks = {key: task for key, task in self._tasks.items() if not task.done()}
-        there = {_tokenized(one) for (role, _), one in self._records.items() if role is Role.VERIFIER}
+        there = {_tokenized(one) for (role, _), one in records.items() if role is Role.VERIFIER}
         self._tokenizers = {key: files for key, files in self._tokenizers.items() if key in there}
         self._fetching = {key: self._fetching.get(key) or asyncio.Lock() for key in there}
+        unknown = [key for key in records if key not in self._records]
+        for count, key in enumerate(unknown, 1):
+            self._records[key], former = records[key], self._tasks.get(key)
+            self._tasks[key] = asyncio.create_task(self._keep_hold(records[key], former))
+            if count % BEGUN_AT_ONCE == 0:
+                await asyncio.sleep(0)
 
     async def _keep_hold(self, record: WorkerRecord, former: asyncio.Task[None] | None) -> None:
         """Holds the worker, again and again, until it is cancelled; first waits for its predecessor's end."""
@@ -151,20 +153,28 @@ class WorkerDiscovery:
         if verifies:  # a drafter is not trusted with the memory and the time that a tokenizer takes
             tokenizer = await self._tokenizer(record)
         events = (VERIFIER_SESSIONS if verifies else DRAFTER_SESSIONS).answered
-        async with channel(record.address, self._tls, events.max_bytes, watched=True) as connection:
-            registration = Registration(record.info, record.address, tokenizer)
-            kind = Verifier if verifies else Drafter
-            worker: Verifier | Drafter | None = None
-            try:
-                async with self._turn(record.info.identity.role):
-                    worker = kind(registration, connection, record.load)
-                    worker.on_busy = partial(self._busy.setdefault, worker)
-                    await worker.connect(self._router)
-                    self._admit(worker)
-                return await self._until_gone(worker)
-            finally:
-                if worker is not None:
-                    self._let_go(worker)
+        registration = Registration(record.info, record.address, tokenizer)
+        async with AsyncExitStack() as stack:
+
+            def called() -> Verifier | Drafter:  # in its turn: a connection takes its time to make
+                connection = channel(record.address, self._tls, events.max_bytes, watched=True)
+                stack.push_async_exit(connection)
+                return (Verifier if verifies else Drafter)(registration, connection, record.load)
+
+            return await self._keep(record.info.identity.role, called)
+
+    async def _keep(self, role: Role, begin: Callable[[], Verifier | Drafter]) -> str:
+        worker: Verifier | Drafter | None = None
+        try:
+            async with self._turn(role):
+                worker = begin()
+                worker.on_busy = partial(self._busy.setdefault, worker)
+                await worker.connect(self._router)
+                self._admit(worker)
+            return await self._until_gone(worker)
+        finally:
+            if worker is not None:
+                self._let_go(worker)
 
     def _let_go(self, worker: Verifier | Drafter) -> None:
         worker.hang_up()
