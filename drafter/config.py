@@ -8,7 +8,7 @@ from outrider.options.engine import EngineOptions, StepLimits
 from outrider.options.model_id import checkpoint_name
 from outrider.options.option import check, option, wrong
 from outrider.options.protection import Protection
-from outrider.options.worker import Listen, Registration, check_worker
+from outrider.options.worker import Joining, Listen, Registration, check_joining, check_worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ class DrafterConfig:
         shown="none: the draft model guesses",
     )
     registration: Registration = field(default=Registration())
+    joining: Joining = field(default=Joining())
     listen: Listen = field(default=Listen())
     protection: Protection = field(default=Protection())
     engine: EngineOptions = field(default=EngineOptions())
@@ -47,6 +48,7 @@ class DrafterConfig:
                 raise wrong("draft", "must name a folder or a hub id, not nothing")
         else:
             self._check_propose(self.propose)
+        check_joining(self.joining, self.registration, self.listen, self.protection)
         check_worker(self.registration, self.listen, self.protection)
 
     def _check_propose(self, kind: str) -> None:

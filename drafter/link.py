@@ -21,7 +21,7 @@ from outrider.net.diagnosis import why_unreachable
 from outrider.net.heartbeat import SILENCE_SECONDS, Stillness, fell_silent
 from outrider.net.rpc import channel, converse, heard
 from outrider.net.tasks import propagate_cancel
-from outrider.net.tls import Tls
+from outrider.net.tls import Credentials
 from outrider.wire.drafter_sessions import DraftEndCause
 from outrider.wire.hello import Identity, Role, check_hello
 from outrider.wire.methods import SPECULATE
@@ -54,7 +54,7 @@ class VerifierLink:
         on_ended: Callable[[bytes, DraftEndCause, str], None],
         on_over: Callable[[], object],
         clock: Callable[[], float],
-        tls: Tls | None = None,
+        tls: Credentials | None = None,
     ) -> None:
         self._address = address
         self._tls = tls

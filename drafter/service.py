@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import grpc.aio
 
 from drafter.config import DrafterConfig
+from drafter.joining import Joined, token_of
 from drafter.link import VerifierLink
 from drafter.proposer import Proposer, Source
 from drafter.session import DraftSession, DraftSpec
 from outrider.errors import OutriderError, StepHung
 from outrider.net.heartbeat import HEARTBEAT_SECONDS, IDLE_HEARTBEATS
 from outrider.net.rpc import WORKER_PING_SECONDS, add_methods, bind, new_server
-from outrider.net.tls import Tls, opened
+from outrider.net.tls import Credentials, Trust, opened
 from outrider.store.store import Registrar
 from outrider.wire.codec import session_id_from_wire
 from outrider.wire.description import TokenizerFiles, WorkerInfo
@@ -36,7 +37,7 @@ from outrider.wire.hello import Role, read_hello
 from outrider.wire.load import WORTH_TELLING, DrafterLoad
 from outrider.wire.methods import DRAFTER_SESSIONS
 from outrider.worker.described import add_description
-from outrider.worker.registration import check_admitted, registrar_at
+from outrider.worker.registration import Registered, check_admitted, registrar_at
 from outrider.worker.stepwatch import Pulse, StepWatch, watched
 from outrider.worker.worker import Worker, serve_until_stopped
 
@@ -80,7 +81,7 @@ class BusyShare:
 class DrafterService:
     """The service: one object for all streams; the sessions themselves live in the proposer."""
 
-    def __init__(self, info: WorkerInfo, tokenizer: TokenizerFiles, tls: Tls | None = None) -> None:
+    def __init__(self, info: WorkerInfo, tokenizer: TokenizerFiles, tls: Credentials | None = None) -> None:
         """`tls`: for the connections to verifiers."""
         self._info = info
         self._tls = tls
@@ -143,8 +144,10 @@ class DrafterService:
 
     # -- routers and their streams --
 
-    def add_to(self, server: grpc.aio.Server) -> None:
-        add_methods(server, {DRAFTER_SESSIONS: self.sessions})
+    def add_to(self, server: grpc.aio.Server, called: bool = True) -> None:
+        """`called`: routers may open their streams there."""
+        if called:
+            add_methods(server, {DRAFTER_SESSIONS: self.sessions})
         add_description(server, self._info, self._tokenizer, lambda: True)  # one that is not well has ended
 
     async def sessions(
@@ -313,24 +316,33 @@ async def source(config: DrafterConfig, start_followers: StartFollowers | None =
 
 
 async def start(
-    config: DrafterConfig, registrar: Registrar, start_followers: StartFollowers | None = None
+    config: DrafterConfig, registrar: Registrar | None = None, start_followers: StartFollowers | None = None
 ) -> Worker:
-    """Returns a drafter that is ready to guess and listens, but is not registered.
+    """Returns a drafter that is ready to guess and listens, but is known to nobody: it registers with
+    `registrar`, or joins where the configuration says.
 
     `start_followers` starts the processes that a draft model is divided among. Raises StartupError."""
     server, tls = new_server(ping_seconds=WORKER_PING_SECONDS), opened(config.protection.tls)
     address = bind(server, config.listen.host, config.listen.port, tls=tls)
-    await check_admitted(registrar)
+    credentials: Credentials | None = tls
+    if registrar is not None:
+        await check_admitted(registrar)
+    else:
+        token_of(config.joining)
+        encrypted = any(url.encrypted for url in config.joining.urls)
+        credentials = Trust(config.joining.join_ca) if encrypted else None
     found = await source(config, start_followers)
-    service = DrafterService(found.info, found.tokenizer, tls)
+    service = DrafterService(found.info, found.tokenizer, credentials)
     service.use(found.proposer(service.on_change, service.on_failed))
-    service.add_to(server)
+    service.add_to(server, called=registrar is not None)
+    membership = Joined(config.joining, service, credentials) if registrar is None else Registered(registrar)
     port = int(address.rpartition(":")[2])
-    return Worker(found.info, config.listen.advertised_address(port), service, server, registrar)
+    return Worker(found.info, config.listen.advertised_address(port), service, server, membership)
 
 
 async def serve(config: DrafterConfig) -> None:
     """Runs a drafter as a process of its own, until a signal. Raises StartupError or PeerRefused."""
-    where = config.registration
-    worker = await start(config, registrar_at(where.router, where.store, opened(config.protection.tls)))
-    await serve_until_stopped(worker)
+    where, registrar = config.registration, None
+    if config.joining.join is None:
+        registrar = registrar_at(where.router, where.store, opened(config.protection.tls))
+    await serve_until_stopped(await start(config, registrar))

@@ -10,7 +10,7 @@ from drafter.config import DrafterConfig
 from outrider.options.engine import EngineOptions
 from outrider.options.option import words
 from outrider.options.protection import Protection
-from outrider.options.worker import Registration
+from outrider.options.worker import Listen, Registration
 from outrider_cli.commands import Logging
 from outrider_cli.supervisor import ChildSpec
 from router.config import RouterConfig
@@ -42,6 +42,7 @@ class Workers:
     resting_threads: int | None = None  # of each verifier
     max_model_len: int | None = None  # None = the target's own
     protection: Protection = field(default=Protection())
+    joined: Listen | None = None  # where verifiers listen for drafters that join; None = none do
     logging: Logging = field(default=Logging())
 
 
@@ -66,6 +67,13 @@ def worker_children(models: Models, workers: Workers, router: str) -> list[Child
         resting_threads=workers.resting_threads,
         max_model_len=workers.max_model_len,
     )
+    if workers.joined is not None:
+        verifier = replace(
+            verifier,
+            listen=workers.joined,
+            join_port=None if protection.tls is None else 0,
+            protection=replace(protection, insecure=workers.protection.insecure),
+        )
     command = _outrider("verifier", verifier, workers.logging)
     specs = [
         ChildSpec("verifier", name, command, restart=True, drain_seconds=verifier.drain_seconds)

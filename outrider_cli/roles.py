@@ -23,6 +23,7 @@ from verifier.config import VerifierConfig
 ROOMS = ("outrider", "router", "verifier", "drafter")  # whose loggers are ours
 API_KEYS = "OUTRIDER_API_KEYS"  # of the environment: the lines of the file that --api-keys would name
 SPINS = "2000"  # of a thread that waits for others of its step, before it gives its core to other programs
+TOKEN = "OUTRIDER_TOKEN"  # of the environment: what --token would say
 STORE = "OUTRIDER_STORE"  # of the environment: what --store would say, if nobody is to see its password
 
 
@@ -39,7 +40,9 @@ def _run(role: str, config: type, *, log_level: str, **given: Any) -> None:
 def with_environment(given: dict[str, Any]) -> dict[str, Any]:
     """Returns the values with those that the environment has for a role of these options."""
     added: dict[str, Any] = {"cache": _cache_folder()}
-    if given.get("router") is None:
+    if given.get("join") is not None and given["token"] is None and given["token_file"] is None:
+        added["token"] = os.environ.get(TOKEN)
+    if given.get("router") is None and given.get("join") is None:
         added["store"] = given["store"] or os.environ.get(STORE)
     if "threads" in given:
         added["threads"] = _claim_threads(given["threads"], given["tensor_parallel_size"])

@@ -20,6 +20,7 @@ from outrider.options.model_id import checkpoint_name
 from outrider.options.option import build, option, same
 from outrider.options.protection import Protection
 from outrider.options.sessions import SessionOptions
+from outrider.options.worker import Listen
 from outrider_cli.children import Models, Workers, router_child, threads_each, worker_children
 from outrider_cli.commands import Logging, command
 from outrider_cli.display import PersistentConsole, ServeDisplay
@@ -60,6 +61,13 @@ class ServeOptions:
     protection: Protection = field(default=Protection())
     api_keys: Path | None = same(RouterConfig, "api_keys")
     worker_port: int | None = same(RouterConfig, "worker_port")
+    drafter_tokens: Path | None = same(RouterConfig, "drafter_tokens")
+    advertise: str | None = option(
+        None,
+        "Host by which drafters that join reach this machine.",
+        metavar="HOST",
+        shown="same as --host",
+    )
     logging: Logging = field(default=Logging())
 
 
@@ -72,6 +80,8 @@ def _serve_command(**given: Any) -> None:
         if told.draft_quantization is not None and models.draft is None:
             other = "--drafters 0" if told.drafters == 0 else "--propose"
             fail("serve", f"--draft-quantization is of no use with {other}: leave one out", WRONG_USAGE)
+        if told.advertise is not None and told.drafter_tokens is None:
+            fail("serve", "--advertise is of no use without --drafter-tokens: leave it out", WRONG_USAGE)
         router = router_child(build(RouterConfig, given), told.logging)
         others = partial(worker_children, models, _workers(told, models))
         others("127.0.0.1:1")  # what workers could not be told is said before anything starts
@@ -105,6 +115,7 @@ def _workers(told: ServeOptions, models: Models) -> Workers:
         resting_threads=alone if lent else None,
         max_model_len=told.max_model_len,
         protection=told.protection,
+        joined=None if told.drafter_tokens is None else Listen(told.host, advertise=told.advertise),
         logging=told.logging,
     )
 

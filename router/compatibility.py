@@ -14,8 +14,9 @@ class Registration:
     """A worker as the router knows it."""
 
     info: WorkerInfo
-    address: str  # host:port of its own server
+    address: str  # host:port of its own server; empty = it has joined, and nobody calls it
     tokenizer: TokenizerFiles | None  # of a verifier; a drafter's is known by its hash alone
+    join_address: str = ""  # of a verifier, where drafters that joined reach it; empty = they do not
 
     @property
     def key(self) -> WorkerKey:

@@ -47,6 +47,13 @@ class RouterConfig:
         metavar="FILE",
         shown="$OUTRIDER_API_KEYS, or none: everybody may ask",
     )
+    drafter_tokens: Path | None = option(
+        None,
+        "Tokens of drafters that join from anywhere, hashed: lines of `outrider keys add NAME "
+        "--drafter-tokens FILE`. Read again on change.",
+        metavar="FILE",
+        shown="none: all drafters register",
+    )
     api_key_lines: str | None = None  # the keys, if there is no file
 
     def __post_init__(self) -> None:

@@ -331,8 +331,10 @@ class Fleet:
                     unreported=one.unreported,
                     merit=merits.of(model, one.instance),
                     due=merits.due(model, one.instance),
+                    way=one.way_to(verifier),
                 )
                 for one in drafters
+                if one.way_to(verifier)
             )
             some = usable(candidates, target.tokenizer_hash, excluded)
             fitting, on_trial = preferred(some, merits.may_try(model))

@@ -30,7 +30,8 @@ def service(fleet: Fleet, sessions: dict[SessionId, Session]) -> Json:
     """Returns what everybody is told."""
     verifiers = list(islice(fleet.verifiers.values(), MOST_WORKERS))
     drafters = list(islice(fleet.drafters.values(), MOST_WORKERS))
-    names = {one.registration.address: one.identity.worker_id for one in verifiers}
+    places = ((one.registration, one.identity.worker_id) for one in verifiers)
+    names = {at: name for there, name in places for at in (there.join_address, there.address)}
     return {
         "counts": {
             "verifiers": len(fleet.verifiers),

@@ -60,6 +60,7 @@ class DrafterCandidate:
     unreported: int = 0  # sessions that this router has opened there since `load` came
     merit: float | None = None  # tokens that it gains a session a step, as verifiers told; None = not known
     due: bool = True  # for a trial
+    way: str = ""  # by which it reaches the verifier, if not by the address that the others know
 
 
 def first(count: int) -> int:
@@ -195,7 +196,7 @@ def goodput(acceptance: float, token_seconds: float, round_trip_seconds: float) 
 
 def round_trip(drafter: DrafterCandidate, verifier_address: str) -> float:
     """Returns the seconds between the two and back: measured, or assumed by their hosts."""
-    measured = drafter.load.round_trips.get(verifier_address)
+    measured = drafter.load.round_trips.get(drafter.way or verifier_address)
     if measured is not None:
         return measured
     return SAME_HOST_SECONDS if host_of(drafter.address) == host_of(verifier_address) else OTHER_HOST_SECONDS

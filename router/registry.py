@@ -47,9 +47,10 @@ class Registry:
     async def beat(self, record: WorkerRecord, context: Any) -> Answer:
         identity = record.info.identity
         check_certified(context, frozenset({identity.role}))
-        if max(map(len, (identity.worker_id, record.info.model.name, record.address))) > MAX_NAME:
+        told = identity.worker_id, record.info.model.name, record.address, record.join_address
+        if max(map(len, told)) > MAX_NAME:
             raise InvalidRequest(
-                f"the worker's id, its model's name and its address have at most {MAX_NAME} characters"
+                f"the worker's id, its model's name and its addresses have at most {MAX_NAME} characters"
             )
         with self._counted():
             description = hash((record.info, record.address))

@@ -117,7 +117,7 @@ class Router:
             )
         self.app.add_middleware(Gzip)
         self.app.add_middleware(RequestIds)  # the last one added is asked first
-        self._discovery = WorkerDiscovery(store, self.fleet, self.identity, tls=tls)
+        self.discovery = WorkerDiscovery(store, self.fleet, self.identity, tls=tls)
         self._tasks: list[asyncio.Task[Any]] = []
 
     async def start(self) -> None:
@@ -125,7 +125,7 @@ class Router:
         with suppress(Unavailable):
             await self.store.logs.append((), self._session_ttl)  # one that is away is waited for
         self._tasks = [
-            asyncio.create_task(running) for running in (self._discovery.run(), self.log_writer.run())
+            asyncio.create_task(running) for running in (self.discovery.run(), self.log_writer.run())
         ]
 
     async def wait(self) -> None:

@@ -21,10 +21,11 @@ from outrider.net.tls import Tls, opened
 from outrider.worker.garbage import spare_what_is_there
 from outrider.worker.stepwatch import loop_watched
 from router.api.grpc_generation import add_generation_service
-from router.api.keys import keys_of
+from router.api.keys import keys_of, tokens_of
 from router.config import LOOPBACK, TLS_WORKER_PORT, RouterConfig
 from router.connections import GRPC_SHARE, HTTP_SHARE, WORKER_SHARE, Connections, LimitedProtocol
 from router.handshakes import Handshake
+from router.joins import Joins
 from router.registry import Registry
 from router.router import Router, store_at
 
@@ -66,6 +67,8 @@ async def serve(config: RouterConfig) -> None:
     )
     workers = new_server(WORKER_SHARE) if config.workers_apart else clients
     Registry(router.store, router.metrics).add_to(workers)
+    if config.drafter_tokens is not None:
+        Joins(tokens_of(config.drafter_tokens), router.discovery, router.fleet).add_to(clients)
 
     listener = listen(config.host, config.port)
     with listener, loop_watched("router"):

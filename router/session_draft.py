@@ -179,7 +179,7 @@ class SessionDraft:
             self._id,
             self._request.params,
             output=self._transcript.output,
-            verifier_address=verifier.registration.address,
+            verifier_address=drafter.way_to(verifier),
             draft_key=right(self._draft_key, self._turn),
             window=self._window,
             target_vocab_size=verifier.registration.info.model.vocab_size,
@@ -281,5 +281,5 @@ class SessionDraft:
         if self._lock_step:
             return self._k
         load = drafter.load
-        round_trip = load.round_trips.get(verifier.registration.address, load.round_trip_seconds)
+        round_trip = load.round_trips.get(drafter.way_to(verifier), load.round_trip_seconds)
         return window(self._k, verifier.load.typical_step_seconds, round_trip, load.token_seconds)

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import NoReturn
 
-from outrider.errors import OutriderError, PeerRefused
+from outrider.errors import IdInUse, OutriderError, PeerRefused
 from outrider.net.allowance import CUT_OFF_SECONDS, CutOff
 from outrider.net.backoff import Backoff
 from outrider.net.heartbeat import IDLE_TICKS, TICK_SECONDS
@@ -153,7 +153,7 @@ class WorkerDiscovery:
         if verifies:  # a drafter is not trusted with the memory and the time that a tokenizer takes
             tokenizer = await self._tokenizer(record)
         events = (VERIFIER_SESSIONS if verifies else DRAFTER_SESSIONS).answered
-        registration = Registration(record.info, record.address, tokenizer)
+        registration = Registration(record.info, record.address, tokenizer, record.join_address)
         async with AsyncExitStack() as stack:
 
             def called() -> Verifier | Drafter:  # in its turn: a connection takes its time to make
@@ -162,6 +162,11 @@ class WorkerDiscovery:
                 return (Verifier if verifies else Drafter)(registration, connection, record.load)
 
             return await self._keep(record.info.identity.role, called)
+
+    async def hold_joined(self, drafter: Drafter) -> str:
+        """Takes in a drafter that opened its stream by itself, and returns why it is given up. Raises
+        PeerRefused if it does not fit, IdInUse if a worker of its name is there already."""
+        return await self._keep(Role.DRAFTER, lambda: drafter)
 
     async def _keep(self, role: Role, begin: Callable[[], Verifier | Drafter]) -> str:
         worker: Verifier | Drafter | None = None
@@ -215,6 +220,7 @@ class WorkerDiscovery:
     def _admit(self, worker: Verifier | Drafter) -> None:
         """Checks and adds in one go: nothing can join in between."""
         if isinstance(worker, Drafter):
+            self._make_way(worker)
             self._judge(worker)
             if not worker.verdict.done():
                 self._unjudged[worker] = None
@@ -229,6 +235,15 @@ class WorkerDiscovery:
         self._fleet.add_verifier(worker)
         for drafter in list(self._unjudged):
             self._judge(drafter)
+
+    def _make_way(self, drafter: Drafter) -> None:
+        """One id is one drafter's: who is in the store comes before who joined. Raises IdInUse."""
+        former = self._fleet.drafters.get(drafter.identity.worker_id)
+        if drafter.joined and (former is not None or drafter.identity.key in self._records):
+            raise IdInUse(f"a drafter with the id {drafter.identity.worker_id} is here already")
+        if former is not None:
+            former.give_up("another drafter has its id")
+            self._let_go(former)
 
     def _judge(self, drafter: Drafter) -> None:
         """Sets the worker's verdict once it can be known: there is a target to compare it with, and none that
@@ -262,7 +277,10 @@ class WorkerDiscovery:
         sentence = await worker.verdict
         if sentence is not None:
             raise PeerRefused(sentence)
-        await self._tell(worker.identity)
+        if worker.registration.address:
+            await self._tell(worker.identity)
+        await asyncio.Event().wait()  # who joined knows by its stream
+        raise AssertionError("nobody sets it")
 
     async def _tell(self, worker: Identity, refusal: str | None = None) -> NoReturn:
         """Tells the worker its verdict again and again: the store may be away, or lose it."""

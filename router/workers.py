@@ -15,7 +15,7 @@ import grpc.aio
 from outrider.errors import InvalidRequest, OutriderError, PeerRefused, Unavailable
 from outrider.net.allowance import Allowance
 from outrider.net.heartbeat import IDLE_SILENCE_SECONDS, SILENCE_SECONDS, Stillness
-from outrider.net.rpc import Outbox, ask, converse, heard
+from outrider.net.rpc import Outbox, ask
 from outrider.wire.description import TokenizerFiles
 from outrider.wire.drafter_sessions import (
     CloseDraft,
@@ -40,6 +40,7 @@ from outrider.wire.verifier_sessions import (
     VerifierEvents,
 )
 from router.compatibility import Registration
+from router.joined_stream import Connection, conversation
 from router.prefixes import PlacedPrefixes, block_hashes
 
 ANSWER_SECONDS = 5.0  # a worker that registers must answer within this
@@ -76,7 +77,7 @@ class Worker(Generic[Listener]):
     def __init__(
         self,
         registration: Registration,
-        connection: grpc.aio.Channel,
+        connection: Connection,
         method: Method[Any, Any],
         allowance: Allowance | None = None,
     ) -> None:
@@ -86,8 +87,7 @@ class Worker(Generic[Listener]):
         # Why it does not fit, or None once it is known to fit.
         self.verdict: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._outbox: Outbox[Any] = Outbox(MAX_UNSENT_COMMANDS)
-        self._call = converse(connection, method, aiter(self._outbox))
-        self._events = heard(self._call, method, allowance)
+        self._call, self._events = conversation(connection, method, aiter(self._outbox), allowance)
         self._silence = Stillness()
         self._given_up = ""  # why its stream was ended here
         self.on_busy: Callable[[], object] = lambda: None  # called when it gets a session and had none
@@ -164,9 +164,10 @@ class Worker(Generic[Listener]):
         """Lets so many ticks of the router's time pass. Ends the stream of who is silent for too long."""
         limit = SILENCE_SECONDS if self._listeners else IDLE_SILENCE_SECONDS
         if self._silence.tick(ticks) >= limit:
-            self._give_up(f"it has been silent for {limit:g} seconds")
+            self.give_up(f"it has been silent for {limit:g} seconds")
 
-    def _give_up(self, why: str) -> None:
+    def give_up(self, why: str) -> None:
+        """Ends the stream; `listen` says why."""
         self._given_up = why
         self._call.cancel()
 
@@ -207,7 +208,7 @@ class Worker(Generic[Listener]):
 
     def _send(self, command: object) -> None:
         if not self._outbox.put(command):
-            self._give_up("it does not read what it is told")
+            self.give_up("it does not read what it is told")
 
     def _dispatch(self, events: Any) -> None:
         raise NotImplementedError
@@ -302,13 +303,23 @@ class Verifier(Worker[VerifierListener]):
 class Drafter(Worker[DrafterListener]):
     """A drafter and the sessions that this router has open there."""
 
-    def __init__(self, registration: Registration, connection: grpc.aio.Channel, load: Load | None) -> None:
+    def __init__(self, registration: Registration, connection: Connection, load: Load | None) -> None:
         """`load`: what the worker said before the router knew it."""
         allowance = Allowance("drafter", BYTES_PER_SECOND, BURST_BYTES, time.monotonic)
         super().__init__(registration, connection, DRAFTER_SESSIONS, allowance)
         self.load = load if isinstance(load, DrafterLoad) else DrafterLoad()
         self._round_trips: OrderedDict[str, float] = OrderedDict()  # the last that it told
         self.on_load: Callable[[Drafter, DrafterLoad], None] | None = None
+
+    @property
+    def joined(self) -> bool:
+        """Returns True if it opened its stream by itself: it cannot be called, and shows no certificate."""
+        return not self.registration.address
+
+    def way_to(self, verifier: Verifier) -> str:
+        """Returns the address at which it reaches the verifier; empty = it does not."""
+        there = verifier.registration
+        return there.join_address if self.joined else there.address
 
     async def connect(self, router: Identity) -> None:
         await self.greet(DrafterCommand(hello=router.hello()))

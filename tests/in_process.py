@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import grpc.aio
 
+from drafter.joining import Joined
 from drafter.service import DrafterService
 from drafter.stepper import DraftStepper
 from outrider.engine.engine import Engine
@@ -23,6 +24,7 @@ from outrider.grammar import Grammars
 from outrider.net.heartbeat import HEARTBEAT_SECONDS
 from outrider.net.rpc import bind, channel, new_server
 from outrider.options.engine import StepLimits
+from outrider.options.worker import Joining
 from outrider.sampling.params import SamplingParams
 from outrider.store.memory import MemoryStore
 from outrider.v1 import (
@@ -36,6 +38,8 @@ from outrider.wire.description import TokenizerFiles, WorkerInfo, WorkerRecord
 from outrider.wire.hello import Identity, Role, hello_to_wire
 from outrider.wire.session import FinishReason, SessionParams
 from outrider.worker.registration import RouterRegistrar, register
+from router.api.keys import ApiKey, digest
+from router.joins import Joins
 from router.registry import Registry
 from router.requests import GenerationRequest, SessionEnded, TokensCommitted
 from router.router import Router
@@ -44,6 +48,7 @@ from verifier.step_start import Awaited
 from verifier.stepper import Stepper
 from verifier.ways import Ways
 
+TOKEN = "dt-outrider-test"  # with which drafters join
 KV_BYTES = 64 * 2**20
 
 
@@ -106,6 +111,7 @@ class Cluster:
     async def __aenter__(self) -> Self:
         server = new_server()
         Registry(self._router.store, self._router.metrics).add_to(server)
+        Joins(lambda: [ApiKey("test", digest(TOKEN))], self._router.discovery, self.fleet).add_to(server)
         self.router_address = bind(server, "127.0.0.1", 0)
         await server.start()
         self._stack.push_async_callback(server.stop, 0)
@@ -134,7 +140,32 @@ class Cluster:
         service.add_to(server)
         return await self._join(Worker(server, stepper=stepper, service=service), info, service.run())
 
+    async def add_joined_drafter(self, draft: Path, url: str) -> Worker:
+        """A drafter that opens its stream to the router at `url` by itself, and is never called."""
+        service, stepper, info = self._drafter(draft)
+        worker = Worker(new_server(), stepper=stepper, service=service)
+        membership = Joined(Joining(join=url, token=TOKEN), service, None)
+        joined = asyncio.Event()
+        worker.start(
+            service.run(),
+            membership.keep(
+                lambda: WorkerRecord(info, "127.0.0.1:1"), lambda by, _: joined.set() if by else None
+            ),
+        )
+        self._stack.push_async_callback(worker.kill)
+        async with asyncio.timeout(120):
+            await joined.wait()
+        return worker
+
     async def add_drafter(self, draft: Path, quantization: str | None = None) -> Worker:
+        service, stepper, info = self._drafter(draft, quantization)
+        server = new_server()
+        service.add_to(server)
+        return await self._join(Worker(server, stepper=stepper, service=service), info, service.run())
+
+    def _drafter(
+        self, draft: Path, quantization: str | None = None
+    ) -> tuple[DrafterService, DraftStepper, WorkerInfo]:
         engine, tokenizer, info = load(Role.DRAFTER, draft, quantization)
         service = DrafterService(info, tokenizer)
         stepper = DraftStepper(
@@ -146,9 +177,7 @@ class Cluster:
             grammars=Grammars(tokenizer.json, info.model.eos_token_ids),
         )
         service.use(stepper)
-        server = new_server()
-        service.add_to(server)
-        return await self._join(Worker(server, stepper=stepper, service=service), info, service.run())
+        return service, stepper, info
 
     async def add_garbage_drafter(self, draft: Path, seed: int = 0) -> Worker:
         _, tokenizer, info = load(Role.DRAFTER, draft)
@@ -167,7 +196,7 @@ class Cluster:
             *background,
             register(
                 registrar,
-                lambda: WorkerRecord(info, address),
+                lambda: WorkerRecord(info, address, join_address=address),
                 on_state=lambda by, _: joined.set() if by else None,
             ),
         )

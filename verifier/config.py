@@ -22,6 +22,13 @@ class VerifierConfig:
     registration: Registration = field(default=Registration())
     listen: Listen = field(default=Listen())
     protection: Protection = field(default=Protection())
+    join_port: int | None = option(
+        None,
+        "With TLS, port for drafters that joined the router, which show no certificate; 0 = any free one.",
+        least=0,
+        most=65535,
+        shown="none of them come; without TLS they come to --port",
+    )
     name: str | None = option(
         None,
         "Name by which clients ask for it, or several with commas between: answers have the first.",
@@ -61,6 +68,8 @@ class VerifierConfig:
             if self.engine.device != "cpu" or self.engine.tensor_parallel_size > 1:
                 raise wrong("resting_threads", "is for a model on a CPU in one process: leave it out")
         check_worker(self.registration, self.listen, self.protection)
+        if self.join_port is not None and self.protection.tls is None:
+            raise wrong("join_port", "is for TLS: without it drafters that joined come to --port")
 
     @property
     def served_names(self) -> tuple[str, ...]:

@@ -58,12 +58,14 @@ class Drafters:
         self._clock = clock
         self._on_cut_off = on_cut_off
         self._processor_clock = processor_clock
-        self._allowance = ReadingAllowance()
+        # Those that come where everybody may, and those that do not: neither takes the others' share.
+        self._allowances = ReadingAllowance(), ReadingAllowance()
         self._streams: set[DrafterPeer] = set()
         self._seats: dict[bytes, list[DrafterSeat]] = {}  # by session
         self._ended = BoundedMap()
         self._misbehaviors = Misbehaviors()
-        self._open: Counter[str] = Counter()  # streams by whose they are, those without a hello included
+        # Of both, streams by whose they are, those without a hello included.
+        self._streams_of: tuple[Counter[str], Counter[str]] = Counter(), Counter()
         self.dropped: Counter[str] = Counter()  # drafts, claims and messages, by reason
 
     # -- the verifier's sessions --
@@ -125,17 +127,18 @@ class Drafters:
     # -- the streams --
 
     async def speculate(
-        self, messages: AsyncIterator[bytes], host: str = "", certificate: str = ""
+        self, messages: AsyncIterator[bytes], host: str = "", certificate: str = "", joined: bool = False
     ) -> AsyncGenerator[CommitBatch, None]:
-        """Serves a stream from `host`, of who showed that certificate, if any. Raises what ends it, with a
+        """Serves a stream from `host`, of who showed that certificate, if any. `joined`: it came where none
+        is asked for, and has no part in what is kept for those that show one. Raises what ends it, with a
         sentence for the drafter."""
-        whose = certificate or host
-        if self._open.total() >= MAX_STREAMS or self._open[whose] >= MAX_STREAMS // IDENTITY_SHARE:
+        whose, streams = certificate or host, self._streams_of[joined]
+        if streams.total() >= MAX_STREAMS or streams[whose] >= MAX_STREAMS // IDENTITY_SHARE:
             raise Overloaded("this verifier has as many drafters as it takes; try again later")
-        self._open[whose] += 1
+        streams[whose] += 1
         peer = reader = unannounced = None
         try:
-            allowance = self._allowance.of(whose)
+            allowance = self._allowances[joined].of(whose)
             name, worker_id, batches = await self._greeted(self._decoded(messages, allowance), host)
             peer = DrafterPeer(name, self._clock, allowance, worker_id, self._stepper.resting)
             self._streams.add(peer)
@@ -152,7 +155,9 @@ class Drafters:
         finally:
             if unannounced is not None:
                 unannounced.cancel()
-            self._open -= Counter([whose])  # which forgets who has none left
+            streams.subtract([whose])
+            if not streams[whose]:
+                del streams[whose]
             if reader is not None:
                 reader.cancel()
             if peer is not None:

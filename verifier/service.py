@@ -31,9 +31,9 @@ from outrider.wire.verifier_sessions import VerifierCommand, VerifierEvents
 from outrider.worker.described import add_description
 from outrider.worker.followers import FollowerProcesses, StartFollowers
 from outrider.worker.model import load
-from outrider.worker.registration import check_admitted, registrar_at
+from outrider.worker.registration import Registered, check_admitted, registrar_at
 from outrider.worker.stepwatch import Pulse, StepWatch, watched
-from outrider.worker.worker import Worker, serve_until_stopped
+from outrider.worker.worker import JOIN_SHARE, Worker, serve_until_stopped
 from verifier.config import VerifierConfig
 from verifier.drafters import Drafters
 from verifier.orphans import GRACE_SECONDS
@@ -99,6 +99,10 @@ class VerifierService:
         add_methods(server, {SPECULATE: self.speculate}, decoded=False)
         add_description(server, self._info, self._tokenizer, lambda: self.routers.open)
 
+    def let_joined_in(self, server: grpc.aio.Server) -> None:
+        """Lets drafters in at a server that asks for no certificate: the right to draft is all they show."""
+        add_methods(server, {SPECULATE: self.speculate_joined}, decoded=False)
+
     async def sessions(
         self, commands: AsyncIterator[VerifierCommand], context: Any
     ) -> AsyncIterator[VerifierEvents]:
@@ -108,6 +112,14 @@ class VerifierService:
 
     async def speculate(self, drafts: AsyncIterator[bytes], context: Any) -> AsyncIterator[CommitBatch]:
         stream = self.drafters.speculate(drafts, host_of(context.peer()), caller(context))
+        async with aclosing(stream) as batches:
+            async for batch in batches:
+                yield batch
+
+    async def speculate_joined(
+        self, drafts: AsyncIterator[bytes], context: Any
+    ) -> AsyncIterator[CommitBatch]:
+        stream = self.drafters.speculate(drafts, host_of(context.peer()), joined=True)
         async with aclosing(stream) as batches:
             async for batch in batches:
                 yield batch
@@ -192,13 +204,24 @@ def _profiled(share: float) -> None:
     print(f"outrider verifier: timing steps {share:.0%}", flush=True)
 
 
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
 async def start(
     config: VerifierConfig, registrar: Registrar, start_followers: StartFollowers = FollowerProcesses
 ) -> Worker:
     """Returns a verifier that has its model loaded and listens, but is not registered; `start_followers`
     starts the processes that its model is divided among. Raises StartupError."""
     server = new_server(ping_seconds=WORKER_PING_SECONDS)
-    address = bind(server, config.listen.host, config.listen.port, tls=opened(config.protection.tls))
+    listen, tls = config.listen, opened(config.protection.tls)
+    port = _port(bind(server, listen.host, listen.port, tls=tls))
+    address = listen.advertised_address(port)
+    join_address, join_server = address if tls is None else "", None
+    if config.join_port is not None:
+        join_server = new_server(JOIN_SHARE, WORKER_PING_SECONDS)
+        bound = bind(join_server, listen.host, config.join_port, flag="--join-port", tls=tls, mutual=False)
+        join_address = listen.advertised_address(_port(bound))
     await check_admitted(registrar)
     engine, tokenizer, info = await load(
         Role.VERIFIER,
@@ -235,8 +258,9 @@ async def start(
     )
     service.use(stepper)
     service.add_to(server)
-    port = int(address.rpartition(":")[2])
-    return Worker(info, config.listen.advertised_address(port), service, server, registrar)
+    if join_server is not None:
+        service.let_joined_in(join_server)
+    return Worker(info, address, service, server, Registered(registrar), join_address, join_server)
 
 
 async def serve(config: VerifierConfig) -> None:

@@ -11,14 +11,14 @@ import socket
 import ssl
 from contextlib import suppress
 
-from outrider.net.tls import Tls
+from outrider.net.tls import Credentials
 
 SECONDS = 1.0  # for the connection, and again for the first bytes
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)  # and an empty SETTINGS frame
 ALERT = b"\x15\x03"  # the beginning of what a TLS server answers to anything else
 
 
-async def why_unreachable(address: str, tls: Tls | None) -> str:
+async def why_unreachable(address: str, tls: Credentials | None) -> str:
     """Returns a sentence that says why no gRPC connection to host:port comes about, or "" if one does."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")

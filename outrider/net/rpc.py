@@ -24,7 +24,7 @@ from outrider.errors import OutriderError, PeerRefused, StartupError, Unavailabl
 from outrider.net.allowance import Allowance
 from outrider.net.descriptors import descriptors
 from outrider.net.questions import asked, places
-from outrider.net.tls import Tls
+from outrider.net.tls import Credentials, Tls
 from outrider.wire import methods
 from outrider.wire.hello import Role
 from outrider.wire.methods import Method
@@ -86,6 +86,7 @@ CALLERS: dict[str, frozenset[Role]] = {  # who may call a method, where their ce
     methods.DRAFTER_SESSIONS.path: _ROUTERS,
     methods.BEAT.path: frozenset({Role.VERIFIER, Role.DRAFTER}),
     methods.LEAVE.path: frozenset({Role.VERIFIER, Role.DRAFTER}),
+    methods.JOIN.path: _DRAFTERS,
 }
 COMMON_NAME, SUBJECT_NAMES = "x509_common_name", "x509_subject_alternative_name"
 ROLE_URI = "outrider:"  # and a role: an alternative name of a certificate that is good for that role only
@@ -204,14 +205,18 @@ def bind(
 
 
 def channel(
-    address: str, tls: Tls | None = None, max_receive_bytes: int = MAX_MESSAGE_BYTES, *, watched: bool = False
+    address: str,
+    tls: Credentials | None = None,
+    max_receive_bytes: int = MAX_MESSAGE_BYTES,
+    *,
+    watched: bool = False,
 ) -> grpc.aio.Channel:
     """Returns a channel to host:port that notices a silent peer within seconds and reconnects by itself. One
     that is `watched` does not: its streams have signs of life of their own (outrider/net/heartbeat.py).
 
-    With `tls` both ends show certificates. The channel keeps the certificates that it was made with, so a
-    long-lived one must be made anew after a renewal. A message of more than `max_receive_bytes` ends its call
-    with RESOURCE_EXHAUSTED.
+    With `tls` the peer shows a certificate, and so does this end if it has one. The channel keeps the
+    certificates that it was made with, so a long-lived one must be made anew after a renewal. A message of
+    more than `max_receive_bytes` ends its call with RESOURCE_EXHAUSTED.
     """
     options = [*_CHANNEL_OPTIONS, ("grpc.max_receive_message_length", max_receive_bytes)]
     if watched:
@@ -238,11 +243,12 @@ def converse(
     connection: grpc.aio.Channel,
     method: Method[Asked, Answered],
     messages: AsyncIterator[Asked] | None = None,
+    token: str | None = None,
 ) -> grpc.aio.StreamStreamCall[Asked, bytes]:
     """Begins a call with a stream of messages both ways; without `messages` they are written to the call.
-    What comes back is read by `heard`."""
+    What comes back is read by `heard`. `token`: to be shown."""
     call = connection.stream_stream(method.path, method.asked.to_bytes, None)
-    return call(messages)
+    return call(messages, metadata=None if token is None else (("authorization", f"Bearer {token}"),))
 
 
 async def heard(

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
+from typing import Protocol
 
 import grpc
 
@@ -26,6 +28,33 @@ class Material:
     ca: bytes | None
     server: ssl.SSLContext  # shows the certificate and asks for none
     client: ssl.SSLContext  # shows the certificate and wants one of the authority
+
+
+class Credentials(Protocol):
+    """What a process makes connections with."""
+
+    def channel_credentials(self) -> grpc.ChannelCredentials: ...
+    def client_context(self) -> ssl.SSLContext: ...
+
+
+class Trust:
+    """Of a process that has no certificate: its peers must show one of an authority that it trusts."""
+
+    def __init__(self, ca: Path | None = None) -> None:
+        """`ca`: the authority's file; None = those that are usual. Raises StartupError."""
+        try:
+            self._ca = None if ca is None else ca.read_bytes()
+            self._context = ssl.create_default_context(cafile=ca)
+        except (OSError, ValueError) as error:
+            what = "no certificate in PEM" if isinstance(error, ssl.SSLError) else reason(error)
+            raise StartupError(f"--join-ca {ca} cannot be used: {what}") from None
+        self._context.set_alpn_protocols(["h2"])
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        return grpc.ssl_channel_credentials(self._ca)
+
+    def client_context(self) -> ssl.SSLContext:
+        return self._context
 
 
 class Tls:

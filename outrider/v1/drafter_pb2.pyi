@@ -74,14 +74,16 @@ class CloseDraft(_message.Message):
     def __init__(self, session_id: _Optional[bytes] = ..., opening: _Optional[int] = ...) -> None: ...
 
 class DrafterEvents(_message.Message):
-    __slots__ = ("hello", "ended", "load")
+    __slots__ = ("hello", "info", "ended", "load")
     HELLO_FIELD_NUMBER: _ClassVar[int]
+    INFO_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     hello: _common_pb2.Hello
+    info: _common_pb2.WorkerInfo
     ended: _containers.RepeatedCompositeFieldContainer[DraftEnded]
     load: DrafterLoad
-    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., ended: _Optional[_Iterable[_Union[DraftEnded, _Mapping]]] = ..., load: _Optional[_Union[DrafterLoad, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., info: _Optional[_Union[_common_pb2.WorkerInfo, _Mapping]] = ..., ended: _Optional[_Iterable[_Union[DraftEnded, _Mapping]]] = ..., load: _Optional[_Union[DrafterLoad, _Mapping]] = ...) -> None: ...
 
 class DraftEnded(_message.Message):
     __slots__ = ("session_id", "reason", "opening", "cause")

@@ -27,7 +27,7 @@ from outrider.v1 import drafter_pb2 as outrider_dot_v1_dot_drafter__pb2
 from outrider.v1 import verifier_pb2 as outrider_dot_v1_dot_verifier__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoutrider/v1/registry.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\x1a\x19outrider/v1/drafter.proto\x1a\x1aoutrider/v1/verifier.proto\"\xa8\x01\n\x0cRegistration\x12%\n\x04info\x18\x01 \x01(\x0b\x32\x17.outrider.v1.WorkerInfo\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x30\n\rverifier_load\x18\x03 \x01(\x0b\x32\x19.outrider.v1.VerifierLoad\x12.\n\x0c\x64rafter_load\x18\x04 \x01(\x0b\x32\x18.outrider.v1.DrafterLoad\"B\n\tBeatReply\x12\x13\n\x0btaken_in_by\x18\x01 \x03(\t\x12\x0f\n\x07refusal\x18\x02 \x01(\t\x12\x0f\n\x07trouble\x18\x03 \x01(\t\"1\n\x0cLeaveRequest\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.outrider.v1.Hello\"\x0c\n\nLeaveReply2\x82\x01\n\x08Registry\x12\x39\n\x04\x42\x65\x61t\x12\x19.outrider.v1.Registration\x1a\x16.outrider.v1.BeatReply\x12;\n\x05Leave\x12\x19.outrider.v1.LeaveRequest\x1a\x17.outrider.v1.LeaveReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoutrider/v1/registry.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\x1a\x19outrider/v1/drafter.proto\x1a\x1aoutrider/v1/verifier.proto\"\xbe\x01\n\x0cRegistration\x12%\n\x04info\x18\x01 \x01(\x0b\x32\x17.outrider.v1.WorkerInfo\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x30\n\rverifier_load\x18\x03 \x01(\x0b\x32\x19.outrider.v1.VerifierLoad\x12.\n\x0c\x64rafter_load\x18\x04 \x01(\x0b\x32\x18.outrider.v1.DrafterLoad\x12\x14\n\x0cjoin_address\x18\x05 \x01(\t\"B\n\tBeatReply\x12\x13\n\x0btaken_in_by\x18\x01 \x03(\t\x12\x0f\n\x07refusal\x18\x02 \x01(\t\x12\x0f\n\x07trouble\x18\x03 \x01(\t\"1\n\x0cLeaveRequest\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.outrider.v1.Hello\"\x0c\n\nLeaveReply2\xc7\x01\n\x08Registry\x12\x39\n\x04\x42\x65\x61t\x12\x19.outrider.v1.Registration\x1a\x16.outrider.v1.BeatReply\x12;\n\x05Leave\x12\x19.outrider.v1.LeaveRequest\x1a\x17.outrider.v1.LeaveReply\x12\x43\n\x04Join\x12\x1a.outrider.v1.DrafterEvents\x1a\x1b.outrider.v1.DrafterCommand(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,13 +35,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.registry_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_REGISTRATION']._serialized_start=125
-  _globals['_REGISTRATION']._serialized_end=293
-  _globals['_BEATREPLY']._serialized_start=295
-  _globals['_BEATREPLY']._serialized_end=361
-  _globals['_LEAVEREQUEST']._serialized_start=363
-  _globals['_LEAVEREQUEST']._serialized_end=412
-  _globals['_LEAVEREPLY']._serialized_start=414
-  _globals['_LEAVEREPLY']._serialized_end=426
-  _globals['_REGISTRY']._serialized_start=429
-  _globals['_REGISTRY']._serialized_end=559
+  _globals['_REGISTRATION']._serialized_end=315
+  _globals['_BEATREPLY']._serialized_start=317
+  _globals['_BEATREPLY']._serialized_end=383
+  _globals['_LEAVEREQUEST']._serialized_start=385
+  _globals['_LEAVEREQUEST']._serialized_end=434
+  _globals['_LEAVEREPLY']._serialized_start=436
+  _globals['_LEAVEREPLY']._serialized_end=448
+  _globals['_REGISTRY']._serialized_start=451
+  _globals['_REGISTRY']._serialized_end=650
 # @@protoc_insertion_point(module_scope)

@@ -10,16 +10,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Registration(_message.Message):
-    __slots__ = ("info", "address", "verifier_load", "drafter_load")
+    __slots__ = ("info", "address", "verifier_load", "drafter_load", "join_address")
     INFO_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     VERIFIER_LOAD_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_LOAD_FIELD_NUMBER: _ClassVar[int]
+    JOIN_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     info: _common_pb2.WorkerInfo
     address: str
     verifier_load: _verifier_pb2.VerifierLoad
     drafter_load: _drafter_pb2.DrafterLoad
-    def __init__(self, info: _Optional[_Union[_common_pb2.WorkerInfo, _Mapping]] = ..., address: _Optional[str] = ..., verifier_load: _Optional[_Union[_verifier_pb2.VerifierLoad, _Mapping]] = ..., drafter_load: _Optional[_Union[_drafter_pb2.DrafterLoad, _Mapping]] = ...) -> None: ...
+    join_address: str
+    def __init__(self, info: _Optional[_Union[_common_pb2.WorkerInfo, _Mapping]] = ..., address: _Optional[str] = ..., verifier_load: _Optional[_Union[_verifier_pb2.VerifierLoad, _Mapping]] = ..., drafter_load: _Optional[_Union[_drafter_pb2.DrafterLoad, _Mapping]] = ..., join_address: _Optional[str] = ...) -> None: ...
 
 class BeatReply(_message.Message):
     __slots__ = ("taken_in_by", "refusal", "trouble")

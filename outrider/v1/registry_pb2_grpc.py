@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from outrider.v1 import drafter_pb2 as outrider_dot_v1_dot_drafter__pb2
 from outrider.v1 import registry_pb2 as outrider_dot_v1_dot_registry__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -44,6 +45,11 @@ class RegistryStub:
                 request_serializer=outrider_dot_v1_dot_registry__pb2.LeaveRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_registry__pb2.LeaveReply.FromString,
                 _registered_method=True)
+        self.Join = channel.stream_stream(
+                '/outrider.v1.Registry/Join',
+                request_serializer=outrider_dot_v1_dot_drafter__pb2.DrafterEvents.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_drafter__pb2.DrafterCommand.FromString,
+                _registered_method=True)
 
 
 class RegistryServicer:
@@ -64,6 +70,15 @@ class RegistryServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Join(self, request_iterator, context):
+        """A drafter that nobody can call opens the stream itself and shows a token (metadata "authorization: Bearer TOKEN").
+        It says what it is; then the router greets it, and all goes on as on a stream of Drafter.Sessions. The drafter is
+        known for as long as the stream lasts, and to this router alone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RegistryServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -76,6 +91,11 @@ def add_RegistryServicer_to_server(servicer, server):
                     servicer.Leave,
                     request_deserializer=outrider_dot_v1_dot_registry__pb2.LeaveRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_registry__pb2.LeaveReply.SerializeToString,
+            ),
+            'Join': grpc.stream_stream_rpc_method_handler(
+                    servicer.Join,
+                    request_deserializer=outrider_dot_v1_dot_drafter__pb2.DrafterEvents.FromString,
+                    response_serializer=outrider_dot_v1_dot_drafter__pb2.DrafterCommand.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -132,6 +152,33 @@ class Registry:
             '/outrider.v1.Registry/Leave',
             outrider_dot_v1_dot_registry__pb2.LeaveRequest.SerializeToString,
             outrider_dot_v1_dot_registry__pb2.LeaveReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Join(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/outrider.v1.Registry/Join',
+            outrider_dot_v1_dot_drafter__pb2.DrafterEvents.SerializeToString,
+            outrider_dot_v1_dot_drafter__pb2.DrafterCommand.FromString,
             options,
             channel_credentials,
             insecure,

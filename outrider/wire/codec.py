@@ -229,6 +229,21 @@ def worker_info_from_wire(message: common_pb2.WorkerInfo) -> WorkerInfo:
     return WorkerInfo(identity, model_info_from_wire(message.model), message.kv_blocks, message.kv_block_size)
 
 
+def check_printable(info: WorkerInfo) -> None:
+    """Raises InvalidRequest unless a worker's names and hashes are printable: they stand in logs."""
+    who, model = info.identity, info.model
+    told = (
+        who.worker_id,
+        who.model_fingerprint,
+        who.tokenizer_hash,
+        model.name,
+        model.fingerprint,
+        model.numerics,
+    )
+    if not "".join(told).isprintable():
+        raise InvalidRequest("the worker's and its model's names and hashes must be printable characters")
+
+
 def verifier_load_to_wire(load: VerifierLoad) -> verifier_pb2.VerifierLoad:
     return verifier_pb2.VerifierLoad(**{name: getattr(load, name) for name in _VERIFIER_LOAD})
 

@@ -62,3 +62,4 @@ class WorkerRecord:
     info: WorkerInfo
     address: str  # host:port on which it serves its own RPCs
     load: Load | None = None  # as its role has it; None = not known yet
+    join_address: str = ""  # host:port at which drafters that joined reach a verifier; empty = none do

@@ -6,16 +6,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from outrider.v1 import drafter_pb2
+from outrider.v1 import common_pb2, drafter_pb2
 from outrider.wire.codec import (
     MAX_BYTES,
     Codec,
+    check_printable,
     drafter_load_from_wire,
     drafter_load_to_wire,
     params_from_wire,
     params_to_wire,
+    worker_info_from_wire,
+    worker_info_to_wire,
 )
-from outrider.wire.hello import Hello, hello_from_wire, hello_to_wire
+from outrider.wire.description import WorkerInfo
+from outrider.wire.hello import Hello, Role, check_hello, hello_from_wire, hello_to_wire
 from outrider.wire.load import DrafterLoad
 from outrider.wire.session import SessionParams
 
@@ -85,11 +89,12 @@ class DraftEnded:
 @dataclass(frozen=True, slots=True)
 class DrafterEvents:
     """To a router: the drafter's hello, or how it is. What has come of `ended` can be read once, piece by
-    piece."""
+    piece. `info`: first of all on a stream that the drafter opened."""
 
     hello: Hello | None = None
     ended: Iterable[DraftEnded] = ()
     load: DrafterLoad | None = None
+    info: WorkerInfo | None = None
 
 
 def _command_to_wire(said: DrafterCommand) -> drafter_pb2.DrafterCommand:
@@ -151,6 +156,7 @@ def _events_to_wire(events: DrafterEvents) -> drafter_pb2.DrafterEvents:
             for end in events.ended
         ],
         load=None if events.load is None else drafter_load_to_wire(events.load),
+        info=None if events.info is None else worker_info_to_wire(events.info),
     )
 
 
@@ -167,7 +173,16 @@ def _events_from_wire(message: drafter_pb2.DrafterEvents) -> DrafterEvents:
             for end in message.ended
         ),
         drafter_load_from_wire(message.load) if message.HasField("load") else None,
+        _info_from_wire(message.info) if message.HasField("info") else None,
     )
+
+
+def _info_from_wire(message: common_pb2.WorkerInfo) -> WorkerInfo:
+    """Returns a drafter's description. Raises PeerRefused if it is no drafter of this release."""
+    check_hello(hello_from_wire(message), Role.DRAFTER)
+    info = worker_info_from_wire(message)
+    check_printable(info)
+    return info
 
 
 COMMANDS = Codec(drafter_pb2.DrafterCommand, _command_to_wire, _command_from_wire, MAX_BYTES)

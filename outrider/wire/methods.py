@@ -68,3 +68,4 @@ GET_TOKENIZER = {
 }
 BEAT = Method(REGISTRY, "Beat", registry.BEATS, registry.ANSWERS)
 LEAVE = Method(REGISTRY, "Leave", registry.LEAVES, registry.LEFT)
+JOIN = Method(REGISTRY, "Join", drafter_sessions.EVENTS, drafter_sessions.COMMANDS, streams=True)

@@ -10,6 +10,7 @@ from outrider.v1 import registry_pb2
 from outrider.wire.codec import (
     SMALL_BYTES,
     Codec,
+    check_printable,
     drafter_load_from_wire,
     drafter_load_to_wire,
     verifier_load_from_wire,
@@ -38,6 +39,7 @@ def record_to_wire(record: WorkerRecord) -> registry_pb2.Registration:
         address=record.address,
         verifier_load=verifier_load_to_wire(load) if isinstance(load, VerifierLoad) else None,
         drafter_load=drafter_load_to_wire(load) if isinstance(load, DrafterLoad) else None,
+        join_address=record.join_address,
     )
 
 
@@ -49,23 +51,15 @@ def record_from_wire(message: registry_pb2.Registration) -> WorkerRecord:
         raise InvalidRequest(
             "address must be the host:port on which the worker serves its own RPCs", field="address"
         )
-    who, model = info.identity, info.model
-    told = (
-        who.worker_id,
-        who.model_fingerprint,
-        who.tokenizer_hash,
-        model.name,
-        model.fingerprint,
-        model.numerics,
-    )
-    if not "".join(told).isprintable():  # they stand in logs
-        raise InvalidRequest("the worker's and its model's names and hashes must be printable characters")
+    if message.join_address and not _is_address(message.join_address):
+        raise InvalidRequest("join_address must be a host:port of the worker", field="join_address")
+    check_printable(info)
     load: Load | None = None
     if info.identity.role is Role.VERIFIER and message.HasField("verifier_load"):
         load = verifier_load_from_wire(message.verifier_load)
     elif info.identity.role is Role.DRAFTER and message.HasField("drafter_load"):
         load = drafter_load_from_wire(message.drafter_load)
-    return WorkerRecord(info, message.address, load)
+    return WorkerRecord(info, message.address, load, message.join_address)
 
 
 def _is_address(address: str) -> bool:

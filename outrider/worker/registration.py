@@ -85,6 +85,19 @@ async def register(
                 await registrar.leave(describe().info.identity)
 
 
+class Registered:
+    """A worker's membership by registration: others call it."""
+
+    def __init__(self, registrar: Registrar) -> None:
+        self._registrar = registrar
+
+    async def keep(self, describe: Callable[[], WorkerRecord], on_state: OnState | None) -> NoReturn:
+        await register(self._registrar, describe, on_state=on_state)
+
+    async def close(self) -> None:
+        await self._registrar.close()
+
+
 def _state(answer: Answer) -> tuple[str | None, str] | None:
     """Returns what on_state hears, or None if no router has said anything yet. Raises PeerRefused."""
     if answer.refusal is not None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import grpc.aio
 
@@ -15,13 +15,14 @@ from outrider.log_record import MAX_LINE
 from outrider.net.crowding import keep_uncrowded
 from outrider.net.rpc import STOP_GRACE_SECONDS, most_connections
 from outrider.net.tasks import cancel, first_of
-from outrider.store.store import Registrar, WorkerRecord
+from outrider.store.store import WorkerRecord
 from outrider.wire.description import WorkerInfo
 from outrider.wire.load import Load
 from outrider.worker.garbage import spare_what_is_there
-from outrider.worker.registration import OnState, register
+from outrider.worker.registration import OnState
 from outrider.worker.stepwatch import end_process, loop_watched
 
+JOIN_SHARE = 8  # one in so many descriptors is for connections of drafters that joined
 PARTING_SECONDS = 2.0  # that routers are given to hear the last words
 
 
@@ -61,28 +62,52 @@ class Service(Protocol):
     async def close(self) -> None: ...
 
 
+class Membership(Protocol):
+    """How a worker is known to routers."""
+
+    async def keep(self, describe: Callable[[], WorkerRecord], on_state: OnState | None) -> NoReturn:
+        """Keeps it known for as long as this runs. `describe` returns the record as it is now. Raises
+        PeerRefused with a router's sentence if it does not fit."""
+        ...
+
+    async def close(self) -> None: ...
+
+
 class Worker:
     """A drafter or verifier that listens already and has its model loaded. `start` makes it known."""
 
     def __init__(
-        self, info: WorkerInfo, address: str, service: Service, server: grpc.aio.Server, registrar: Registrar
+        self,
+        info: WorkerInfo,
+        address: str,
+        service: Service,
+        server: grpc.aio.Server,
+        membership: Membership,
+        join_address: str = "",
+        join_server: grpc.aio.Server | None = None,
     ) -> None:
-        """`address` is the host:port of `server` as other machines reach it."""
+        """`address` is the host:port of `server` as other machines reach it. `join_address`: where drafters
+        that joined reach a verifier, at `join_server` if it is another one; empty = they do not."""
         self.info = info
         self.address = address
+        self._join_address = join_address
         self._service = service
-        self._server = server
-        self._registrar = registrar
+        self._servers = [server] if join_server is None else [server, join_server]
+        self._membership = membership
         self._tasks: list[asyncio.Task[Any]] = []  # the steps, the registration, ...
 
     async def start(self, on_state: OnState | None = None) -> None:
         """Serves, and registers. `on_state` hears when a router has taken the worker in, and when none
         has."""
-        await self._server.start()
+        for server in self._servers:
+            await server.start()
+        ports = {_port(self.address): most_connections()}
+        if len(self._servers) > 1:
+            ports[_port(self._join_address)] = most_connections(JOIN_SHARE)
         self._tasks = [
             asyncio.create_task(self._service.run()),
-            asyncio.create_task(register(self._registrar, self._record, on_state=on_state)),
-            asyncio.create_task(keep_uncrowded({int(self.address.rpartition(":")[2]): most_connections()})),
+            asyncio.create_task(self._membership.keep(self._record, on_state)),
+            asyncio.create_task(keep_uncrowded(ports)),
         ]
 
     async def wait(self) -> None:
@@ -124,13 +149,17 @@ class Worker:
             async with asyncio.timeout(PARTING_SECONDS):
                 await self._service.close_gracefully()
         await cancel(self._tasks[1:])
-        await self._server.stop(STOP_GRACE_SECONDS)
+        await asyncio.gather(*(server.stop(STOP_GRACE_SECONDS) for server in self._servers))
         await cancel(self._tasks[:1])
         await self._service.close()
-        await self._registrar.close()
+        await self._membership.close()
 
     def _record(self) -> WorkerRecord:
-        return WorkerRecord(self.info, self.address, self._service.load())
+        return WorkerRecord(self.info, self.address, self._service.load(), self._join_address)
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2])
 
 
 async def serve_until_stopped(worker: Worker, drain_seconds: float = 0.0) -> None:

@@ -23,6 +23,7 @@ from outrider.errors import StartupError
 from outrider.net.watched import Watched, reason
 
 KEY_PREFIX = "sk-outrider-"  # by which people and scanners of leaked secrets know what it is
+TOKEN_PREFIX = "dt-outrider-"  # of a drafter's token
 KEY_BYTES = 32
 COUNT = re.compile(r"0*[1-9][0-9]{0,8}")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -46,9 +47,9 @@ class ApiKey:
         return " ".join([self.name, f"sha256:{self.digest.hex()}", *told])
 
 
-def new_key() -> str:
+def new_key(prefix: str = KEY_PREFIX) -> str:
     """Returns a key that nobody has."""
-    return KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
+    return prefix + secrets.token_urlsafe(KEY_BYTES)
 
 
 def digest(key: str) -> bytes:
@@ -64,8 +65,24 @@ def find(keys: Iterable[ApiKey], shown: str) -> ApiKey | None:
     return found
 
 
+def parse_tokens(text: str) -> tuple[ApiKey, ...]:
+    """Returns the tokens of drafters, perhaps none: that of the last one may be taken away. Raises ValueError
+    as parse_keys does."""
+    tokens = _parse_lines(text)
+    if any(token.requests_per_minute is not None for token in tokens):
+        raise ValueError("requests-per-minute is for API keys: drafters that join make none")
+    return tokens
+
+
 def parse_keys(text: str) -> tuple[ApiKey, ...]:
     """Returns the keys. Raises ValueError with a sentence that names the line and quotes nothing of it."""
+    keys = _parse_lines(text)
+    if not keys:
+        raise ValueError("there is no key; make one with `outrider keys add NAME`")
+    return keys
+
+
+def _parse_lines(text: str) -> tuple[ApiKey, ...]:
     keys = []
     for number, line in enumerate(text.split("\n"), 1):
         words = line.partition("#")[0].split()
@@ -74,8 +91,6 @@ def parse_keys(text: str) -> tuple[ApiKey, ...]:
                 keys.append(_parse(words))
             except ValueError as error:
                 raise ValueError(f"line {number}: {error}") from None
-    if not keys:
-        raise ValueError("there is no key; make one with `outrider keys add NAME`")
     return tuple(keys)
 
 
@@ -117,3 +132,11 @@ def keys_of(file: Path | None, lines: str | None) -> Keys | None:
         where = f"--api-keys {file}" if file is not None else "$OUTRIDER_API_KEYS"
         raise StartupError(f"{where}: {reason(error)}") from None
     return None
+
+
+def tokens_of(file: Path) -> Keys:
+    """Returns the tokens of drafters that join, as the file has them now. Raises StartupError."""
+    try:
+        return Watched("the drafters' tokens", [file], lambda: parse_tokens(_text(file))).current
+    except (OSError, ValueError) as error:
+        raise StartupError(f"--drafter-tokens {file}: {reason(error)}") from None

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+import ssl
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -26,11 +31,12 @@ class HostClient:
 
     host: Host
     url: str
+    ca_file: Path | None = None  # the authority of its certificate
 
     def ask(self, request: Request, on_piece: Callable[[], None] = lambda: None) -> Answer:
         """One streamed completion; `on_piece` is called with every piece of text that comes."""
         pieces: list[str] = []
-        with self.host.entered(), Client(self.url) as client:
+        with self.host.entered(), Client(self.url, ca_file=self.ca_file) as client:
             for piece in client.stream("/v1/completions", request):
                 if isinstance(piece, Statistics):
                     return Answer("".join(pieces), piece)
@@ -57,6 +63,18 @@ class HostClient:
         """How many of a role the router has taken in."""
         return sum(self.metric("outrider_workers", f'role="{role}"'))
 
+    def live(self) -> Any:
+        """What `/v1/live` tells of the service now."""
+        with self._http() as http, http.stream("GET", self.url + "/v1/live") as events:
+            data = next(line for line in events.iter_lines() if line.startswith("data: "))
+        return json.loads(data.removeprefix("data: "))["service"]
+
     def _get(self, path: str) -> httpx.Response:
-        with self.host.entered(), httpx.Client(trust_env=False, timeout=30) as http:
+        with self._http() as http:
             return http.get(self.url + path).raise_for_status()
+
+    @contextmanager
+    def _http(self) -> Iterator[httpx.Client]:
+        verify = True if self.ca_file is None else ssl.create_default_context(cafile=self.ca_file)
+        with self.host.entered(), httpx.Client(trust_env=False, timeout=30, verify=verify) as http:
+            yield http

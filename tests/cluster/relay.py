@@ -1,4 +1,4 @@
-"""A long line between two hosts: delay, jitter and loss, for every packet that passes between them.
+"""A long line between two hosts: delay, jitter, loss, width and NAT, for all that passes between them.
 
 The kernel may have no `tc netem`, so packets pass through a process: a TUN device in each host, a route to
 the other host through it, and this file's main() in between. What it carries is IP, so TCP's own handshakes,
@@ -14,6 +14,7 @@ import json
 import os
 import random
 import select
+import socket
 import struct
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from tests.cluster.namespace import entered, ip
 TUNSETIFF = 0x400454CA  # linux/if_tun.h
 IFF_TUN_NO_PI = 0x0001 | 0x1000
 LARGEST_PACKET = 65536
+QUEUE_SECONDS = 0.4  # of packets that wait at most, where only so many pass
 PACKETS_A_TURN = 64  # read from one side before the other side gets its turn
 
 
@@ -42,6 +44,16 @@ class Line:
     jitter_ms: float = 0.0  # each packet's delay is off by up to this
     loss: float = 0.0  # probability that a packet is lost
     cut: bool = False  # every packet is lost
+    kbit_s: float = 0.0  # that pass in each direction; 0 = as many as come
+    nat: bool = False  # connections are opened from the first host only
+
+    def sent(self, now: float, free: float, size: int) -> float | None:
+        """When a packet of so many bytes is on its way, in seconds; `free`: from when on the line is free.
+        None = too many wait already, and it is lost."""
+        if not self.kbit_s:
+            return now
+        begins = max(now, free)
+        return None if begins > now + QUEUE_SECONDS else begins + size * 8 / (1000 * self.kbit_s)
 
     def arrival(self, now: float, last: float, rng: random.Random) -> float | None:
         """When a packet that is sent `now` arrives, in seconds; None = never.
@@ -94,6 +106,12 @@ def relayed(one: Host, other: Host, line: Line) -> Iterator[Relay]:
         relay.close()
 
 
+def opens(packet: bytes) -> bool:
+    """Returns True if it is the first of a TCP connection (RFC 9293: SYN without ACK)."""
+    ihl = 4 * (packet[0] & 15)
+    return packet[9] == socket.IPPROTO_TCP and packet[ihl + 13] & 0x12 == 0x02
+
+
 def _device(there: Host) -> str:
     return f"to-{there.name}"
 
@@ -111,7 +129,7 @@ def main(one: str, one_device: str, other: str, other_device: str) -> None:
     """Relays until standard input ends. Each line on it is a Line as JSON, answered with ok."""
     ends = (_tun(one, one_device), _tun(other, other_device))
     opposite = dict(zip(ends, reversed(ends), strict=True))
-    last = dict.fromkeys(ends, 0.0)
+    last, free = dict.fromkeys(ends, 0.0), dict.fromkeys(ends, 0.0)
     under_way: list[tuple[float, int, int, bytes]] = []  # arrival, order, where to, packet
     line, rng, order = Line(), random.Random(0), 0
     commands = sys.stdin.fileno()
@@ -130,7 +148,11 @@ def main(one: str, one_device: str, other: str, other_device: str) -> None:
                 continue
             for packet in _waiting(end):
                 now = time.monotonic()
-                arrival = line.arrival(now, last[end], rng)
+                sent = line.sent(now, free[end], len(packet))
+                if sent is None or (line.nat and end == ends[1] and opens(packet)):
+                    continue
+                free[end] = sent
+                arrival = line.arrival(sent, last[end], rng)
                 if arrival is not None:
                     last[end], order = arrival, order + 1
                     heapq.heappush(under_way, (arrival, order, opposite[end], packet))

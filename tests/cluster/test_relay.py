@@ -42,6 +42,17 @@ def test_packets_are_delayed_in_order_and_lost_as_often_as_said() -> None:
     assert Line(cut=True).arrival(0.0, 0.0, rng) is None
 
 
+def test_a_narrow_line_passes_so_much_and_loses_what_waits_too_long() -> None:
+    line, free, sent = Line(kbit_s=80), 0.0, 0
+    for number in range(4000):
+        left = line.sent(number / 1000, free, 100)
+        if left is not None:
+            assert number / 1000 < left < number / 1000 + 0.5
+            free, sent = left, sent + 100
+    assert 4 * 9_000 < sent < 4 * 11_500
+    assert Line().sent(1.0, 9.0, 100) == 1.0
+
+
 @pytest.fixture(scope="module")
 def echo(hosts: dict[str, Host]) -> Iterator[Host]:
     """A host with a server that sends everything back."""
@@ -75,6 +86,14 @@ def test_only_what_passes_between_the_two_hosts_is_delayed(hosts: dict[str, Host
 def test_tcp_gets_everything_across_a_line_that_loses_packets(hosts: dict[str, Host], echo: Host) -> None:
     with relayed(hosts["draft"], echo, Line(delay_ms=1, jitter_ms=1, loss=0.02)):
         round_trip(hosts["draft"], echo, size=100_000)
+
+
+@pytest.mark.netns
+def test_a_host_behind_nat_calls_and_is_not_called(hosts: dict[str, Host], echo: Host) -> None:
+    with relayed(hosts["draft"], echo, Line(nat=True)):
+        round_trip(hosts["draft"], echo, size=1000)
+    with relayed(echo, hosts["draft"], Line(nat=True)), hosts["draft"].entered(), pytest.raises(TimeoutError):
+        socket.create_connection((echo.address, PORT), timeout=0.5)
 
 
 @pytest.mark.netns

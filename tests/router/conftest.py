@@ -53,6 +53,7 @@ class Worker:
     states: asyncio.Queue[tuple[str | None, str]] = field(default_factory=asyncio.Queue)
     load: Load | None = None
     greeting_load: verifier_pb2.VerifierLoad | None = None
+    takes_joined: bool = True  # of a verifier, whether drafters that joined reach it
     beats: bool = True  # False: it is silent, but for what `say` is given
     registration: asyncio.Task[Any] | None = None
     tokenizer_sent: Callable[..., Any] | None = None  # in the place of `tokenizer`
@@ -81,7 +82,7 @@ class Worker:
         return self.registration
 
     def record(self) -> WorkerRecord:
-        return WorkerRecord(self.info, self.address, self.load)
+        return WorkerRecord(self.info, self.address, self.load, self.address if self.takes_joined else "")
 
     async def stop(self) -> None:
         if self.registration is not None:
@@ -154,6 +155,7 @@ class Rig:
     sessions: Sessions
     metrics: Metrics
     store: MemoryStore
+    discovery: WorkerDiscovery
     workers: list[Worker] = field(default_factory=list)
 
     def identity(self, name: str) -> Identity:
@@ -220,9 +222,10 @@ async def rig() -> AsyncIterator[Rig]:
     Registry(store, metrics).add_to(server)
     address = bind(server, "127.0.0.1", 0)
     await server.start()
-    recruiting = asyncio.create_task(WorkerDiscovery(store, fleet, ROUTER).run())
+    discovery = WorkerDiscovery(store, fleet, ROUTER)
+    recruiting = asyncio.create_task(discovery.run())
     writing = asyncio.create_task(log_writer.run())
-    made = Rig(address, fleet, sessions, metrics, store)
+    made = Rig(address, fleet, sessions, metrics, store, discovery)
     yield made
     sessions.stop()
     for task in (recruiting, writing):

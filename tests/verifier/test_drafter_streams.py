@@ -39,7 +39,7 @@ async def test_streams_are_bounded_and_one_without_a_hello_ends(
     second.say(greeting(verifier, "another"))
     assert (await status(second)).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     first.call.cancel()
-    while verifier.service.drafters._open:  # noqa: ASYNC110
+    while verifier.service.drafters._streams_of[False]:  # noqa: ASYNC110
         await asyncio.sleep(0.002)
     await drafter(verifier)
 
@@ -68,4 +68,4 @@ async def test_one_identity_has_a_share_of_the_streams(
     assert [await joins(host) for host in ("k", "l", "m", "n")] == [True, True, True, False]  # all are taken
     for stream in streams:
         await stream.aclose()
-    assert not drafters._open
+    assert not drafters._streams_of[False]

@@ -31,6 +31,7 @@ from outrider.wire.methods import (
     DRAFTER_SESSIONS,
     GET_INFO,
     GET_TOKENIZER,
+    JOIN,
     LEAVE,
     SPECULATE,
     VERIFIER_SESSIONS,
@@ -89,6 +90,7 @@ SAID = [
     (GET_INFO[Role.DRAFTER].answered, INFO),
     (GET_TOKENIZER[Role.DRAFTER].answered, TokenizerFiles("h", "{}", "", {"a": "b"})),
     (BEAT.asked, WorkerRecord(INFO, "h:1", DrafterLoad(1, round_trips={"v": 0.5}))),
+    (BEAT.asked, WorkerRecord(INFO, "h:1", join_address="h:2")),
     (BEAT.answered, Answer(("r",), "no", "later")),
     (LEAVE.asked, IDENTITY),
 ]
@@ -129,6 +131,16 @@ def test_what_a_drafter_ends_is_unpacked_piece_by_piece() -> None:
     heard = DRAFTER_SESSIONS.answered.from_bytes(DRAFTER_SESSIONS.answered.to_bytes(said))
     assert isinstance(heard.ended, Iterator)
     assert replace(heard, ended=list(heard.ended)) == said
+
+
+def test_who_joins_says_what_it_is_and_is_a_drafter() -> None:
+    assert JOIN.asked.from_bytes(JOIN.asked.to_bytes(DrafterEvents(info=INFO))).info == INFO
+    verifier = replace(INFO, identity=replace(IDENTITY, role=Role.VERIFIER))
+    with pytest.raises(PeerRefused, match="expected a drafter here; the peer's role is ROLE_VERIFIER"):
+        JOIN.asked.from_bytes(JOIN.asked.to_bytes(DrafterEvents(info=verifier)))
+    forged = replace(INFO, identity=replace(IDENTITY, worker_id="d\nrouter: all is well"))
+    with pytest.raises(InvalidRequest, match="printable"):
+        JOIN.asked.from_bytes(JOIN.asked.to_bytes(DrafterEvents(info=forged)))
 
 
 def test_what_is_no_message_or_too_large_a_one_is_refused() -> None:

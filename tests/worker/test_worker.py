@@ -15,6 +15,7 @@ from outrider.store.store import Answer
 from outrider.wire.description import ModelInfo, WorkerInfo, WorkerRecord
 from outrider.wire.hello import Identity, Role
 from outrider.wire.load import VerifierLoad
+from outrider.worker.registration import Registered
 from outrider.worker.worker import Worker, serve_until_stopped
 
 LONG = 1000.0  # seconds; no test waits so long
@@ -82,7 +83,7 @@ def worker_of(role: Busy, store: MemoryStore | None = None) -> Worker:
     model = ModelInfo("m", "print", "Arch", 1, 10, 64, (), "cpu", "float32", True)
     info = WorkerInfo(Identity(Role.VERIFIER, "v", 1, "print", "tokens"), model, 8, 16)
     server = new_server()
-    return Worker(info, bind(server, "127.0.0.1", 0), role, server, store or MemoryStore())
+    return Worker(info, bind(server, "127.0.0.1", 0), role, server, Registered(store or MemoryStore()))
 
 
 def serving(role: Busy, drain_seconds: float) -> asyncio.Task[None]:

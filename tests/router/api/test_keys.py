@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from outrider.errors import StartupError
 from outrider.net.watched import Watched
 from outrider_cli.app import app
-from router.api.keys import ApiKey, digest, find, keys_of, new_key, parse_keys
+from router.api.keys import ApiKey, digest, find, keys_of, new_key, parse_keys, tokens_of
 
 HASH = "ab" * 32
 
@@ -116,3 +116,33 @@ def test_the_command_shows_a_key_once_and_stores_its_hash(tmp_path: Path) -> Non
     wrong = CliRunner().invoke(app, ["keys", "add", "a b"])
     assert wrong.exit_code == 1
     assert "'a b' is no name" in wrong.output
+
+
+def test_a_drafters_token_is_made_kept_hashed_and_taken_away(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    made = CliRunner().invoke(app, ["keys", "add", "laptop", "--drafter-tokens", str(file)])
+    (token,) = re.findall(r"token, for laptop alone, not shown again: (dt-outrider-\S+)", made.stdout)
+    assert token not in file.read_text()
+    tokens = tokens_of(file)
+    found = find(tokens(), token)
+    assert found is not None and found.name == "laptop"
+    file.write_text("# nobody any more\n")
+    assert tokens() == ()
+    file.write_text(f"laptop sha256:{HASH} requests-per-minute=5")
+    with pytest.raises(StartupError, match="requests-per-minute is for API keys"):
+        tokens_of(file)
+    assert tokens() == ()
+
+
+@pytest.mark.parametrize(
+    ("also", "sentence"),
+    [
+        (["--api-keys", "keys"], "--api-keys and --drafter-tokens are for one kind of secret each"),
+        (["--requests-per-minute", "5"], "--requests-per-minute is for API keys"),
+    ],
+)
+def test_what_no_token_has(also: list[str], sentence: str, tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    wrong = CliRunner().invoke(app, ["keys", "add", "laptop", "--drafter-tokens", str(file), *also])
+    assert wrong.exit_code == 1 and wrong.stderr.startswith(f"outrider keys: {sentence}")
+    assert not file.exists()
