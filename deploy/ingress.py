@@ -27,6 +27,7 @@ from router.api.access import guarded
 from router.api.generation_wire import SERVICE
 from router.api.grpc_generation import GenerationServicer
 from router.api.keys import keys_of
+from router.api.validation import Formats
 from router.router import Router
 
 SERVICER_FUNCTIONS = [
@@ -67,7 +68,7 @@ class Ingress:
             share_prefixes=sessions.share_prefixes,
             cors_origins=sessions.cors_origins,
             page=sessions.page,
-            tool_call_parser=sessions.tool_call_parser,
+            formats=Formats(sessions.tool_call_parser),
             same_numerics=sessions.same_numerics,
             keys=keys,
             tls=opened(options.protection.tls),
@@ -75,14 +76,7 @@ class Ingress:
         await self._router.start()
         spare_what_is_there()
         self._end = asyncio.create_task(self._router.wait())
-        generation = GenerationServicer(
-            self._router.sessions,
-            self._router.metrics,
-            self._router.draw_below,
-            threads=self._router.threads,
-            share_prefixes=self._router.share_prefixes,
-            tool_call_parser=self._router.tool_call_parser,
-        )
+        generation = GenerationServicer(self._router.intake, self._router.metrics)
         self._generation: Any = guarded(generation, self._router.access)
         self._health = HealthServicer(self._router.sessions.ready, [SERVICE])
 

@@ -7,7 +7,7 @@ transformers: a sandbox, since a template comes with a checkpoint and is somebod
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -18,7 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from outrider.errors import InvalidRequest
-from router.rendering import USUAL, Rendering
+from router.rendering import Conversation
 
 MARK = "<end of what is to be continued> "
 
@@ -66,15 +66,8 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._in_parts = self._template is not None and self._takes_parts()
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),
-        rendering: Rendering = USUAL,
-        *,
-        now: Callable[[], datetime] = datetime.now,
-    ) -> str:
-        """Returns the prompt up to the place at which the output begins. `tools`: as transformers gives them.
+    def render(self, conversation: Conversation, *, now: Callable[[], datetime] = datetime.now) -> str:
+        """Returns the prompt up to the place at which the output begins.
 
         Raises InvalidRequest if there is no template, or if it refuses these messages."""
         if self._template is None:
@@ -82,7 +75,7 @@ class ChatTemplate:
                 "the model has no chat template: send a prompt to /v1/completions instead of messages",
                 field="messages",
             )
-        turns = [dict(message) for message in messages]
+        turns, rendering = [dict(turn) for turn in conversation.turns], conversation.rendering
         if rendering.continue_final_message:
             turns[-1]["content"] = (turns[-1].get("content") or "") + MARK
         try:
@@ -91,7 +84,7 @@ class ChatTemplate:
                     **self._special_tokens,
                     **rendering.variables,
                     "messages": [self._shaped(turn) for turn in turns],
-                    "tools": list(tools) or None,
+                    "tools": list(conversation.tools) or None,
                     "documents": None,
                     "add_generation_prompt": rendering.add_generation_prompt,
                     "strftime_now": lambda form: now().strftime(form),
@@ -114,7 +107,7 @@ class ChatTemplate:
         it."""
         for self._in_parts in (False, True):
             try:
-                if PROBE in self.render([{"role": "user", "content": PROBE}]):
+                if PROBE in self.render(Conversation([{"role": "user", "content": PROBE}])):
                     return self._in_parts
             except InvalidRequest:
                 continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,3 +18,24 @@ class Rendering:
 
 
 USUAL = Rendering()
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a chat template is given."""
+
+    turns: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()  # as transformers gives them
+    rendering: Rendering = USUAL
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns it as a JSON object. `asdict` would go into what clients nest, and run out of stack."""
+        return {
+            "turns": [dict(turn) for turn in self.turns],
+            "tools": list(self.tools),
+            "rendering": {name: getattr(self.rendering, name) for name in Rendering.__slots__},
+        }
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Conversation:
+        return cls(told["turns"], told["tools"], Rendering(**told["rendering"]))

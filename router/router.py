@@ -26,18 +26,18 @@ from outrider.wire.hello import Identity, Role
 from router.api.access import Access, HttpAccess
 from router.api.compression import Gzip
 from router.api.http import create_app
+from router.api.intake import Intake
 from router.api.keys import Keys
 from router.api.live import Live, add_live
 from router.api.page import add_page
 from router.api.request_id import RequestIds
 from router.api.threads import Threads
-from router.api.validation import DrawBelow
+from router.api.validation import AS_THE_TEMPLATE_SAYS, DrawBelow, Formats
 from router.fleet import Fleet
 from router.live import service, sessions_of
 from router.metrics import Metrics
 from router.session_log_writer import SessionLogWriter
 from router.sessions import Sessions
-from router.tool_formats import OF_TEMPLATE
 from router.worker_discovery import WorkerDiscovery
 
 FLUSH_SECONDS = 2.0  # a router that stops gives its sessions' logs so long to be written
@@ -57,7 +57,7 @@ class Router:
         lock_step: bool = False,
         same_numerics: bool = False,
         share_prefixes: bool = False,
-        tool_call_parser: str = OF_TEMPLATE,
+        formats: Formats = AS_THE_TEMPLATE_SAYS,
         cors_origins: Sequence[str] = (),
         page: bool = True,
         keys: Keys | None = None,
@@ -86,17 +86,8 @@ class Router:
             lock_step=lock_step,
             same_numerics=same_numerics,
         )
-        self.draw_below = _draw_below(seed)
-        self.share_prefixes = share_prefixes
-        self.tool_call_parser = tool_call_parser
-        self.app: FastAPI = create_app(
-            self.sessions,
-            self.metrics,
-            draw_below=self.draw_below,
-            share_prefixes=share_prefixes,
-            tool_call_parser=tool_call_parser,
-            threads=self.threads,
-        )
+        self.intake = Intake(self.sessions, _draw_below(seed), self.threads, share_prefixes, formats)
+        self.app: FastAPI = create_app(self.intake, self.metrics)
         self.live = Live(
             lambda: service(self.fleet, self.sessions.open),
             lambda owner: sessions_of(owner, self.sessions.open),

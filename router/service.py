@@ -22,6 +22,7 @@ from outrider.worker.garbage import spare_what_is_there
 from outrider.worker.stepwatch import loop_watched
 from router.api.grpc_generation import add_generation_service
 from router.api.keys import keys_of, tokens_of
+from router.api.validation import Formats
 from router.config import LOOPBACK, TLS_WORKER_PORT, RouterConfig
 from router.connections import GRPC_SHARE, HTTP_SHARE, WORKER_SHARE, Connections, LimitedProtocol
 from router.handshakes import Handshake
@@ -50,20 +51,16 @@ async def serve(config: RouterConfig) -> None:
         share_prefixes=config.sessions.share_prefixes,
         cors_origins=config.sessions.cors_origins,
         page=config.sessions.page,
-        tool_call_parser=config.sessions.tool_call_parser,
+        formats=Formats(config.sessions.tool_call_parser),
         keys=keys_of(config.api_keys, config.api_key_lines),
         tls=tls if tls is not None and tls.mutual else None,
     )
     clients = new_server(GRPC_SHARE)
     add_generation_service(
         clients,
-        router.sessions,
+        router.intake,
         router.metrics,
-        draw_below=router.draw_below,
-        access=router.access,
-        threads=router.threads,
-        share_prefixes=router.share_prefixes,
-        tool_call_parser=router.tool_call_parser,
+        router.access,
     )
     workers = new_server(WORKER_SHARE) if config.workers_apart else clients
     Registry(router.store, router.metrics).add_to(workers)

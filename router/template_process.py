@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import resource
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping
 from typing import IO, Any
 
 import jinja2
@@ -18,7 +17,7 @@ import jinja2
 from outrider.errors import InvalidRequest
 from router.chat_template import ChatTemplate
 from router.line_process import LineProcess
-from router.rendering import USUAL, Rendering
+from router.rendering import Conversation
 
 MEMORY_BYTES = 512 * 2**20  # of addresses
 CPU_SECONDS = 2  # to compile a template, or to render it
@@ -37,23 +36,12 @@ class TemplateProcess:
         if begun is None or "refused" in begun:
             raise jinja2.TemplateError((begun or TOO_MUCH)["refused"])
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),
-        rendering: Rendering = USUAL,
-    ) -> str:
+    def render(self, conversation: Conversation) -> str:
         """Returns the prompt. Raises InvalidRequest if the template refuses the messages, is missing, or
         takes more than it may."""
         if self._empty is not None:
-            return self._empty.render(messages, tools, rendering)
-        told = self._process.ask(
-            {
-                "messages": [dict(message) for message in messages],
-                "tools": list(tools),
-                "rendering": asdict(rendering),
-            }
-        )
+            return self._empty.render(conversation)
+        told = self._process.ask(conversation.to_json())
         if told is None:
             raise InvalidRequest(
                 f"messages are refused by the model's chat template: {TOO_MUCH['refused']}", field="messages"
@@ -77,8 +65,7 @@ def main(asked: IO[str], told: IO[str]) -> None:
             if template is None:
                 template = ChatTemplate(**asked_for)
             else:
-                asked_for["rendering"] = Rendering(**asked_for["rendering"])
-                answer["text"] = template.render(**asked_for)
+                answer["text"] = template.render(Conversation.from_json(asked_for))
         except InvalidRequest as error:
             answer |= {"refused": error.message, "field": error.field}
         except Exception as error:

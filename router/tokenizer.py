@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import lru_cache
-from typing import Any
 
 import tokenizers
 
 from outrider.errors import PeerRefused
 from router.detokenize import Detokenizer, detokenizer, hidden_ids, piece
 from router.infilling import form, infilling
-from router.rendering import USUAL, Rendering
+from router.rendering import Conversation
 from router.requests import TokenizerFiles
 from router.template_process import TemplateProcess
 
@@ -45,16 +44,11 @@ class Tokenizer:
         """Returns token ids, with the special tokens that the tokenizer's post-processor adds."""
         return self._encode(text, add_special_tokens=True)
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),
-        rendering: Rendering = USUAL,
-    ) -> str:
+    def render(self, conversation: Conversation) -> str:
         """Returns the conversation as the model was trained on it, its special tokens included.
 
         Raises InvalidRequest if the template is missing or refuses the messages."""
-        return self._template.render(messages, tools, rendering)
+        return self._template.render(conversation)
 
     def encode_rendered(self, text: str) -> tuple[int, ...]:
         """Returns token ids of a rendered conversation."""

@@ -1,214 +1,22 @@
-"""One session's tokens to text: detokenizing, stop strings, usage and statistics. Knows no transport."""
+"""A request's sessions to what its client is told of them, side by side. Knows no transport."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any
 
 from outrider.errors import DeadlineExceeded, OutriderError
 from outrider.wire.logprobs import PromptLogprobs
 from outrider.wire.session import FinishReason
-from router.api.acceptance import SpeculationStats
-from router.api.logprobs import Scored, Scoring
+from router.api.logprobs import Scoring
+from router.api.output import Chunk, Output, Result, Usage
 from router.api.prompt_logprobs import ScoredPrompt
-from router.api.provenance import Provenance, Step
+from router.api.provenance import Provenance
 from router.api.threads import Retelling
 from router.api.validation import Generation
-from router.detokenize import Detokenizer
 from router.metrics import Metrics
-from router.requests import Events, GenerationRequest, SessionBegun, SessionEnded, TokensCommitted
-from router.stop import StopMatcher
-from router.tool_parser import Call, CallDelta, CallParser, joined
-
-GROUP = 256  # steps of a log that are told at once
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """What one target step gave. The text lags behind where a character or a stop string may be open."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    position: int  # output tokens up to the end of it
-    scored: tuple[Scored, ...] = ()  # of `token_ids`, if asked for
-    prompt: ScoredPrompt | None = None  # with the first output, if asked for
-    step: Step | None = None  # where the tokens came from, if asked for
-    calls: tuple[CallDelta, ...] = ()  # of tools, after the text
-
-
-@dataclass(slots=True)
-class Details:
-    """What is told of an output's tokens beside its text, if there is any."""
-
-    scored: list[Scored] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
-    calls: Sequence[CallDelta] = ()  # pieces of calls, in a stream
-    prompt: ScoredPrompt | None = None
-
-    @classmethod
-    def of(cls, chunk: Chunk) -> Details:
-        if not chunk.scored and chunk.step is None and not chunk.calls and chunk.prompt is None:
-            return NO_DETAILS
-        return cls(list(chunk.scored), [] if chunk.step is None else [chunk.step], chunk.calls, chunk.prompt)
-
-    def __bool__(self) -> bool:
-        return bool(self.scored or self.steps or self.calls) or self.prompt is not None
-
-    def add(self, chunk: Chunk) -> None:
-        self.scored += chunk.scored
-        if chunk.step is not None:
-            self.steps.append(chunk.step)
-        self.prompt = self.prompt or chunk.prompt
-
-
-NO_DETAILS = Details()
-
-
-@dataclass(slots=True)
-class Usage:
-    """Token counts of a session, so far or in the end."""
-
-    prompt_tokens: int
-    completion_tokens: int = 0  # up to and including the token that ended the text
-    cached_prompt_tokens: int = 0  # of the prompt: found in the KV cache
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The last item of a session."""
-
-    text: str  # what only the end has settled
-    finish_reason: FinishReason
-    usage: Usage
-    speculation: SpeculationStats
-    numerics_changes: int = 0  # of verifiers with other numerics, amid the text
-    stop: str = ""  # the stop string that ended it; empty = none
-    cut: DeadlineExceeded | None = None  # the text goes on, but its client's time was over
-    calls: tuple[CallDelta, ...] = ()  # what only the end has settled
-    called: tuple[Call, ...] = ()  # all calls of tools
-
-    @property
-    def reason(self) -> str:
-        """The finish reason in OpenAI's words."""
-        calling = self.called and self.finish_reason is FinishReason.STOP
-        return "tool_calls" if calling else self.finish_reason.openai
-
-    @property
-    def position(self) -> int:
-        """The end counts as one token: who has it is further than who has only the last token."""
-        return self.usage.completion_tokens + (self.cut is None)
-
-
-@dataclass(slots=True)
-class _Output:
-    """The text of one session, token by token, up to its end."""
-
-    detokenizer: Detokenizer
-    matcher: StopMatcher
-    end_ids: frozenset[int]  # tokens that end the text
-    include_end: bool  # and are part of it
-    echo: str  # comes before the output
-    dropped: bool  # the output is no part of the text
-    score_prompt: Callable[[PromptLogprobs], ScoredPrompt]
-    min_tokens: int  # before which no stop string is looked for
-    usage: Usage
-    scoring: Scoring | None = None  # if asked for
-    provenance: Provenance | None = None  # if asked for
-    parser: CallParser | None = None  # if the text may call tools
-    speculation: SpeculationStats = field(default_factory=SpeculationStats)
-    numerics: list[str] = field(default_factory=list)  # one after the other, that it was computed with
-
-    def add(self, event: TokensCommitted, after: int) -> Chunk:
-        """Takes a step's tokens; those after a stop string are dropped.
-
-        The client has the first `after` tokens and their text: it is the same however steps were cut."""
-        self.usage.cached_prompt_tokens = self.usage.cached_prompt_tokens or event.cached_prompt_tokens
-        self.speculation.add(event.accepted, event.verified)
-        if event.numerics:
-            self.numerics.append(event.numerics)
-        before, text, taken = self.usage.completion_tokens, "", 0
-        scored: list[Scored] = []
-        calls: tuple[CallDelta, ...] = ()
-        prompt = None
-        if before == 0 and event.tokens:
-            text = self.echo if after == 0 else ""
-            if event.prompt is not None and after == 0:
-                prompt = self.score_prompt(event.prompt)
-        if self.dropped:
-            self.usage.completion_tokens += len(event.tokens)
-            return Chunk(text, (), before + len(event.tokens), prompt=prompt)
-        for token in event.tokens:
-            taken += 1
-            if token not in self.end_ids or self.include_end:
-                may_stop = before + taken > self.min_tokens
-                settled, called = self._parsed(self.matcher.push(self.detokenizer.push((token,)), may_stop))
-                if before + taken > after:
-                    text += settled
-                    calls += called
-            if self.scoring is not None and event.logprobs:
-                told = self.scoring.push(token, event.logprobs[taken - 1])
-                if before + taken > after:
-                    scored.append(told)
-            if self.matcher.stopped:
-                break
-        self.usage.completion_tokens += taken
-        first = max(0, after - before)
-        step = None if self.provenance is None else self.provenance.push(event, first, taken)
-        return Chunk(
-            text, event.tokens[first:taken], before + taken, tuple(scored), prompt, step, joined(calls)
-        )
-
-    def retell(self, steps: Iterator[TokensCommitted], after: int) -> tuple[list[Chunk], bool]:
-        """Takes the next steps of a log. Returns what follows the first `after` tokens, and whether there may
-        be more."""
-        chunks, taken = [], 0
-        for step in islice(steps, GROUP):
-            taken += 1
-            chunk = self.add(step, after)
-            if chunk.position > after:
-                chunks.append(chunk)
-            if self.matcher.stopped:
-                break
-        return chunks, taken == GROUP and not self.matcher.stopped
-
-    def _parsed(self, text: str) -> tuple[str, tuple[CallDelta, ...]]:
-        return self.parser.push(text) if self.parser is not None else (text, ())
-
-    def result(self, rest: str, reason: FinishReason) -> Result:
-        """Returns the end of the text, with the rest of it."""
-        text, calls = self._parsed(rest)
-        if self.parser is not None:
-            more, flushed = self.parser.flush()
-            text, calls = text + more, joined(calls + flushed)
-        return self._result(text, reason, calls=calls)
-
-    def cut(self, error: DeadlineExceeded) -> Result:
-        """Returns the end of what its client waited for."""
-        return self._result("", FinishReason.CANCELLED, cut=error)
-
-    def _result(self, text: str, reason: FinishReason, **rest: Any) -> Result:
-        changes = max(0, len(self.numerics) - 1)
-        called = () if self.parser is None else tuple(self.parser.calls)
-        return Result(
-            text,
-            reason,
-            self.usage,
-            self.speculation,
-            numerics_changes=changes,
-            stop=self.matcher.found,
-            called=called,
-            **rest,
-        )
-
-    def finish(self) -> str:
-        """The text that was still open; sets `stopped` where it completes a stop string."""
-        may_stop = self.usage.completion_tokens > self.min_tokens
-        text = self.matcher.push(self.detokenizer.flush(), may_stop)
-        return text if self.matcher.stopped else text + self.matcher.flush()
+from router.requests import Events, GenerationRequest, SessionBegun, SessionEnded
 
 
 async def generate(
@@ -242,7 +50,7 @@ async def generate(
 
     calls = generation.calls
     end_ids = frozenset(session.params.stop_token_ids)
-    output = _Output(
+    output = Output(
         detokenizer=tokenizer.detokenizer(calls.markers if calls is not None else (), wording.special_tokens),
         matcher=generation.stop.matcher(wording.include_stop),
         end_ids=end_ids,
@@ -305,7 +113,7 @@ async def generate(
 
 
 async def _retold(
-    begun: SessionBegun, output: _Output, after: int, retelling: Retelling | None
+    begun: SessionBegun, output: Output, after: int, retelling: Retelling | None
 ) -> AsyncGenerator[SessionBegun | Chunk, None]:
     """`begun`, once its client's place in what is known is found, and what is known after that."""
     steps, more = iter(begun.known), bool(begun.known)

@@ -17,8 +17,8 @@ from outrider.errors import InvalidRequest
 from outrider.v1 import generation_pb2
 from router.api import schema
 from router.api.body import MAX_BODY_BYTES, MAX_VALUES, too_large
-from router.api.generate import Chunk, Result
 from router.api.logprobs import Scored, Told
+from router.api.output import Chunk, Result
 from router.api.position import Position
 from router.api.prompt_logprobs import ScoredPrompt
 from router.api.provenance import Guessed, Step

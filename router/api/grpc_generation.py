@@ -14,19 +14,18 @@ import grpc
 from outrider.errors import InvalidRequest, OutriderError, Overloaded, UnknownSession
 from outrider.net.grpc_health import add_health
 from outrider.net.rpc import errors_as_status, status
-from outrider.wire.session import new_session_id
 from router.api import generation_wire, position, schema
 from router.api.access import Access, count_sessions, guarded, owner
-from router.api.cache_salt import cache_salt
 from router.api.deadline import TimeLimits, call_limits
-from router.api.generate import Chunk, Result, generate_all
-from router.api.record import Record, check_owner, named, recalled
+from router.api.generate import generate_all
+from router.api.intake import Intake
+from router.api.output import Chunk, Result
+from router.api.record import Record, check_owner, recalled
 from router.api.stream import Items, internal_error
-from router.api.threads import TINY_BYTES, Retelling, Threads
-from router.api.validation import DrawBelow, Generation, choices, prepare, prepared_in
+from router.api.threads import TINY_BYTES, Retelling
+from router.api.validation import Generation
 from router.metrics import Metrics
-from router.requests import Events, GenerationRequest, SessionBegun, SessionRunner
-from router.tool_formats import OF_TEMPLATE
+from router.requests import Events, GenerationRequest, SessionBegun
 
 logger = logging.getLogger(__name__)
 
@@ -34,25 +33,13 @@ logger = logging.getLogger(__name__)
 class GenerationServicer:
     """Delegates. A cancelled call closes its session."""
 
-    def __init__(
-        self,
-        runner: SessionRunner,
-        metrics: Metrics,
-        draw_below: DrawBelow,
-        clock: Callable[[], float] = time.time,
-        threads: Threads | None = None,
-        share_prefixes: bool = False,
-        tool_call_parser: str = OF_TEMPLATE,
-    ) -> None:
-        """`clock` gives unix seconds. `threads`: those that read requests, if others use them too. If
-        `share_prefixes`, cached prefixes are shared among all keys."""
-        self._runner = runner
+    def __init__(self, intake: Intake, metrics: Metrics, clock: Callable[[], float] = time.time) -> None:
+        """`clock` gives unix seconds."""
+        self._intake = intake
+        self._runner = intake.runner
+        self._threads = intake.threads
         self._metrics = metrics
-        self._draw_below = draw_below
         self._clock = clock
-        self._threads = threads or Threads()
-        self._share_prefixes = share_prefixes
-        self._tool_call_parser = tool_call_parser
 
     async def Generate(
         self, request: Any, context: grpc.aio.ServicerContext[Any, Any]
@@ -109,29 +96,13 @@ class GenerationServicer:
             body = await self._threads.run(
                 size, owner(), limits.first_token_by, generation_wire.body, request
             )
-        sessions = choices(body)
-        count_sessions(sessions)
-        model = self._runner.model(body.model)
-        self._runner.check_room(sessions)
-        generation = await self._threads.run(
-            prepared_in(body, size),
-            owner(),
-            limits.first_token_by,
-            prepare,
-            body,
-            model,
-            self._draw_below,
-            self._tool_call_parser,
-        )
-        generation = named(generation, new_session_id()).until(limits)
-        tenant = "" if self._share_prefixes else owner()
-        generation = generation.cached_under(cache_salt(tenant, body.cache_salt))
+        generation = await self._intake.take(body, size, limits)
         shape = "chat" if isinstance(body, schema.ChatRequest) else "completion"
         strings = generation.stop.strings
         record = Record(
             shape,
             int(self._clock()),
-            sessions,
+            len(generation.sessions),
             strings,
             owner(),
             n=generation.n,
@@ -176,24 +147,12 @@ async def _told(
 
 def add_generation_service(
     server: grpc.aio.Server,
-    runner: SessionRunner,
+    intake: Intake,
     metrics: Metrics,
-    *,
-    draw_below: DrawBelow,
     access: Access | None = None,
-    threads: Threads | None = None,
-    share_prefixes: bool = False,
-    tool_call_parser: str = OF_TEMPLATE,
 ) -> None:
     """Adds Generation, the standard health service and server reflection. Call it before the server
     starts."""
-    generation = GenerationServicer(
-        runner,
-        metrics,
-        draw_below,
-        threads=threads,
-        share_prefixes=share_prefixes,
-        tool_call_parser=tool_call_parser,
-    )
+    generation = GenerationServicer(intake, metrics)
     generation_wire.add_to_server(guarded(generation, access), server)
-    add_health(server, runner.ready, generation_wire.SERVICE)
+    add_health(server, intake.runner.ready, generation_wire.SERVICE)

@@ -17,15 +17,15 @@ from starlette.requests import ClientDisconnect
 
 from outrider import __version__
 from outrider.errors import InvalidRequest, OutriderError
-from outrider.wire.session import SessionId, new_session_id
+from outrider.wire.session import SessionId
 from router.api import answers, position, schema, tokens
 from router.api.access import count_sessions, owner
 from router.api.body import Bodies, decoded
-from router.api.cache_salt import cache_salt
 from router.api.connection import KEEP_ALIVE_SECONDS, ClientLeft, EventStream, while_connected
 from router.api.deadline import time_limits
 from router.api.fields import Fields
-from router.api.generate import Details, Result, generate_all
+from router.api.generate import generate_all
+from router.api.intake import Intake
 from router.api.messages_request import CountRequest, MessagesRequest, turns
 from router.api.openapi import (
     MODEL,
@@ -36,20 +36,21 @@ from router.api.openapi import (
     AnswerId,
     Application,
     ModelName,
+    OptionalName,
     generation,
     token_route,
 )
-from router.api.record import Record, named, recalled
+from router.api.output import Details, Result
+from router.api.record import Record, recalled
 from router.api.refusals import MESSAGES, refusal
 from router.api.responses import Json
 from router.api.responses_request import NAMES, ResponsesRequest
 from router.api.stream import Items, internal_error, last_words, to_json
 from router.api.telling import telling
-from router.api.threads import SMALL_BYTES, TINY_BYTES, Threads
-from router.api.validation import DrawBelow, Generation, called, choices, prepare, prepared_in
+from router.api.threads import SMALL_BYTES, TINY_BYTES
+from router.api.validation import Generation, called
 from router.metrics import Metrics
-from router.requests import Events, GenerationRequest, ServedModel, SessionBegun, SessionRunner
-from router.tool_formats import OF_TEMPLATE
+from router.requests import Events, GenerationRequest, ServedModel, SessionBegun
 
 READ = ["GET", "HEAD"]
 REFUSED = answers.AnthropicError  # at Anthropic's routes
@@ -62,20 +63,15 @@ Generating = TypeVar(
 
 
 def create_app(
-    runner: SessionRunner,
+    intake: Intake,
     metrics: Metrics,
     *,
-    draw_below: DrawBelow,
-    share_prefixes: bool = False,
-    tool_call_parser: str = OF_TEMPLATE,
-    threads: Threads | None = None,
     bodies: Bodies | None = None,
     clock: Callable[[], float] = time.time,
     keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
 ) -> FastAPI:
-    """The application. `draw_below` draws seeds (`secrets.randbelow`); `clock` gives unix seconds. `threads`:
-    those that read requests, if others use them too. `tool_call_parser`: how models write calls of tools."""
-    reading, incoming = threads or Threads(), bodies or Bodies()
+    """The application. `clock` gives unix seconds."""
+    runner, reading, incoming = intake.runner, intake.threads, bodies or Bodies()
     exposing = asyncio.Lock()  # whose text is long: one is made at a time, beside the event loop
     app = Application(
         title="Outrider",
@@ -149,24 +145,8 @@ def create_app(
             if not body.stream:
                 raise InvalidRequest("Last-Event-ID is only for stream = true", field="Last-Event-ID")
             return await resumed(*position.parse_event_id(last), shape)
-        sessions = choices(body)
-        count_sessions(sessions)
-        model = runner.model(body.model)
-        runner.check_room(sessions)
         with called(NAMES if isinstance(asked, ResponsesRequest) else {}):
-            prepared = await reading.run(
-                prepared_in(body, size),
-                owner(),
-                limits.first_token_by,
-                prepare,
-                body,
-                model,
-                draw_below,
-                tool_call_parser,
-            )
-        tenant = "" if share_prefixes else owner()
-        prepared = prepared.cached_under(cache_salt(tenant, body.cache_salt))
-        generation = named(prepared, new_session_id()).until(limits)
+            generation = await intake.take(body, size, limits)
         record = Record(
             shape,
             int(clock()),
@@ -249,10 +229,10 @@ def create_app(
         model = runner.model(body.model)
         return await written(size, lambda: tokens.detokenized(body, model))
 
-    @app.api_route("/tokenizer_info", methods=READ, **MODELS)
-    async def tokenizer_info() -> dict[str, Any]:
-        """The chat template and the special tokens of the model that is served."""
-        return tokens.described(runner.model(""))
+    @app.api_route("/tokenizer_info", methods=READ, **MODEL)
+    async def tokenizer_info(model: OptionalName = "") -> dict[str, Any]:
+        """The chat template and the special tokens of a model; without a name of the first one."""
+        return tokens.described(runner.model(model))
 
     @app.api_route("/version", methods=READ)
     async def version() -> answers.Version:

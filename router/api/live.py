@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ MOST_OF_ONE = 8  # of one API key's owner, where keys are asked for
 class _Told:
     """What was written down last, and when."""
 
-    at: float
+    at: float  # seconds since the router's start
     text: str
 
 
@@ -40,10 +41,13 @@ class Live:
         service: Callable[[], Mapping[str, Any]],
         sessions_of: Callable[[str], list[dict[str, Any]]],
         period: float = PERIOD_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._service = service
         self._sessions_of = sessions_of
         self._period = period
+        self._clock = clock
+        self._begun = clock()
         self._listeners: Counter[str] = Counter()  # by owner
         self._service_told: _Told | None = None
         self._sessions_told: dict[str, _Told] = {}  # by owner, of those who listen
@@ -78,10 +82,10 @@ class Live:
         return f'{{"seconds":{own.at:.3f},"service":{self._service_told.text},"sessions":{own.text}}}'
 
     def _fresh(self, told: _Told | None, now: Callable[[], Any]) -> _Told:
-        time = asyncio.get_running_loop().time()
-        if told is not None and time - told.at < self._period / 2:
+        at = self._clock() - self._begun
+        if told is not None and at - told.at < self._period / 2:
             return told
-        return _Told(time, to_json(now()))
+        return _Told(at, to_json(now()))
 
 
 def add_live(app: FastAPI, live: Live, metrics: Metrics) -> None:

@@ -12,7 +12,7 @@ from outrider.errors import OutriderError
 from outrider.wire.session import FinishReason, SessionId
 from router.api import answers
 from router.api.connection import ServerSentEvent
-from router.api.generate import Chunk, Details, Result
+from router.api.output import Chunk, Details, Result
 from router.api.position import Position, event_id
 from router.api.refusals import anthropic_error
 from router.api.responses import Json, totals

@@ -11,8 +11,8 @@ from outrider.wire.session import SessionId
 from router.api.acceptance import SpeculationStats
 from router.api.answers import Error, Totals, Usage
 from router.api.best import best
-from router.api.generate import NO_DETAILS, Details, Result
 from router.api.logprobs import Scored, of_chat, of_completion
+from router.api.output import NO_DETAILS, Details, Result
 from router.api.provenance import steps_json
 from router.tool_parser import Call, CallDelta
 

@@ -11,8 +11,8 @@ from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
 from outrider.wire.session import FinishReason, SessionId
 from router.api.connection import ServerSentEvent
-from router.api.generate import Chunk, Details, Result
 from router.api.logprobs import Scored, entries
+from router.api.output import Chunk, Details, Result
 from router.api.position import Position, event_id
 from router.api.responses import Json, totals
 from router.api.stream import Items, to_json

@@ -10,7 +10,7 @@ from contextlib import aclosing
 
 from outrider.errors import OutriderError
 from router.api.connection import ServerSentEvent
-from router.api.generate import NO_DETAILS, Chunk, Details, Result
+from router.api.output import NO_DETAILS, Chunk, Details, Result
 from router.api.position import event_id
 from router.api.responses import Envelope, Json, totals, usage
 from router.metrics import Metrics

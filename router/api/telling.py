@@ -9,8 +9,8 @@ from typing import Protocol
 from outrider.errors import OutriderError
 from router.api import messages, responses_api
 from router.api.connection import ServerSentEvent
-from router.api.generate import Details, Result
 from router.api.messages import MessageTelling
+from router.api.output import Details, Result
 from router.api.position import Position
 from router.api.record import Record
 from router.api.responses import SHAPES, Envelope, Json, error_body

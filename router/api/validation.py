@@ -27,7 +27,7 @@ from router.api.structured import Structure, compiled
 from router.api.tools import Tool, calling_grammar, check_choice
 from router.api.turns import ChatMessage
 from router.api.wording import Wording
-from router.rendering import USUAL, Rendering
+from router.rendering import USUAL, Conversation, Rendering
 from router.requests import GenerationRequest, ServedModel
 from router.stop import StopStrings
 from router.tokenizer import Tokenizer
@@ -82,12 +82,20 @@ class Generation:
         return replace(self, sessions=tuple(sessions))
 
 
-def prepare(
-    body: Body, model: ServedModel, draw_below: DrawBelow, tool_call_parser: str = tool_formats.OF_TEMPLATE
-) -> Generation:
-    """Raises InvalidRequest naming the field and its limit. Tokenizes: a large prompt takes its time.
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """How models write what is more than text: a format's name, or "auto" for that of the chat template."""
 
-    `tool_call_parser`: the format in which models call tools, or that of the chat template."""
+    tool_calls: str = tool_formats.OF_TEMPLATE
+
+
+AS_THE_TEMPLATE_SAYS = Formats()
+
+
+def prepare(
+    body: Body, model: ServedModel, draw_below: DrawBelow, formats: Formats = AS_THE_TEMPLATE_SAYS
+) -> Generation:
+    """Raises InvalidRequest naming the field and its limit. Tokenizes: a large prompt takes its time."""
     choices(body)
     answers = text_rules.candidates(body)
     _check_stream_options(body)
@@ -98,7 +106,7 @@ def prepare(
     sampling.validate(model.vocab_size)
     built = tokenizer.load(model.tokenizer)
     logprobs = _logprobs(body)
-    calls = _calls(body, model, tool_call_parser)
+    calls = _calls(body, model, formats.tool_calls)
     if answers > body.n and logprobs is None:
         logprobs = 0  # by which the best ones are found
     of_prompt = text_rules.prompt_logprobs(body)
@@ -283,8 +291,8 @@ def rendered(
     rendering: Rendering = USUAL,
 ) -> str:
     """Returns the conversation as text. Whether a model is told of its tools is up to its template."""
-    turns = [turn.for_template() for turn in messages]
-    text = built.render(turns, [tool.for_template() for tool in tools], rendering)
+    turns, told = [turn.for_template() for turn in messages], [tool.for_template() for tool in tools]
+    text = built.render(Conversation(turns, told, rendering))
     check_bytes("messages", text, built, model)
     return text
 

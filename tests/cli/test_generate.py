@@ -17,6 +17,7 @@ import uvicorn
 from outrider.client import Statistics
 from outrider.errors import Unavailable
 from router.api.http import create_app
+from router.api.intake import Intake
 from router.banner import banner, curl_line, python_line
 from router.metrics import Metrics
 from router.requests import GenerationRequest, SessionEvent
@@ -38,7 +39,7 @@ class Server:
             return [steps[0], Unavailable("the verifier was lost")] if ends_badly else steps
 
         self.runner = scripted.ScriptedRunner(scripted.served(tokenizer, max_context=512), script)
-        app = create_app(self.runner, Metrics(), draw_below=lambda limit: 4711)
+        app = create_app(Intake(self.runner, lambda limit: 4711), Metrics())
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))

@@ -9,6 +9,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from router.api.http import create_app
+from router.api.intake import Intake
 from router.metrics import Metrics
 from router.requests import SessionRunner
 from tests.client.cutting import CuttingProxy
@@ -41,7 +42,7 @@ async def serve_app() -> AsyncIterator[ServeApp]:
 @pytest.fixture
 def serve(serve_app: ServeApp) -> Serve:
     """A router's HTTP application over a runner."""
-    return lambda runner: serve_app(create_app(runner, Metrics(), draw_below=lambda limit: 4711))
+    return lambda runner: serve_app(create_app(Intake(runner, lambda limit: 4711), Metrics()))
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from outrider.engine.self_check import check, keeps_bits, reference
 from outrider.errors import ModelRefused, StartupError
 from outrider.options.memory import parse_memory
 from router.chat_template import ChatTemplate
+from router.rendering import Conversation
 from tests.tiny_models import save_tokenizer
 from tests.zoo.serving import keeps_bits as same_bits
 
@@ -174,8 +175,8 @@ def test_a_template_of_its_own_for_tools(copy: Path) -> None:
     (copy / "chat_template.jinja").unlink(missing_ok=True)
     template = ChatTemplate(load_tokenizer(copy).chat_template, {})
     hello = [{"role": "user", "content": "hello"}]
-    assert template.render(hello) == "hello"
-    assert template.render(hello, [{"type": "function"}]) == "T"
+    assert template.render(Conversation(hello)) == "hello"
+    assert template.render(Conversation(hello, [{"type": "function"}])) == "T"
 
 
 def test_tokenizer(copy: Path, tmp_path: Path) -> None:

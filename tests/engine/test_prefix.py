@@ -13,6 +13,7 @@ from outrider.engine.engine import Step, Work
 from outrider.sampling.params import SamplingParams
 from router.api.access import Access, HttpAccess
 from router.api.http import create_app
+from router.api.intake import Intake
 from router.api.keys import ApiKey, digest
 from router.metrics import Metrics
 from tests.in_process import Cluster
@@ -82,7 +83,7 @@ async def test_cached_tokens_confirm_no_guess_of_another_key_s_prompt(tmp_path: 
     async with Cluster(build("llama", tmp_path), kv_blocks=100) as cluster:
 
         async def cached(name: str, shared: bool = False, **fields: str) -> int:
-            app = create_app(cluster.sessions, Metrics(), draw_below=lambda _: 1, share_prefixes=shared)
+            app = create_app(Intake(cluster.sessions, lambda _: 1, share_prefixes=shared), Metrics())
             app.add_middleware(HttpAccess, access=Access(lambda: keys, Metrics()))
             asked = {"prompt": secret, "max_tokens": 1, **fields}
             async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://r") as client:

@@ -16,6 +16,7 @@ from outrider.v1 import verifier_pb2
 from outrider.wire.verifier_sessions import EVENTS
 from router.api import schema
 from router.api.http import create_app
+from router.api.intake import Intake
 from router.api.validation import prepare
 from router.metrics import Metrics
 from tests.in_process import Cluster
@@ -32,7 +33,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def client_of(cluster: Cluster) -> httpx.AsyncClient:
-    app = create_app(cluster.sessions, Metrics(), draw_below=lambda below: 0)
+    app = create_app(Intake(cluster.sessions, lambda below: 0), Metrics())
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test", timeout=120)
 
 

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from outrider.options.engine import StepLimits
 from outrider.sampling.logprobs import Scores
 from router.api.http import create_app
+from router.api.intake import Intake
 from router.metrics import Metrics
 from tests.in_process import Cluster
 from tests.tiny_models import build
@@ -41,7 +42,7 @@ def expected(target: Path) -> torch.Tensor:
 
 
 def client_of(cluster: Cluster) -> httpx.AsyncClient:
-    app = create_app(cluster.sessions, Metrics(), draw_below=lambda below: 0)
+    app = create_app(Intake(cluster.sessions, lambda below: 0), Metrics())
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test", timeout=120)
 
 

@@ -17,6 +17,7 @@ import uvicorn
 
 from outrider.net.rpc import bind, new_server
 from router.api.http import create_app
+from router.api.intake import Intake
 from router.connections import (
     GRPC_SHARE,
     HEAD_BYTES,
@@ -117,7 +118,7 @@ async def serve(request: pytest.FixtureRequest) -> AsyncIterator[Serve]:
 
     async def start(head_seconds: float = 600.0, untaken_seconds: float = 600.0) -> Served:
         runner = ScriptedRunner(served(byte_level()), lambda request: [None, *steps([5, 6, 7])])
-        app = create_app(runner, Metrics(), draw_below=lambda below: 0)
+        app = create_app(Intake(runner, lambda below: 0), Metrics())
         listener = socket.create_server(("127.0.0.1", 0))
         noted = Noted()
         protocol: Any = partial(type("Limited", (Limits, base), {}), noted, head_seconds, untaken_seconds)

@@ -8,6 +8,7 @@ import jinja2
 import pytest
 
 from outrider.errors import InvalidRequest
+from router.rendering import Conversation
 from router.template_process import TemplateProcess
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -21,11 +22,11 @@ def test_a_rendering_has_so_much_time_and_memory(attack: str) -> None:
     template = TemplateProcess(
         "{% if messages[0].content == 'attack' %}" + attack + "{% endif %}{{ messages[0].content }}", {}
     )
-    assert template.render(HELLO) == "hello"
+    assert template.render(Conversation(HELLO)) == "hello"
     for _ in range(2):
         with pytest.raises(InvalidRequest, match="refused by the model's chat template"):
-            template.render([{"role": "user", "content": "attack"}])
-        assert template.render(HELLO) == "hello"
+            template.render(Conversation([{"role": "user", "content": "attack"}]))
+        assert template.render(Conversation(HELLO)) == "hello"
 
 
 @pytest.mark.parametrize("source", ["{{ 'a' * 10 ** 10 }}", "{{ 10 ** (10 ** 10) }}"])
@@ -35,7 +36,7 @@ def test_what_is_computed_while_it_is_compiled_counts_too(source: str) -> None:
     except jinja2.TemplateError:
         return
     with pytest.raises(InvalidRequest):
-        template.render(HELLO)
+        template.render(Conversation(HELLO))
 
 
 PARTS = (
@@ -45,7 +46,7 @@ PARTS = (
 
 @pytest.mark.parametrize("source", [PARTS, "{{ messages[0].content }}", "{{ messages[0].content | tojson }}"])
 def test_a_text_reaches_a_template_that_wants_parts(source: str) -> None:
-    rendered = TemplateProcess(source, {}).render(HELLO)
+    rendered = TemplateProcess(source, {}).render(Conversation(HELLO))
     assert rendered.strip('"') == "hello"
 
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from outrider.errors import InvalidRequest, PeerRefused
 from router.chat_template import ChatTemplate
+from router.rendering import Conversation
 from router.tokenizer import HUGE, PIECE, load
 from tests.router.api import scripted
 
@@ -40,7 +41,7 @@ def test_renders_as_transformers_does(template: str) -> None:
     )
     ours = ChatTemplate(template, reference.special_tokens_map)
     expected = reference.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
-    assert ours.render(CHAT) == expected
+    assert ours.render(Conversation(CHAT)) == expected
     expected_ids = reference.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=False)
     assert load(scripted.files(BYTE_LEVEL, template)).encode_rendered(expected) == tuple(expected_ids)
 
@@ -60,7 +61,7 @@ async def test_a_long_prompt_does_not_hold_up_the_event_loop() -> None:
 
 def test_strftime_now_uses_the_clock_given() -> None:
     template = ChatTemplate("{{ strftime_now('%d %b %Y') }}", {})
-    assert template.render(CHAT, now=lambda: datetime(2026, 2, 3)) == "03 Feb 2026"
+    assert template.render(Conversation(CHAT), now=lambda: datetime(2026, 2, 3)) == "03 Feb 2026"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_strftime_now_uses_the_clock_given() -> None:
 )
 def test_a_template_that_cannot_be_rendered_refuses_the_messages(template: str, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message) as refused:
-        ChatTemplate(template, {}).render(CHAT)
+        ChatTemplate(template, {}).render(Conversation(CHAT))
     assert refused.value.field == "messages"
 
 
@@ -86,7 +87,12 @@ def test_a_text_gets_the_special_tokens_of_the_post_processor_and_a_chat_only_it
     tokenizer = load(scripted.files(BYTE_LEVEL))
     bos = BYTE_LEVEL.token_to_id(scripted.BOS)
     assert tokenizer.encode("fox")[0] == bos
-    assert tokenizer.encode_rendered(tokenizer.render([{"role": "user", "content": "fox"}])).count(bos) == 1
+    assert (
+        tokenizer.encode_rendered(tokenizer.render(Conversation([{"role": "user", "content": "fox"}]))).count(
+            bos
+        )
+        == 1
+    )
     assert tokenizer.decode(tokenizer.encode("the fox")) == "the fox"
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -11,6 +12,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from router.api.http import create_app
+from router.api.intake import Intake
+from router.api.threads import Threads
+from router.api.validation import AS_THE_TEMPLATE_SAYS
 from router.metrics import Metrics
 from router.requests import SessionRunner
 from tests.router.api import scripted
@@ -35,7 +39,9 @@ async def client_of(metrics: Metrics) -> AsyncIterator[Callable[..., httpx.Async
 
     def make(runner: SessionRunner, **settings: Any) -> httpx.AsyncClient:
         settings = {"clock": lambda: 1234.5, **settings}
-        app = create_app(runner, metrics, draw_below=lambda limit: DRAWN, **settings)
+        intake = Intake(runner, lambda limit: DRAWN, settings.pop("threads", Threads()))
+        intake = replace(intake, formats=settings.pop("formats", AS_THE_TEMPLATE_SAYS))
+        app = create_app(intake, metrics, **settings)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         clients.append(httpx.AsyncClient(transport=transport, base_url="http://router"))
         return clients[-1]
@@ -51,7 +57,7 @@ async def serve(metrics: Metrics) -> AsyncIterator[Callable[[SessionRunner], Awa
     servers: list[tuple[uvicorn.Server, asyncio.Task[None]]] = []
 
     async def start(runner: SessionRunner, **settings: Any) -> str:
-        app: FastAPI = create_app(runner, metrics, draw_below=lambda limit: DRAWN, **settings)
+        app: FastAPI = create_app(Intake(runner, lambda limit: DRAWN), metrics, **settings)
         listener = socket.create_server(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
         servers.append((server, asyncio.create_task(server.serve(sockets=[listener]))))

@@ -23,6 +23,7 @@ from tokenizers import (
 from outrider.errors import Overloaded, Superseded, Unavailable, UnknownModel, UnknownSession
 from outrider.wire.session import FinishReason, SessionId
 from router.api.http import create_app
+from router.api.intake import Intake
 from router.metrics import Metrics
 from router.requests import (
     GenerationRequest,
@@ -259,7 +260,7 @@ def _beyond(step: TokensCommitted, known: int) -> TokensCommitted:
 def application() -> FastAPI:
     """The API over a runner that answers every request with the same three tokens."""
     runner = ScriptedRunner(served(byte_level()), lambda request: steps([5, 6, 7]))
-    return create_app(runner, Metrics(), draw_below=lambda below: 0)
+    return create_app(Intake(runner, lambda below: 0), Metrics())
 
 
 async def until(condition: Callable[[], bool]) -> None:

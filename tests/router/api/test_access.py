@@ -19,6 +19,7 @@ from outrider.v1 import generation_pb2, generation_pb2_grpc
 from router.api.access import Access, HttpAccess, owner
 from router.api.grpc_generation import add_generation_service
 from router.api.http import create_app
+from router.api.intake import Intake
 from router.api.keys import ApiKey, Keys, digest, keys_of
 from router.metrics import Metrics
 from tests.router.api.scripted import ScriptedRunner, byte_level, served, steps, until
@@ -57,18 +58,12 @@ class Served:
     ) -> None:
         self.runner = runner
         self.access = Access(keys, metrics, clock)
-        app = create_app(runner, metrics, draw_below=lambda limit: 1, share_prefixes=share_prefixes)
+        intake = Intake(runner, lambda limit: 1, share_prefixes=share_prefixes)
+        app = create_app(intake, metrics)
         app.add_middleware(HttpAccess, access=self.access)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router")
         self.server = new_server()
-        add_generation_service(
-            self.server,
-            runner,
-            metrics,
-            draw_below=lambda limit: 1,
-            access=self.access,
-            share_prefixes=share_prefixes,
-        )
+        add_generation_service(self.server, intake, metrics, self.access)
         self.channel = grpc.aio.insecure_channel(bind(self.server, "127.0.0.1", 0))
 
     async def post(self, name: str | None, **changes: Any) -> httpx.Response:

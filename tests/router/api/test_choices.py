@@ -15,6 +15,7 @@ from outrider.v1 import generation_pb2, generation_pb2_grpc
 from outrider.wire.logprobs import Logprob
 from outrider.wire.session import FinishReason
 from router.api.grpc_generation import add_generation_service
+from router.api.intake import Intake
 from router.api.validation import choice_seed
 from router.metrics import Metrics
 from router.requests import GenerationRequest, SessionEnded, SessionEvent, TokensCommitted
@@ -107,7 +108,7 @@ async def test_a_stream_of_several_answers_goes_on_at_another_router(client_of: 
 async def stub() -> AsyncIterator[generation_pb2_grpc.GenerationStub]:
     server = new_server()
     runner = ScriptedRunner(MODEL, by_seed)
-    add_generation_service(server, runner, Metrics(), draw_below=lambda below: 0)
+    add_generation_service(server, Intake(runner, lambda below: 0), Metrics())
     address = bind(server, "127.0.0.1", 0)
     await server.start()
     async with channel(address) as connection:

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from router.api import compression
 from router.api.compression import Gzip
 from router.api.http import create_app
+from router.api.intake import Intake
 from router.metrics import Metrics
 from tests.router.api.scripted import ScriptedRunner, byte_level, served, steps
 
@@ -24,7 +25,7 @@ GZIP = {"accept-encoding": "gzip"}
 @pytest.fixture
 def client() -> httpx.AsyncClient:
     runner = ScriptedRunner(served(TOKENIZER, max_context=8192), lambda request: steps(IDS, 4))
-    app = create_app(runner, Metrics(), draw_below=lambda limit: 0)
+    app = create_app(Intake(runner, lambda limit: 0), Metrics())
     app.add_middleware(Gzip)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router")
 

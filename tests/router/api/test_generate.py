@@ -10,7 +10,8 @@ import pytest
 from outrider.errors import OutriderError, Unavailable
 from outrider.wire.session import FinishReason
 from router.api import schema
-from router.api.generate import Chunk, Result, generate, generate_all
+from router.api.generate import generate, generate_all
+from router.api.output import Chunk, Result
 from router.api.validation import Generation, prepare
 from router.metrics import Metrics
 from router.requests import (

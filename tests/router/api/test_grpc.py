@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from outrider.errors import Overloaded
 from outrider.v1 import generation_pb2, generation_pb2_grpc, verifier_pb2
 from router.api.grpc_generation import add_generation_service
+from router.api.intake import Intake
 from router.api.threads import Threads
 from router.metrics import Metrics
 from router.requests import SessionRunner
@@ -33,7 +34,9 @@ async def connect(metrics: Metrics) -> AsyncIterator[Connect]:
 
     async def start(runner: SessionRunner, threads: Threads | None = None) -> grpc.aio.Channel:
         server = grpc.aio.server()
-        add_generation_service(server, runner, metrics, draw_below=lambda limit: DRAWN, threads=threads)
+        add_generation_service(
+            server, Intake(runner, lambda limit: DRAWN, threads=threads or Threads()), metrics
+        )
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")

@@ -80,6 +80,8 @@ async def test_what_the_server_says_of_itself(client: httpx.AsyncClient) -> None
     assert (await client.get("/version")).json() == {"version": __version__}
     info = (await client.get("/tokenizer_info")).json()
     assert info["model_max_length"] == MODEL.max_context and "chat_template" in info
+    assert (await client.get("/tokenizer_info?model=demo")).json() == info
+    assert (await client.get("/tokenizer_info?model=other")).status_code == 404
     (model,) = (await client.get("/v1/models")).json()["data"]
     assert (model["root"], model["parent"], model["permission"][0]["allow_sampling"]) == ("demo", None, True)
     for route in ("/version", "/v1/models", "/v1/models/demo", "/metrics", "/health"):

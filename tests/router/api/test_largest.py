@@ -18,6 +18,7 @@ from outrider.v1 import generation_pb2
 from router.api.body import MAX_BODY_BYTES, MAX_VALUES
 from router.api.deadline import TimeLimits
 from router.api.grpc_generation import GenerationServicer
+from router.api.intake import Intake
 from router.api.threads import TINY_BYTES
 from router.api.validation import LEAST_LONGEST_TOKEN
 from router.metrics import Metrics
@@ -188,7 +189,7 @@ async def test_the_loop_goes_on_while_the_largest_call_is_read(
     metrics: Metrics, request_: bytes, longest_turn: list[float], a_large_body: float
 ) -> None:
     runner = ScriptedRunner(MODEL, lambda request: steps([5, 6, 7]))
-    servicer = GenerationServicer(runner, metrics, lambda below: 0)
+    servicer = GenerationServicer(Intake(runner, lambda below: 0), metrics)
     await asyncio.sleep(0)
     longest_turn[0] = 0.0
     with pytest.raises(InvalidRequest):

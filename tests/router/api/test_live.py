@@ -48,6 +48,13 @@ async def test_a_period_later_all_is_told_anew() -> None:
     assert [one["service"]["n"] for one in told] == [1, 3, 5]
 
 
+async def test_seconds_count_from_the_routers_start() -> None:
+    times = iter([1000.0, 1002.5, 1002.5])
+    live = Live(dict, lambda owner: [], period=3600, clock=lambda: next(times))
+    async with aclosing(live.events("")) as events:
+        assert json.loads((await anext(events)).data)["seconds"] == 2.5
+
+
 async def test_listeners_are_counted_in_all_and_by_owner() -> None:
     live = Live(dict, lambda owner: [], period=3600)
     listening = []

@@ -14,6 +14,7 @@ from outrider.v1 import generation_pb2, generation_pb2_grpc
 from outrider.wire.logprobs import Logprob, from_numbers, numbers
 from outrider.wire.session import FinishReason
 from router.api.grpc_generation import add_generation_service
+from router.api.intake import Intake
 from router.detokenize import piece
 from router.metrics import Metrics
 from router.requests import GenerationRequest, SessionEnded, SessionEvent, TokensCommitted
@@ -91,7 +92,7 @@ async def test_a_chat(client_of: ClientOf, stream: bool) -> None:
 
 async def test_grpc() -> None:
     server = new_server()
-    add_generation_service(server, ScriptedRunner(MODEL, scored), Metrics(), draw_below=lambda below: 0)
+    add_generation_service(server, Intake(ScriptedRunner(MODEL, scored), lambda below: 0), Metrics())
     address = bind(server, "127.0.0.1", 0)
     await server.start()
     async with channel(address) as connection:

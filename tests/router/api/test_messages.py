@@ -12,6 +12,7 @@ from outrider.errors import Unavailable
 from outrider.wire.session import FinishReason
 from router.api.access import Access, HttpAccess
 from router.api.http import create_app
+from router.api.intake import Intake
 from router.api.keys import ApiKey, digest
 from router.metrics import Metrics
 from router.requests import SessionEnded
@@ -216,7 +217,7 @@ async def test_tokens_are_counted(client_of: ClientOf) -> None:
 async def test_a_key_as_anthropics_clients_show_it() -> None:
     key = ApiKey("alice", digest("secret"))
     metrics = Metrics()
-    app = create_app(answering(), metrics, draw_below=lambda limit: 0)
+    app = create_app(Intake(answering(), lambda limit: 0), metrics)
     app.add_middleware(HttpAccess, access=Access(lambda: (key,), metrics))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router") as client:
         for headers, status in (

@@ -13,6 +13,7 @@ from outrider.v1 import generation_pb2, generation_pb2_grpc
 from outrider.wire.guesses import Guess
 from outrider.wire.session import FinishReason
 from router.api.grpc_generation import add_generation_service
+from router.api.intake import Intake
 from router.detokenize import piece
 from router.metrics import Metrics
 from router.requests import GenerationRequest, SessionEnded, SessionEvent, TokensCommitted
@@ -124,7 +125,7 @@ async def test_a_stop_string_ends_what_is_told(client_of: ClientOf) -> None:
 
 async def test_grpc() -> None:
     server = new_server()
-    add_generation_service(server, ScriptedRunner(MODEL, guessed), Metrics(), draw_below=lambda below: 0)
+    add_generation_service(server, Intake(ScriptedRunner(MODEL, guessed), lambda below: 0), Metrics())
     address = bind(server, "127.0.0.1", 0)
     await server.start()
     async with channel(address) as connection:

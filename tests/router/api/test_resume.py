@@ -14,7 +14,8 @@ from outrider.errors import InvalidRequest
 from outrider.wire.session import FinishReason, SessionId, SessionParams
 from router.api import schema
 from router.api.connection import ServerSentEvent
-from router.api.generate import Chunk, Result, generate, generate_all
+from router.api.generate import generate, generate_all
+from router.api.output import Chunk, Result
 from router.api.position import (
     check,
     companion,

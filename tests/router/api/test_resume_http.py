@@ -15,6 +15,7 @@ from outrider.errors import Unavailable
 from router.api.access import Access, HttpAccess
 from router.api.connection import KEEP_ALIVE
 from router.api.http import create_app
+from router.api.intake import Intake
 from router.api.keys import ApiKey
 from router.metrics import Metrics
 from router.requests import GenerationRequest, SessionEvent
@@ -261,7 +262,7 @@ async def test_who_comes_back_elsewhere_ends_the_stream_left_behind(serve: Serve
 async def test_a_session_is_its_keys_owners(metrics: Metrics) -> None:
     runner = answering()
     keys = [ApiKey(name, hashlib.sha256(name.encode()).digest()) for name in ("ann", "bob")]
-    app = create_app(runner, metrics, draw_below=lambda limit: 0)
+    app = create_app(Intake(runner, lambda limit: 0), metrics)
     app.add_middleware(HttpAccess, access=Access(lambda: keys, metrics))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router") as client:
         ann, bob = ({"authorization": f"Bearer {name}"} for name in ("ann", "bob"))
@@ -274,7 +275,7 @@ async def test_a_session_is_its_keys_owners(metrics: Metrics) -> None:
 async def test_silence_is_filled_and_errors_after_it_are_events(metrics: Metrics) -> None:
     errors: list[Any] = [Unavailable("none came in its place")]
     runner = ScriptedRunner(MODEL, lambda request: [None, *errors])
-    app = create_app(runner, metrics, draw_below=lambda limit: 0, keep_alive_seconds=0.01)
+    app = create_app(Intake(runner, lambda limit: 0), metrics, keep_alive_seconds=0.01)
     sent: list[bytes] = []
     started: list[int] = []
 

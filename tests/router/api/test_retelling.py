@@ -18,6 +18,7 @@ from router import stop
 from router.api import record
 from router.api.access import Access, HttpAccess
 from router.api.http import create_app
+from router.api.intake import Intake
 from router.api.keys import ApiKey
 from router.api.threads import Threads
 from router.metrics import Metrics
@@ -76,7 +77,7 @@ async def test_one_too_many_is_refused_before_its_log_is_read(
 async def test_one_keys_owner_has_half_of_the_places(metrics: Metrics) -> None:
     runner = SlowLogs()
     keys = [ApiKey(name, hashlib.sha256(name.encode()).digest()) for name in ("ann", "bob")]
-    app = create_app(runner, metrics, draw_below=lambda limit: 0, threads=Threads(retold_places=4))
+    app = create_app(Intake(runner, lambda limit: 0, threads=Threads(retold_places=4)), metrics)
     app.add_middleware(HttpAccess, access=Access(lambda: keys, metrics))
     ann, bob = ({"authorization": f"Bearer {name}"} for name in ("ann", "bob"))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router") as client:

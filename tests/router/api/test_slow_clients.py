@@ -12,6 +12,7 @@ import pytest
 import uvicorn
 
 from router.api.http import create_app
+from router.api.intake import Intake
 from router.metrics import Metrics
 from router.requests import GenerationRequest, SessionEvent
 from tests.router.api.scripted import ScriptedRunner, byte_level, served, steps, until
@@ -32,7 +33,7 @@ async def server(metrics: Metrics) -> AsyncIterator[tuple[ScriptedRunner, int]]:
         return steps([word] * (LONG if len(request.params.prompt) > 1 else SHORT))
 
     runner = ScriptedRunner(MODEL, script)
-    app = create_app(runner, metrics, draw_below=lambda limit: 1)
+    app = create_app(Intake(runner, lambda limit: 1), metrics)
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)  # connections have it from there
     running = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))

@@ -11,6 +11,7 @@ import pytest
 from outrider.net.rpc import bind, channel, new_server
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from router.api.grpc_generation import add_generation_service
+from router.api.intake import Intake
 from router.metrics import Metrics
 from router.requests import ServedModel
 from tests.router.api import scripted
@@ -55,7 +56,7 @@ async def test_the_prompt_is_what_they_say(client_of: ClientOf, fields: dict[str
     told = (await client.post("/tokenize", json={"messages": TURNS, **fields})).json()
     assert tuple(told["tokens"]) == expected
     server = new_server()
-    add_generation_service(server, runner, Metrics(), draw_below=lambda below: 0)
+    add_generation_service(server, Intake(runner, lambda below: 0), Metrics())
     address = bind(server, "127.0.0.1", 0)
     await server.start()
     async with channel(address) as connection:

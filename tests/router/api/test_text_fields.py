@@ -13,6 +13,7 @@ from outrider.v1 import generation_pb2, generation_pb2_grpc
 from outrider.wire.logprobs import Logprob
 from outrider.wire.session import FinishReason
 from router.api.grpc_generation import add_generation_service
+from router.api.intake import Intake
 from router.metrics import Metrics
 from router.requests import GenerationRequest, SessionEnded, SessionEvent, TokensCommitted
 from tests.router.api.scripted import BOS, EOS, ScriptedRunner, byte_level, served
@@ -64,7 +65,7 @@ async def test_whole_streamed_and_by_grpc(client_of: ClientOf, fields: dict[str,
     chunks = [httpx.Response(200, text=line[6:]).json() for line in streamed.split("\n") if "{" in line]
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == text
     server = new_server()
-    add_generation_service(server, ScriptedRunner(MODEL, script(IDS)), Metrics(), draw_below=lambda below: 0)
+    add_generation_service(server, Intake(ScriptedRunner(MODEL, script(IDS)), lambda below: 0), Metrics())
     address = bind(server, "127.0.0.1", 0)
     await server.start()
     async with channel(address) as connection:

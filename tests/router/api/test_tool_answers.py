@@ -9,6 +9,7 @@ import httpx
 
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from outrider.wire.session import FinishReason
+from router.api.validation import Formats
 from router.requests import SessionEnded
 from router.tool_formats import HERMES, JSON, LLAMA3, MISTRAL
 from tests.router.api.scripted import Log, Logs, ScriptedRunner, served, steps
@@ -30,7 +31,7 @@ def saying(
 
 
 def hermes(client_of: ClientOf, runner: ScriptedRunner) -> httpx.AsyncClient:
-    return client_of(runner, tool_call_parser="hermes")
+    return client_of(runner, formats=Formats("hermes"))
 
 
 async def test_a_whole_answer(client_of: ClientOf) -> None:
@@ -65,7 +66,7 @@ async def test_a_call_that_is_cut_off(client_of: ClientOf) -> None:
 async def test_special_tokens_mark_calls(client_of: ClientOf) -> None:
     for form in (MISTRAL, LLAMA3, JSON):
         opening = form.opening if form is LLAMA3 else ""
-        client = client_of(saying(opening + written(form, *TWO)), tool_call_parser=form.name)
+        client = client_of(saying(opening + written(form, *TWO)), formats=Formats(form.name))
         (choice,) = (await client.post("/v1/chat/completions", json=BODY)).json()["choices"]
         calls = choice["message"]["tool_calls"]
         assert [(call["function"]["name"], call["function"]["arguments"]) for call in calls] == TWO

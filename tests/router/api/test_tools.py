@@ -12,7 +12,7 @@ from outrider.errors import InvalidRequest
 from outrider.options.sessions import TOOL_CALL_PARSERS
 from outrider.v1 import generation_pb2
 from router.api import generation_wire, schema
-from router.api.validation import Generation, prepare
+from router.api.validation import Formats, Generation, prepare
 from router.tool_formats import FORMATS, HERMES, LLAMA3, MISTRAL, OF_TEMPLATE, ToolFormat
 from tests.router.api.scripted import (
     TEMPLATE,
@@ -50,7 +50,7 @@ MODEL = served(TOKENIZER, max_context=4096)
 
 def asked(parser: str = "hermes", **fields: Any) -> Generation:
     body = schema.parse(schema.ChatRequest, {"messages": CHAT, "tools": TOOLS, **fields})
-    return prepare(body, MODEL, lambda below: 0, parser)
+    return prepare(body, MODEL, lambda below: 0, Formats(parser))
 
 
 def grammar(parser: str = "hermes", **fields: Any) -> str:

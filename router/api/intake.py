@@ -1,0 +1,55 @@
+"""From a request that has been read to the sessions that answer it: the one way of both transports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from outrider.wire.session import new_session_id
+from router.api.access import count_sessions, owner
+from router.api.cache_salt import cache_salt
+from router.api.deadline import TimeLimits
+from router.api.record import named
+from router.api.threads import Threads
+from router.api.validation import (
+    AS_THE_TEMPLATE_SAYS,
+    Body,
+    DrawBelow,
+    Formats,
+    Generation,
+    choices,
+    prepare,
+    prepared_in,
+)
+from router.requests import SessionRunner
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """What holds for all requests of a router."""
+
+    runner: SessionRunner
+    draw_below: DrawBelow  # draws seeds (`secrets.randbelow`)
+    threads: Threads = field(default_factory=Threads)  # those that read requests
+    share_prefixes: bool = False  # among all keys
+    formats: Formats = AS_THE_TEMPLATE_SAYS
+
+    async def take(self, body: Body, size: int, limits: TimeLimits) -> Generation:
+        """Returns the sessions of a request of so many bytes, each with its id. Raises InvalidRequest that
+        names the field at fault, UnknownModel, Unavailable and Overloaded."""
+        sessions = choices(body)
+        count_sessions(sessions)
+        model = self.runner.model(body.model)
+        self.runner.check_room(sessions)
+        prepared = await self.threads.run(
+            prepared_in(body, size),
+            owner(),
+            limits.first_token_by,
+            prepare,
+            body,
+            model,
+            self.draw_below,
+            self.formats,
+        )
+        tenant = "" if self.share_prefixes else owner()
+        own = prepared.cached_under(cache_salt(tenant, body.cache_salt))
+        return named(own, new_session_id()).until(limits)
