@@ -7,14 +7,16 @@ import asyncio
 import json
 import os
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+import torch
 from llguidance import LLMatcher
+from scipy import stats
 from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
 
 from outrider import grammar
 from outrider.sampling.params import SamplingParams
@@ -22,9 +24,11 @@ from outrider.wire.session import FinishReason
 from tests.in_process import Answer, Cluster
 from tests.tiny_models import build, near_copy
 
-SCHEMAS = int(os.environ.get("GRAMMAR_SCHEMAS", "40"))
+SCHEMAS = int(os.environ.get("GRAMMAR_SCHEMAS", "20"))
 PROMPT = [5, 9, 30, 31, 7]
 MOST = 500
+TEXTS = 512  # by which their distribution is judged
+FORMATS = jsonschema.FormatChecker()
 PERSON = {
     "type": "object",
     "properties": {
@@ -181,9 +185,66 @@ async def test_every_text_that_ends_obeys_its_schema(pair: tuple[Path, Path]) ->
         await cluster.add_drafter(pair[1])
         for number in range(SCHEMAS):
             asked = schema(rng)
-            variant = SamplingParams(temperature=1.0 + number % 2, seed=number)
-            answer = await cluster.ask(PROMPT, replace(variant), MOST, grammar=of(asked))
-            if answer.reason is FinishReason.STOP:
-                ended += 1
-                jsonschema.validate(json.loads(text(pair[0], answer)), asked)
-    assert ended > 0.9 * SCHEMAS
+            variants = [SamplingParams(temperature=heat, seed=number) for heat in (1.0, 2.0)]
+            grammar = of(asked)
+            answers = await asyncio.gather(
+                *(cluster.ask(PROMPT, variant, MOST, grammar=grammar) for variant in variants)
+            )
+            for answer in answers:
+                if answer.reason is FinishReason.STOP:
+                    ended += 1
+                    jsonschema.validate(json.loads(text(pair[0], answer)), asked, format_checker=FORMATS)
+    print(f"{SCHEMAS} schemas at temperature 1 and 2: {ended} texts ended, all of them valid")
+    assert ended > 0.9 * 2 * SCHEMAS
+
+
+CHOICES = ["ab", "ac", "b", "bb", "cab", "cc"]
+
+
+def chances(target: Path, temperature: float) -> list[float]:
+    """How likely each of CHOICES is by the target, if at each position only what goes on with one of them, or
+    ends one, may come; computed by transformers' own code, and without the grammar's library."""
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+    tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
+    end = model.config.eos_token_id
+
+    def next_chances(prefix: str) -> dict[str, float]:
+        after = {one[len(prefix) :][:1] for one in CHOICES if one.startswith(prefix)}  # "" = it ends
+        ids = {one: tokenizer.token_to_id(one) if one else end for one in sorted(after)}
+        given = PROMPT + [tokenizer.token_to_id(one) for one in prefix]
+        with torch.no_grad():
+            logits = model(torch.tensor([given])).logits[0, -1].double() / temperature
+        return dict(zip(ids, logits[list(ids.values())].softmax(-1).tolist(), strict=True))
+
+    found = []
+    for choice in CHOICES:
+        chance = 1.0
+        for place in range(len(choice) + 1):
+            chance *= next_chances(choice[:place])[choice[place : place + 1]]
+        found.append(chance)
+    assert sum(found) == pytest.approx(1)
+    return found
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+async def test_texts_come_as_often_as_the_renormalised_target_says(
+    pair: tuple[Path, Path], temperature: float
+) -> None:
+    grammar = LLMatcher.grammar_from_regex("|".join(CHOICES))
+    expected, texts = chances(pair[0], temperature), []
+    async with Cluster(pair[0]) as cluster:
+        await cluster.add_drafter(pair[1])
+        for first in range(0, TEXTS, 64):
+            variants = [SamplingParams(temperature=temperature, seed=first + one) for one in range(64)]
+            answers = await asyncio.gather(
+                *(cluster.ask(PROMPT, variant, 9, grammar=grammar) for variant in variants)
+            )
+            texts += [text(pair[0], answer) for answer in answers]
+    assert {*texts} <= {*CHOICES}
+    counts = [texts.count(choice) for choice in CHOICES]
+    kept = [index for index, chance in enumerate(expected) if chance * TEXTS >= 5]
+    assert len(kept) >= 3
+    of_rest = [1 - sum(expected[index] for index in kept)] if len(kept) < len(CHOICES) else []
+    seen = [counts[index] for index in kept] + [TEXTS - sum(counts[index] for index in kept)] * len(of_rest)
+    wanted = [expected[index] * TEXTS for index in kept] + [chance * TEXTS for chance in of_rest]
+    assert stats.chisquare(seen, wanted).pvalue > 1e-3, (seen, wanted)

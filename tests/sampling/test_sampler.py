@@ -24,7 +24,9 @@ OUTPUT = [2, 4, 4, 5]
 DRAFTED = [4, 6]
 
 
-def analytic(logits: npt.NDArray[np.float64], params: SamplingParams) -> npt.NDArray[np.float64]:
+def analytic(
+    logits: npt.NDArray[np.float64], params: SamplingParams, allowed: Sequence[int] = range(VOCAB)
+) -> npt.NDArray[np.float64]:
     """p' of one row, token by token in float64, written down a second time from the definitions."""
     x = logits.astype(np.float64).copy()
     output = OUTPUT + DRAFTED
@@ -36,6 +38,7 @@ def analytic(logits: npt.NDArray[np.float64], params: SamplingParams) -> npt.NDA
         x[token] -= params.frequency_penalty * output.count(token) + params.presence_penalty
     for token, bias in params.logit_bias.items():
         x[token] += bias
+    x[[token for token in range(VOCAB) if token not in allowed]] = -np.inf
     x = x / params.temperature
     if params.top_k:
         x[x < sorted(x)[-min(params.top_k, len(x))]] = -np.inf
@@ -106,6 +109,20 @@ def test_samples_follow_the_analytic_distribution(name: str) -> None:
     assert counts[~possible].sum() == 0
     if name != "temperature 1":  # the transform changes something, or the test could not fail
         assert np.abs(expected - analytic(logits.numpy(), SamplingParams())).sum() > 0.05
+    assert stats.chisquare(counts[possible], expected[possible] * SAMPLES).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("name", ["temperature 1", "temperature 1.8", "top_p", "all"])
+def test_samples_under_a_grammar_follow_the_renormalised_distribution(name: str) -> None:
+    """Of 7 tokens that may come, the penalised and the biased ones among them."""
+    params, allowed = CASES[name], [1, 3, 4, 7, 9, 11, 20]
+    mask = np.packbits(np.isin(np.arange(VOCAB), allowed), bitorder="little")
+    logits = base_logits()
+    expected = analytic(logits.numpy(), params, allowed)
+    rows = [row._replace(allowed=lambda: mask) for row in rows_for(params, SAMPLES)]
+    counts = np.bincount(draw(logits.expand(SAMPLES, -1), rows).numpy(), minlength=VOCAB)
+    possible = expected > 0
+    assert 1 < possible.sum() <= len(allowed) and counts[~possible].sum() == 0
     assert stats.chisquare(counts[possible], expected[possible] * SAMPLES).pvalue > 1e-4
 
 
