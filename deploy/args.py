@@ -34,7 +34,15 @@ class Settings(BaseModel):
 
 @with_options(
     SessionOptions,
-    only=("max_sessions", "session_ttl", "share_prefixes", "tool_call_parser", "cors_origin", "page"),
+    only=(
+        "max_sessions",
+        "session_ttl",
+        "share_prefixes",
+        "tool_call_parser",
+        "reasoning_parser",
+        "cors_origin",
+        "page",
+    ),
 )
 class RouterArgs(Settings):
     """The routers: the ingress. They load no model."""

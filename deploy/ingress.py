@@ -27,7 +27,7 @@ from router.api.access import guarded
 from router.api.generation_wire import SERVICE
 from router.api.grpc_generation import GenerationServicer
 from router.api.keys import keys_of
-from router.api.validation import Formats
+from router.api.reading import Formats
 from router.router import Router
 
 SERVICER_FUNCTIONS = [
@@ -68,7 +68,7 @@ class Ingress:
             share_prefixes=sessions.share_prefixes,
             cors_origins=sessions.cors_origins,
             page=sessions.page,
-            formats=Formats(sessions.tool_call_parser),
+            formats=Formats(sessions.tool_call_parser, sessions.reasoning_parser),
             same_numerics=sessions.same_numerics,
             keys=keys,
             tls=opened(options.protection.tls),

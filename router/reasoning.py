@@ -5,11 +5,13 @@ comes; out come the reasoning and the answer. Pure.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from router.tool_formats import beginning, without
+
 OF_TEMPLATE, NONE = "auto", "none"  # the format is the chat template's; all text is the answer
+MAX_HELD = 64  # blanks that wait until it is known what follows them
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +41,14 @@ MISTRAL = ReasoningFormat("mistral", "[THINK]", "[/THINK]")
 SEED_OSS = ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>")
 
 FORMATS: Mapping[str, ReasoningFormat] = {
-    each.name: each for each in (QWEN3, DEEPSEEK_R1, GRANITE, MISTRAL, SEED_OSS)
+    each.name: each for each in (DEEPSEEK_R1, QWEN3, GRANITE, MISTRAL, SEED_OSS)
 }
 
 
 def of_template(template: str) -> ReasoningFormat | None:
     """Returns the format of a model whose chat template this is; None if it tells of none. What begins the
     reasoning is seen in the prompt, so that nothing is implied."""
-    return next(
-        (one for one in FORMATS.values() if not one.implied and one.closing in template), None
-    )
+    return next((one for one in FORMATS.values() if not one.implied and one.closing in template), None)
 
 
 def named(name: str, template: str) -> ReasoningFormat | None:
@@ -83,6 +83,7 @@ class Splitter:
         self._held = ""  # what is not told yet
         self._gap = 0  # characters of the gap that have come
         self._told = False  # some of the reasoning is
+        self._opened = False  # the opening has come, or something else has
 
     def push(self, text: str) -> tuple[str, str]:
         """Returns what this text settles: of the reasoning, and of the answer."""
@@ -104,23 +105,35 @@ class Splitter:
     def _begin(self) -> None:
         """Finds out if the text begins with the opening."""
         start, opening = self._held.lstrip(), self._form.opening
-        if start.startswith(opening):
-            self.thinking, self._held = True, start.removeprefix(opening)
-        elif not opening.startswith(start):
+        far = len(self._held) - len(start) > MAX_HELD
+        if start.startswith(opening) and not far:
+            self.thinking, self._opened, self._held = True, True, start.removeprefix(opening)
+        elif far or not opening.startswith(start):
             self.over, self._gap = True, len(self._form.gap)
 
     def _think(self) -> str:
         if not self._told:
             self._held = self._held.lstrip("\n")
+            if not self._opened and self._may_open():
+                return ""
         thought, closing, rest = self._held.partition(self._form.closing)
         if closing:
             self.thinking, self.over, self._held = False, True, rest
-            return thought.rstrip("\n")
-        size = len(thought) - _beginning(thought, self._form.closing)
-        size = len(thought[:size].rstrip("\n"))
+            return thought[: _trimmed(thought)]
+        size = _trimmed(thought[: len(thought) - beginning(thought, self._form.closing)])
         self._held = thought[size:]
         self._told = self._told or size > 0
         return thought[:size]
+
+    def _may_open(self) -> bool:
+        """Drops the opening, which a model may write though its prompt has it. Returns whether it may yet
+        come."""
+        opening = self._form.opening
+        if self._held != opening and opening.startswith(self._held):
+            return True
+        self._opened = True
+        self._held = self._held.removeprefix(opening).lstrip("\n")
+        return False
 
     def _answer(self) -> str:
         gap = self._form.gap
@@ -133,15 +146,12 @@ class Splitter:
         return text
 
 
-def _beginning(text: str, word: str) -> int:
-    """Returns how many characters at the end of a text may be the beginning of a word."""
-    most = min(len(word) - 1, len(text))
-    return next((count for count in range(most, 0, -1) if word.startswith(text[-count:])), 0)
+def _trimmed(text: str) -> int:
+    """Returns how much of a text stands before the line ends at its end."""
+    return max(len(text.rstrip("\n")), len(text) - MAX_HELD)
 
 
-def grammar(
-    form: ReasoningFormat, begun: bool, answer: str, token_id: Callable[[str], int | None]
-) -> str:
+def grammar(form: ReasoningFormat, begun: bool, answer: str, token_id: Callable[[str], int | None]) -> str:
     """Returns the grammar of texts that may reason, or if `begun` go on with that, and then answer by a
     grammar, as llguidance has it.
 
@@ -153,14 +163,11 @@ def grammar(
         rule = f"thoughts[suffix={json.dumps(form.closing)}]: /(.|\\n)*/"
     else:
         thought = f"THOUGHTS <[{closing}]>{gap}"
-        escaped = re.sub(r"[^\w ]", lambda found: "\\" + found[0], form.closing)
-        rule = f"THOUGHTS: /(.|\\n)*/ & ~/(.|\\n)*{escaped}(.|\\n)*/"
+        rule = f"THOUGHTS: {without(form.closing)}"
     before = thought
     if not begun:
         opened = json.dumps(form.opening) if opening is None else f"<[{opening}]>"
         before = f"({opened} {thought})?"
-    first, *rest = (
-        json.loads(answer)["grammars"] if answer.startswith("{") else [{"lark_grammar": answer}]
-    )
+    first, *rest = json.loads(answer)["grammars"] if answer.startswith("{") else [{"lark_grammar": answer}]
     head = {"lark_grammar": f"start: {before} @answer\n{rule}\n"}
     return json.dumps({"grammars": [head, {**first, "name": "answer"}, *rest]})

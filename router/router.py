@@ -30,9 +30,10 @@ from router.api.intake import Intake
 from router.api.keys import Keys
 from router.api.live import Live, add_live
 from router.api.page import add_page
+from router.api.reading import AS_THE_TEMPLATE_SAYS, Formats
 from router.api.request_id import RequestIds
 from router.api.threads import Threads
-from router.api.validation import AS_THE_TEMPLATE_SAYS, DrawBelow, Formats
+from router.api.validation import DrawBelow
 from router.fleet import Fleet
 from router.live import service, sessions_of
 from router.metrics import Metrics

@@ -22,7 +22,7 @@ from outrider.worker.garbage import spare_what_is_there
 from outrider.worker.stepwatch import loop_watched
 from router.api.grpc_generation import add_generation_service
 from router.api.keys import keys_of, tokens_of
-from router.api.validation import Formats
+from router.api.reading import Formats
 from router.config import LOOPBACK, TLS_WORKER_PORT, RouterConfig
 from router.connections import GRPC_SHARE, HTTP_SHARE, WORKER_SHARE, Connections, LimitedProtocol
 from router.handshakes import Handshake
@@ -51,7 +51,7 @@ async def serve(config: RouterConfig) -> None:
         share_prefixes=config.sessions.share_prefixes,
         cors_origins=config.sessions.cors_origins,
         page=config.sessions.page,
-        formats=Formats(config.sessions.tool_call_parser),
+        formats=Formats(config.sessions.tool_call_parser, config.sessions.reasoning_parser),
         keys=keys_of(config.api_keys, config.api_key_lines),
         tls=tls if tls is not None and tls.mutual else None,
     )

@@ -5,13 +5,12 @@ Pure. What comes out does not depend on where the text was cut, and no part of a
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from router.tool_formats import FORMATS, ToolFormat
+from router.tool_formats import CALL_ID, ToolFormat, beginning
 
 MAX_HELD = 1024  # characters that wait until it is known if they are a call's
 
@@ -106,6 +105,7 @@ class CallParser:
         self._deltas: list[CallDelta] = []
         self._muted = False  # the call is not told
         self._read: Callable[[], bool] = self._beginning if form.bare else self._outside
+        self._behind: Callable[[], bool] = self._rest  # the arguments
 
     def push(self, text: str) -> tuple[str, tuple[CallDelta, ...]]:
         """Returns what this text settles."""
@@ -145,8 +145,7 @@ class CallParser:
         found = self._held.find(opening) if opening else -1
         size = len(self._held) if found < 0 else found
         if found < 0:
-            kept = range(min(len(opening) - 1, len(self._held)), 0, -1)
-            size -= next((count for count in kept if opening.startswith(self._held[-count:])), 0)
+            size -= beginning(self._held, opening)
         blanks = size - len(self._held[:size].rstrip())
         told = size - min(blanks, MAX_HELD)  # blanks before a call are no part of the text
         self._tell(self._held[:told])
@@ -165,6 +164,8 @@ class CallParser:
             return self._no_call()
         if start == len(self._held):
             return False
+        if self._form.naming and self._held[start] not in "{[":
+            return self._named(start)
         if self._held.startswith("[", start) and not self._in_array:
             self._in_array, self._at = True, start + 1
             return True
@@ -176,7 +177,7 @@ class CallParser:
                 return self._no_call()
             self._call(_whole_characters(name))
             self._held, self._json = self._held[header.end() :], _Json()
-            self._read = self._arguments
+            self._read, self._behind = self._arguments, self._rest
             return True
         first = FIRST_KEY.match(self._held, start)
         assert first is not None
@@ -188,6 +189,26 @@ class CallParser:
         if not over:
             return self._no_call() if len(self._held) - start >= MAX_HELD else False
         return self._whole(_loaded(self._held[start:end]), end)
+
+    def _named(self, start: int) -> bool:
+        """At the name of a call whose arguments follow a marker."""
+        naming = self._form.naming
+        at = self._held.find(naming, start, start + MAX_HELD)
+        if at < 0:
+            return self._no_call() if len(self._held) - start >= MAX_HELD else False
+        name = self._held[start:at].partition(CALL_ID)[0].strip()
+        if not name:
+            return self._no_call()
+        self._call(name)
+        self._held, self._json = self._held[at + len(naming) :], _Json()
+        self._read, self._behind = self._named_arguments, self._after
+        return True
+
+    def _named_arguments(self) -> bool:
+        self._held = self._held.lstrip()
+        if self._held:
+            self._read = self._arguments if self._held[0] == "{" else self._outside
+        return bool(self._held)
 
     def _whole(self, told: object, end: int) -> bool:
         """An object that does not begin as calls mostly do may be one all the same."""
@@ -209,7 +230,7 @@ class CallParser:
         self._held = self._held[end:]
         if over:
             self._json = _Json(depth=1)
-            self._read = self._rest
+            self._read = self._behind
         return over
 
     def _rest(self) -> bool:
@@ -260,29 +281,6 @@ class CallParser:
         if arguments and not self._muted:
             self.calls[-1].arguments += arguments
             self._deltas.append(CallDelta(len(self.calls) - 1, arguments))
-
-
-@dataclass(frozen=True, slots=True)
-class CallReading:
-    """How calls are found in the answers to a request."""
-
-    format: str  # name of a ToolFormat
-    several: bool = True
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        """Returns the special tokens that are part of the text."""
-        return FORMATS[self.format].markers
-
-    def parser(self, session_id: bytes) -> CallParser:
-        """Returns a parser of one answer. The ids of its calls follow from that of its session: they are the
-        same at every router."""
-        form = FORMATS[self.format]
-
-        def call_id(index: int) -> str:
-            return form.call_id(hashlib.sha256(b"call" + session_id + index.to_bytes(4)).hexdigest())
-
-        return CallParser(form, call_id, several=self.several)
 
 
 def _loaded(text: str) -> object:

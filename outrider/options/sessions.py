@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from outrider.options.option import check, option, wrong
 
 MAX_SEED = 2**64 - 1
-TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "json")
+TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "mistral_args", "qwen3_coder", "json")
+REASONING_PARSERS = ("auto", "none", "deepseek_r1", "qwen3", "granite", "mistral", "seed_oss")
 ORIGIN = re.compile(r"\*|https?://[^/\s,]+")
 
 
@@ -43,9 +44,16 @@ class SessionOptions:
     )
     tool_call_parser: str = option(
         "auto",
-        "How models write calls of tools: hermes (Qwen's too), llama3_json, mistral, json; auto = as the "
-        "chat template asks for it.",
+        "How models write calls of tools: hermes (Qwen's too), llama3_json, mistral, mistral_args (its newer "
+        "way), qwen3_coder, json; auto = as the chat template asks for it.",
         choices=TOOL_CALL_PARSERS,
+    )
+    reasoning_parser: str = option(
+        "auto",
+        "How models mark what they think before they answer: qwen3 (<think>), deepseek_r1 (the same, also "
+        "where nothing begins it), granite, mistral, seed_oss; auto = as the chat template tells; none = not "
+        "looked for.",
+        choices=REASONING_PARSERS,
     )
     cors_origin: str | None = option(
         None,

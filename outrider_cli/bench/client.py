@@ -154,7 +154,8 @@ def _asked(prompt: str | Conversation) -> tuple[str, dict[str, object]]:
 
 
 def _text(choice: Mapping[str, Any]) -> str:
-    return choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+    delta = choice.get("delta") or {}
+    return choice.get("text") or delta.get("content") or delta.get("reasoning") or ""
 
 
 def count_tokens(pieces: list[tuple[float, str, int | None]], total: int | None) -> list[tuple[float, int]]:

@@ -18,11 +18,18 @@ class CachedTokens(TypedDict):
     cached_tokens: Count
 
 
+class ReasoningTokens(TypedDict):
+    reasoning_tokens: Count
+
+
 class Usage(TypedDict):
     prompt_tokens: Count
     completion_tokens: Count
     total_tokens: Count
     prompt_tokens_details: NotRequired[CachedTokens]
+    completion_tokens_details: NotRequired[
+        Annotated[ReasoningTokens, Field(description="Of a model that reasons.")]
+    ]
 
 
 class Speculation(TypedDict):
@@ -159,6 +166,8 @@ class Message(TypedDict):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning: NotRequired[Annotated[str, Field(description="What the model thought before it answered.")]]
+    reasoning_content: NotRequired[Annotated[str, Field(description="The same, under its other name.")]]
     tool_calls: NotRequired[list[ToolCall]]
 
 
@@ -201,6 +210,12 @@ class MessageText(TypedDict):
     citations: None
 
 
+class MessageThinking(TypedDict):
+    type: Literal["thinking"]
+    thinking: str
+    signature: Annotated[str, Field(description="Empty: nothing is signed.")]
+
+
 class ToolUse(TypedDict):
     type: Literal["tool_use"]
     id: str
@@ -224,7 +239,7 @@ class AnthropicMessage(TypedDict):
     type: Literal["message"]
     role: Literal["assistant"]
     model: str
-    content: list[MessageText | ToolUse]
+    content: list[MessageThinking | MessageText | ToolUse]
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "abort"]
     stop_sequence: str | None
     usage: MessageUsage
@@ -263,6 +278,14 @@ class OutputMessage(TypedDict):
     content: list[OutputText]
 
 
+class OutputReasoning(TypedDict):
+    id: str
+    type: Literal["reasoning"]
+    status: Literal["completed", "incomplete"]
+    summary: list[str]
+    content: Annotated[list[dict[str, str]], Field(description="Parts of type reasoning_text.")]
+
+
 class OutputCall(TypedDict):
     id: str
     type: Literal["function_call"]
@@ -276,15 +299,11 @@ class Incomplete(TypedDict):
     reason: Literal["max_output_tokens", "abort"]
 
 
-class OutputDetails(TypedDict):
-    reasoning_tokens: Count
-
-
 class ResponseUsage(TypedDict):
     input_tokens: Count
     input_tokens_details: CachedTokens
     output_tokens: Count
-    output_tokens_details: OutputDetails
+    output_tokens_details: ReasoningTokens
     total_tokens: Count
 
 
@@ -301,7 +320,7 @@ class Response(TypedDict):
     max_output_tokens: int | None
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage | OutputCall]
+    output: list[OutputReasoning | OutputMessage | OutputCall]
     store: Literal[False]
     temperature: float
     top_p: float

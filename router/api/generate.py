@@ -48,10 +48,12 @@ async def generate(
             repeated=scored and bool(wording.echo),
         )
 
-    calls = generation.calls
+    calls, reasoning = generation.calls, wording.reasoning
+    markers = () if calls is None else calls.markers
+    markers += () if reasoning is None else reasoning.markers
     end_ids = frozenset(session.params.stop_token_ids)
     output = Output(
-        detokenizer=tokenizer.detokenizer(calls.markers if calls is not None else (), wording.special_tokens),
+        detokenizer=tokenizer.detokenizer(markers, wording.special_tokens),
         matcher=generation.stop.matcher(wording.include_stop),
         end_ids=end_ids,
         include_end=wording.include_stop,
@@ -59,9 +61,10 @@ async def generate(
         dropped=wording.drop_output,
         score_prompt=score_prompt,
         min_tokens=session.params.min_tokens,
-        usage=Usage(prompt_tokens=len(session.params.prompt)),
+        usage=Usage(len(session.params.prompt), reasoning_tokens=None if reasoning is None else 0),
         scoring=Scoring(tokenizer.token_bytes, hidden, len(echo)) if scored else None,
         provenance=Provenance(tokenizer.token_bytes, end_ids) if session.params.guesses else None,
+        splitter=None if reasoning is None else reasoning.splitter(),
         parser=None if calls is None else calls.parser(session.session_id or b""),
     )
     measured = metrics.session(session.model, len(session.params.prompt), resumed=after is not None)

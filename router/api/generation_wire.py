@@ -162,11 +162,20 @@ def responses(
         )
         yield generation_pb2.GenerateResponse(started=started)
     elif isinstance(item, Result):
-        if (item.text or item.calls) and item.position > after:
-            yield _delta(index, item.text, (), calls=item.calls)
+        if (item.text or item.calls or item.reasoning) and item.position > after:
+            yield _delta(index, item.text, (), calls=item.calls, reasoning=item.reasoning)
         yield generation_pb2.GenerateResponse(completed=_completed(index, item))
     else:
-        yield _delta(index, item.text, item.token_ids, item.scored, item.step, item.calls, item.prompt)
+        yield _delta(
+            index,
+            item.text,
+            item.token_ids,
+            item.scored,
+            item.step,
+            item.calls,
+            item.prompt,
+            item.reasoning,
+        )
 
 
 def body(asked: bytes | generation_pb2.GenerateRequest) -> Body:
@@ -228,12 +237,13 @@ def _turn(turn: generation_pb2.ChatMessage) -> dict[str, object]:
         for call in turn.tool_calls
     ]
     told: dict[str, object] = {"role": turn.role, "content": turn.content, "tool_calls": calls or None}
+    told["reasoning"] = turn.reasoning or None
     return told | ({"tool_call_id": turn.tool_call_id} if turn.HasField("tool_call_id") else {})
 
 
 def _tool(index: int, tool: generation_pb2.Tool) -> dict[str, object]:
     """Returns the tool as HTTP has it."""
-    function: dict[str, object] = {"name": tool.name}
+    function: dict[str, object] = {"name": tool.name, "strict": tool.strict}
     if tool.HasField("description"):
         function["description"] = tool.description
     if tool.HasField("parameters"):
@@ -261,6 +271,8 @@ def _template_fields(chat: generation_pb2.Chat) -> dict[str, object]:
     fields: dict[str, object] = {"continue_final_message": chat.continue_final_message}
     if chat.HasField("add_generation_prompt"):
         fields["add_generation_prompt"] = chat.add_generation_prompt
+    if chat.HasField("reasoning_effort"):
+        fields["reasoning_effort"] = chat.reasoning_effort
     if chat.chat_template_kwargs:
         try:
             fields["chat_template_kwargs"] = json.loads(chat.chat_template_kwargs[: MAX_VARIABLES_BYTES + 1])
@@ -288,9 +300,11 @@ def _delta(
     step: Step | None = None,
     calls: Sequence[CallDelta] = (),
     prompt: ScoredPrompt | None = None,
+    reasoning: str = "",
 ) -> generation_pb2.GenerateResponse:
     delta = generation_pb2.Delta(
         text=text,
+        reasoning=reasoning,
         token_ids=token_ids,
         index=index,
         logprobs=[_logprob(one.own, one.top) for one in scored],
@@ -345,6 +359,7 @@ def _completed(index: int, result: Result) -> generation_pb2.Completed:
             prompt_tokens=result.usage.prompt_tokens,
             completion_tokens=result.usage.completion_tokens,
             cached_prompt_tokens=result.usage.cached_prompt_tokens,
+            reasoning_tokens=result.usage.reasoning_tokens,
         ),
         speculative_decoding=generation_pb2.SpeculativeDecoding(
             mean_acceptance_length=stats.mean_acceptance_length,

@@ -103,7 +103,7 @@ def create_app(
         """How many tokens a conversation has."""
         body, size = await parsed(request, CountRequest)
         model = runner.model(body.model)
-        return await written(size, lambda: tokens.counted(turns(body), body.tools, model))
+        return await written(size, lambda: tokens.counted(turns(body), body.tools, model, body.rendering))
 
     @app.post("/v1/responses", **generation(ResponsesRequest, answers.Response))
     async def responses(request: Request) -> Response:
@@ -325,6 +325,7 @@ async def _whole(items: Items, sessions: int) -> tuple[list[str], list[Result], 
             pieces[index].append(item.text)
             if isinstance(item, Result):
                 results[index] = item
+                details[index].reasoning += item.reasoning
             else:
                 details[index].add(item)
     return ["".join(each) for each in pieces], [results[index] for index in range(sessions)], details

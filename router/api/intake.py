@@ -8,13 +8,12 @@ from outrider.wire.session import new_session_id
 from router.api.access import count_sessions, owner
 from router.api.cache_salt import cache_salt
 from router.api.deadline import TimeLimits
+from router.api.reading import AS_THE_TEMPLATE_SAYS, Formats
 from router.api.record import named
 from router.api.threads import Threads
 from router.api.validation import (
-    AS_THE_TEMPLATE_SAYS,
     Body,
     DrawBelow,
-    Formats,
     Generation,
     choices,
     prepare,

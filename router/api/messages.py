@@ -33,11 +33,12 @@ class MessageTelling:
     from_start = True  # which blocks there are follows from the whole text
 
     def whole(self, texts: Sequence[str], results: Sequence[Result], details: Sequence[Details]) -> Json:
-        (text,), (result,) = texts, results
-        said = [_text_block(text)] if text or not result.called else []
+        (text,), (result,), (own,) = texts, results, details
+        thought = [_thinking_block(own.reasoning)] if own.reasoning else []
+        said = [_text_block(text)] if text or not (result.called or thought) else []
         calls = [_use_block(call.id, call.name, _input(call.arguments)) for call in result.called]
         return {
-            **self._message([*said, *calls], self._usage(result)),
+            **self._message([*thought, *said, *calls], self._usage(result)),
             **_stop(result),
             "metrics": totals(results)["metrics"],
         }
@@ -88,15 +89,22 @@ class MessageTelling:
 
 
 class _Blocks:
-    """The content of an answer as it comes: a text, and the uses of tools."""
+    """The content of an answer as it comes: what the model thinks, a text, and the uses of tools."""
 
     def __init__(self) -> None:
         self._last = -1  # block that has begun
+        self._saying = False  # it is a text
 
     def add(self, item: Chunk | Result) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yields the events of what is new: (kind, fields)."""
-        if item.text:
+        if item.reasoning:
             if self._last < 0:
+                yield self._begin(_thinking_block(""))
+            yield self._delta("thinking_delta", "thinking", item.reasoning)
+        if item.text:
+            if not self._saying:
+                self._saying = True
+                yield from self._close()
                 yield self._begin(_text_block(""))
             yield self._delta("text_delta", "text", item.text)
         for call in item.calls:
@@ -126,6 +134,10 @@ class _Blocks:
 
 def _text_block(text: str) -> Json:
     return {"type": "text", "text": text, "citations": None}
+
+
+def _thinking_block(text: str) -> Json:
+    return {"type": "thinking", "thinking": text, "signature": ""}
 
 
 def _use_block(id: str, name: str, input: Json) -> Json:

@@ -13,6 +13,7 @@ from outrider.errors import InvalidRequest
 from router.api import neutral, schema
 from router.api.fields import Fields, at_fault, checked_text, json_type, refused, shown
 from router.api.structured import MAX_DESCRIPTION_BYTES, SCHEMA
+from router.api.template_fields import effort_variables
 from router.api.tools import NAMED_ONE, Tool, ToolChoice, document, tools
 from router.api.turns import (
     MAX_ID_BYTES,
@@ -28,13 +29,17 @@ from router.api.turns import (
     part_text,
     turn,
 )
+from router.rendering import Rendering
 
 BESIDES = frozenset({"citations"})  # of a part that an answer had: it changes nothing
-PARTS = ("text", "tool_use", "tool_result")
+PARTS = ("text", "thinking", "tool_use", "tool_result")
+THINKING_FIELDS = frozenset({"type", "thinking", "signature"})
 USE_FIELDS = frozenset({"type", "id", "name", "input", "cache_control", "caller"})
 RESULT_FIELDS = frozenset({"type", "tool_use_id", "content", "is_error", "cache_control"})
 TOOL_FIELDS = {"type", "name", "description", "input_schema", "strict", "cache_control"}
 CHOICES: Mapping[str, str] = {"auto": "auto", "none": "none", "any": "required"}
+
+EFFORTS: Mapping[str, str] = {"disabled": "none", "enabled": "medium", "adaptive": "medium"}
 
 AUTO = ToolChoice()
 
@@ -46,6 +51,7 @@ class Said:
     """What one turn holds."""
 
     text: str = ""
+    reasoning: str = ""
     uses: tuple[ToolCall, ...] = ()
     results: tuple[tuple[str, str], ...] = ()  # (id of the call, what came of it)
 
@@ -65,9 +71,12 @@ def _said(value: object) -> Said:
         return Said(checked_text(value))
     if len(value) > MAX_PARTS:
         raise refused(f"must be at most {MAX_PARTS} parts, not {len(value)}")
-    text, uses, results = "", [], []
+    text, reasoning, uses, results = "", "", [], []
     for index, part in enumerate(value):
         match part.get("type") if isinstance(part, dict) else None:
+            case "thinking":
+                _known(index, part, THINKING_FIELDS)
+                reasoning += checked_text(part.get("thinking"))
             case "tool_use":
                 uses.append(_use(index, part))
             case "tool_result":
@@ -77,7 +86,7 @@ def _said(value: object) -> Said:
                 results.append((_id(index, part, "tool_use_id"), told))
             case _:
                 text += part_text(index, part, PARTS, PART_FIELDS | BESIDES)
-    return Said(text, tuple(uses), tuple(results))
+    return Said(text, reasoning, tuple(uses), tuple(results))
 
 
 def _use(index: int, part: Mapping[str, Any]) -> ToolCall:
@@ -126,6 +135,17 @@ class Choice:
     several: bool = True
 
 
+def _thinking(value: object) -> str:
+    """Returns the effort that it asks for. How much is thought is bounded by max_tokens alone."""
+    if not isinstance(value, dict) or value.get("type") not in EFFORTS:
+        raise refused(f"must be an object of type {', '.join(EFFORTS)}")
+    for name in value.keys() - {"type", "budget_tokens", "display"}:
+        raise refused(f"has the field {shown(name)}, which is not supported")
+    if type(value.get("budget_tokens", 0)) is not int or value.get("display") not in (None, "summarized"):
+        raise refused("must have a number as budget_tokens, and summarized as display, if any")
+    return EFFORTS[value["type"]]
+
+
 def _choice(value: object) -> Choice:
     if not isinstance(value, dict):
         raise refused(f"must be an object, not {json_type(value)}")
@@ -141,6 +161,14 @@ def _choice(value: object) -> Choice:
     if not isinstance(kind, str) or kind not in CHOICES:
         raise refused("must be of type auto, any, none, or tool with a name")
     return Choice(ToolChoice(CHOICES[kind]), not single)
+
+
+class ThinkingPart(BaseModel):
+    """What the assistant thought."""
+
+    type: Literal["thinking"]
+    thinking: Content
+    signature: Content = ""
 
 
 class UsePart(BaseModel):
@@ -162,7 +190,9 @@ class ResultPart(BaseModel):
 
 
 Text = Annotated[str, PlainValidator(_text, json_schema_input_type=Contents)]
-SaidOrParts = Content | Annotated[list[TextPart | UsePart | ResultPart], Field(max_length=MAX_PARTS)]
+SaidOrParts = (
+    Content | Annotated[list[TextPart | ThinkingPart | UsePart | ResultPart], Field(max_length=MAX_PARTS)]
+)
 
 
 class Turn(Fields):
@@ -173,8 +203,9 @@ class Turn(Fields):
 
     @model_validator(mode="after")
     def _whose(self) -> Turn:
-        if self.role == "user" and self.content.uses:
-            raise at_fault("content", "has a tool_use, which is the assistant's only")
+        for name, part in (("tool_use", self.content.uses), ("thinking", self.content.reasoning)):
+            if self.role == "user" and part:
+                raise at_fault("content", f"has a {name}, which is the assistant's only")
         if self.role == "assistant" and self.content.results:
             raise at_fault("content", "has a tool_result, which is the user's only")
         return self
@@ -184,7 +215,7 @@ class Turn(Fields):
         for id, text in self.content.results:
             yield turn("tool", text, tool_call_id=id)
         if self.content.text or self.content.uses or not self.content.results:
-            yield turn(self.role, self.content.text, self.content.uses)
+            yield turn(self.role, self.content.text, self.content.uses, None, self.content.reasoning)
 
 
 TOOLS = document(
@@ -208,6 +239,16 @@ CHOICE = {
         "disable_parallel_tool_use": {"type": "boolean"},
     },
 }
+THINKING = {
+    "type": "object",
+    "required": ["type"],
+    "properties": {
+        "type": {"enum": list(EFFORTS)},
+        "budget_tokens": {"type": "integer"},
+        "display": {"enum": ["summarized"]},
+    },
+}
+Thinking = Annotated[str, PlainValidator(_thinking), WithJsonSchema(THINKING)]
 Turns = Annotated[list[Turn], schema.Messages]
 OfTools = Annotated[tuple[Tool, ...], PlainValidator(_tools), WithJsonSchema(TOOLS)]
 OfChoice = Annotated[Choice, PlainValidator(_choice), WithJsonSchema(CHOICE)]
@@ -222,6 +263,11 @@ class CountRequest(schema.ModelFields):
     system: Text = Field(default="", description="What comes before the conversation.")
     tools: OfTools = Field(default=(), description="What the model may call.")
     tool_choice: OfChoice = Field(default=Choice(), description="Taken, and changes nothing.")
+    thinking: Thinking | None = Field(default=None, description="Whether to think, as the template knows it.")
+
+    @property
+    def rendering(self) -> Rendering:
+        return Rendering(variables=effort_variables(self.thinking))
 
 
 class MessagesRequest(schema.SharedFields):
@@ -237,6 +283,7 @@ class MessagesRequest(schema.SharedFields):
     ] = Field(default=(), description="The text ends before the first of them.")
     tools: OfTools = Field(default=(), description="What the model may call.")
     tool_choice: OfChoice = Field(default=Choice(), description="auto, any, none, or the tool to be called.")
+    thinking: Thinking | None = Field(default=None, description="Whether to think, as the template knows it.")
 
     def as_chat(self) -> schema.ChatRequest:
         return schema.as_chat(
@@ -244,6 +291,7 @@ class MessagesRequest(schema.SharedFields):
             turns(self),
             max_tokens=self.max_tokens,
             stop=self.stop_sequences,
+            reasoning_effort=self.thinking,
             tools=self.tools,
             tool_choice=self.tool_choice.of,
             parallel_tool_calls=self.tool_choice.several,

@@ -97,7 +97,6 @@ CHAT: Neutral = {
     "functions": _only([]),
     "function_call": _only("none", "auto"),
     "modalities": _only(["text"]),
-    "reasoning_effort": _only("none"),
     "verbosity": _only("medium"),
     "add_special_tokens": _only(False),
     "documents": _only([]),
@@ -107,13 +106,11 @@ MESSAGES: Neutral = {  # Anthropic's
     "metadata": OBJECT,
     "cache_control": OBJECT,
     "service_tier": _only("auto", "standard_only"),
-    "thinking": _only({"type": "disabled"}),
     "mcp_servers": _only([]),
 }
 RESPONSES: Neutral = {
     "store": _only(False),
     "background": _only(False),
-    "reasoning": _only({}, {"effort": "none"}),
     "truncation": _only("disabled"),
     "stream_options": _only({}, {"include_obfuscation": False}),
     "service_tier": _only("auto", "default"),

@@ -40,6 +40,7 @@ def _text(pattern: str) -> dict[str, Any]:
 
 
 ModelName = Annotated[str, Path(json_schema_extra={"minLength": 1})]
+OptionalName = Annotated[str, Query(description="Empty = the first one.")]
 AnswerId = Annotated[
     str,
     Path(

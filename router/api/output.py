@@ -15,6 +15,7 @@ from router.api.logprobs import Scored, Scoring
 from router.api.prompt_logprobs import ScoredPrompt
 from router.api.provenance import Provenance, Step
 from router.detokenize import Detokenizer
+from router.reasoning import Splitter
 from router.requests import TokensCommitted
 from router.stop import StopMatcher
 from router.tool_parser import Call, CallDelta, CallParser, joined
@@ -33,6 +34,12 @@ class Chunk:
     prompt: ScoredPrompt | None = None  # with the first output, if asked for
     step: Step | None = None  # where the tokens came from, if asked for
     calls: tuple[CallDelta, ...] = ()  # of tools, after the text
+    reasoning: str = ""  # before the text
+
+    @property
+    def beside(self) -> bool:
+        """Whether there is anything beside the text."""
+        return bool(self.scored or self.calls or self.reasoning or self.step or self.prompt)
 
 
 @dataclass(slots=True)
@@ -43,17 +50,20 @@ class Details:
     steps: list[Step] = field(default_factory=list)
     calls: Sequence[CallDelta] = ()  # pieces of calls, in a stream
     prompt: ScoredPrompt | None = None
+    reasoning: str = ""
 
     @classmethod
     def of(cls, chunk: Chunk) -> Details:
-        if not chunk.scored and chunk.step is None and not chunk.calls and chunk.prompt is None:
+        if not chunk.beside:
             return NO_DETAILS
-        return cls(list(chunk.scored), [] if chunk.step is None else [chunk.step], chunk.calls, chunk.prompt)
+        steps = [] if chunk.step is None else [chunk.step]
+        return cls(list(chunk.scored), steps, chunk.calls, chunk.prompt, chunk.reasoning)
 
     def __bool__(self) -> bool:
-        return bool(self.scored or self.steps or self.calls) or self.prompt is not None
+        return bool(self.scored or self.steps or self.calls or self.reasoning) or self.prompt is not None
 
     def add(self, chunk: Chunk) -> None:
+        self.reasoning += chunk.reasoning
         self.scored += chunk.scored
         if chunk.step is not None:
             self.steps.append(chunk.step)
@@ -70,6 +80,7 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int = 0  # up to and including the token that ended the text
     cached_prompt_tokens: int = 0  # of the prompt: found in the KV cache
+    reasoning_tokens: int | None = None  # of the completion, with what marks them; None = not looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +96,7 @@ class Result:
     cut: DeadlineExceeded | None = None  # the text goes on, but its client's time was over
     calls: tuple[CallDelta, ...] = ()  # what only the end has settled
     called: tuple[Call, ...] = ()  # all calls of tools
+    reasoning: str = ""  # what only the end has settled
 
     @property
     def reason(self) -> str:
@@ -113,7 +125,8 @@ class Output:
     usage: Usage
     scoring: Scoring | None = None  # if asked for
     provenance: Provenance | None = None  # if asked for
-    parser: CallParser | None = None  # if the text may call tools
+    splitter: Splitter | None = None  # if the text may begin with reasoning
+    parser: CallParser | None = None  # if it may call tools
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
     numerics: list[str] = field(default_factory=list)  # one after the other, that it was computed with
 
@@ -125,9 +138,10 @@ class Output:
         self.speculation.add(event.accepted, event.verified)
         if event.numerics:
             self.numerics.append(event.numerics)
-        before, text, taken = self.usage.completion_tokens, "", 0
+        before, text, taken, reasoning = self.usage.completion_tokens, "", 0, ""
         scored: list[Scored] = []
         calls: tuple[CallDelta, ...] = ()
+        called: tuple[CallDelta, ...]
         prompt = None
         if before == 0 and event.tokens:
             text = self.echo if after == 0 else ""
@@ -140,22 +154,27 @@ class Output:
             taken += 1
             if token not in self.end_ids or self.include_end:
                 may_stop = before + taken > self.min_tokens
-                settled, called = self._parsed(self.matcher.push(self.detokenizer.push((token,)), may_stop))
+                told = self.matcher.push(self.detokenizer.push((token,)), may_stop)
+                thought, called = "", ()
+                if self.splitter is not None:
+                    thought, told = self._split(self.splitter, told, before + taken)
+                if self.parser is not None:
+                    told, called = self.parser.push(told)
                 if before + taken > after:
-                    text += settled
+                    reasoning += thought
+                    text += told
                     calls += called
             if self.scoring is not None and event.logprobs:
-                told = self.scoring.push(token, event.logprobs[taken - 1])
+                one = self.scoring.push(token, event.logprobs[taken - 1])
                 if before + taken > after:
-                    scored.append(told)
+                    scored.append(one)
             if self.matcher.stopped:
                 break
         self.usage.completion_tokens += taken
         first = max(0, after - before)
         step = None if self.provenance is None else self.provenance.push(event, first, taken)
-        return Chunk(
-            text, event.tokens[first:taken], before + taken, tuple(scored), prompt, step, joined(calls)
-        )
+        ids, at = event.tokens[first:taken], before + taken
+        return Chunk(text, ids, at, tuple(scored), prompt, step, joined(calls), reasoning)
 
     def retell(self, steps: Iterator[TokensCommitted], after: int) -> tuple[list[Chunk], bool]:
         """Takes the next steps of a log. Returns what follows the first `after` tokens, and whether there may
@@ -170,16 +189,25 @@ class Output:
                 break
         return chunks, taken == GROUP and not self.matcher.stopped
 
-    def _parsed(self, text: str) -> tuple[str, tuple[CallDelta, ...]]:
-        return self.parser.push(text) if self.parser is not None else (text, ())
+    def _split(self, splitter: Splitter, text: str, position: int) -> tuple[str, str]:
+        """Returns what this text, up to so many tokens, settles of the reasoning, and of what follows it."""
+        thinking = splitter.thinking
+        thought, rest = splitter.push(text)
+        if thinking or splitter.thinking:
+            self.usage.reasoning_tokens = position
+        return thought, rest
 
     def result(self, rest: str, reason: FinishReason) -> Result:
         """Returns the end of the text, with the rest of it."""
-        text, calls = self._parsed(rest)
+        reasoning = ""
+        calls: tuple[CallDelta, ...] = ()
+        if self.splitter is not None:
+            (reasoning, rest), flushed = self.splitter.push(rest), self.splitter.flush()
+            reasoning, rest = reasoning + flushed[0], rest + flushed[1]
         if self.parser is not None:
-            more, flushed = self.parser.flush()
-            text, calls = text + more, joined(calls + flushed)
-        return self._result(text, reason, calls=calls)
+            (rest, first), (more, last) = self.parser.push(rest), self.parser.flush()
+            rest, calls = rest + more, joined(first + last)
+        return self._result(rest, reason, calls=calls, reasoning=reasoning)
 
     def cut(self, error: DeadlineExceeded) -> Result:
         """Returns the end of what its client waited for."""

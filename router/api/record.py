@@ -17,9 +17,9 @@ from router.api.position import companion
 from router.api.threads import Retelling
 from router.api.validation import Generation
 from router.api.wording import Wording
+from router.call_reading import CallReading
 from router.requests import Recalled, ServedModel, SessionRunner
 from router.stop import StopStrings
-from router.tool_parser import CallReading
 
 
 @dataclass(frozen=True, slots=True)

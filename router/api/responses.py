@@ -77,6 +77,8 @@ class ChatShape:
 
     def choice(self, index: int, text: str, result: Result, details: Details = NO_DETAILS) -> Json:
         message: dict[str, object] = {"role": "assistant", "content": text, "refusal": None}
+        if details.reasoning:
+            message |= {"content": text or None, **_reasoned(details.reasoning)}
         if result.called:
             message |= {"content": text or None, "tool_calls": [_called(call) for call in result.called]}
         logprobs = _of_chat(details.scored)
@@ -87,7 +89,10 @@ class ChatShape:
         return self._chunk(index, {"role": "assistant", "content": ""}, None)
 
     def delta(self, index: int, text: str | None, reason: str | None, details: Details = NO_DETAILS) -> Json:
-        delta: dict[str, object] = {} if text is None or (details.calls and not text) else {"content": text}
+        silent = not text and (details.calls or details.reasoning)
+        delta: dict[str, object] = {} if text is None or silent else {"content": text}
+        if details.reasoning:
+            delta |= _reasoned(details.reasoning)
         if details.calls:
             delta["tool_calls"] = [_call_delta(call) for call in details.calls]
         return self._chunk(index, delta, reason, details)
@@ -99,6 +104,11 @@ class ChatShape:
         logprobs = _of_chat(details.scored)
         told = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         return _with_steps(told, details)
+
+
+def _reasoned(text: str) -> Json:
+    """Returns vLLM's name for it, and DeepSeek's, which vLLM had before."""
+    return {"reasoning": text, "reasoning_content": text}
 
 
 def _called(call: Call) -> Json:
@@ -166,16 +176,22 @@ class Envelope:
 def totals(results: Iterable[Result], n: int = 1) -> Totals:
     """Returns `usage` and `metrics` over all answers of a response, `n` to each prompt, which counts once."""
     prompt = completion = cached = changes = 0
+    reasoning: int | None = None
     speculation = SpeculationStats()
     for index, result in enumerate(results):
         if index % n == 0:
             prompt += result.usage.prompt_tokens
             cached += result.usage.cached_prompt_tokens
         completion += result.usage.completion_tokens
+        if result.usage.reasoning_tokens is not None:
+            reasoning = (reasoning or 0) + result.usage.reasoning_tokens
         speculation.merge(result.speculation)
         changes += result.numerics_changes
+    used: Usage = {**usage(prompt, completion), "prompt_tokens_details": {"cached_tokens": cached}}
+    if reasoning is not None:
+        used["completion_tokens_details"] = {"reasoning_tokens": reasoning}
     return {
-        "usage": {**usage(prompt, completion), "prompt_tokens_details": {"cached_tokens": cached}},
+        "usage": used,
         "metrics": {"speculative_decoding": speculation.as_json(), "numerics_changes": changes},
     }
 

@@ -37,6 +37,8 @@ class ResponseTelling:
     _position: int = field(default=0, init=False)
     _turning: int = field(default=0, init=False)  # events so far that are no deltas
     _last: int = field(default=-1, init=False)  # output item that has begun
+    _thoughts: list[str] = field(default_factory=list, init=False)
+    _saying: bool = field(default=False, init=False)  # a message has begun
     _texts: list[str] = field(default_factory=list, init=False)
     _scored: list[Scored] = field(default_factory=list, init=False)
     _untold: list[Scored] = field(default_factory=list, init=False)  # of them, in no delta yet
@@ -44,7 +46,7 @@ class ResponseTelling:
 
     def whole(self, texts: Sequence[str], results: Sequence[Result], details: Sequence[Details]) -> Json:
         (text,), (result,), (own,) = texts, results, details
-        return self._ended(text, result, own.scored)
+        return self._ended(text, result, own.scored, own.reasoning)
 
     async def events(self, items: Items, after: Position | None) -> AsyncGenerator[ServerSentEvent, None]:
         """The events; `after` as for stream.events, but that `items` are those from the start. Only the last
@@ -71,7 +73,7 @@ class ResponseTelling:
                         yield ServerSentEvent(event.data, at, event.event)
                 if not isinstance(item, Result):
                     continue
-                ended = self._ended("".join(self._texts), item, self._scored)
+                ended = self._ended("".join(self._texts), item, self._scored, "".join(self._thoughts))
                 status = str(ended["status"])
                 for event in self._end(status):
                     yield event
@@ -82,6 +84,8 @@ class ResponseTelling:
         if isinstance(item, Chunk):
             self._scored += item.scored
             self._untold += item.scored
+        if item.reasoning:
+            yield from self._thought(item.reasoning)
         if item.text:
             yield from self._said(item.text)
         for call in item.calls:
@@ -95,8 +99,17 @@ class ResponseTelling:
                 place = {"item_id": _item_id(self._call), "output_index": self._last}
                 yield self._delta("function_call_arguments.delta", **place, delta=call.arguments)
 
-    def _said(self, text: str) -> Iterator[ServerSentEvent]:
+    def _thought(self, text: str) -> Iterator[ServerSentEvent]:
         if self._last < 0:
+            yield from self._begin(self._reasoning("in_progress", []))
+            yield self._turn("content_part.added", **self._part, part=_thought_part(""))
+        self._thoughts.append(text)
+        yield self._delta("reasoning_text.delta", **self._part, delta=text)
+
+    def _said(self, text: str) -> Iterator[ServerSentEvent]:
+        if not self._saying:
+            yield from self._close("completed")
+            self._saying = True
             yield from self._begin(self._item("in_progress", []))
             yield self._turn("content_part.added", **self._part, part=_part("", ()))
         self._texts.append(text)
@@ -118,7 +131,13 @@ class ResponseTelling:
         """Yields the end of the item that has begun."""
         if self._last < 0:
             return
-        if self._call is None:
+        if not self._saying and self._call is None:
+            text = "".join(self._thoughts)
+            part = _thought_part(text)
+            yield self._turn("reasoning_text.done", **self._part, text=text)
+            yield self._turn("content_part.done", **self._part, part=part)
+            item = self._reasoning(status, [part])
+        elif self._call is None:
             text = "".join(self._texts)
             yield self._turn("output_text.done", **self._part, text=text, logprobs=entries(self._scored))
             part = _part(text, self._scored)
@@ -140,7 +159,8 @@ class ResponseTelling:
 
     @property
     def _part(self) -> Json:
-        return {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+        id = self._item_id if self._saying else self._reasoning_id
+        return {"item_id": id, "output_index": self._last, "content_index": 0}
 
     def refused(self, error: OutriderError) -> Sequence[ServerSentEvent]:
         told = {"code": error.code or error.kind, "message": error.message, "param": error.field}
@@ -156,6 +176,14 @@ class ResponseTelling:
     def _item_id(self) -> str:
         return f"msg_{self.id.hex()}"
 
+    @property
+    def _reasoning_id(self) -> str:
+        return f"rs_{self.id.hex()}"
+
+    def _reasoning(self, status: str, content: Sequence[Json]) -> Json:
+        told = {"id": self._reasoning_id, "type": "reasoning", "status": status}
+        return {**told, "summary": [], "content": content}
+
     def _item(self, status: str, content: Sequence[Json]) -> Json:
         return {
             "id": self._item_id,
@@ -165,13 +193,16 @@ class ResponseTelling:
             "content": content,
         }
 
-    def _ended(self, text: str, result: Result, scored: Sequence[Scored]) -> dict[str, Any]:
+    def _ended(self, text: str, result: Result, scored: Sequence[Scored], reasoning: str) -> dict[str, Any]:
         why = "max_output_tokens" if result.finish_reason is FinishReason.LENGTH else None
         if result.cut is not None:
             why = result.finish_reason.openai
         status = "completed" if why is None else "incomplete"
         output: list[Json] = []
-        if text or not result.called:
+        if reasoning:
+            ended = "completed" if text or result.called else status
+            output.append(self._reasoning(ended, [_thought_part(reasoning)]))
+        if text or not (result.called or reasoning):
             output.append(self._item("completed" if result.called else status, [_part(text, scored)]))
         for left, call in zip(range(len(result.called))[::-1], result.called, strict=True):
             output.append(_called(call, "completed" if left else status))
@@ -184,7 +215,7 @@ class ResponseTelling:
                 "input_tokens": usage["prompt_tokens"],
                 "input_tokens_details": usage["prompt_tokens_details"],
                 "output_tokens": usage["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": result.usage.reasoning_tokens or 0},
                 "total_tokens": usage["total_tokens"],
             },
             "metrics": counts["metrics"],
@@ -203,7 +234,6 @@ class ResponseTelling:
             "model": self.model,
             "output": output,
             "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None},
             "seed": self.sampling.seed,
             "store": False,
             "temperature": self.sampling.temperature,
@@ -211,6 +241,10 @@ class ResponseTelling:
             "truncation": "disabled",
             "usage": None,
         }
+
+
+def _thought_part(text: str) -> Json:
+    return {"type": "reasoning_text", "text": text}
 
 
 def _part(text: str, scored: Sequence[Scored]) -> Json:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema
 from router.api import neutral, schema, structured
 from router.api.fields import checked_text, json_type, refused, shown
 from router.api.structured import MAX_DESCRIPTION_BYTES, MAX_NAME_BYTES, SCHEMA, Structure
+from router.api.template_fields import EFFORT, effort
 from router.api.tools import FUNCTION, KINDS, NAMED_ONE, Tool, ToolChoice, document, named, nullable, tools
 from router.api.turns import (
     MAX_ID_BYTES,
@@ -29,10 +30,12 @@ PARTS = ("input_text", "output_text", "text")
 BESIDES = frozenset({"annotations", "logprobs"})  # of a part that an answer had: they change nothing
 ITEM_FIELDS = frozenset({"type", "role", "content", "id", "status", "phase"})
 CALL_FIELDS = frozenset({"type", "call_id", "name", "arguments", "id", "status"})
+REASONING_FIELDS = frozenset({"type", "id", "summary", "content", "encrypted_content", "status"})
 OUTPUT_FIELDS = frozenset({"type", "call_id", "output", "id", "status"})
 MAX_METADATA_KEY, MAX_METADATA_VALUE = 64, 512  # bytes
 LOGPROBS = "message.output_text.logprobs"
 INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
+REASONING = ("effort", "summary", "generate_summary")
 FORMATS = ("text", "json_object", "json_schema")
 
 
@@ -60,6 +63,20 @@ class CallItem(BaseModel):
     arguments: Content
 
 
+class ReasoningPart(BaseModel):
+    """A part of what was thought, as the document tells it."""
+
+    type: Literal["reasoning_text"]
+    text: Content
+
+
+class ReasoningItem(BaseModel):
+    """An item of the input: what an answer thought."""
+
+    type: Literal["reasoning"]
+    content: Annotated[list[ReasoningPart], Field(max_length=MAX_PARTS)] = []
+
+
 class OutputItem(BaseModel):
     """An item of the input: what came of a call."""
 
@@ -70,7 +87,8 @@ class OutputItem(BaseModel):
 
 Turns = tuple[ChatMessage, ...]
 InputItems = Annotated[
-    list[InputItem | CallItem | OutputItem], Field(min_length=1, max_length=schema.MAX_MESSAGES)
+    list[InputItem | CallItem | OutputItem | ReasoningItem],
+    Field(min_length=1, max_length=schema.MAX_MESSAGES),
 ]
 Metadata = Annotated[dict[str, Content], Field(max_length=neutral.MAX_ENTRIES)]
 
@@ -82,21 +100,34 @@ def _input(value: object) -> Turns:
         raise refused(f"must be a string or an array of items, not {json_type(value)}")
     if not 1 <= len(value) <= schema.MAX_MESSAGES:
         raise refused(f"must be from 1 to {schema.MAX_MESSAGES} items, not {len(value)}")
-    return tuple(_joined(_turn(index, item) for index, item in enumerate(value)))
+    turns = tuple(_joined(_turn(index, item) for index, item in enumerate(value)))
+    if not turns:
+        raise refused("must have an item beside what was thought")
+    return turns
 
 
 def _joined(turns: Iterable[ChatMessage]) -> Iterator[ChatMessage]:
-    """Yields the turns, where an assistant's calls are part of what it said before them."""
+    """Yields the turns, where an assistant's calls are part of what it said before them, and what it thought
+    of what it said after that."""
     last: ChatMessage | None = None
     for each in turns:
         if each.tool_calls and last is not None and last.role == "assistant":
-            last = turn("assistant", last.content, last.tool_calls + each.tool_calls)
+            last = turn(
+                "assistant", last.content, last.tool_calls + each.tool_calls, None, last.reasoning.strip()
+            )
             continue
-        if last is not None:
+        if last is not None and _said(last):
             yield last
+        elif last is not None and each.role == "assistant":
+            each = turn("assistant", each.content, each.tool_calls, None, last.reasoning.strip())
         last = each
-    if last is not None:
+    if last is not None and _said(last):
         yield last
+
+
+def _said(turn: ChatMessage) -> bool:
+    """Returns False for what an assistant only thought: it belongs to what it says next."""
+    return bool(not turn.reasoning or turn.content or turn.tool_calls)
 
 
 def _turn(index: int, item: object) -> ChatMessage:
@@ -113,9 +144,13 @@ def _turn(index: int, item: object) -> ChatMessage:
         _known(index, item, OUTPUT_FIELDS)
         output = content_text(item.get("output"), PARTS, BESIDES)
         return turn("tool", output, tool_call_id=_text(index, item, "call_id", MAX_ID_BYTES))
+    if kind == "reasoning":
+        _known(index, item, REASONING_FIELDS)
+        thought = content_text(item.get("content") or [], ("reasoning_text",))
+        return turn("assistant", "", reasoning=thought or " ")  # which is no thought, and says nothing
     if kind != "message":
         raise refused(
-            'must be items of type "message", "function_call" or "function_call_output"; '
+            'must be items of type "message", "reasoning", "function_call" or "function_call_output"; '
             f"item {index} is of type {shown(kind)}"
         )
     if item.get("role") not in get_args(Role):
@@ -184,6 +219,15 @@ def _format(value: object) -> Structure | None:
     return Structure("text.format.schema", found.kind, found.value)
 
 
+def _reasoning(value: object) -> str | None:
+    """Returns the effort that it asks for."""
+    if not isinstance(value, dict) or any(value[name] is not None for name in value.keys() - REASONING):
+        raise refused(f"must be an object of {', '.join(REASONING)}")
+    if value.get("summary") not in (None, "auto") or value.get("generate_summary") is not None:
+        raise refused("must have no summary but auto: what the model thinks is told as it is")
+    return None if value.get("effort") is None else effort(value["effort"])
+
+
 def _include(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or any(each not in INCLUDED for each in value):
         raise refused(f"must be an array of any of {', '.join(INCLUDED)}")
@@ -224,6 +268,11 @@ FORMAT = {
         "verbosity": {"enum": ["medium"]},
     },
 }
+REASONING_SCHEMA = {
+    "type": "object",
+    "properties": {"effort": EFFORT, "summary": {"enum": ["auto", None]}},
+    "additionalProperties": False,
+}
 INCLUDE = {"type": "array", "maxItems": len(INCLUDED), "items": {"enum": list(INCLUDED)}}
 
 
@@ -257,6 +306,9 @@ class ResponsesRequest(schema.SharedFields):
     include: Annotated[tuple[str, ...], PlainValidator(_include), WithJsonSchema(INCLUDE)] = Field(
         default=(), description="Log-probabilities of the output, if asked for."
     )
+    reasoning: Annotated[str | None, PlainValidator(_reasoning), WithJsonSchema(REASONING_SCHEMA)] = Field(
+        default=None, description="How much to think, as the chat template knows it."
+    )
     top_logprobs: int = Field(
         default=0,
         description="Of so many likeliest tokens at each position.",
@@ -273,6 +325,7 @@ class ResponsesRequest(schema.SharedFields):
             tool_choice=self.tool_choice,
             parallel_tool_calls=self.parallel_tool_calls,
             response_format=self.text,
+            reasoning_effort=self.reasoning,
             logprobs=LOGPROBS in self.include or self.top_logprobs > 0,
             top_logprobs=self.top_logprobs,
         )
@@ -286,6 +339,7 @@ class ResponsesRequest(schema.SharedFields):
         return {
             **told,
             "parallel_tool_calls": self.parallel_tool_calls,
+            "reasoning": {"effort": self.reasoning, "summary": None},
             "text": {"format": _repeated_format(self.text)},
             "tool_choice": choice,
             "tools": [_repeated_tool(tool) for tool in self.tools],
@@ -294,7 +348,7 @@ class ResponsesRequest(schema.SharedFields):
 
 def _repeated_tool(tool: Tool) -> Mapping[str, Any]:
     told = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", **told, "strict": False}
+    return {"type": "function", **told, "strict": tool.strict}
 
 
 def _repeated_format(asked: Structure | None) -> Mapping[str, Any]:

@@ -71,11 +71,12 @@ async def events(
                     end = shape.delta(index, None, item.reason)
                     yield ServerSentEvent(chunk(index, end, item.usage.completion_tokens).data)
                 elif item.position > has:
-                    end = shape.delta(index, item.text or None, item.reason, Details(calls=item.calls))
+                    rest = Details(calls=item.calls, reasoning=item.reasoning)
+                    end = shape.delta(index, item.text or None, item.reason, rest)
                     yield chunk(index, end, item.usage.completion_tokens)
             elif item.prompt is not None:  # which may be long
                 yield await asyncio.to_thread(progress, index, item)
-            elif item.text or item.scored or item.step is not None or item.calls:
+            elif item.text or item.beside:
                 yield progress(index, item)
     if include_usage:
         # Without an id: who has all chunks, but not the end of the stream, gets it again.

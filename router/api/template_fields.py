@@ -8,11 +8,13 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator, WithJsonSchema
 
 from outrider.errors import InvalidRequest
-from router.api.fields import Fields, json_type, refused
+from router.api.fields import Fields, json_type, refused, shown
 from router.rendering import OWN_VARIABLES, Rendering
 
 MAX_VARIABLES = 16
 MAX_VARIABLES_BYTES = 16 * 1024  # as JSON
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+EFFORT: dict[str, Any] = {"enum": [*EFFORTS, None]}
 VARIABLES: dict[str, Any] = {"type": "object", "maxProperties": MAX_VARIABLES}
 
 
@@ -32,6 +34,20 @@ def variables(value: object) -> dict[str, Any]:
     return value
 
 
+def effort_variables(effort: str | None) -> dict[str, Any]:
+    """Returns what chat templates read: Qwen's and GLM's, DeepSeek's and Granite's, and that of others."""
+    if effort is None:
+        return {}
+    thinks = effort != "none"
+    return {"enable_thinking": thinks, "thinking": thinks, "reasoning_effort": effort}
+
+
+def effort(value: object) -> str:
+    if value not in EFFORTS:
+        raise refused(f"must be one of {', '.join(EFFORTS)}, not {shown(value)}")
+    return str(value)
+
+
 class TemplateFields(Fields):
     """They are vLLM's, by name and meaning."""
 
@@ -45,6 +61,10 @@ class TemplateFields(Fields):
         Field(default_factory=dict, description="Variables of the chat template.")
     )
 
+    reasoning_effort: Annotated[str | None, PlainValidator(effort), WithJsonSchema(EFFORT)] = Field(
+        default=None, description="How much to think, as the chat template knows it."
+    )
+
     @property
     def rendering(self) -> Rendering:
         """Raises InvalidRequest if they contradict each other."""
@@ -55,4 +75,6 @@ class TemplateFields(Fields):
                 field="add_generation_prompt",
             )
         begins = not goes_on if self.add_generation_prompt is None else self.add_generation_prompt
-        return Rendering(begins, goes_on, self.chat_template_kwargs)
+        return Rendering(
+            begins, goes_on, {**effort_variables(self.reasoning_effort), **self.chat_template_kwargs}
+        )

@@ -28,8 +28,8 @@ def check_min_tokens(least: int, most: int, ruled: bool) -> None:
         )
     if least and ruled:
         raise InvalidRequest(
-            "min_tokens must be 0 with response_format, structured_outputs or a forced call: these say where "
-            "the text ends",
+            "min_tokens must be 0 with response_format, structured_outputs, a forced call or strict tools: "
+            "these say where the text ends",
             field="min_tokens",
         )
 
@@ -71,7 +71,7 @@ def candidates(body: CompletionRequest | ChatRequest) -> int:
         raise InvalidRequest(f"best_of must be at least n ({body.n}), not {body.best_of}", field="best_of")
     if body.stream and body.best_of > body.n:
         raise InvalidRequest(
-            "best_of is known when all answers are there: leave it out, or stream", field="best_of"
+            "best_of is known when all answers are there: leave it out, or do not stream", field="best_of"
         )
     return body.best_of
 

@@ -12,6 +12,7 @@ from router.api.schema import DetokenizeRequest, TokenizeRequest
 from router.api.tools import Tool
 from router.api.turns import ChatMessage
 from router.api.validation import check_bytes, check_ids, rendered
+from router.rendering import Rendering
 from router.requests import ServedModel
 
 
@@ -36,10 +37,12 @@ def tokenized(body: TokenizeRequest, model: ServedModel) -> Tokenized:
     }
 
 
-def counted(turns: Iterable[ChatMessage], tools: Sequence[Tool], model: ServedModel) -> Counted:
+def counted(
+    turns: Iterable[ChatMessage], tools: Sequence[Tool], model: ServedModel, rendering: Rendering
+) -> Counted:
     """Returns how many tokens a conversation is. Raises InvalidRequest."""
     built = tokenizer.load(model.tokenizer)
-    return {"input_tokens": len(built.encode_rendered(rendered(list(turns), built, model, tools)))}
+    return {"input_tokens": len(built.encode_rendered(rendered(list(turns), built, model, tools, rendering)))}
 
 
 def detokenized(body: DetokenizeRequest, model: ServedModel) -> Detokenized:

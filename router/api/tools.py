@@ -38,6 +38,7 @@ class Tool:
     name: str
     description: str | None = None
     parameters: Mapping[str, Any] | None = None  # a JSON schema; None = not told
+    strict: bool = False  # the arguments of a call obey it, too, where the model is free to call
 
     def for_template(self) -> Mapping[str, Any]:
         """Returns the tool as chat templates know it."""
@@ -50,11 +51,10 @@ class Tool:
     @property
     def schema(self) -> Mapping[str, object]:
         """Returns the schema of its arguments, an object at least, written as models write it."""
-        return {
-            "type": "object",
-            "x-guidance": {"whitespace_pattern": WHITE_SPACE},
-            **(self.parameters or {}),
-        }
+        return {**ANY_ARGUMENTS, **(self.parameters or {})}
+
+
+ANY_ARGUMENTS = {"type": "object", "x-guidance": {"whitespace_pattern": WHITE_SPACE}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ def described(index: int, function: object) -> Tool:
         sized(parameters)
     if not isinstance(function.get("strict") or False, bool):
         raise refused(f"must have true or false as strict; tool {index} has not")
-    return Tool(name, description, parameters or None)
+    return Tool(name, description, parameters or None, function.get("strict") or False)
 
 
 def chat_choice(value: object) -> ToolChoice:
@@ -210,12 +210,14 @@ def calling_grammar(
     """Returns the grammar of a text that calls tools as it must, or may beside what `structure` asks for;
     empty = any text. Raises InvalidRequest that names the part at fault. Takes its time: not for an event
     loop."""
-    if not choice.forced and structure is None:
+    free = not choice.forced and structure is None
+    if free and not any(tool.strict for tool in tools):
         return ""
     meant = [(index, tool) for index, tool in enumerate(tools) if choice.name in ("", tool.name)]
-    options = [(tool.name, tool.schema) for _, tool in meant]
+    options = [(tool.name, ANY_ARGUMENTS if free and not tool.strict else tool.schema) for _, tool in meant]
     beside = None if choice.forced else structure
-    text = grammar(form, options, built.token_id, several=several, beside="@content" if beside else "")
+    name = "@content" if beside else ""
+    text = grammar(form, options, built.token_id, several=several, beside=name, free=free)
     if beside is not None:
         beside_text = compiled(beside, model)
         own = (

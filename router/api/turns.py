@@ -138,6 +138,12 @@ class ChatMessage(Fields):
     content: Annotated[str, PlainValidator(content_text, json_schema_input_type=Contents)] = Field(
         default="", description="May be absent beside tool_calls."
     )
+    reasoning: Annotated[str, PlainValidator(checked_text, json_schema_input_type=Content)] = Field(
+        default="", description="Of an assistant: what it thought before it said that."
+    )
+    reasoning_content: Annotated[str, PlainValidator(checked_text, json_schema_input_type=Content)] = Field(
+        default="", description="The same, under its other name."
+    )
     tool_calls: Annotated[
         tuple[ToolCall, ...],
         PlainValidator(
@@ -152,6 +158,9 @@ class ChatMessage(Fields):
     def _whole(self) -> ChatMessage:
         if self.tool_calls and self.role != "assistant":
             raise at_fault("tool_calls", "are an assistant's only")
+        for name in ("reasoning", "reasoning_content"):
+            if getattr(self, name) and self.role != "assistant":
+                raise at_fault(name, "is an assistant's only")
         if self.tool_call_id is not None and self.role != "tool":
             raise at_fault("tool_call_id", "is a tool's only")
         if "content" not in self.model_fields_set and not self.tool_calls:
@@ -164,6 +173,8 @@ class ChatMessage(Fields):
             "role": "system" if self.role == "developer" else self.role,
             "content": self.content,
         }
+        if thought := self.reasoning or self.reasoning_content:
+            turn["reasoning_content"] = thought
         if self.tool_calls:
             turn["tool_calls"] = [call.for_template() for call in self.tool_calls]
         if self.tool_call_id is not None:
@@ -172,9 +183,13 @@ class ChatMessage(Fields):
 
 
 def turn(
-    role: str, content: str, tool_calls: tuple[ToolCall, ...] = (), tool_call_id: str | None = None
+    role: str,
+    content: str,
+    tool_calls: tuple[ToolCall, ...] = (),
+    tool_call_id: str | None = None,
+    reasoning: str = "",
 ) -> ChatMessage:
     """Returns a turn of another route's conversation, whose parts were checked there."""
     return ChatMessage.model_construct(
-        role=role, content=content, tool_calls=tool_calls, tool_call_id=tool_call_id
+        role=role, content=content, tool_calls=tool_calls, tool_call_id=tool_call_id, reasoning=reasoning
     )

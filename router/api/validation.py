@@ -10,9 +10,10 @@ from outrider.errors import ContextExceeded, InvalidRequest
 from outrider.options.sessions import MAX_SEED
 from outrider.sampling.params import SamplingParams
 from outrider.wire.session import SessionParams
-from router import tokenizer, tool_formats
-from router.api import text_rules
+from router import tokenizer
+from router.api import reading, text_rules
 from router.api.deadline import TimeLimits
+from router.api.reading import AS_THE_TEMPLATE_SAYS, Formats
 from router.api.schema import (
     CHOICES,
     LEAST_TOKENS,
@@ -23,15 +24,14 @@ from router.api.schema import (
     ChatRequest,
     CompletionRequest,
 )
-from router.api.structured import Structure, compiled
-from router.api.tools import Tool, calling_grammar, check_choice
+from router.api.tools import Tool
 from router.api.turns import ChatMessage
 from router.api.wording import Wording
+from router.call_reading import CallReading
 from router.rendering import USUAL, Conversation, Rendering
 from router.requests import GenerationRequest, ServedModel
 from router.stop import StopStrings
 from router.tokenizer import Tokenizer
-from router.tool_parser import CallReading
 
 DEFAULT_COMPLETION_TOKENS = 16
 USUAL_TOKEN = 8  # bytes; of a longer text it is found out first, at little cost, if it can fit
@@ -40,6 +40,7 @@ LEAST_LONGEST_TOKEN = 16  # bytes: a tokenizer of short tokens may still drop or
 DRAWN_SEEDS = 2**53  # drawn seeds are below it: JSON readers that hold numbers as doubles keep them whole
 
 Body = CompletionRequest | ChatRequest
+Prompt = tuple[str, tuple[int, ...]]  # its name in messages, and its token ids
 DrawBelow = Callable[[int], int]  # a uniform integer from 0 to its argument - 1
 
 
@@ -82,16 +83,6 @@ class Generation:
         return replace(self, sessions=tuple(sessions))
 
 
-@dataclass(frozen=True, slots=True)
-class Formats:
-    """How models write what is more than text: a format's name, or "auto" for that of the chat template."""
-
-    tool_calls: str = tool_formats.OF_TEMPLATE
-
-
-AS_THE_TEMPLATE_SAYS = Formats()
-
-
 def prepare(
     body: Body, model: ServedModel, draw_below: DrawBelow, formats: Formats = AS_THE_TEMPLATE_SAYS
 ) -> Generation:
@@ -106,15 +97,17 @@ def prepare(
     sampling.validate(model.vocab_size)
     built = tokenizer.load(model.tokenizer)
     logprobs = _logprobs(body)
-    calls = _calls(body, model, formats.tool_calls)
+    calls = reading.calls(body, model, formats.tool_calls)
     if answers > body.n and logprobs is None:
         logprobs = 0  # by which the best ones are found
     of_prompt = text_rules.prompt_logprobs(body)
-    grammar = _grammar(body, calls, model, built)
+    prompts = list(_prompts(body, built, model))
+    thinking = reading.thinking(body, prompts[0][1], built, model, formats.reasoning)
+    grammar = reading.grammar(body, calls, thinking, model, built)
     check_ids("stop_token_ids", body.stop_token_ids, model)
     stop_token_ids = text_rules.stop_tokens(body, model, bool(grammar))
     sessions = []
-    for name, prompt in _prompts(body, built, model):
+    for name, prompt in prompts:
         _check_prompt(name, prompt, model)
         max_tokens = _max_tokens(body, room=model.max_context - len(prompt), context=model.max_context)
         text_rules.check_min_tokens(body.min_tokens, max_tokens, bool(grammar))
@@ -140,28 +133,8 @@ def prepare(
                 )
             )
     text_rules.check_prompt_logprobs(of_prompt, [session.params.prompt for session in sessions])
-    wording = text_rules.wording(body, built)
+    wording = replace(text_rules.wording(body, built), reasoning=thinking)
     return Generation(model, built, tuple(sessions), StopStrings(body.stop), answers, calls, wording)
-
-
-def _calls(body: Body, model: ServedModel, tool_call_parser: str) -> CallReading | None:
-    """Returns how calls of tools are found in the answers."""
-    if not isinstance(body, ChatRequest):
-        return None
-    check_choice(body.tools, body.tool_choice)
-    if not body.tools or body.tool_choice.kind == "none":
-        return None
-    form = tool_formats.of_template(model.tokenizer.chat_template)
-    name = form.name if tool_call_parser == tool_formats.OF_TEMPLATE else tool_call_parser
-    return CallReading(name, body.parallel_tool_calls and body.tool_choice.kind != "named")
-
-
-def _grammar(body: Body, calls: CallReading | None, model: ServedModel, built: Tokenizer) -> str:
-    structure = _structure(body)
-    if calls is None or not isinstance(body, ChatRequest):
-        return compiled(structure, model)
-    form = tool_formats.FORMATS[calls.format]
-    return calling_grammar(body.tools, body.tool_choice, calls.several, structure, form, model, built)
 
 
 def _logprobs(body: Body) -> int | None:
@@ -210,17 +183,10 @@ def called(names: Mapping[str, str]) -> Iterator[None]:
 
 def prepared_in(body: Body, size: int) -> int | None:
     """Returns the size by which `prepare` of a body of so many bytes has its place among others."""
-    forced = isinstance(body, ChatRequest) and body.tool_choice.forced
+    forced = isinstance(body, ChatRequest) and (
+        body.tool_choice.forced or any(tool.strict for tool in body.tools)
+    )
     return None if forced or body.response_format or body.structured_outputs else size
-
-
-def _structure(body: Body) -> Structure | None:
-    if body.response_format is not None and body.structured_outputs is not None:
-        raise InvalidRequest(
-            "response_format and structured_outputs both say what the text is like: give one of them",
-            field="structured_outputs",
-        )
-    return body.response_format or body.structured_outputs
 
 
 def _check_stream_options(body: Body) -> None:
@@ -245,7 +211,7 @@ def _sampling(body: Body, draw_below: DrawBelow) -> SamplingParams:
     )
 
 
-def _prompts(body: Body, built: Tokenizer, model: ServedModel) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _prompts(body: Body, built: Tokenizer, model: ServedModel) -> Iterator[Prompt]:
     """(the name under which a message speaks of it, token ids) of each prompt."""
     if isinstance(body, ChatRequest):
         yield (

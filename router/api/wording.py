@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from router.reasoning import ReasoningReading
+
 
 @dataclass(frozen=True, slots=True)
 class Wording:
@@ -16,8 +18,10 @@ class Wording:
     prompt_logprobs: bool = False  # they are told of the prompt by itself
     best: int = 0  # of the answers to each prompt that many are told, the likeliest; 0 = all
     hide_logprobs: bool = False  # they only say which
+    reasoning: ReasoningReading | None = None  # None = all of it is the answer
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Wording:
         """Raises TypeError or KeyError if they are none."""
-        return cls(**{**fields, "echo": tuple(fields["echo"])})
+        reasoning = ReasoningReading(**fields["reasoning"]) if fields.get("reasoning") else None
+        return cls(**{**fields, "echo": tuple(fields["echo"]), "reasoning": reasoning})

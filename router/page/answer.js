@@ -53,7 +53,8 @@ export class Answer {
   }
 
   #add(choice, now) {
-    const text = choice.delta ? choice.delta.content : choice.text;
+    const { delta } = choice;
+    const text = delta ? (delta.reasoning ?? "") + (delta.content ?? "") : choice.text;
     if (text && this.first === null) this.first = now;
     if (text) this.text += text;
     if (choice.finish_reason) this.reason = choice.finish_reason;

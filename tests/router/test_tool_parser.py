@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from router.tool_formats import FORMATS, HERMES, JSON, LLAMA3, MISTRAL, ToolFormat, of_template
+from router.tool_formats import (
+    FORMATS,
+    HERMES,
+    JSON,
+    LLAMA3,
+    MISTRAL,
+    MISTRAL_ARGS,
+    QWEN3_CODER,
+    ToolFormat,
+    of_template,
+)
 from router.tool_parser import MAX_HELD, CallParser
+from router.xml_parser import XmlCallParser
 
 Calls = list[tuple[str, str]]
+TYPED = {"f": ["n", "l"]}  # parameters that are no texts
 
 
 def parsed(form: ToolFormat, pieces: Sequence[str], several: bool = True) -> tuple[str, Calls]:
     """Returns the text and the calls, put together from what came piece by piece."""
-    parser = CallParser(form, "id {}".format, several=several)
+    kind: Callable[..., CallParser] = (
+        partial(XmlCallParser, json_parameters=TYPED) if form.xml else CallParser
+    )
+    parser = kind(form, "id {}".format, several=several)
     text, calls = "", []
     for told, deltas in [*map(parser.push, pieces), parser.flush()]:
         text += told
@@ -35,6 +51,15 @@ G = '{"name": "g", "arguments": {}}'
 F_CALL, G_CALL = ("f", '{"a": [1, "}"]}'), ("g", "{}")
 NO_NAME = '<tool_call>{"name": "\\q", "arguments": {}}'
 OF_LLAMA = '{"name": "f", "parameters": {"a": [1, "}"]}}'
+
+QUOTED, OF_QUOTED = 'a "b"\n\n<c>\n', '{"a": "a \\"b\\"\\n\\n<c>\\n", "n": 5}'
+
+
+def xml(name: str, **parameters: str) -> str:
+    """As Qwen3-Coder writes a call."""
+    told = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in parameters.items())
+    return f"<tool_call>\n<function={name}>\n{told}</function>\n</tool_call>"
+
 
 CASES: list[tuple[ToolFormat, str, str, Calls]] = [
     (HERMES, f"<tool_call>\n{F}\n</tool_call>", "", [F_CALL]),
@@ -73,6 +98,25 @@ CASES: list[tuple[ToolFormat, str, str, Calls]] = [
     (MISTRAL, f"[TOOL_CALLS][{F}, {G}]", "", [F_CALL, G_CALL]),
     (MISTRAL, 'A[TOOL_CALLS] [{"name": "g", "arguments": {}, "id": "123456789"}]', "A", [G_CALL]),
     (MISTRAL, "[TOOL_CALLS][]", "[TOOL_CALLS][]", []),
+    (MISTRAL_ARGS, '[TOOL_CALLS]f[ARGS]{"a": [1, "}"]}', "", [F_CALL]),
+    (
+        MISTRAL_ARGS,
+        f"A[TOOL_CALLS]f[CALL_ID]1a[ARGS] {F_CALL[1]}[TOOL_CALLS]g[ARGS]{{}}",
+        "A",
+        [F_CALL, G_CALL],
+    ),
+    (MISTRAL_ARGS, f"[TOOL_CALLS][{F}, {G}]", "", [F_CALL, G_CALL]),
+    (MISTRAL_ARGS, "[TOOL_CALLS]no[ARG", "[TOOL_CALLS]no[ARG", []),
+    (MISTRAL_ARGS, "[TOOL_CALLS]f[ARGS] none", "", [("f", "")]),
+    (QWEN3_CODER, xml("f", a="x"), "", [("f", '{"a": "x"}')]),
+    (QWEN3_CODER, f"So:\n{xml('f', a=QUOTED, n='5')}\n{xml('g')}", "So:", [("f", OF_QUOTED), G_CALL]),
+    (QWEN3_CODER, xml("f", l='["a", {}]', n="five"), "", [("f", '{"l": ["a", {}], "n": "five"}')]),
+    (QWEN3_CODER, xml("f", n="NaN", a="5"), "", [("f", '{"n": "NaN", "a": "5"}')]),
+    (QWEN3_CODER, "<tool_call><function=f><parameter=a>x</parameter></function>", "", [("f", '{"a": "x"}')]),
+    (QWEN3_CODER, "<tool_call><function=f><parameter=a>\nx</para", "", [("f", '{"a": "x')]),
+    (QWEN3_CODER, "<tool_call><function=f></tool_call>", "", [("f", "{}")]),
+    (QWEN3_CODER, "<tool_call>\n<func", "<tool_call>\n<func", []),
+    (QWEN3_CODER, "<tool_call><function=>x", "<tool_call><function=>x", []),
     (JSON, f"[{F}, {G}]", "", [F_CALL, G_CALL]),
     (JSON, F, "", [F_CALL]),
     (JSON, "[1] says", "[1] says", []),
@@ -118,6 +162,8 @@ words = st.sampled_from(
             "{}",
             '{"id": 1, "name": "f"}',
         ),
+        *("[ARGS]", "[CALL_ID]", "<function=f>", "<parameter=n>", "<parameter=a>", "</parameter>"),
+        "</function>",
         *(" " * MAX_HELD, "x" * MAX_HELD, "<tool", "_call>", '{"name": "'),
     ]
 )
@@ -150,7 +196,9 @@ def test_arguments_come_as_they_are_written() -> None:
         ("{{ '[TOOL_CALLS]' }}", MISTRAL),
         ("{{ '<|python_tag|>' }}", LLAMA3),
         ('{"name": function name, "parameters": dictionary of argument name and its value}', LLAMA3),
-        ("{{ '<tool_call>\n<function=' }}", JSON),
+        ("{{ '[TOOL_CALLS]' + name + '[ARGS]' }}", MISTRAL_ARGS),
+        ("{{ '<tool_call>\n<function=' }}", QWEN3_CODER),
+        ("{{ '<function=' }}", JSON),
         ("{{ messages }}", JSON),
     ],
 )

@@ -13,8 +13,8 @@ from fastapi import FastAPI
 
 from router.api.http import create_app
 from router.api.intake import Intake
+from router.api.reading import AS_THE_TEMPLATE_SAYS
 from router.api.threads import Threads
-from router.api.validation import AS_THE_TEMPLATE_SAYS
 from router.metrics import Metrics
 from router.requests import SessionRunner
 from tests.router.api import scripted

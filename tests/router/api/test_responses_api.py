@@ -139,7 +139,7 @@ async def test_a_stream_goes_on_after_any_event(client_of: ClientOf) -> None:
         ({"top_logprobs": 21}, "top_logprobs", "must be in [0, 20], not 21"),
         ({"previous_response_id": "x"}, "previous_response_id", "previous_response_id is not supported"),
         ({"input": []}, "input", "input must be from 1 to 4096 items, not 0"),
-        ({"input": [{"type": "reasoning"}]}, "input", "item 0 is of type 'reasoning'"),
+        ({"input": [{"type": "image"}]}, "input", "item 0 is of type 'image'"),
         ({"input": [{"type": "function_call"}]}, "input", "must have name in item 0"),
         ({"input": [{"type": "function_call_output", "call_id": "x", "output": 5}]}, "input", "a string"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input", "item 0 has 'tool'"),

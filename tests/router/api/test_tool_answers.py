@@ -9,9 +9,9 @@ import httpx
 
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from outrider.wire.session import FinishReason
-from router.api.validation import Formats
+from router.api.reading import Formats
 from router.requests import SessionEnded
-from router.tool_formats import HERMES, JSON, LLAMA3, MISTRAL
+from router.tool_formats import HERMES, JSON, LLAMA3, MISTRAL, MISTRAL_ARGS, QWEN3_CODER
 from tests.router.api.scripted import Log, Logs, ScriptedRunner, served, steps
 from tests.router.api.test_grpc import Connect, connect  # noqa: F401 (a fixture)
 from tests.router.api.test_http import ClientOf
@@ -64,13 +64,13 @@ async def test_a_call_that_is_cut_off(client_of: ClientOf) -> None:
 
 
 async def test_special_tokens_mark_calls(client_of: ClientOf) -> None:
-    for form in (MISTRAL, LLAMA3, JSON):
+    for form in (MISTRAL, MISTRAL_ARGS, QWEN3_CODER, LLAMA3, JSON):
         opening = form.opening if form is LLAMA3 else ""
         client = client_of(saying(opening + written(form, *TWO)), formats=Formats(form.name))
         (choice,) = (await client.post("/v1/chat/completions", json=BODY)).json()["choices"]
         calls = choice["message"]["tool_calls"]
         assert [(call["function"]["name"], call["function"]["arguments"]) for call in calls] == TWO
-        assert {len(call["id"]) for call in calls} == {form.id_digits if form is MISTRAL else 29}
+        assert {len(call["id"]) for call in calls} == {9 if form in (MISTRAL, MISTRAL_ARGS) else 29}
 
 
 def joined(told: list[Any]) -> tuple[str, list[tuple[str, str, str]], str]:

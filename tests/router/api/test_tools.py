@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from outrider.errors import InvalidRequest
 from outrider.options.sessions import TOOL_CALL_PARSERS
 from outrider.v1 import generation_pb2
 from router.api import generation_wire, schema
-from router.api.validation import Formats, Generation, prepare
-from router.tool_formats import FORMATS, HERMES, LLAMA3, MISTRAL, OF_TEMPLATE, ToolFormat
+from router.api.reading import Formats
+from router.api.validation import Generation, prepare
+from router.tool_formats import FORMATS, HERMES, LLAMA3, MISTRAL_ARGS, OF_TEMPLATE, ToolFormat
 from tests.router.api.scripted import (
     TEMPLATE,
     Tokenizer,
@@ -30,7 +32,7 @@ PARAMETERS = {
     "additionalProperties": False,
     "$defs": {"city": {"type": "string"}},
 }
-WEATHER = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}
+WEATHER: dict[str, Any] = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}
 CLOCK = {"type": "function", "function": {"name": "clock", "description": "the time"}}
 TOOLS = [WEATHER, CLOCK]
 CHAT = [{"role": "user", "content": "hi"}]
@@ -40,7 +42,7 @@ A, B = '{"city": "Ü{"}', "{}"
 def tokenizer(*special: str) -> Tokenizer:
     made = byte_level()
     made.add_tokens([AddedToken(marker, special=False) for marker in HERMES.markers])
-    made.add_special_tokens([MISTRAL.opening, LLAMA3.opening])
+    made.add_special_tokens([*MISTRAL_ARGS.markers, LLAMA3.opening])
     return made
 
 
@@ -60,7 +62,16 @@ def grammar(parser: str = "hermes", **fields: Any) -> str:
 def written(form: ToolFormat, *calls: tuple[str, str]) -> str:
     """As models write calls."""
     objects = [f'{{"name": "{name}", "{form.arguments}": {arguments}}}' for name, arguments in calls]
+    if form.naming:
+        objects = [f"{name}{form.naming}{arguments}" for name, arguments in calls]
+    if form.xml:
+        objects = [of_xml(name, json.loads(arguments)) for name, arguments in calls]
     return form.before + form.between.join(objects) + form.after
+
+
+def of_xml(name: str, parameters: dict[str, object]) -> str:
+    told = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in parameters.items())
+    return f"<function={name}>\n{told}</function>"
 
 
 def test_the_option_names_every_format() -> None:
@@ -81,7 +92,8 @@ def test_a_call_that_must_come_is_the_only_text(form: ToolFormat) -> None:
     ]
     for fields, texts in choices:
         must = grammar(form.name, **fields)
-        wrong = {"hello": False, written(form, ("weather", '{"city": 5}')): False, "": False}
+        bad = '{"town": "x"}' if form.xml else '{"city": 5}'
+        wrong = {"hello": False, written(form, ("weather", bad)): False, "": False}
         assert {text: obeys(must, text, TOKENIZER, MODEL) for text in texts | wrong} == texts | wrong
 
 
@@ -108,6 +120,80 @@ def test_what_may_be_called_or_not_costs_no_grammar() -> None:
     assert grammar() == grammar(tool_choice="auto") == grammar(tool_choice="none") == ""
     assert asked(tool_choice="none").calls is None and asked(tools=[]).calls is None
     assert asked(OF_TEMPLATE).calls == asked("json").calls
+
+
+STRICT = [{**WEATHER, "function": {**WEATHER["function"], "strict": True}}, CLOCK]
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=lambda form: form.name)
+def test_strict_tools_are_held_to_their_schemas_once_they_are_called(form: ToolFormat) -> None:
+    may = grammar(form.name, tools=STRICT)
+    good, bad = ('{"city": "x"}', '{"town": "x"}' if form.xml else '{"city": 5}')
+    before = "" if form.bare else "So { [ <tool [TOOL :\n"
+    texts = {
+        "": True,
+        " the fox < {": True,
+        before + written(form, ("weather", good)): True,
+        before + written(form, ("weather", bad)): False,
+        before + written(form, ("clock", "{}")): True,
+        before + written(form, ("weather", good), ("clock", "{}")): True,
+        before + form.opening + "fox": not form.opening,
+        before + written(form, ("weather", good)) + "fox": False,
+    }
+    if not form.xml:
+        texts[written(form, ("clock", '{"a": 5}'))] = True
+    assert {text: obeys(may, text, TOKENIZER, MODEL) for text in texts} == texts
+    assert grammar(form.name, tools=STRICT, tool_choice="none") == ""
+    one = grammar(form.name, tools=STRICT, parallel_tool_calls=False)
+    assert not obeys(one, written(form, ("weather", good), ("clock", "{}")), TOKENIZER, MODEL)
+
+
+def test_parameters_in_tags_obey_their_schemas() -> None:
+    city = {"type": "string", "enum": ["Paris", 'a "b"']}
+    properties = {
+        "city": city,
+        "days": {"$ref": "#/$defs/days"},
+        "note": {"type": "string", "minLength": 2, "maxLength": 4},
+        "free": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+    }
+    parameters = {"type": "object", "properties": properties, "required": ["city", "days"]}
+    parameters["$defs"] = {"days": {"type": "array", "items": {"type": "integer"}}}
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
+    must = grammar("qwen3_coder", tools=tools, tool_choice="required")
+    form = FORMATS["qwen3_coder"]
+    for told, fits in (
+        ('{"city": "Paris", "days": "[1, 2]"}', True),
+        ('{"city": "Paris", "days": "[1]", "note": "a<b", "free": "null"}', True),
+        ('{"city": "Rome", "days": "[1, 2]"}', False),
+        ('{"city": "Paris", "days": "[true]"}', False),
+        ('{"city": "Paris"}', False),
+        ('{"city": "Paris", "days": "[]", "note": "a"}', False),
+        ('{"city": "Paris", "days": "[]", "note": "abcde"}', False),
+    ):
+        assert obeys(must, written(form, ("weather", told)), TOKENIZER, MODEL) is fits, told
+    reading = asked("qwen3_coder", tools=tools).calls
+    assert reading is not None and reading.json_parameters == {"weather": ("days", "free")}
+
+
+def test_parameters_in_tags_may_have_any_schema() -> None:
+    """A client's schema says what it likes; the grammar is refused, or it is not, and nothing is raised."""
+    deep: Any = {"type": "string"}
+    for _ in range(200):
+        deep = {"anyOf": [deep]}
+    for one in (
+        True,
+        None,
+        5,
+        {"$ref": "#/$defs/x"},
+        {"$ref": "#/a/b"},
+        deep,
+        {"minLength": "9"},
+        {"enum": []},
+    ):
+        for parameters in ({"properties": {"p": one}, "required": 7, "$defs": []}, {"properties": []}):
+            tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+            with suppress(InvalidRequest):
+                grammar("qwen3_coder", tools=tools, tool_choice="required")
 
 
 TOLD = (

@@ -1,0 +1,82 @@
+"""Calls of tools as Qwen3-Coder writes them: a function and its parameters, each between tags. Pure.
+
+A parameter that is a text stands as it is between its tags; any other stands as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+FUNCTION, PARAMETER, PARAMETER_END, FUNCTION_END = "<function=", "<parameter=", "</parameter>", "</function>"
+LINE_END, END = json.dumps("\n"), json.dumps(f"\n{PARAMETER_END}")
+MOST_DEEP = 16  # schemas within one another
+OF_TEXT = r"/(.|\n){%s,%s}\n<\/parameter>/ & ~/(.|\n)*<\/parameter>(.|\n)+/"  # with its end, which comes once
+
+
+def is_text(schema: object, root: Mapping[str, Any], depth: int = MOST_DEEP) -> bool:
+    """Returns whether a parameter with this schema is a text, as far as the schema says it. It is a client's,
+    and may be anything."""
+    own = _resolved(schema, root)
+    kind = own.get("type")
+    if kind is not None:
+        return kind == "string" or (isinstance(kind, list) and "string" in kind)
+    for values in (own.get("enum"), [own["const"]] if "const" in own else None):
+        if isinstance(values, list):
+            return any(isinstance(value, str) for value in values)
+    for name in ("anyOf", "oneOf", "allOf"):
+        if depth and isinstance(parts := own.get(name), list):
+            return any(is_text(part, root, depth - 1) for part in parts)
+    return not {"properties", "items"} & own.keys()
+
+
+def _resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the schema that another one only names."""
+    if isinstance(schema, Mapping) and isinstance(name := schema.get("$ref"), str):
+        places, _, name = name.removeprefix("#/").rpartition("/")
+        found = root.get(places)
+        schema = found.get(name) if isinstance(found, Mapping) else None
+    return schema if isinstance(schema, Mapping) else {}
+
+
+def _parameters(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    known = schema.get("properties")
+    return known if isinstance(known, Mapping) else {}
+
+
+def json_parameters(schema: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the parameters of a function that are no texts."""
+    return tuple(name for name, one in _parameters(schema).items() if not is_text(one, schema))
+
+
+def function(index: int, name: str, schema: Mapping[str, Any]) -> list[str]:
+    """Returns the rules, in Lark's notation, of a call of the function. Its parameters come in the schema's
+    order. Of texts the choices and the lengths are held; patterns are not."""
+    required = schema.get("required")
+    parts, lines = [], []
+    for number, (parameter, one) in enumerate(_parameters(schema).items()):
+        rule = f"parameter_{index}_{number}"
+        needed = isinstance(required, list) and parameter in required
+        parts.append(rule if needed else f"{rule}?")
+        lines.append(f"{rule}: {json.dumps(f'{PARAMETER}{parameter}>{chr(10)}')} {rule}_value {LINE_END}")
+        lines.append(_value(f"{rule}_value", one, schema))
+    head = json.dumps(f"{FUNCTION}{name}>\n")
+    return [f"call_{index}: {head} {' '.join(parts)} {json.dumps(FUNCTION_END)}", *lines]
+
+
+def _value(rule: str, schema: object, root: Mapping[str, Any]) -> str:
+    own = _resolved(schema, root)
+    if not is_text(schema, root):
+        named = {name: root[name] for name in ("$defs", "definitions") if name in root}
+        return f"{rule}: {rule}_json {END}\n{rule}_json: %json {json.dumps({**named, **own})}"
+    choices = [own["const"]] if "const" in own else own.get("enum")
+    if isinstance(choices, list):
+        options = " | ".join(json.dumps(one) for one in choices if isinstance(one, str))
+        return f"{rule}: ({options}) {END}"
+    lengths = _length(own.get("minLength"), 0), _length(own.get("maxLength"), "")
+    return f"{rule}: {rule.upper()}\n{rule.upper()}: {OF_TEXT % lengths}"
+
+
+def _length(told: object, otherwise: object) -> object:
+    return told if type(told) is int and told >= 0 else otherwise
