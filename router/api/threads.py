@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
-from outrider.errors import Overloaded
+from outrider.errors import OutriderError, Overloaded
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -116,7 +116,7 @@ class _Lane:
 
     def submit(self, owner: str, work: Callable[[], T]) -> Future[T]:
         self.enter(owner)
-        future = self.threads.submit(work)
+        future = self.threads.submit(_lightly, work)
         future.add_done_callback(lambda _: self.leave(owner))  # also if it is cancelled before it runs
         return future
 
@@ -133,3 +133,13 @@ class _Lane:
             self._taken[owner] -= 1
             if not self._taken[owner]:
                 del self._taken[owner]
+
+
+def _lightly(work: Callable[[], T]) -> T:
+    """Does the work. Its refusal leaves the thread without the frames that it came through: they hold what
+    was read, which would be freed where the refusal is answered, on the loop."""
+    try:
+        return work()
+    except OutriderError as refusal:
+        refusal.__context__ = None  # which holds the values that were at fault
+        raise refusal.with_traceback(None) from None

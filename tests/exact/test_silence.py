@@ -65,9 +65,11 @@ async def test_a_silent_drafter_is_replaced_and_acceptance_is_back(tmp_path: Pat
                 if steps or event.accepted:
                     steps.append(event)
     assert tokens == expected.tokens
-    # Draft and target are one model: nearly all is accepted, at once.
+    # Draft and target are one model: nearly all that is verified is accepted, and in nearly every step. How
+    # many drafts have come when a step starts is the machine's affair: `patient` waits for the first.
     assert sum(len(step.tokens) for step in steps) > OUTPUT / 4
-    assert sum(step.accepted for step in steps) > 0.6 * sum(len(step.tokens) for step in steps)
+    assert sum(step.accepted for step in steps) > 0.9 * sum(step.verified for step in steps)
+    assert sum(step.accepted > 0 for step in steps) > 0.9 * len(steps)
 
 
 HANGING = """
@@ -107,6 +109,7 @@ async def test_a_drafter_whose_step_hangs_ends_with_a_sentence_and_its_session_g
     async with Cluster(target) as cluster:
         expected = await cluster.ask([5, 6, 7], greedy, 200)
         options = ["drafter", "--draft", str(target), "--router", cluster.router_address, "--threads", "1"]
+        options += ["--kv-memory", "16MiB"]
         drafter = await asyncio.create_subprocess_exec(
             sys.executable, "-c", HANGING, *options, thread, stdout=DEVNULL, stderr=PIPE, cwd=ROOT
         )

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import httpx
@@ -26,6 +26,7 @@ from tests.router.api.scripted import ScriptedRunner, application, byte_level, s
 
 ROOM = MAX_BODY_BYTES - 1000  # bytes that a field may have: the others need some
 CONTEXT = 8192
+TRIES = 4
 ENDPOINTS = {
     "CompletionRequest": ("/v1/completions", {"prompt": "the fox"}),
     "ChatRequest": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "the fox"}]}),
@@ -127,24 +128,38 @@ def a_large_body() -> float:
     return time.thread_time() - began
 
 
+async def least_turn(ask: Callable[[], Awaitable[None]], longest_turn: list[float], few: float) -> float:
+    """The longest turn of the loop while something is asked; of several times the least, unless it is short.
+    Work is there each time. What a machine does with a thread's time in between (the host of a virtual one
+    takes its core away, the kernel makes room for a large body) is not."""
+    found: list[float] = []
+    while len(found) < TRIES and not (found and found[-1] < few):
+        await asyncio.sleep(0)
+        longest_turn[0] = 0.0
+        await ask()
+        found.append(longest_turn[0])
+    return min(found)
+
+
 @pytest.mark.parametrize(("path", "body"), list(bodies()))
 async def test_the_loop_goes_on_while_the_largest_value_of_a_field_is_read(
     client_of: ClientOf, path: str, body: bytes, longest_turn: list[float], a_large_body: float
 ) -> None:
     assert len(body) <= MAX_BODY_BYTES
     client = client_of(ScriptedRunner(MODEL, lambda request: steps([5, 6, 7])))
-    await asyncio.sleep(0)
-    longest_turn[0] = 0.0
-    asked = asyncio.create_task(client.post(path, content=body))
-    answered = 0
-    while not asked.done():
-        assert (await client.get("/health")).status_code == 200
-        answered += 1
-        await asyncio.sleep(0)
-    response = await asked
-    assert response.status_code in (200, 400), response.text[:500]
-    assert answered > 0
-    assert longest_turn[0] < a_large_body / 2, "it ran on the loop"
+
+    async def ask() -> None:
+        asked = asyncio.create_task(client.post(path, content=body))
+        answered = 0
+        while not asked.done():
+            assert (await client.get("/health")).status_code == 200
+            answered += 1
+            await asyncio.sleep(0)
+        response = await asked
+        assert response.status_code in (200, 400), response.text[:500]
+        assert answered > 0
+
+    assert await least_turn(ask, longest_turn, a_large_body / 2) < a_large_body / 2, "it ran on the loop"
 
 
 def requests() -> Iterator[Any]:
@@ -190,8 +205,9 @@ async def test_the_loop_goes_on_while_the_largest_call_is_read(
 ) -> None:
     runner = ScriptedRunner(MODEL, lambda request: steps([5, 6, 7]))
     servicer = GenerationServicer(Intake(runner, lambda below: 0), metrics)
-    await asyncio.sleep(0)
-    longest_turn[0] = 0.0
-    with pytest.raises(InvalidRequest):
-        await asyncio.create_task(servicer._begun(request_, TimeLimits()))
-    assert longest_turn[0] < a_large_body / 2, "it ran on the loop"
+
+    async def ask() -> None:
+        with pytest.raises(InvalidRequest):
+            await asyncio.create_task(servicer._begun(request_, TimeLimits()))
+
+    assert await least_turn(ask, longest_turn, a_large_body / 2) < a_large_body / 2, "it ran on the loop"

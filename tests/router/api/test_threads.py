@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from outrider.errors import Overloaded
+from outrider.errors import InvalidRequest, Overloaded
 from router.api.threads import SMALL_BYTES, THREADS, Threads
 
 LARGE = SMALL_BYTES + 1
@@ -45,3 +45,20 @@ async def test_what_the_work_raises_comes_back_and_its_place_with_it() -> None:
     for _ in range(3):
         with pytest.raises(ValueError):
             await threads.run(1, "", None, int, "x")
+
+
+async def test_what_is_refused_is_freed_in_the_thread_that_read_it() -> None:
+    freed_in: list[str] = []
+
+    class Read:
+        def __del__(self) -> None:
+            freed_in.append(threading.current_thread().name)
+
+    def refuse() -> None:
+        read = Read()
+        raise InvalidRequest(f"it is none: {type(read).__name__}")
+
+    with pytest.raises(InvalidRequest, match="it is none: Read") as refused:
+        await Threads().run(1, "", None, refuse)
+    assert refused.value.__context__ is None
+    assert len(freed_in) == 1 and freed_in[0].startswith("small requests")
