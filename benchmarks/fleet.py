@@ -53,6 +53,9 @@ from router.workers import Drafter, Verifier
 OF_A_PROCESS = 300  # fake workers
 PROMPT_TOKENS = 128
 SCRAPES = 10
+REGISTERED_SECONDS = 3.0  # in which workers have registered
+SETTLED_SECONDS = 5.0  # after a router knows all, until it is idle
+RUNNING_SECONDS = 4.0  # of sessions, before their verifiers die
 
 
 # -- without sockets --
@@ -244,11 +247,11 @@ async def joining(verifiers: int, drafters: int, seconds: float) -> dict[str, fl
     async with service() as made:
         await made.workers("verifier", verifiers, OF_A_PROCESS)
         await made.workers("drafter", drafters, OF_A_PROCESS)
-        await asyncio.sleep(3.0)  # for all to have registered
+        await asyncio.sleep(REGISTERED_SECONDS)
         await made.router()
         known = await made.known(verifiers, drafters)
         joined = list(made.lines)
-        await asyncio.sleep(5.0)
+        await asyncio.sleep(SETTLED_SECONDS)
         idle = len(made.lines)
         await asyncio.sleep(seconds)
         quiet = made.lines[idle:]
@@ -284,7 +287,7 @@ async def killed(verifiers: int, sessions: int) -> dict[str, float]:
         assert await made.known(verifiers, 0) < 120
         body = {"prompt": [5, 6, 7], "max_tokens": 1500, "temperature": 0, "ignore_eos": True}
         asking = [asyncio.create_task(made.ask("/v1/completions", body)) for _ in range(sessions)]
-        await asyncio.sleep(4.0)
+        await asyncio.sleep(RUNNING_SECONDS)
         running = sum(not one.done() for one in asking)
         first.kill()
         answers = await asyncio.gather(*asking)

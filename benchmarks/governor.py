@@ -43,6 +43,7 @@ LEAD_SECONDS = 1.0  # of a turn that do not count, at least: until all streams h
 PROMPT_LINES = 4
 TOKENS = 128  # of an answer
 GOAL = 0.97
+KV_MEMORY = "1GiB"  # of each worker
 PLAIN, GOVERNED, ALWAYS, SHARING, HOSTILE = "plain", "governed", "always", "sharing", "hostile"
 PROMPTS = heldout_prompts(256, PROMPT_LINES)
 THROTTLED = (0.09, 0.01)  # seconds for which a drafter stands still, and runs
@@ -113,6 +114,8 @@ async def served(target: str, *options: str) -> AsyncIterator[Served]:
         "0",
         "--grpc-port",
         "0",
+        "--kv-memory",
+        KV_MEMORY,
     ]
     process = await asyncio.create_subprocess_exec(
         *command, *options, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT

@@ -13,6 +13,10 @@ from xdist.scheduler import LoadScopeScheduling
 # abort such a child before it becomes another program. Read when grpc is imported, so set before that.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
+# Several processes run tests side by side: with more threads each, torch's would spin while they wait.
+# A test that needs more says so. Read when torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Whoever speaks to a Ray of the tests needs this token. A process reads it once, when it first uses Ray.
 os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
@@ -32,11 +36,23 @@ def pytest_runtestloop() -> None:
     gc.freeze()
 
 
+# Rooms that take a minute or more, the longest first.
+LONGEST = ("deploy/ray", "exact", "benchmarks", "e2e", "engine", "cluster", "chaos", "bench", "distillation")
+
+
 class Rooms(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
-    """Where several processes run tests, a room's tests stay together: what a room starts, it starts once."""
+    """Where several processes run tests, a room's tests stay together: what a room starts, it starts once.
+
+    The longest rooms come first, and short ones fill up what is left: none is alone at the end for long."""
 
     def _split_scope(self, nodeid: str) -> str:
         return nodeid.partition("::")[0].rpartition("/")[0]
+
+    def _assign_work_unit(self, node: Any) -> None:
+        longest = [f"tests/{room}" for room in LONGEST if f"tests/{room}" in self.workqueue]
+        if longest:
+            self.workqueue.move_to_end(longest[0], last=False)
+        super()._assign_work_unit(node)
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist, which a single process does without

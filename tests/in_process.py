@@ -44,12 +44,13 @@ from router.registry import Registry
 from router.requests import GenerationRequest, SessionEnded, TokensCommitted
 from router.router import Router
 from verifier.service import VerifierService
-from verifier.step_start import Awaited
+from verifier.step_start import Awaited, StartAt
 from verifier.stepper import Stepper
 from verifier.ways import Ways
 
 TOKEN = "dt-outrider-test"  # with which drafters join
 KV_BYTES = 64 * 2**20
+PATIENCE_SECONDS = 5.0  # only a drafter that has nothing to say lets a step wait so long
 
 
 @dataclass(frozen=True)
@@ -96,10 +97,13 @@ class Cluster:
         quantization: str | None = None,
         clock: Callable[[], float] = time.monotonic,
         compare: bool = False,
+        patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
-        """`clock`: by which verifiers count their seconds; `compare`: whether drafts rest that do not pay."""
+        """`clock`: by which verifiers count their seconds; `compare`: whether drafts rest that do not pay;
+        `patience_seconds`: that a step waits for a drafter that has nothing to say."""
         self._clock = clock
         self._compare = compare
+        self._start_at = patient(patience_seconds)
         self._target = target
         self._quantization = quantization
         self._kv_blocks = kv_blocks
@@ -133,7 +137,7 @@ class Cluster:
         grammars = Grammars(tokenizer.json, info.model.eos_token_ids)
         ways = Ways(engine, None, random.Random(1).random if self._compare else None)
         stepper = Stepper(
-            engine, self._limits, service.on_step, self._clock, patient, grammars=grammars, ways=ways
+            engine, self._limits, service.on_step, self._clock, self._start_at, grammars=grammars, ways=ways
         )
         service.use(stepper)
         server = new_server()
@@ -265,17 +269,21 @@ def load(
     )
 
 
-def patient(
-    now: float,
-    free_since: float,
-    step_seconds: float,
-    goodput: float,
-    awaited: Iterable[Awaited],
-    price: float = 0.0,
-) -> float:
+def patient(seconds: float) -> StartAt:
     """Takes the place of step_start.start_at: waits for every drafter, so that drafts always take part."""
-    until = free_since + 5.0  # only a drafter that has nothing to say lets it come to that
-    return until if any(session.tokens == 0 < session.wanted for session in awaited) else now
+
+    def start_at(
+        now: float,
+        free_since: float,
+        step_seconds: float,
+        goodput: float,
+        awaited: Iterable[Awaited],
+        price: float = 0.0,
+    ) -> float:
+        waits = any(session.tokens == 0 < session.wanted for session in awaited)
+        return free_since + seconds if waits else now
+
+    return start_at
 
 
 TAME_COMMITS = 4

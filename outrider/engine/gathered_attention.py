@@ -38,6 +38,7 @@ class GatheredAttention:
         self.others: set[int] = set()
         self.row_batching = row_batching
         self._device, self._dtype = device, dtype
+        self._shown: tuple[RowBatching, int] | None = None  # to keep bits, with so many threads
 
     @classmethod
     def on(cls, model: Any, num_blocks: int) -> GatheredAttention:
@@ -83,9 +84,12 @@ class GatheredAttention:
         return self.pools.rows(layer, slots).masked_fill_(missing[..., None], 0)
 
     def batch_rows(self) -> None:
-        self.row_batching = invariance.row_batching(self.layers.values())
+        self.row_batching = found = invariance.row_batching(self.layers.values())
+        self._shown = None if found is None else (found, torch.get_num_threads())
 
     def keeps_bits(self) -> bool:
+        if self._shown == (self.row_batching, torch.get_num_threads()):  # batch_rows has just tried it
+            return True
         return invariance.attention_keeps_bits(self.layers.values(), self.row_batching)
 
     def resized(self, num_blocks: int) -> GatheredAttention:

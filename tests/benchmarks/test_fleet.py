@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks import fleet
 from benchmarks.fleet import burst, joining, killed, placement, spread
 
 
@@ -14,7 +15,9 @@ async def test_placements_and_bursts_are_measured() -> None:
 
 
 @pytest.mark.process
-async def test_a_fleet_joins_idles_and_dies_by_half() -> None:
+async def test_a_fleet_joins_idles_and_dies_by_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("REGISTERED_SECONDS", "SETTLED_SECONDS", "RUNNING_SECONDS"):
+        monkeypatch.setattr(fleet, name, 1.0)
     found = await joining(2, 4, 1.5)
     assert found["all_known_s"] < 60 and found["metrics_kib"] > 1
     died = await killed(4, 6)

@@ -13,7 +13,7 @@ from tests.tiny_models import build
 
 def test_they_are_asked_in_turn(tmp_path: Path) -> None:
     model, kept = str(build("llama", tmp_path / "model")), tmp_path / "result.json"
-    names = ("outrider, plain, 1 thread", "transformers, 5 at a time")
+    names = ("outrider, plain, 1 thread", "transformers, plain, 1 thread")
     main(
         model,
         model,

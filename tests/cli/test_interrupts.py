@@ -46,16 +46,12 @@ ROUTER = ("router", "--port", "0", "--grpc-port", "0")
 @pytest.mark.parametrize(
     "moment",
     [
-        "typer:",
-        "router.config:",
+        "typer:",  # the command line is imported
         "outrider_cli.roles:",
-        "asyncio.base_events:",
-        "router.service:",
-        "fastapi:",
-        "pydantic.main:",
+        "router.service:",  # the role is
         "grpc._cython:",
         "uvicorn.server:",
-        "router.service:opened",
+        "router.service:opened",  # it runs
         "router.service:bind",
     ],
 )

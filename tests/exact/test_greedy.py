@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from outrider.sampling.params import SamplingParams
-from tests.in_process import Answer, Cluster
+from tests.in_process import PATIENCE_SECONDS, Answer, Cluster
 from tests.tiny_models import ARCHITECTURES, build, near_copy
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -49,7 +49,9 @@ async def test_greedy_output_equals_generate(architecture: str, tmp_path: Path) 
     expected = reference(target)
     accepted: dict[str, int] = {}
     for drafter in DRAFTERS if architecture in ALL_DRAFTERS else DRAFTERS[:1]:
-        async with Cluster(target) as cluster:
+        # One that is never right soon says little, and its silence is waited for.
+        patience = 0.5 if drafter == "bad" else PATIENCE_SECONDS
+        async with Cluster(target, patience_seconds=patience) as cluster:
             if drafter == "good":
                 await cluster.add_drafter(near_copy(target, tmp_path / "good"))
             elif drafter == "bad":

@@ -28,7 +28,7 @@ from outrider.engine.replayed import Replayed
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Row, TokenCounts
 from outrider.v1 import generation_pb2_grpc
-from tests.e2e.conftest import DRAFT, ROOT, Alone, Serve, start
+from tests.e2e.conftest import DRAFT, KV_MEMORY, ROOT, Alone, Serve, start
 from tests.e2e.test_serve import cases, over_grpc
 from tests.follower_pool import KV_BYTES, Pool, divided
 from tests.tiny_models import build
@@ -236,6 +236,7 @@ def alone() -> Alone:
 def drafter(serve: Serve) -> Iterator[None]:
     """A drafter that is divided too."""
     options = ["--draft", str(DRAFT), "--router", serve.grpc_address, "--tensor-parallel-size", "2"]
+    options += ["--kv-memory", KV_MEMORY]
     process = subprocess.Popen(
         [sys.executable, "-m", "outrider_cli", "drafter", *options],
         stdout=subprocess.PIPE,
