@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 # Ray reports its use to its makers unless told not to. Read when a cluster starts: in time for `serve run`.
@@ -18,8 +17,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 from ray import serve
 from ray.serve import Application
 
-from demo import pair
-from deploy.args import AppArgs, PoolArgs, parse
+from deploy.args import AppArgs, PoolArgs, models, parse
 from deploy.autoscaling import DrafterPolicy, VerifierPolicy
 from deploy.ingress import NO_LIMIT, Ingress, RouterOptions
 from deploy.registry import Registry
@@ -65,19 +63,6 @@ def application(told: AppArgs, host: str | None = None) -> Application:
     options = RouterOptions(told.sessions, network.protection, told.api_keys)
     routers = serve.deployment(name="Router", **router_options(told))(Ingress)
     return routers.bind(options, source, *workers)
-
-
-def models(args: AppArgs) -> tuple[str, str | None, str | None]:
-    """Returns target, draft and the name to serve under."""
-    if args.target is None:
-        draft = None if args.propose else str(pair.DRAFT)
-        return str(pair.TARGET), draft, args.name or pair.NAME
-    return _absolute(args.target), args.draft and _absolute(args.draft), args.name
-
-
-def _absolute(model: str) -> str:
-    """Returns a folder as every replica finds it, wherever it runs; a hub id as it is."""
-    return str(Path(model).resolve()) if Path(model).is_dir() else model
 
 
 def router_options(args: AppArgs) -> Options:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from demo import pair
 from deploy.option_args import WRONG, refused, with_options
 from drafter.config import DrafterConfig
 from outrider.errors import StartupError
@@ -190,6 +191,19 @@ class AppArgs(Settings):
     def has_drafters(self) -> bool:
         """Returns True if there is a pool of drafters."""
         return self.target is None or self.draft is not None or self.propose is not None
+
+
+def models(args: AppArgs) -> tuple[str, str | None, str | None]:
+    """Returns target, draft and the name to serve under."""
+    if args.target is None:
+        draft = None if args.propose else str(pair.DRAFT)
+        return str(pair.TARGET), draft, args.name or pair.NAME
+    return _absolute(args.target), args.draft and _absolute(args.draft), args.name
+
+
+def _absolute(model: str) -> str:
+    """Returns a folder as every replica finds it, wherever it runs; a hub id as it is."""
+    return str(Path(model).resolve()) if Path(model).is_dir() else model
 
 
 def nested(given: Mapping[str, Any]) -> dict[str, Any]:

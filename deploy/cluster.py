@@ -131,6 +131,16 @@ def _cluster(
     stop: Stop,
 ) -> Iterator[str]:
     """Starts everything; gives what to tell people. Raises StartupError."""
+    from deploy.args import models, parse
+    from outrider.engine.checkpoint import locate, look_over
+
+    told = parse(arguments)  # what is refused is refused at once: before Ray, whose import takes a while
+    check_reach(host, None, None, told.insecure)
+    _check_free(host, port, "--port")
+    _check_free(host, grpc_port, "--grpc-port")
+    target, draft, name = models(told)
+    for model in filter(None, (target, draft)):
+        look_over(locate(model))  # a worker would say the same, a minute later
     try:
         import ray
         from ray import serve
@@ -139,20 +149,11 @@ def _cluster(
     except ModuleNotFoundError:
         raise StartupError("Ray is not installed: install outrider[ray], or use make cluster") from None
 
-    from deploy.app import application, models
-    from deploy.args import parse
+    from deploy.app import application
     from deploy.ingress import API_KEYS, SERVICER_FUNCTIONS
-    from outrider.engine.checkpoint import locate, look_over
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    told = parse(arguments)
-    check_reach(host, None, None, told.insecure)
-    target, draft, name = models(told)
-    for model in filter(None, (target, draft)):
-        look_over(locate(model))  # a worker would say the same, a minute later
     made = application(told, LOOPBACK)  # all of it is on this machine
-    _check_free(host, port, "--port")
-    _check_free(host, grpc_port, "--grpc-port")
     try:
         terminal.say("starting Ray")
         os.environ[HOST_VARIABLE] = host

@@ -51,6 +51,7 @@ def environment(folder: Path) -> dict[str, str]:
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(_free_port()),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",  # nobody else needs to hear that it stops
         **PATIENCE,
+        "RAY_prestart_worker_first_driver": "0",  # no process waits for tasks: Serve starts those it needs
         "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the node's address is 127.0.0.1

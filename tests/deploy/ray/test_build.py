@@ -13,8 +13,8 @@ import yaml
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig
 
-from deploy.app import build, drafter_options, models, registry_options, router_options, verifier_options
-from deploy.args import parse
+from deploy.app import build, drafter_options, registry_options, router_options, verifier_options
+from deploy.args import models, parse
 from deploy.autoscaling import DrafterPolicy, VerifierPolicy
 from deploy.ingress import SERVICER_FUNCTIONS
 from outrider.errors import StartupError
