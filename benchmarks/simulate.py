@@ -10,6 +10,7 @@ plain decoding, and whether the goals hold.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -40,6 +41,9 @@ FEWEST_ANSWERS = 32
 WAITING_PAYS = 32  # sessions up to which fixed k may wait for drafts, too: with more, it never pays
 OURS = "ours"
 OURS_ALONE = "the verifier alone"  # k left at the most
+PATHS = "paths alone"  # ours, but that a step verifies no trees
+CHEAP = 0.03  # price of a token below which trees are to bring much
+SAMPLED = ("chat",)  # kinds of answers that are drawn with noise, and no other
 SHOWN = {  # by heading: the beginning of the ways' names, of which the best is shown; how its line is drawn
     "best k for all": ("k = ", "tab:gray", "-"),
     "+2/-1": ("+2/-1", "tab:orange", ":"),
@@ -68,8 +72,9 @@ def cells(machines: Iterable[str], batches: Mapping[str, Sequence[int]]) -> list
     ]
 
 
-def goodputs(cell: Cell, seed: int, answers_each: int) -> dict[str, Result]:
-    """Returns what each way of choosing k brings; of those from which hindsight chooses, the best."""
+def goodputs(cell: Cell, seed: int, answers_each: int, trees: bool = False) -> dict[str, Result]:
+    """Returns what each way of choosing k brings; of those from which hindsight chooses, the best. `trees`:
+    only what is needed to hold these against paths."""
     answers = max(FEWEST_ANSWERS, answers_each * cell.batch)
     book = Book.of(make(cell.kind, answers, seed, BEYOND))
     costs = MACHINES[cell.machine]
@@ -83,6 +88,8 @@ def goodputs(cell: Cell, seed: int, answers_each: int) -> dict[str, Result]:
         return max((run(policy) for policy in policies), key=lambda result: result.goodput)
 
     found = {"plain": run(Fixed("plain", [0] * answers, Start.AT_ONCE))}
+    if trees:
+        return found | {each.name: run(each) for each in (Ours(PATHS), Ours(OURS, trees=True))}
     for k in range(1, MOST_DRAFTS + 1):
         found[f"k = {k}"] = best(Fixed("", [k] * answers, start) for start in starts)
     for k in (1, 2, 4, 8):
@@ -90,7 +97,8 @@ def goodputs(cell: Cell, seed: int, answers_each: int) -> dict[str, Result]:
     found["hindsight"] = best(
         Fixed("", ks, start) for ks in {tuple(hindsight(book, price)) for price in PRICES} for start in starts
     )
-    for policy in (Heuristic(), Confidence(answers), Ours(OURS_ALONE, router=False), Ours(OURS)):
+    ours = Ours(PATHS), Ours(OURS_ALONE, router=False, trees=True), Ours(OURS, trees=True)
+    for policy in (Heuristic(), Confidence(answers), *ours):
         found[policy.name] = run(policy)
     return found
 
@@ -113,6 +121,7 @@ class Row:
     messages_per_token: float  # of the router, with ours
     drafted_per_token: float
     error_of_calibration: float  # expected, of the survival that ours goes by
+    price: float  # of a token in a step, with paths alone
 
     @property
     def best_fixed(self) -> float:
@@ -120,11 +129,16 @@ class Row:
 
     def best(self, beginning: str) -> float:
         """Returns the best ratio of the ways whose name begins so."""
-        return max(ratio for name, ratio in self.over_plain.items() if name.startswith(beginning))
+        found = (ratio for name, ratio in self.over_plain.items() if name.startswith(beginning))
+        return max(found, default=math.nan)
 
     @property
     def over_hindsight(self) -> float:
-        return self.over_plain[OURS] / max(self.over_plain["hindsight"], self.best_fixed)
+        return self.over_plain[OURS] / max(self.best("hindsight"), self.best_fixed)
+
+    @property
+    def over_paths(self) -> float:
+        return self.over_plain[OURS] / self.over_plain[PATHS]
 
     @property
     def over_best_fixed(self) -> float:
@@ -140,32 +154,42 @@ def row(cell: Cell, results: Mapping[str, Result]) -> Row:
         ours.messages_per_token,
         ours.drafted_per_token,
         ours.error_of_calibration,
+        results[PATHS].price,
     )
 
 
 def goals(rows: Sequence[Row]) -> list[tuple[str, float, float]]:
     """Returns (what, worst ratio, at least)."""
+    alone = [r.over_paths for r in rows if r.cell.batch == 1 and r.price < CHEAP and r.cell.kind in SAMPLED]
     switching = [r.over_best_fixed for r in rows if r.cell.kind == "switching" and r.cell.batch >= 128]
-    return [
+    found = [
         ("over plain decoding, anywhere", min(r.over_plain[OURS] for r in rows), 0.99),
+        ("trees over paths", min(r.over_paths for r in rows), 0.99),
+    ]
+    if alone:
+        found.append((f"trees over paths, one session, a price below {CHEAP}", min(alone), 1.15))
+    if any(OURS_ALONE not in r.over_plain for r in rows):
+        return found
+    if switching:
+        found.append(("over the best k for all, switching, batch >= 128", min(switching), 1.05))
+    verifiers = min(r.over_plain[OURS] / r.over_plain[OURS_ALONE] for r in rows)
+    return [
+        *found,
         ("over the best k of each session in hindsight", min(r.over_hindsight for r in rows), 0.98),
-        *([("over the best k for all, switching, batch >= 128", min(switching), 1.05)] if switching else []),
-        (
-            "over the verifier's choice alone",
-            min(r.over_plain[OURS] / r.over_plain[OURS_ALONE] for r in rows),
-            0.99,
-        ),
+        ("over the verifier's choice alone", verifiers, 0.99),
     ]
 
 
 def show(rows: Sequence[Row]) -> None:
-    table = Table("machine", "answers", "batch", "RTT ms", *SHOWN, "over hindsight")
+    table = Table("machine", "answers", "batch", "RTT ms", *SHOWN, "over hindsight", "over paths", "price")
     for r in rows:
         cell = r.cell
         table.add_row(
             *(cell.machine, cell.kind, str(cell.batch), f"{cell.round_trip_ms:g}"),
             *(f"{r.best(name):.2f}" for name, _, _ in SHOWN.values()),
             f"{r.over_hindsight:.3f}",
+            f"{r.over_paths:.3f}",
+            f"{r.price:.3f}",
         )
     CONSOLE.print(table)
     for what, ratio, least in goals(rows):
@@ -205,6 +229,7 @@ def main(
         list[str] | None, typer.Option(help=f"Of {', '.join(KINDS)}; all where left out.")
     ] = None,
     answers: Annotated[int, typer.Option(min=2, help="Answers for each session's place.")] = 2,
+    trees: Annotated[bool, typer.Option("--trees", help="Only plain decoding, paths and trees.")] = False,
     seed: Annotated[int, typer.Option(help="Of answers and noise.")] = 1,
     write: Annotated[Path | None, typer.Option(help="Folder for simulate.json and simulate.png.")] = None,
 ) -> None:
@@ -213,21 +238,24 @@ def main(
     for name, known in (*((m, MACHINES) for m in machines), *((k, KINDS) for k in kinds)):
         if name not in known:
             raise SystemExit(f"{name!r} is not one of {', '.join(known)}")
-    batches = {"h200": batch or (4, 32, 128, 256), "cpu": batch or (1, 4, 16, 32)}
+    batches = {"h200": batch or (1, 4, 32, 128, 256), "cpu": batch or (1, 4, 16, 32)}
     chosen = [cell for cell in cells(machines, batches) if cell.kind in kinds]
     with ProcessPoolExecutor() as pool:
-        found = pool.map(goodputs, chosen, repeat(seed), repeat(answers))
+        found = pool.map(goodputs, chosen, repeat(seed), repeat(answers), repeat(trees))
         results = list(track(found, "Simulating", total=len(chosen), console=CONSOLE))
     rows = [row(cell, result) for cell, result in zip(chosen, results, strict=True)]
     show(rows)
     if write is not None:
         result = {
             "goals": [dict(zip(("goal", "worst", "at_least"), goal, strict=True)) for goal in goals(rows)],
-            "cells": [asdict(r) | {"over_hindsight": r.over_hindsight} for r in rows],
+            "cells": [
+                asdict(r) | {"over_hindsight": r.over_hindsight, "over_paths": r.over_paths} for r in rows
+            ],
         }
         write.mkdir(parents=True, exist_ok=True)
         keep(write / "simulate.json", result)
-        plot(rows, write / "simulate.png")
+        if not trees:
+            plot(rows, write / "simulate.png")
 
 
 if __name__ == "__main__":

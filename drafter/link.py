@@ -73,6 +73,7 @@ class VerifierLink:
         self._idle_since = clock()  # where it has no sessions
         self._shut = ""  # why no session is taken at the moment
         self._resting = False  # whether the verifier takes no drafts for now
+        self._beside = 0.0  # chance with which it takes a token beside the likeliest; 0 = it takes none
         self._task = asyncio.create_task(self._keep_connected())
 
     @property
@@ -84,7 +85,7 @@ class VerifierLink:
         if self._shut:
             self._on_ended(session.id, DraftEndCause.CUT_OFF, self._shut)
             return
-        session.resting = self._resting
+        session.resting, session.beside = self._resting, self._beside
         self._sessions[session.id] = session
         self._attach[session.id] = None
         self.changed(session)
@@ -192,6 +193,10 @@ class VerifierLink:
             self._resting = batch.rest
             for each in self._sessions.values():
                 each.resting = batch.rest
+        if batch.beside != self._beside:
+            self._beside = batch.beside
+            for each in self._sessions.values():
+                each.beside = batch.beside
         if batch.echo_us:
             self._round_trips.append(max(0.0, self._clock() - (batch.echo_us + batch.held_us) / 1e6))
         for commit in self._allowance.entries(batch.commits):

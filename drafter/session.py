@@ -6,13 +6,15 @@ clock, no I/O, no torch. KV blocks are held beside it as integers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from drafter.survival import FIRST_RECENT, recent_after
 from outrider.engine.kv_blocks import BlockTable
 from outrider.sampling.params import SamplingParams
 from outrider.wire.session import SessionParams
+
+MOST_WITH_OTHERS = 128  # tokens told at a time, if some only stand in the place of others
 
 
 class LogConflict(Exception):
@@ -84,6 +86,7 @@ class DraftSession:
         self.spec = spec
         self.window = window
         self.resting = False  # its verifier takes no drafts for now
+        self.beside = 0.0  # chance with which that takes a token beside a guess; 0 = it takes none
         self.first_sampling = spec.params.first_sampling
         self.log: list[int] = [*spec.params.prompt, *spec.output]
         self.drafted: list[Guess] = []  # the trunk
@@ -222,36 +225,59 @@ class DraftSession:
 
     def tell(self) -> tuple[list[int], list[int], list[float]]:
         """Returns (tokens, parents, survival) of the paths with guesses that the verifier has not been sent,
-        each from the log's end on, the trunk first. They count as sent from now on. Parents are indices, -1 =
-        the log's end; none are given if there are no branches. If there is nothing new, nothing at
-        all."""
+        each from the log's end on, the trunk first, and of what may stand in the place of those guesses. They
+        count as sent from now on. Parents are indices, -1 = the log's end; none are given if all that is told
+        is the trunk. If there is nothing new, nothing at all."""
         grown = [branch for branch in self.branches if branch.untold]
         length = len(self.drafted)
         if not self.untold:
             length = max((branch.at - len(self.log) for branch in grown), default=0)
-        tokens, parents, survival = [], list(range(-1, length - 1)), []
-        before, reach = 1.0, [1.0]  # P(the target takes the trunk up to a guess)
-        for guess in self.drafted[:length]:
-            before *= guess.acceptance
-            tokens.append(guess.token)
-            survival.append(before)
-            reach.append(before)
+        told = _Telling()
+        for index, guess in enumerate(self.drafted[:length]):
+            told.add(guess.token, index - 1, guess.acceptance)
         for branch in grown:
             index = branch.at - len(self.log)
-            chance = reach[index] * chance_of(self.drafted[index], branch.rank)
-            parent = index - 1
-            path = [(branch.token, 1.0), *((guess.token, guess.acceptance) for guess in branch.guesses)]
-            for token, acceptance in path:
-                chance *= acceptance
-                parents.append(parent)
-                parent = len(tokens)
-                tokens.append(token)
-                survival.append(chance)
+            parent = told.add(branch.token, index - 1, chance_of(self.drafted[index], branch.rank))
+            known = len(branch.guesses) - branch.untold
+            for place, guess in enumerate(branch.guesses):
+                if place >= known:
+                    told.others(guess, parent, self.beside)
+                parent = told.add(guess.token, parent, guess.acceptance)
+        branching = {(branch.at, branch.rank) for branch in self.branches if branch.guesses}
+        for index in range(len(self.drafted) - self.untold, len(self.drafted)):
+            begun = {rank for at, rank in branching if at == len(self.log) + index}
+            told.others(self.drafted[index], index - 1, self.beside, begun)
         self.told += self._all_untold
         self.untold, self.news = 0, False
         for branch in grown:
             branch.untold = 0
-        return tokens, parents if grown else [], survival
+        parents = told.parents if len(told.tokens) > length else []
+        return told.tokens, parents, told.survival
+
+
+class _Telling:
+    """What is told at a time."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.survival: list[float] = []
+
+    def add(self, token: int, parent: int, chance: float) -> int:
+        """Adds a token that the target takes with that chance if it has taken its parent. Returns its
+        index."""
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.survival.append(chance if parent < 0 else self.survival[parent] * chance)
+        return len(self.tokens) - 1
+
+    def others(self, guess: Guess, parent: int, least: float, begun: Container[int] = ()) -> None:
+        """Adds what may stand in the place of a guess, but for where a branch has `begun`. They cost no
+        forward; so nothing follows them."""
+        for rank, other in enumerate(guess.alternatives if least > 0 else ()):
+            chance = chance_of(guess, rank)
+            if chance >= least and rank not in begun and len(self.tokens) < MOST_WITH_OTHERS:
+                self.add(other.token, parent, chance)
 
 
 def chance_of(guess: Guess, rank: int) -> float:

@@ -58,7 +58,7 @@ class Place:
     ) -> None:
         """`changed` is called, on some thread, when `ready` has become true."""
         self.fault: str | None = None  # why the text cannot go on
-        self.known = 0  # rows of the last `masks` that have one
+        self.known: Sequence[bool] = ()  # of each row of the last `masks`, whether it has one
         self._changed = changed
         self._behind = list(output)  # tokens that the matcher has not been told
         self._matcher: LLMatcher | None = None
@@ -92,12 +92,16 @@ class Place:
         finally:
             self._using.release()
 
-    def masks(self, path: Sequence[int], last: int | None = None) -> list[Allowed]:
+    def masks(
+        self, path: Sequence[int], last: int | None = None, parents: Sequence[int] | None = None
+    ) -> list[Allowed]:
         """Begins to find what may come after each beginning of the path: len(path) + 1 rows, or the `last`
-        of them. Of a path that takes too long, or leaves the grammar, the rest is not found."""
+        of them. Of a path that takes too long, or leaves the grammar, the rest is not found.
+
+        `parents`: of each token, the index of the one before it, if it is not that beside it; -1 = none."""
         first = 0 if last is None else len(path) + 1 - last
-        work = _threads(Queue.STEP).submit(self._masks, list(path), first)
-        self._work: Future[list[Mask]] = work
+        work = _threads(Queue.STEP).submit(self._masks, list(path), first, parents)
+        self._work: Future[list[Mask | None]] = work
 
         def allowed(row: int) -> Allowed:
             return lambda: found[row] if row < len(found := work.result()) else None
@@ -108,36 +112,42 @@ class Place:
         self._work = _threads(Queue.SESSION).submit(self._first)
         self._work.add_done_callback(lambda _: self._changed())
 
-    def _first(self) -> list[Mask]:
+    def _first(self) -> list[Mask | None]:
         found = self._masks([], 0)
         self._next = found[0] if found else None
         return found
 
-    def _masks(self, path: list[int], first: int) -> list[Mask]:
+    def _masks(self, path: list[int], first: int, parents: Sequence[int] | None = None) -> list[Mask | None]:
         with self._using:
-            return self._masks_alone(path, first)
+            return self._masks_alone(path, first, range(-1, len(path) - 1) if parents is None else parents)
 
-    def _masks_alone(self, path: list[int], first: int) -> list[Mask]:
-        found: list[Mask] = []
-        self.known = 0
+    def _masks_alone(self, path: list[int], first: int, parents: Sequence[int]) -> list[Mask | None]:
+        found: list[Mask | None] = []
+        self.known = ()
         try:
             if self.fault is None and self._caught_up():
                 assert self._matcher is not None
                 began = time.thread_time()
-                taken = self._find(self._matcher, path, first, found, began + COSTLY_SECONDS)
-                self._costly = time.thread_time() - began > COSTLY_SECONDS * (1 + taken)
-                self._matcher.rollback(taken)
+                told = _Told(self._matcher, path, parents, began + COSTLY_SECONDS)
+                self._find(told, first, found)
+                self._costly = time.thread_time() - began > COSTLY_SECONDS * (1 + told.count)
+                told.back(-1)
         except Exception:
             log.exception("a grammar failed")
             self.fault = "its grammar cannot be followed"
-        self.known = len(found)
+        found += [None] * (len(path) + 1 - first - len(found))
+        self.known = [mask is not None for mask in found]
         return found
 
-    def _find(self, matcher: LLMatcher, path: list[int], first: int, found: list[Mask], until: float) -> int:
-        """Fills `found`, and returns how many tokens of the path the matcher was told."""
-        for row in range(len(path) + 1):
-            if row and (time.thread_time() > until or not matcher.try_consume_tokens([path[row - 1]])):
-                return row - 1
+    def _find(self, told: _Told, first: int, found: list[Mask | None]) -> None:
+        """Fills `found`, as far as the grammar and the time go."""
+        matcher = told.matcher
+        for row in range(len(told.path) + 1):
+            if row and not told.reach(row - 1):
+                if told.late:
+                    return
+                found.append(None)
+                continue
             if row < first:
                 continue
             if row == 0 and self._next is not None:
@@ -147,10 +157,8 @@ class Place:
             if matcher.is_error() or not mask.any():
                 if not row:
                     self.fault = _told(matcher)
-                    return 0
-                return row
+                return
             found.append(mask)
-        return len(path)
 
     def _caught_up(self) -> bool:
         if self._matcher is None:
@@ -162,6 +170,41 @@ class Place:
         elif self._matcher.is_error():
             self.fault = _told(self._matcher)
         return self.fault is None
+
+
+class _Told:
+    """What a matcher has been told of a tree of tokens, and has to take back."""
+
+    def __init__(self, matcher: LLMatcher, path: Sequence[int], parents: Sequence[int], until: float) -> None:
+        """`until`: the thread's time from which on it is told no more."""
+        self.matcher, self.path = matcher, path
+        self.count = 0  # tokens told, those taken back included
+        self.late = False
+        self._parents, self._until = parents, until
+        self._stands: list[int] = []  # the tokens behind which it stands
+
+    def reach(self, node: int) -> bool:
+        """Lets it stand behind a token, and returns whether it does: that may not be allowed there, or what
+        is before it was not."""
+        parent = self._parents[node]
+        self.back(parent)
+        self.late = time.thread_time() > self._until
+        if (self._stands[-1] if self._stands else -1) != parent or self.late:
+            return False
+        if not self.matcher.try_consume_tokens([self.path[node]]):
+            return False
+        self._stands.append(node)
+        self.count += 1
+        return True
+
+    def back(self, node: int) -> None:
+        """Takes back what stands behind a token; -1 = everything."""
+        behind = 0
+        while self._stands and self._stands[-1] > node:
+            self._stands.pop()
+            behind += 1
+        if behind:
+            self.matcher.rollback(behind)
 
 
 class Grammars:

@@ -62,6 +62,7 @@ class BenchOptions:
     peers: bool = option(True, "Measure transformers' generate too.", negated=True)
     lock_step: bool = option(True, "Measure drafts that wait for each verdict too.", negated=True)
     chains: bool = option(False, "Measure streaming drafts without branches too.")
+    paths: bool = option(False, "Measure drafts of which a step verifies one path too.")
     kv_memory: str = same(EngineOptions, "kv_memory", "2GiB")
     quantization: str | None = same(EngineOptions, "quantization")
     cores: str | None = option(
@@ -122,6 +123,7 @@ def settings_of(told: BenchOptions) -> Settings:
         model=told.model,
         lock_step=told.lock_step,
         chains=told.chains,
+        paths=told.paths,
         peers=told.peers,
         price_per_hour=told.price_per_hour,
         engine=engine,

@@ -39,6 +39,7 @@ class Workers:
     branches: bool = True  # whether drafters draft on from likely corrections, too
     lock_step: bool = False
     compare: bool = True
+    trees: bool = True  # whether a step may verify more than a path of a session's drafts
     resting_threads: int | None = None  # of each verifier
     max_model_len: int | None = None  # None = the target's own
     protection: Protection = field(default=Protection())
@@ -64,6 +65,7 @@ def worker_children(models: Models, workers: Workers, router: str) -> list[Child
         engine=workers.engine,
         lock_step=workers.lock_step,
         compare=workers.compare,
+        trees=workers.trees,
         resting_threads=workers.resting_threads,
         max_model_len=workers.max_model_len,
     )

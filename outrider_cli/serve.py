@@ -55,6 +55,7 @@ class ServeOptions:
     sessions: SessionOptions = field(default=SessionOptions())
     engine: EngineOptions = field(default=EngineOptions())
     compare: bool = same(VerifierConfig, "compare")
+    trees: bool = same(VerifierConfig, "trees")
     draft_quantization: str | None = option(
         None, "The same for the draft model alone.", choices=("int8",), shown="as --quantization"
     )
@@ -112,6 +113,7 @@ def _workers(told: ServeOptions, models: Models) -> Workers:
         draft_quantization=told.draft_quantization,
         lock_step=told.sessions.lock_step,
         compare=told.compare,
+        trees=told.trees,
         resting_threads=alone if lent else None,
         max_model_len=told.max_model_len,
         protection=told.protection,

@@ -370,7 +370,7 @@ class SessionMetrics:
             metrics.verified_in_steps[event.verified] += 1
             metrics.accepted_in_steps[event.accepted] += 1
             metrics.drafts.labels(model).inc()
-            metrics.draft_tokens.labels(model).inc(event.verified)
+            metrics.draft_tokens.labels(model).inc(event.verified + event.beside)
             metrics.accepted.labels(model).inc(event.accepted)
             for position in range(event.accepted):
                 metrics.accepted_at.labels(model, str(position)).inc()

@@ -32,12 +32,13 @@ class TokensCommitted:
 
     tokens: tuple[int, ...]  # `accepted` drafted ones, then the target's own
     accepted: int  # draft tokens accepted
-    verified: int  # draft tokens verified; 0 = a plain step
+    verified: int  # draft tokens verified: those, and the likeliest path behind them; 0 = a plain step
     cached_prompt_tokens: int = 0  # with the first output: prompt tokens found in the KV cache
     numerics: str = ""  # of the verifier, with the first output and if it is not that of the step before
     logprobs: Logprobs = ()  # of the tokens, if asked for
     guesses: Guesses = ()  # the draft tokens verified, if asked for
     prompt: PromptLogprobs | None = None  # with the first output, if asked for
+    beside: int = 0  # draft tokens verified on other branches
     seconds: float | None = None  # since the session was begun here; None = only its log tells of it
 
 

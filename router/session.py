@@ -227,6 +227,7 @@ class Session:
             logprobs=told.logprobs[known:],
             guesses=told.guesses[known:],
             prompt=prompt,
+            beside=told.beside,
             seconds=asyncio.get_running_loop().time() - self._begun_at,
         )
         if step.numerics and self.transcript.numerics:

@@ -218,7 +218,8 @@ class SessionDraft:
             and welcome(self._k, self._estimator.acceptance, verifier.load.price)
         ):
             price = bounded(verifier.load.price, 0.0, 1.0)
-            merits.observe(self._fingerprint, drafter.instance, step.accepted - price * step.verified)
+            gained = step.accepted - price * (step.verified + step.beside)
+            merits.observe(self._fingerprint, drafter.instance, gained)
         else:
             merits.passed(self._fingerprint)
 

@@ -18,6 +18,7 @@ LOGPROB_BYTES = 120  # as Python holds it
 GUESS_BYTES = 250
 REQUEST_BYTES = 500  # beside the prompt and what the API keeps
 MAX_NAME = 256  # characters of a drafter's worker_id
+MOST_BESIDE = 1024  # draft tokens that a verifier may say it verified beside a path, in a step
 
 
 class Transcript:
@@ -32,6 +33,7 @@ class Transcript:
         self._ends = array("I")  # by step: tokens of the log up to and including it
         self._accepted = array("I")
         self._verified = array("I")
+        self._beside: dict[int, int] = {}  # by step, where there are any
         self._cached_prompt_tokens = 0
         self._logprobs: list[Logprob] = []  # by output token, if asked for
         self._prompt: PromptLogprobs | None = None  # if asked for
@@ -88,6 +90,7 @@ class Transcript:
             tuple(self._logprobs[start - prompt : self._ends[index] - prompt]) if self._logprobs else (),
             self._guesses.get(index, ()),
             None if index else self._prompt,
+            self._beside.get(index, 0),
             self._seconds.get(index),
         )
 
@@ -101,6 +104,8 @@ class Transcript:
             self._prompt = step.prompt
         if step.numerics:
             self._numerics[self.steps] = step.numerics
+        if step.beside:
+            self._beside[self.steps] = step.beside
         self._logprobs += step.logprobs
         if self.request.params.guesses:
             self._guessed += 1 + len(step.guesses)
@@ -159,6 +164,8 @@ class Transcript:
 
     def guessed_as_asked(self, step: Committed, vocab_size: int) -> bool:
         """Returns whether a sound verifier may tell these guesses of the step, or none."""
+        if step.beside > MOST_BESIDE:
+            return False
         if not self.request.params.guesses or not step.guesses:
             return not step.guesses
         right = [one.token for one in step.guesses[: step.accepted]]
@@ -204,6 +211,7 @@ class Transcript:
                 step.logprobs,
                 step.guesses,
                 step.prompt,
+                step.beside,
             )
         if self.end is not None and start < self.length:
             yield end_record(self.end)

@@ -48,6 +48,11 @@ class VerifierConfig:
         "Compare with decoding without drafts now and then, and let drafters rest while that is faster.",
         negated=True,
     )
+    trees: bool = option(
+        True,
+        "Verify a session's drafts as a tree where tokens are cheap and the engine can; else a path.",
+        negated=True,
+    )
     resting_threads: int | None = option(
         None,
         "CPU threads while drafters rest, and to read prompts: with those of drafters on this machine.",

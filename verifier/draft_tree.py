@@ -14,15 +14,16 @@ single path, and the likeliest one is kept at hand once there are several.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
 
+from verifier.nodes import END, Nodes, Source
 from verifier.survival_calibration import DOUBTED
 
 MAX_NODES = 256  # of one source in a session's tree: bounds what a drafter can make us keep
-
-Source = Hashable
-"""Who sends drafts: a drafter's seat."""
+MOST_BESIDE = 48  # nodes beside the path that are looked at for a step
 
 Factors = Sequence[float]
 """How far what a source says is believed, by depth; the last one is for all beyond."""
@@ -46,6 +47,7 @@ class DraftTree:
         self._arrivals = 0
         self._held: dict[Source, int] = {}  # nodes that each says, at most: commits do not count them anew
         self._factors: Mapping[Source, Factors] = {}
+        self._beside: Mapping[Source, float] = {}
 
     @property
     def size(self) -> int:
@@ -81,12 +83,76 @@ class DraftTree:
         factors = self._factors.get(source, ALL_BELIEVED)
         return [_at(factors, depth) * chance for depth, chance in enumerate(chances)]
 
-    def believe(self, factors: Mapping[Source, Factors]) -> None:
+    def believe(
+        self, factors: Mapping[Source, Factors], beside: Mapping[Source, float] | None = None
+    ) -> None:
         """From now on the chances that a source gives count for so much of what it says; 1 if it has no
-        factors. The path is chosen anew if that may change it."""
-        self._factors = factors
+        factors. `beside`: the same of nodes that are not the likeliest at their place. The path is chosen
+        anew if that may change it."""
+        self._factors, self._beside = factors, beside or {}
         if self._root is not None and len(factors) > 1:
             self._find_path(self._root)
+
+    def nodes(self, believed: list[float], depth: int, least: float) -> Nodes:
+        """Returns the first nodes of the path, of which so much is `believed`, and, up to `depth` of them
+        behind one another, those beside it that survive with `least` at least."""
+        length, root = len(believed), self._root
+        if root is None or least > 1:
+            said = {source: each[:length] for source, each in self.said.items()}
+            return Nodes.path(self.path[:length], believed, said)
+        nodes, tokens, chances, parents = list[Node](), list[int](), list[float](), list[int]()
+        order, beside = count(), 0
+        # Of those whose turn may come: -survival, a number against ties, depth, parent, and itself.
+        waiting: list[tuple[float, int, int, int, int, float, Node, bool]] = []
+
+        def reach(node: Node, survival: float, at: int, parent: int, on_path: bool) -> None:
+            """What stands behind a node may have its turn."""
+            on_path = on_path and at < len(self.path)
+            for token, child, chance in self._at(node, at, self.path[at] if on_path else None):
+                on = on_path and token == self.path[at]
+                if on and at < length:
+                    chance = believed[at]
+                elif on or at >= depth or survival * chance < least:
+                    continue
+                entry = (-survival * chance, next(order), at, parent, token, chance, child, on)
+                heappush(waiting, entry)
+
+        reach(root, 1.0, 0, END, True)
+        while waiting:
+            survival, _, at, parent, token, chance, node, on_path = heappop(waiting)
+            beside += not on_path
+            if beside > MOST_BESIDE and not on_path:
+                continue
+            reach(node, -survival, at + 1, len(nodes), on_path)
+            nodes.append(node)
+            tokens.append(token)
+            chances.append(chance)
+            parents.append(parent)
+        sources = {source for node in nodes for source in node.said}
+        said_by = {source: [node.said.get(source) for node in nodes] for source in sources}
+        return Nodes(tokens, chances, parents, said_by)
+
+    def _at(self, parent: Node, depth: int, likeliest: int | None) -> Iterator[tuple[int, Node, float]]:
+        """Yields what is said to follow a node, the likeliest first: the token, its node, and how likely it
+        counts as. One of them at most is right: so what the likeliest leave is all that the others get."""
+        if not parent.children:
+            return
+        token, node = (
+            self._likeliest(parent, depth) if likeliest is None else (likeliest, parent.children[likeliest])
+        )
+        factors, weights = self._factors, self._beside
+        most = max(_at(factors.get(source, ALL_BELIEVED), depth) * said for source, said in node.said.items())
+        yield token, node, most
+        left = 1 - most
+        others = [
+            (max(weights.get(source, 1.0) * said for source, said in each.said.items()), other, each)
+            for other, each in parent.children.items()
+            if each is not node
+        ]
+        for chance, other, each in sorted(others, key=lambda one: (-one[0], -one[2].arrival)):
+            chance = min(chance, most, left)
+            yield other, each, chance
+            left -= chance
 
     def length_of(self, source: Source) -> int:
         """Returns the length of the likeliest path of what that source alone says."""

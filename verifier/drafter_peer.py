@@ -52,6 +52,7 @@ class DrafterPeer:
         self._ready = asyncio.Event()
         self._over = False
         self._resting = resting
+        self.beside = 0.0  # what it is told of tokens beside a path
 
     def heard(self, stamp_us: int) -> None:
         self._stamp_us, self._heard_at = stamp_us, self._clock()
@@ -135,6 +136,7 @@ class DrafterPeer:
                 echo_us=self._stamp_us,
                 held_us=int((self._clock() - self._heard_at) * 1e6) if self._stamp_us else 0,
                 rest=self._resting,
+                beside=self.beside,
             )
 
     def _commits(self) -> list[Commit]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from outrider.net.draft_right import turn_of
+from verifier.nodes import Nodes
 from verifier.session import DraftFate, Session
 from verifier.step_start import FIRST_ACCEPTANCE, Arrivals, Pace, acceptance_after
 from verifier.survival_calibration import SurvivalCalibration
@@ -91,15 +92,30 @@ class DrafterSeat:
         self.arrivals.arrived(now, grown, self.pace)
         return fate, True
 
-    def settle(self, chances: Sequence[float], accepted: int, now: float) -> None:
-        """Learns from a step. `chances`: what it had promised of the first draft tokens of the path that was
-        verified; it had not said those behind them. The step accepted the first `accepted` of the path."""
-        kept = min(accepted, len(chances))
-        self.unpaid += kept
-        self.calibration.observe(chances, kept)
+    def settle(self, nodes: Nodes, followed: Sequence[int], accepted: int, now: float) -> None:
+        """Learns from a step that verified these nodes, of which the target took those `followed`; the first
+        `accepted` of them were committed as drafted ones."""
+        said = nodes.said.get(self, ())
+
+        def promised(node: int) -> float | None:
+            return said[node] if node < len(said) else None
+
+        self.unpaid += sum(promised(node) is not None for node in followed[:accepted])
+        likeliest, beside = list[tuple[int, float, bool]](), list[tuple[float, bool]]()
+        for depth, standing in nodes.judged(followed):
+            taken = followed[depth] if depth < len(followed) else None
+            for place, node in enumerate(standing):
+                if (chance := promised(node)) is None:
+                    continue
+                if place == 0:
+                    likeliest.append((depth, chance, node == taken))
+                else:
+                    beside.append((chance, node == taken))
+        self.calibration.judge(likeliest, beside)
         if self.peer is not None:
-            self.peer.calibration.observe(chances, kept)
-        self.arrivals = self.arrivals.committed(now, len(chances), self.session.tree.length_of(self))
+            self.peer.calibration.judge(likeliest, beside)
+        verified = sum(chance is not None for chance in said)
+        self.arrivals = self.arrivals.committed(now, verified, self.session.tree.length_of(self))
         if self.arrivals.missed and self.pace is not None and self.session.wanted > 0:
             self.pace.missed()
 

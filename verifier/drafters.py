@@ -109,9 +109,10 @@ class Drafters:
         if over:
             self._ended.add(session_id, seats[0].draft_key)
 
-    def rest(self, resting: bool) -> None:
-        """Drafts are not taken from now on, or they are again."""
+    def rest(self, resting: bool, beside: float = 0.0) -> None:
+        """Drafts are not taken from now on, or they are again; of those beside a path from that chance on."""
         for peer in self._streams:
+            peer.beside = beside
             peer.rest(resting)
 
     def beat(self) -> None:
@@ -141,11 +142,13 @@ class Drafters:
             allowance = self._allowances[joined].of(whose)
             name, worker_id, batches = await self._greeted(self._decoded(messages, allowance), host)
             peer = DrafterPeer(name, self._clock, allowance, worker_id, self._stepper.resting)
+            peer.beside = self._stepper.beside
             self._streams.add(peer)
             loop = asyncio.get_running_loop()
             unannounced = loop.call_later(ANNOUNCED_SECONDS, self._refuse_unannounced, peer)
             reader = asyncio.create_task(self._listen(peer, batches))
-            yield CommitBatch(hello=self._identity.hello(), rest=self._stepper.resting)
+            hello = self._identity.hello()
+            yield CommitBatch(hello=hello, rest=self._stepper.resting, beside=self._stepper.beside)
             async for batch in peer.batches():
                 yield batch
             if reader.done():

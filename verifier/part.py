@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outrider.engine.engine import Work
 from outrider.grammar import Allowed
 from outrider.sampling.logprobs import PromptRows
-from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Row
-from verifier.draft_tree import Source
+from verifier.nodes import Nodes
 
 if TYPE_CHECKING:
     from verifier.running import Running
+
+Moves = tuple[tuple[int, int], ...]
+"""Slots of keys and values: from, to."""
 
 
 @dataclass(slots=True, eq=False)
@@ -24,16 +26,39 @@ class Part:
     running: Running
     start: int  # tokens in the cache before
     tokens: int  # committed tokens that run
-    path: list[int]  # draft tokens that follow them
-    said: Mapping[Source, Sequence[float]]  # by seat: what it promised of the first of those
+    nodes: Nodes  # draft tokens that follow them, in chains
     final: bool  # whether the log's last token is among them, so that a token is drawn
+    places: tuple[int, ...] = ()  # where the nodes stand, if they are no path
     scored: int = 0  # of the tokens, those before the last row whose logits its prompt waits for
 
+    @property
+    def drafts(self) -> int:
+        return len(self.nodes.tokens)
+
+    @property
+    def drawn(self) -> int:
+        """Returns how many rows are drawn."""
+        return self.drafts + 1 if self.final else 0
+
     def work(self) -> Work:
-        log = self.running.session.log
-        tokens = [*log[self.start : self.start + self.tokens], *self.path]
-        rows = self.scored + (len(self.path) + 1 if self.final else 0)
-        return Work(self.running.table.blocks, self.start, tokens, rows)
+        running, nodes = self.running, self.nodes
+        tokens = [*running.session.log[self.start : self.start + self.tokens], *nodes.tokens]
+        parents = () if nodes.is_path else tuple(nodes.parents)
+        moves, rows = running.take_moves(), self.scored + self.drawn
+        return Work(running.table.blocks, self.start, tokens, rows, parents, self.places, moves)
+
+    def moves(self, followed: Sequence[int], block_size: int) -> tuple[int, Moves]:
+        """Returns how many of the accepted nodes stand where they belong, and the slots between which the
+        others are to be moved."""
+        first, blocks = self.start + self.tokens, self.running.table.blocks
+
+        def slot(place: int) -> int:
+            return blocks[place // block_size] * block_size + place % block_size
+
+        stand = [self.places[node] if self.places else first + node for node in followed]
+        lying = sum(place == first + depth for depth, place in enumerate(stand))
+        away = range(lying, len(stand))
+        return lying, tuple((slot(stand[depth]), slot(first + depth)) for depth in away)
 
     def prompt_rows(self, first: int) -> PromptRows:
         """Returns the rows that its prompt's own tokens follow, the first of which is the step's `first`."""
@@ -45,41 +70,28 @@ class Part:
     def rows(self) -> list[Row]:
         if not self.final:
             return []
-        running = self.running
-        params, position = running.session.spec.params.sampling, len(running.session.log)
-        after = [None, *self.path]
+        running, nodes, session = self.running, self.nodes, self.running.session
+        params, position, history = session.spec.params, len(session.log), running.counts
+        sampling, first, least = params.sampling, session.first_sampling, 0
+        if first is not None and running.place is None:  # it may not end before
+            least = len(params.prompt) + params.min_tokens
+        # A row is needed only if the one before it draws its token; a branch's first one always counts.
+        after = [None, *(token if follows else None for token, follows in nodes.in_line)]
+        at = [position, *(position + 1 + depth for depth in nodes.depths)]
+        if not params.sampling.penalized and running.place is None and position >= least:
+            return [Row(sampling, place, None, (), token) for place, token in zip(at, after, strict=True)]
+        allowed: Sequence[Allowed | None] = [None] * len(at)
         if running.place is not None:
-            return self._ruled(running.place.masks(self.path))
-        session = running.session
-        if session.first_sampling is not None and session.output_length < session.spec.params.min_tokens:
-            return self._first(session.first_sampling)
-        if not params.penalized:  # then what stands before a row is of no account
-            return [Row(params, position + j, None, (), token) for j, token in enumerate(after)]
-        return [
-            Row(params, position + j, running.counts, self.path[:j], token) for j, token in enumerate(after)
-        ]
-
-    def _first(self, first: SamplingParams) -> list[Row]:
-        """Returns the rows of a session that may not end yet."""
-        running, path = self.running, self.path
-        params, position = running.session.spec.params, len(running.session.log)
-        least = len(params.prompt) + params.min_tokens
+            allowed = running.place.masks(nodes.tokens, parents=nodes.parents)
+        behind = zip(at, [[], *nodes.paths], after, allowed, strict=True)
         return [
             Row(
-                first if position + j < least else params.sampling,
-                position + j,
-                running.counts,
-                path[:j],
+                first if first is not None and place < least else sampling,
+                place,
+                history,
+                drafted,
                 token,
+                mask,
             )
-            for j, token in enumerate([None, *path])
-        ]
-
-    def _ruled(self, allowed: Sequence[Allowed]) -> list[Row]:
-        """Returns the rows of a session with a grammar."""
-        running, path = self.running, self.path
-        params, position = running.session.spec.params.sampling, len(running.session.log)
-        return [
-            Row(params, position + j, running.counts, path[:j], token, mask)
-            for j, (token, mask) in enumerate(zip([None, *path], allowed, strict=True))
+            for place, drafted, token, mask in behind
         ]

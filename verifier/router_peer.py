@@ -167,4 +167,5 @@ def _committed(
         outcome.logprobs,
         outcome.guesses,
         prompt,
+        outcome.beside,
     )

@@ -14,14 +14,10 @@ from outrider.sampling.sampler import TokenCounts
 from outrider.wire.guesses import Guess, Guesses
 from outrider.wire.logprobs import Logprob, PromptLogprobs
 from verifier.drafter_seat import DrafterSeat
-from verifier.part import Part
-from verifier.session import Outcome, Session, SessionSpec
+from verifier.nodes import NO_NODES, Nodes
+from verifier.part import Moves, Part
+from verifier.session import NO_BRANCH, Outcome, Session, SessionSpec
 from verifier.step_start import Awaited
-
-Path = tuple[list[int], list[float]]
-"""Draft tokens that may be verified, and for each P(accepted | all before it are), as far as believed."""
-
-NO_PATH: Path = ([], [])
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +36,7 @@ class Running:
     logprobs: list[Logprob] = field(default_factory=list)  # of the end of its log, if asked for
     told: list[Outcome] = field(default_factory=list)  # its steps here, if their guesses were asked for
     prompt: PromptLogprobs | None = None  # as far as they are known, if its router is to hear of them
+    moves: Moves = ()  # of what a branch had, to its place in the cache: before the next step
     seats: list[DrafterSeat] = field(init=False)  # one for each drafter that may draft for it
     id: bytes = field(init=False)
     prompt_hash: bytes = field(init=False)  # and salt: sessions with the same one share all of the prompt
@@ -113,14 +110,23 @@ class Running:
         """Returns whether only its last token has not run yet, and drafts may follow that."""
         return bool(self.table.blocks) and self.pending == 1
 
-    def path(self) -> Path:
+    def take_moves(self) -> Moves:
+        """Returns what is to be moved in the cache, which the next step does."""
+        moves, self.moves = self.moves, ()
+        return moves
+
+    def nodes(self, least: float = NO_BRANCH) -> Nodes:
+        """Returns the draft tokens that it may verify now: the likeliest path, and beside it what survives
+        with `least` at least."""
         if not (self.decoding and self.drafted):
-            return NO_PATH
-        tokens, believed = self.session.path()
-        if self.place is not None and tokens:
-            count = self.place.fits(tokens)
-            return tokens[:count], believed[:count]
-        return tokens, believed
+            return NO_NODES
+        nodes = self.session.nodes(least)
+        if self.place is None or not nodes.tokens:
+            return nodes
+        path = nodes.in_chains()
+        (_, end), *_ = path.chains
+        fitting = self.place.fits(path.tokens[:end])
+        return nodes if fitting == end else path.first(fitting)
 
     def awaited(self, gain: float = 1.0) -> list[Awaited]:
         """Returns what it waits for, if it may verify more than it has: one for each seat whose drafter
@@ -159,35 +165,40 @@ class Running:
 
     def settle(self, part: Part, chosen: list[int], now: float) -> Outcome:
         """Commits what a step chose for it, and lets each seat learn from what became of its drafts."""
-        session = self.session
-        stood = [seat.path[: len(part.path) + 1] for seat in self.seats]
-        place, path = self.place, part.path
-        if place is not None:  # of what follows the rows with a mask nothing is known
-            path, chosen = path[: place.known - 1], chosen[: place.known]
-        guesses = self._guesses(part, path) if session.spec.params.guesses else ()
-        outcome = session.verify(path, chosen)
+        session, place, nodes = self.session, self.place, part.nodes
+        stood = [seat.path[: len(nodes.tokens) + 1] for seat in self.seats]
+        known = None if place is None else place.known  # what follows the rows without a mask is not
+        followed = nodes.follow(chosen, known)
+        guesses = self._guesses(nodes, followed, known) if session.spec.params.guesses else ()
+        outcome = session.verify(nodes, chosen, known)
         if guesses:
             outcome = outcome._replace(guesses=guesses)
         if place is not None:
             place.follow(outcome.tokens)
         for seat, path in zip(self.seats, stood, strict=True):
-            seat.settle(part.said.get(seat, ()), outcome.accepted, now)
+            seat.settle(nodes, followed, outcome.accepted, now)
             # Of what stood, not of what was verified: those were chosen as the likelier ones.
             judged, right = min(len(path), len(outcome.tokens)), 0
             while right < judged and path[right] == outcome.tokens[right]:
                 right += 1
             seat.judge(right, judged)
-        session.tree.believe({seat: seat.calibration.factors for seat in self.seats})
+        session.tree.believe(
+            {seat: seat.calibration.factors for seat in self.seats},
+            {seat: seat.calibration.beside for seat in self.seats},
+        )
         if self.counts is not None:
             self.counts.extend(outcome.tokens)
         return outcome
 
-    def _guesses(self, part: Part, path: list[int]) -> Guesses:
-        """Returns for each token of the path who had said it, and how sure that one was."""
+    def _guesses(self, nodes: Nodes, followed: list[int], known: Sequence[bool] | None) -> Guesses:
+        """Returns for each token that the target took, and of the likeliest path that stood behind them, who
+        had said it, and how sure that one was."""
         base, guesses = len(self.session.log), []
-        for depth, token in enumerate(path):
-            said = [(each[depth], seat) for seat, each in part.said.items() if depth < len(each)]
-            chance, seat = max(said, key=lambda one: one[0], default=(0.0, None))
+        beyond = [node for node in nodes.beyond(followed) if known is None or known[1 + node]]
+        for depth, node in enumerate([*followed, *beyond]):
+            said = [(each[node], seat) for seat, each in nodes.said.items() if node < len(each)]
+            named = [(chance, seat) for chance, seat in said if chance is not None]
+            chance, seat = max(named, key=lambda one: one[0], default=(0.0, None))
             drafter = seat.drafter_of(base + depth) if isinstance(seat, DrafterSeat) else ""
-            guesses.append(Guess(token, chance, drafter))
+            guesses.append(Guess(nodes.tokens[node], chance, drafter))
         return tuple(guesses)

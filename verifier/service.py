@@ -189,7 +189,7 @@ class VerifierService:
     def on_step(self, report: StepReport) -> None:
         """Hands a step's results to the streams."""
         self.routers.on_step(report)
-        self.drafters.rest(self.stepper.resting)
+        self.drafters.rest(self.stepper.resting, self.stepper.beside)
 
 
 def _as_told(model: ModelInfo, config: VerifierConfig) -> ModelInfo:
@@ -253,8 +253,18 @@ async def start(
     start_steps = lock_step if config.lock_step else start_at
     ways = Ways(engine, step_time, random.random if config.compare and not config.lock_step else None)
     grammars = Grammars(tokenizer.json, info.model.eos_token_ids)
+    if config.trees and not engine.attention.panel:
+        log.info("a step verifies one path of a session's drafts: attention takes no trees here")
     stepper = Stepper(
-        engine, config.limits, service.on_step, time.monotonic, start_steps, step_time, grammars, ways
+        engine,
+        config.limits,
+        service.on_step,
+        time.monotonic,
+        start_steps,
+        step_time,
+        grammars,
+        ways,
+        config.trees,
     )
     service.use(stepper)
     service.add_to(server)

@@ -13,12 +13,14 @@ from typing import NamedTuple
 from outrider.wire.guesses import Guesses
 from outrider.wire.logprobs import Logprobs
 from outrider.wire.session import FinishReason, SessionParams
-from verifier.draft_tree import MAX_NODES, DraftTree, Source
+from verifier.draft_tree import MAX_NODES, DraftTree
+from verifier.nodes import Nodes, Source
 
 MAX_BEHIND = 1024  # committed tokens that a draft is compared with: who is further behind has been away
 
 
 LEAST_SURVIVAL = 0.05  # of a draft token that is verified though its source is doubted
+NO_BRANCH = 2.0  # a survival that no draft token has
 
 
 class DraftFate(Enum):
@@ -39,10 +41,14 @@ class Outcome(NamedTuple):
     base: int  # position of tokens[0]
     tokens: tuple[int, ...]
     accepted: int  # of them, drafted ones
-    verified: int  # draft tokens that took part
+    verified: (
+        int  # draft tokens that took part, of the path that the target followed and what stood behind it
+    )
     finish: FinishReason | None
     logprobs: Logprobs = ()  # of the tokens, if asked for
-    guesses: Guesses = ()  # the draft tokens that took part, if asked for
+    guesses: Guesses = ()  # of `verified`, if asked for
+    beside: int = 0  # draft tokens that took part beside those
+    followed: tuple[int, ...] = ()  # the accepted ones, by their index among the step's
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,28 +123,27 @@ class Session:
         """Returns the most draft tokens to verify now: the last output token is always the target's own."""
         return 0 if self.resting else min(self.num_speculative_tokens, self.room - 1)
 
-    def path(self) -> tuple[list[int], list[float]]:
-        """Returns the draft tokens that may be verified now, and for each P(accepted | all before it are), as
-        far as its seat is believed. Of who is doubted what hardly survives is left out, whatever a row
-        costs."""
+    def nodes(self, least: float = NO_BRANCH) -> Nodes:
+        """Returns the draft tokens that may be verified now: the likeliest path, and beside it what survives
+        with `least` at least. Each chance counts as far as its seat is believed. Of who is doubted what
+        hardly survives is left out, whatever a row costs."""
         believed, survival = self.tree.believed(self.wanted), 1.0
         for count, chance in enumerate(believed):
             survival *= chance
             if survival < LEAST_SURVIVAL and self.tree.doubted(count):
                 del believed[count:]
                 break
-        return self.tree.path[: len(believed)], believed
+        return self.tree.nodes(believed, self.wanted, least)
 
-    def verify(self, path: Sequence[int], chosen: Sequence[int]) -> Outcome:
-        """Appends what the target chose: `chosen[j]` follows the log and path[:j]; len(chosen) = len(path)
-        + 1.
+    def verify(self, nodes: Nodes, chosen: Sequence[int], known: Sequence[bool] | None = None) -> Outcome:
+        """Appends what the target chose: `chosen[0]` follows the log, and `chosen[1 + i]` node i, if that is
+        `known`.
 
-        The path is accepted up to the first difference; there stands the target's own token.
+        From the log's end on the nodes are accepted that are the target's tokens, one behind the other; where
+        there is none stands the target's own.
         """
-        agreed, drafted, room = 0, len(path), self.room
-        while agreed < drafted and path[agreed] == chosen[agreed]:
-            agreed += 1
-        tokens = list(chosen[: min(agreed + 1, room)])
+        followed, room = nodes.follow(chosen, known), self.room
+        tokens = [chosen[0], *(chosen[1 + node] for node in followed)][:room]
         finish = FinishReason.LENGTH if len(tokens) == room else None
         if not self._stop_token_ids.isdisjoint(tokens):
             stop = next(index for index, token in enumerate(tokens) if token in self._stop_token_ids)
@@ -146,4 +151,15 @@ class Session:
         base = len(self.log)
         self.log.extend(tokens)
         self.tree.advance(tokens)
-        return Outcome(base, tuple(tokens), min(agreed, len(tokens)), drafted, finish)
+        accepted = min(len(followed), len(tokens))
+        beyond = [node for node in nodes.beyond(followed) if known is None or known[1 + node]]
+        verified, taken = len(followed) + len(beyond), len(chosen) if known is None else sum(known)
+        return Outcome(
+            base,
+            tuple(tokens),
+            accepted,
+            verified,
+            finish,
+            beside=taken - 1 - verified,
+            followed=tuple(followed[:accepted]),
+        )

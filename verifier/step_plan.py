@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from itertools import accumulate
-from operator import mul
 
+from outrider.engine.branching import lay_out
 from outrider.engine.kv_blocks import BlockPool, Cached
 from outrider.engine.scheduler import Candidate, Grant, Limits, schedule
 from outrider.options.engine import StepLimits
 from verifier.admission import admit
 from verifier.meter import Meter
+from verifier.nodes import Nodes
 from verifier.orphans import dispensable
 from verifier.part import Part
-from verifier.running import Path, Running
+from verifier.running import Running
+from verifier.session import NO_BRANCH
 
 SCORED_BYTES = 64 * 2**20  # of logits of prompts in a step, whose log-probabilities were asked for
 LEAST_SCORED = 16  # tokens
 MOST_PASSED = 16  # sessions that may begin before one that came earlier and does not fit yet
+LEAST_BESIDE = 0.01  # survival of a draft token beside a path
+BESIDE_PRICE = 0.7  # of the last price: what survives with less is no candidate, as the price moves slowly
 
 
 class StepPlanner:
@@ -29,13 +32,16 @@ class StepPlanner:
         limits: StepLimits,
         close: Callable[[bytes], object],
         vocab_size: int,
+        panel: int = 0,
     ) -> None:
-        """`close` ends a session that is in the way of others: an orphan."""
+        """`close` ends a session that is in the way of others: an orphan. `panel`: as AttentionBackend's, for
+        steps that verify trees; 0 = a step verifies one path of a session's drafts."""
         scored = max(LEAST_SCORED, SCORED_BYTES // (4 * vocab_size))
         self.limits = Limits(limits.max_batch_tokens, limits.prefill_chunk, pool.block_size, scored)
         self.preemptions = 0  # since the start
         self._pool = pool
         self._close = close
+        self._panel = panel
 
     def plan(self, sessions: Mapping[bytes, Running], meter: Meter) -> list[Part]:
         """Returns the parts of the next step, with their blocks taken. It is empty if nobody can run.
@@ -45,9 +51,10 @@ class StepPlanner:
         pool = self._pool
         while True:
             everyone = list(sessions.values())
-            paths = [running.path() for running in everyone]
+            least = self.least_beside(meter)
+            nodes = [running.nodes(NO_BRANCH if least is None else least) for running in everyone]
             decoding = sum(running.decoding for running in everyone)
-            drafts = self._admit(paths, decoding, meter)
+            drafts = self._admit(nodes, decoding, meter)
             waiting = self._waiting(everyone)
             candidates = [
                 Candidate(
@@ -80,10 +87,16 @@ class StepPlanner:
                 self._preempt(everyone[chosen.preempt])
             else:
                 _note_passed(everyone, {grant.index for grant in chosen.grants})
-                return [
-                    self._start(everyone[grant.index], grant, paths[grant.index][0])
-                    for grant in chosen.grants
+                parts = [
+                    self._start(everyone[grant.index], grant, nodes[grant.index]) for grant in chosen.grants
                 ]
+                for part in parts:
+                    self._spread(part)
+                return parts
+
+    def least_beside(self, meter: Meter) -> float | None:
+        """Returns the survival with which a draft token beside a path may take part; None = none does."""
+        return max(LEAST_BESIDE, BESIDE_PRICE * meter.price) if self._panel else None
 
     def _waiting(self, everyone: Sequence[Running]) -> set[bytes]:
         """Returns the ids of those that have not begun and whose prompt an earlier one reads: once it is read
@@ -105,21 +118,22 @@ class StepPlanner:
         full = (len(params.prompt) - 1) // block_size * block_size
         return self._pool.cached(params.prompt, params.cache_salt).tokens >= full
 
-    def _admit(self, paths: Sequence[Path], decoding: int, meter: Meter) -> list[int]:
+    def _admit(self, nodes: Sequence[Nodes], decoding: int, meter: Meter) -> list[int]:
         """Returns how many draft tokens of each session take part, by what they bring and what they cost. A
         prompt that is read beside them is left out of the sum: it is paid for by what it brings itself."""
-        if not any(tokens for tokens, _ in paths):
-            return [0] * len(paths)
-        survival = [list(accumulate(chances, mul)) for _, chances in paths]
+        if not any(each.tokens for each in nodes):
+            return [0] * len(nodes)
+        survival = [each.survival for each in nodes]
         budget = self.limits.max_tokens - decoding
         return admit(survival, decoding, decoding, meter.step_time, budget).counts
 
     def _preempt(self, victim: Running) -> None:
         self._pool.close(victim.table)
+        victim.moves = ()
         victim.preemptions += 1
         self.preemptions += 1
 
-    def _start(self, running: Running, grant: Grant, path: list[int]) -> Part:
+    def _start(self, running: Running, grant: Grant, nodes: Nodes) -> Part:
         pool = self._pool
         if not running.table.blocks:
             running.table = pool.open(running.cacheable, running.session.spec.params.cache_salt)
@@ -129,13 +143,28 @@ class StepPlanner:
         tokens = min(grant.tokens, len(running.session.log) - start)
         pool.extend(running.table, tokens + grant.drafts)
         final = start + tokens == len(running.session.log)
-        said = running.session.tree.said
-        promised = {seat: chances[: grant.drafts] for seat, chances in said.items()} if grant.drafts else {}
-        part = Part(running, start, tokens, path[: grant.drafts], promised, final)
+        part = Part(running, start, tokens, nodes.first(grant.drafts).in_chains(), final)
         unscored = running.unscored
         if unscored is not None:
             part.scored = max(0, start + tokens - final - unscored)
         return part
+
+    def _spread(self, part: Part) -> None:
+        """Gives the nodes of a tree their places in the cache; those for which there is none do not run."""
+        if part.nodes.is_path:
+            return
+        position, table = len(part.running.session.log), part.running.table
+        found = lay_out(position, part.nodes.parents, self._panel)
+        nodes = part.nodes.only([node for node, place in enumerate(found) if place is not None])
+        places = tuple(place for place in lay_out(position, nodes.parents, self._panel) if place is not None)
+        end = max(places, default=-1) + 1
+        if not nodes.is_path and -(-end // self._pool.block_size) - len(table.blocks) > self._pool.available:
+            (_, line), *_ = nodes.chains
+            nodes = nodes.first(line)
+        part.nodes = nodes
+        if not nodes.is_path:
+            part.places = places
+            self._pool.extend(table, max(0, end - table.length))
 
 
 def _note_passed(everyone: Sequence[Running], granted: Container[int]) -> None:

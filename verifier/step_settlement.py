@@ -30,8 +30,7 @@ def settle(
     offset = 0
     of_prompts = iter(scores.of_prompts if scores is not None else ())
     for part in parts:
-        rows = len(part.path) + 1 if part.final else 0
-        first, offset = offset, offset + rows
+        first, offset = offset, offset + part.drawn
         picked = chosen[first:offset]
         running = part.running
         prompt = next(of_prompts) if part.scored else None
@@ -42,13 +41,19 @@ def settle(
         if part.final:
             outcome = running.settle(part, picked, now)
             if scores is not None and running.session.spec.params.logprobs is not None:
-                found = tuple(scores.found[first + row] for row in range(len(outcome.tokens)))
+                rows = [0, *(1 + node for node in outcome.followed)][: len(outcome.tokens)]
+                found = tuple(scores.found[first + row] for row in rows)
                 running.logprobs += found
                 outcome = outcome._replace(logprobs=found)
             if running.session.spec.params.guesses:
                 running.told.append(outcome)
             outcomes.append((running, outcome))
-            pool.truncate(running.table, outcome.base + min(outcome.accepted, len(outcome.tokens) - 1))
+            kept = min(outcome.accepted, len(outcome.tokens) - 1)
+            lying, running.moves = part.moves(outcome.followed[:kept], pool.block_size)
+            pool.truncate(running.table, outcome.base + kept)
+            if running.moves:  # nobody shares them before they are where they belong
+                pool.seal(running.table, running.session.log[: outcome.base + lying])
+                continue
         pool.seal(running.table, running.session.log)
     return outcomes
 
@@ -61,7 +66,7 @@ def measure(
     in which the engine was free."""
     tokens = decoding = wanting = starved = 0
     for part in parts:
-        drafts = len(part.path)
+        drafts = part.drafts
         tokens += part.tokens + drafts
         decoding += 1 + drafts if part.tokens == 1 else 0
         session = part.running.session

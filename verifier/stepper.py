@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from outrider.engine.engine import Engine
@@ -58,10 +58,12 @@ class Stepper:
         step_time: StepTime | None = None,
         grammars: Grammars | None = None,
         ways: Ways | None = None,
+        trees: bool = True,
     ) -> None:
         """`start_at` decides when a step starts: step_start.start_at, or another function of its kind.
         `step_time`: the engine's profile, from which the price of a token follows; None = no price.
-        `grammars`: those of the model's tokenizer. `ways` to run; None = drafts are always taken."""
+        `grammars`: those of the model's tokenizer. `ways` to run; None = drafts are always taken. `trees`:
+        whether more than a path of a session's drafts may run in a step, if the engine can do that."""
         info, pool = engine.info, engine.pool
         self._engine = engine
         self._pool = pool
@@ -76,11 +78,13 @@ class Stepper:
         self.under_way: StepUnderWay | None = None  # the step that the engine runs now
         self._ways = ways or Ways(engine, step_time)
         self._wait = StepWait(start_at)
-        self._planner = StepPlanner(pool, limits, self.close, info.vocab_size)
+        panel = engine.attention.panel if trees else 0
+        self._planner = StepPlanner(pool, limits, self.close, info.vocab_size, panel)
         self._grammars = grammars
         self._ruled = 0  # sessions with a grammar
         self._greedy = 0  # sessions whose text is not drawn
         self._draining = False
+        self._moving: list[Running] = []  # the step under way moves what they have, and runs nothing of them
         self._report: StepReport | None = None  # of the last step, not told yet
 
     @property
@@ -92,6 +96,11 @@ class Stepper:
     def resting(self) -> bool:
         """Returns whether the next step takes no drafts."""
         return self._ways.resting
+
+    @property
+    def beside(self) -> float:
+        """Returns the survival from which on a draft token beside a path may take part; 0 = none does."""
+        return self._planner.least_beside(self._ways.meter) or 0.0
 
     def get(self, session_id: bytes) -> Running | None:
         return self._sessions.get(session_id)
@@ -170,9 +179,13 @@ class Stepper:
                 await self._change()
                 free_since = self._clock()
                 continue
-            inputs = self._engine.prepare([part.work() for part in parts])
+            works = [part.work() for part in parts]
+            self._moving = [running for running in self._sessions.values() if running.moves]
+            if waiting := [pair for running in self._moving for pair in running.take_moves()]:
+                works[0] = replace(works[0], moves=(*works[0].moves, *waiting))
+            inputs = self._engine.prepare(works)
             rows = [row for part in parts for row in part.rows()]
-            tokens = sum(part.tokens + len(part.path) for part in parts)
+            tokens = sum(part.tokens + part.drafts for part in parts)
             self.under_way = under_way(self._ways.longest_step(tokens) if known else None)
             known = self._step_time is not None
             scores = _scores(parts)
@@ -238,7 +251,8 @@ class Stepper:
         outcomes: list[tuple[Running, Outcome]] = []
         failed: list[Running] = []
         if chosen is None:
-            failed = [part.running for part in parts if self.get(part.running.id) is part.running]
+            ran = [*(part.running for part in parts), *self._moving]
+            failed = [running for running in ran if self.get(running.id) is running]
         else:
             outcomes = settle(parts, chosen, self._sessions, self._pool, self._clock(), scores)
             failed = [
@@ -303,7 +317,7 @@ def _scores(parts: Sequence[Part]) -> Scores | None:
     scored = any(part.scored for part in parts)
     if not scored and all(count is None for count in counts):
         return None
-    rows = [len(part.path) + 1 if part.final else 0 for part in parts]
+    rows = [part.drawn for part in parts]
     by_row = [count for count, own in zip(counts, rows, strict=True) for _ in range(own)]
     if not scored:
         return Scores(by_row)

@@ -27,9 +27,11 @@ class SurvivalCalibration:
     """Sums of P(accepted | all before it are) of the draft tokens that were judged."""
     kept: list[float] = field(default_factory=lambda: [0.0] * DEPTHS)
     """Of them, accepted."""
+    beside_promised: float = 0.0  # the same of those that were not the likeliest at their place, at any depth
+    beside_kept: float = 0.0
 
     def copy(self) -> SurvivalCalibration:
-        return SurvivalCalibration(self.promised[:], self.kept[:])
+        return SurvivalCalibration(self.promised[:], self.kept[:], self.beside_promised, self.beside_kept)
 
     @property
     def factors(self) -> tuple[float, ...]:
@@ -41,6 +43,11 @@ class SurvivalCalibration:
             for kept, promised in zip(self.kept, self.promised, strict=True)
         )
 
+    @property
+    def beside(self) -> float:
+        """Returns the factor for what is not the likeliest at its place."""
+        return min(1.0, TOLERANCE * (self.beside_kept + PRIOR) / (self.beside_promised + PRIOR))
+
     def at(self, depth: int) -> float:
         return self.factors[min(depth, DEPTHS - 1)]
 
@@ -48,10 +55,24 @@ class SurvivalCalibration:
         """Takes in a step that verified a path with these promised probabilities and accepted its first
         `accepted`; the token after them was judged too, and those behind it were not."""
         judged = chances[: accepted + 1]
+        self.judge([(place, chance, place < accepted) for place, chance in enumerate(judged)])
+
+    def judge(
+        self, likeliest: Sequence[tuple[int, float, bool]], beside: Sequence[tuple[float, bool]] = ()
+    ) -> None:
+        """Takes in a step: of the draft tokens that were judged, the likeliest at each depth (the depth, what
+        was promised, whether it was right), and of those beside them the same."""
+        depths = {depth for depth, _, _ in likeliest}
         for depth in range(DEPTHS):
-            forgetting = FORGETTING if depth < len(judged) else IDLE_FORGETTING
+            forgetting = FORGETTING if depth in depths else IDLE_FORGETTING
             self.promised[depth] *= forgetting
             self.kept[depth] *= forgetting
-        for place, chance in enumerate(judged):
-            self.promised[min(place, DEPTHS - 1)] += chance
-            self.kept[min(place, DEPTHS - 1)] += place < accepted
+        for depth, chance, right in likeliest:
+            self.promised[min(depth, DEPTHS - 1)] += chance
+            self.kept[min(depth, DEPTHS - 1)] += right
+        forgetting = FORGETTING if beside else IDLE_FORGETTING
+        self.beside_promised *= forgetting
+        self.beside_kept *= forgetting
+        for chance, right in beside:
+            self.beside_promised += chance
+            self.beside_kept += right

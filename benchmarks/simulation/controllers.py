@@ -5,18 +5,24 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.simulation.world import MOST_DRAFTS, Floats, Ints, World
+from benchmarks.simulation.traces import OTHERS
+from benchmarks.simulation.world import MOST_DRAFTS, Bools, Floats, Ints, World
+from drafter.acceptance_model import FIRST_RATES
 from drafter.survival import FIRST_RECENT, Calibration, recent_after
 from router.speculation import Estimator, PairAcceptance, choose_k, settled, window, worth_sending
 from verifier.admission import admit
 from verifier.meter import Meter
 from verifier.price import StepTime
 from verifier.session import LEAST_SURVIVAL
+from verifier.step_plan import BESIDE_PRICE, LEAST_BESIDE
 from verifier.step_start import FIRST_ACCEPTANCE, Arrivals, Awaited, Pace, Waits, acceptance_after, start_at
 from verifier.survival_calibration import DEPTHS, DOUBTED, SurvivalCalibration
 
 PROFILED = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # tokens of the steps that are timed at start
 BUDGET = 4096  # most tokens in a step
+
+Node = tuple[float, int, int]
+"""(survival, depth, which of OTHERS it is, from 1 on; 0 = the path's)."""
 
 
 class Verifier:
@@ -84,6 +90,36 @@ class Verifier:
         paths = [path[:count] for path, count in zip(survival, usable.tolist(), strict=True)]
         return np.array(admit(paths, sessions, sessions, self.meter.step_time, BUDGET).counts)
 
+    def admit_trees(self, usable: Ints) -> tuple[Ints, Bools]:
+        """Returns how much of each path enters, and what beside it: [sessions, MOST_DRAFTS, OTHERS]."""
+        sessions = self._world.sessions
+        chances, survival = self._world.chances(usable), self.survival(usable)
+        least = max(LEAST_BESIDE, BESIDE_PRICE * self.meter.price)
+        nodes = [
+            self._nodes(session, chances[session].tolist(), survival[session].tolist()[:count], least)
+            for session, count in enumerate(usable.tolist())
+        ]
+        survivals = [[survives for survives, _, _ in each] for each in nodes]
+        counts = admit(survivals, sessions, sessions, self.meter.step_time, BUDGET).counts
+        paths, beside = np.zeros(sessions, np.int64), np.zeros((sessions, MOST_DRAFTS, OTHERS), bool)
+        for session, (each, count) in enumerate(zip(nodes, counts, strict=True)):
+            for _, depth, other in each[:count]:
+                if other:
+                    beside[session, depth, other - 1] = True
+                else:
+                    paths[session] += 1
+        return paths, beside
+
+    def _nodes(self, session: int, chances: list[float], survival: list[float], least: float) -> list[Node]:
+        found = [(survives, depth, 0) for depth, survives in enumerate(survival)]
+        for depth, before in enumerate([1.0, *survival][: len(survival)]):
+            left = 1 - survival[depth] / before if before > 0 else 0.0
+            for other, rate in enumerate(FIRST_RATES, 1):
+                chance = min((1 - chances[depth]) * rate, 1 - left, left)
+                if before * chance >= least:
+                    found.append((before * chance, depth, other))
+        return sorted(found, key=lambda node: -node[0])
+
     def judged(self, usable: Ints, admitted: Ints) -> None:
         """Notes what the drafts of a step promise, as it begins."""
         chances = self._world.chances(usable).tolist()
@@ -108,16 +144,23 @@ class Verifier:
             came = int(np.maximum(accepted - self._at_hand, 0).sum())
             self._waits.observe(self.meter.goodput * waited, came)
         self._at_hand = None
-        tokens = self._world.sessions + int(admitted.sum())
+        tokens = self._world.sessions + int(admitted.sum()) + self._world.beside
         self.meter.observe(seconds, tokens, int(committed.sum()), None, waited)
 
 
 class Ours:
     """Outrider's way. If `router`, the router chooses k, otherwise it leaves it at the most."""
 
-    def __init__(self, name: str, *, router: bool = True) -> None:
+    def __init__(self, name: str, *, router: bool = True, trees: bool = False) -> None:
+        """`trees`: whether more than a path is verified in a step."""
         self.name = name
         self._routed = router
+        self._trees = trees
+        self._beside: Bools | None = None
+
+    @property
+    def price(self) -> float:
+        return self.verifier.meter.price
 
     def begin(self, world: World) -> None:
         self.world = world
@@ -179,16 +222,28 @@ class Ours:
         return self.verifier.start_at(now, free_since, usable)
 
     def admit(self, usable: Ints) -> Ints:
-        admitted = self.verifier.admit(usable)
+        if self._trees:
+            admitted, self._beside = self.verifier.admit_trees(usable)
+        else:
+            admitted = self.verifier.admit(usable)
         self.verifier.judged(usable, admitted)
         return admitted
+
+    def beside(self) -> Bools | None:
+        return self._beside
 
     def stepped(self, seconds: float, waited: float, admitted: Ints, accepted: Ints, committed: Ints) -> None:
         self.verifier.stepped(seconds, waited, admitted, accepted, committed)
         if not self._routed:
             return
+        branched = self.world.branched
         for session, seen in enumerate(
-            zip(accepted.tolist(), admitted.tolist(), committed.tolist(), strict=True)
+            zip(
+                (accepted + branched).tolist(),
+                np.where(branched > 0, accepted + 1, admitted).tolist(),  # behind a branch nothing stood
+                committed.tolist(),
+                strict=True,
+            )
         ):
             self._estimators[session].observe(*seen)
         self._choose(range(self.world.sessions))

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.simulation.controllers import Verifier
-from benchmarks.simulation.world import MOST_DRAFTS, Floats, Ints, World
+from benchmarks.simulation.world import MOST_DRAFTS, Bools, Floats, Ints, World
 from router.speculation import window
 
 
@@ -66,6 +66,13 @@ class Fixed:
         admitted = np.minimum(usable, self._most())
         self._verifier.judged(usable, admitted)
         return admitted
+
+    @property
+    def price(self) -> float:
+        return self._verifier.meter.price
+
+    def beside(self) -> Bools | None:
+        return None
 
     def _most(self) -> Ints:
         """Returns how much is verified of what arrived."""

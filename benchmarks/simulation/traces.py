@@ -17,6 +17,8 @@ EASY, HARD = 0.97, 0.15  # acceptance within a burst, and between two
 HARD_TOKENS = 4.0  # mean length of what lies between two bursts
 SURENESS, SLOPE, OFFSET = 1.0, 1.5, 0.5  # the drafter's confidence: noisy, too steep, too high
 RECORDED_TEXTS = 3  # that make one answer
+OTHERS = 3  # tokens that a drafter would have guessed in the place of each guess
+RATES = (0.55, 0.18, 0.07)  # how often the target takes each, if it does not take the guess
 MEAN_TOKENS = 300.0
 SHORTEST, LONGEST = 40, 1200
 
@@ -29,6 +31,7 @@ class Trace:
     confidence: NDArray[np.float64]  # [n]: the draft's probability of that guess
     tokens: int  # length of the answer
     greedy: bool = True
+    others: NDArray[np.int64] | None = None  # [n]: which of OTHERS is the target's, from 1 on; 0 = none is
 
 
 def make(kind: str, sessions: int, seed: int, beyond: int) -> list[Trace]:
@@ -42,8 +45,15 @@ def make(kind: str, sessions: int, seed: int, beyond: int) -> list[Trace]:
         rates = _rates(kind, number, tokens + beyond, rng)
         accepted = rng.random(len(rates)) < rates
         noise = rng.normal(0, SURENESS, len(rates))
-        traces.append(Trace(accepted, sigmoid(SLOPE * (logit(rates) + noise) + OFFSET), tokens))
+        confidence = sigmoid(SLOPE * (logit(rates) + noise) + OFFSET)
+        traces.append(Trace(accepted, confidence, tokens, others=_others(accepted, seed, number)))
     return traces
+
+
+def _others(accepted: NDArray[np.bool_], seed: int, number: int) -> NDArray[np.int64]:
+    drawn = np.random.default_rng([seed, number, OTHERS]).random(len(accepted))
+    ranks = np.searchsorted(np.cumsum(RATES), drawn) + 1
+    return np.where(accepted | (ranks > OTHERS), 0, ranks)
 
 
 def _recorded(sessions: int, beyond: int, rng: np.random.Generator) -> list[Trace]:
@@ -51,17 +61,24 @@ def _recorded(sessions: int, beyond: int, rng: np.random.Generator) -> list[Trac
     an answer. Behind its end stands its beginning."""
     with np.load(RECORDED) as found:
         accepted, confidence = found["right"] == 0, found["shares"][:, :, 0] / 65535
+        others = np.maximum(found["right"].astype(np.int64), 0)
         told = list(zip(found["workload"].tolist(), found["temperature"].tolist(), strict=True))
     kinds = sorted(set(told))
     traces = []
     for number in range(sessions):
         alike = [text for text, kind in enumerate(told) if kind == kinds[number % len(kinds)]]
         texts = rng.choice(alike, RECORDED_TEXTS, replace=False)
-        right, sure = accepted[texts].ravel(), confidence[texts].ravel()
+        right, sure, ranks = accepted[texts].ravel(), confidence[texts].ravel(), others[texts].ravel()
         length = len(right)
         greedy = kinds[number % len(kinds)][1] == 0
         traces.append(
-            Trace(np.resize(right, length + beyond), np.resize(sure, length + beyond), length, greedy)
+            Trace(
+                np.resize(right, length + beyond),
+                np.resize(sure, length + beyond),
+                length,
+                greedy,
+                np.resize(ranks, length + beyond),
+            )
         )
     return traces
 
@@ -110,19 +127,23 @@ class Book:
     first_wrong: NDArray[np.int64]  # [traces, positions]: the first position from there on not accepted
     tokens: NDArray[np.int64]  # [traces]
     greedy: NDArray[np.bool_]  # [traces]
+    others: NDArray[np.int64]  # [traces, positions]
 
     @classmethod
     def of(cls, traces: Sequence[Trace]) -> Book:
         width = max(len(trace.accepted) for trace in traces)
         accepted = np.zeros((len(traces), width), bool)
         confidence = np.full((len(traces), width), 0.5)
+        others = np.zeros((len(traces), width), np.int64)
         for row, trace in enumerate(traces):
             accepted[row, : len(trace.accepted)] = trace.accepted
             confidence[row, : len(trace.confidence)] = trace.confidence
+            if trace.others is not None:
+                others[row, : len(trace.others)] = trace.others
         positions = np.where(accepted, width, np.arange(width))
         first_wrong = np.minimum.accumulate(positions[:, ::-1], axis=1)[:, ::-1]
         tokens, greedy = [trace.tokens for trace in traces], [trace.greedy for trace in traces]
-        return cls(accepted, confidence, first_wrong, np.array(tokens), np.array(greedy))
+        return cls(accepted, confidence, first_wrong, np.array(tokens), np.array(greedy), others)
 
     def rounds(self, k: int) -> NDArray[np.int64]:
         """Returns [traces]: the steps that each answer takes if every step verifies k drafts."""

@@ -3,7 +3,8 @@
 Discrete events, each for all sessions at once: a draft step ends, drafts arrive, a target step ends, its
 commits arrive, the router's k and windows arrive. Which guesses are right stands in the traces; who decides
 how many are drafted, verified and waited for is a Policy. Sessions decode only: prompts take no time. An
-answer that ends is replaced by the next until there is none left. Outcome branches are not simulated.
+answer that ends is replaced by the next until there is none left. Outcome branches are not simulated: of a
+tree there are the path and what could stand in the place of each of its guesses.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from benchmarks.simulation.traces import Book
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 MOST_DRAFTS = 10  # k never exceeds it
 BEYOND = 256  # positions that a trace must have after its answer's end
@@ -38,12 +40,18 @@ class Result:
     waited: float  # share of the time in which the verifier waited for drafts
     messages_per_token: float  # of the router: changes of k and of windows
     error_of_calibration: float  # expected |predicted - accepted share| over bins of the promised probability
+    price: float  # of a token in a step, at the end
 
 
 class Policy(Protocol):
     """What is decided, and by whom. Arrays have one entry a session."""
 
     name: str
+
+    @property
+    def price(self) -> float:
+        """Returns the committed tokens that one more token in a step costs."""
+        ...
 
     def begin(self, world: World) -> None: ...
 
@@ -77,6 +85,10 @@ class Policy(Protocol):
         """Returns how many of the arrived draft tokens the verifier admits, [sessions]."""
         ...
 
+    def beside(self) -> Bools | None:
+        """Returns which of the tokens that could stand in the place of a guess it admits beside the path:
+        [sessions, MOST_DRAFTS, OTHERS]; None = none."""
+
     def stepped(self, seconds: float, waited: float, admitted: Ints, accepted: Ints, committed: Ints) -> None:
         """Tells what a step took, how long it was waited for before it began, and what it gave."""
 
@@ -102,6 +114,8 @@ class World:
             sessions, np.int64
         )  # draft tokens up to the one that the last step did not take
         self.true = np.zeros(sessions, np.int64)  # of those, right
+        self.branched = np.zeros(sessions, np.int64)  # 1 where the last step took a token beside the path
+        self._beside = 0
         self.k = np.zeros(sessions, np.int64)
         # The drafters.
         self.known = np.zeros(sessions, np.int64)  # length of the log as far as they know it
@@ -144,6 +158,7 @@ class World:
             waited=self._waited / self.now,
             messages_per_token=self._messages / self._tokens,
             error_of_calibration=self._error_of_calibration(),
+            price=self.policy.price,
         )
 
     def _after(self, seconds: float, happen: Callable[[], None]) -> None:
@@ -195,19 +210,21 @@ class World:
         waited = self.now - self._free_since
         self._waited += waited
         self._stepping = True
-        admitted = self.policy.admit(usable)
-        seconds = self.step_seconds(self.sessions + int(admitted.sum()))
-        self._after(seconds, lambda: self._finish(seconds, waited, admitted))
+        admitted, beside = self.policy.admit(usable), self.policy.beside()
+        self._beside = 0 if beside is None else int(beside.sum())
+        seconds = self.step_seconds(self.sessions + int(admitted.sum()) + self._beside)
+        self._after(seconds, lambda: self._finish(seconds, waited, admitted, beside))
 
-    def _finish(self, seconds: float, waited: float, admitted: Ints) -> None:
+    def _finish(self, seconds: float, waited: float, admitted: Ints, beside: Bools | None) -> None:
         accepted = np.minimum(self.book.first_wrong[self.trace, self.log] - self.log, admitted)
-        committed = accepted + 1
+        self.branched = self._branched(accepted, beside)
+        committed = accepted + 1 + self.branched
         self.judged = np.minimum(self.standing(), admitted + 1)
         self.true = np.minimum(self.book.first_wrong[self.trace, self.log] - self.log, self.judged)
         self._judge(admitted, accepted)
         self.log = self.log + committed
         self._tokens += int(committed.sum())
-        self._verified += int(admitted.sum())
+        self._verified += int(admitted.sum()) + self._beside
         self.policy.stepped(seconds, waited, admitted, accepted, committed)
         over = np.flatnonzero(self.log >= self.book.tokens[self.trace])
         for session in over:
@@ -217,6 +234,20 @@ class World:
         self._steer()
         self._stepping, self._free_since = False, self.now
         self._try_step()
+
+    def _branched(self, accepted: Ints, beside: Bools | None) -> Ints:
+        """Returns for each session 1 if the token behind the accepted ones was verified beside the path."""
+        if beside is None:
+            return np.zeros_like(accepted)
+        place = np.minimum(accepted, MOST_DRAFTS - 1)
+        other = self.book.others[self.trace, self.log + accepted]
+        taken = beside[self.rows, place, np.maximum(other - 1, 0)] & (other > 0) & (accepted < MOST_DRAFTS)
+        return np.asarray(taken.astype(np.int64))
+
+    @property
+    def beside(self) -> int:
+        """Returns how many tokens the last step verified beside the paths."""
+        return self._beside
 
     def _replace(self, session: int) -> None:
         if self.next_trace < len(self.book.tokens):

@@ -85,6 +85,12 @@ class AttentionBackend(Protocol):
         """Returns whether a step can be filled up to a shape, as recorded steps need it."""
         ...
 
+    @property
+    def panel(self) -> int:
+        """Returns how many keys are a panel (see branching.py), for works that are trees; 0 = it takes no
+        trees."""
+        ...
+
     def prepare(self, works: Sequence[Work], shapes: Sequence[Shape] = ()) -> Any:
         """Returns the step in this process's memory, in the first of these shapes that holds it, else in its
         own. Reads the works, changes nothing."""
@@ -127,7 +133,7 @@ class AttentionBackend(Protocol):
 
     def keeps_bits(self) -> bool:
         """Returns whether a row of the layers of the last step was measured to get the same bits in any
-        company."""
+        company. From then on `panel` is such that this holds on branches, too."""
         ...
 
     def resized(self, num_blocks: int) -> Self:

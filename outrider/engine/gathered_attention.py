@@ -12,6 +12,7 @@ import torch
 
 from outrider.engine import invariance, sdpa
 from outrider.engine.attention import LayerAttention
+from outrider.engine.branching import PANELS
 from outrider.engine.flat_inputs import Shape
 from outrider.engine.kv_pools import KvPools
 from outrider.engine.step_inputs import RowBatching, StepInputs, Work, build_step
@@ -31,12 +32,14 @@ class GatheredAttention:
         device: torch.device,
         dtype: torch.dtype,
         row_batching: RowBatching | None = None,
+        panel: int = PANELS[-1],
     ) -> None:
-        """`row_batching`: how rows attend together; None = each alone."""
+        """`row_batching`: how rows attend together; None = each alone. `panel`: of keys, as trees need it."""
         self.pools = pools
         self.layers: dict[int, LayerAttention] = {}
         self.others: set[int] = set()
         self.row_batching = row_batching
+        self.panel = panel
         self._device, self._dtype = device, dtype
         self._shown: tuple[RowBatching, int] | None = None  # to keep bits, with so many threads
 
@@ -79,6 +82,7 @@ class GatheredAttention:
         inputs: StepInputs,
         count: int,
     ) -> torch.Tensor:
+        self.pools.copy_slots(layer, inputs.moves)
         self.pools.write_rows(layer, rows, inputs.slots)
         slots, missing = inputs.earlier(count)
         return self.pools.rows(layer, slots).masked_fill_(missing[..., None], 0)
@@ -88,10 +92,11 @@ class GatheredAttention:
         self._shown = None if found is None else (found, torch.get_num_threads())
 
     def keeps_bits(self) -> bool:
+        self.panel = invariance.panel(self.layers.values(), self.row_batching)
         if self._shown == (self.row_batching, torch.get_num_threads()):  # batch_rows has just tried it
             return True
         return invariance.attention_keeps_bits(self.layers.values(), self.row_batching)
 
     def resized(self, num_blocks: int) -> GatheredAttention:
         pools = self.pools.resized(num_blocks)
-        return GatheredAttention(pools, self._device, self._dtype, self.row_batching)
+        return GatheredAttention(pools, self._device, self._dtype, self.row_batching, self.panel)

@@ -95,6 +95,14 @@ class KvPools:
             return _lying(key_pool, blocks), _lying(value_pool, blocks)
         return self._select(0, key_pool, blocks, sessions), self._select(1, value_pool, blocks, sessions)
 
+    def copy_slots(self, layer: int, copies: tuple[torch.Tensor, torch.Tensor] | None) -> None:
+        """Copies what slots [n] hold to others [n] in a layer, if there are any."""
+        if copies is not None:
+            sources, targets = copies
+            for pool in self._layers.get(layer, ()):
+                slots = pool.view(pool.shape[0], -1, pool.shape[3])
+                slots.index_copy_(1, targets, slots.index_select(1, sources))
+
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies whole blocks, (from, to) each, in every layer; not while a step runs."""
         if not pairs:

@@ -77,6 +77,7 @@ class PagedAttention:
     """Implements AttentionBackend."""
 
     fills_shapes = True
+    panel = 0  # a kernel lets a token see all before it
 
     def __init__(self, kernel: Kernel, pools: PagedPools, device: torch.device) -> None:
         self.kernel = kernel
@@ -94,6 +95,8 @@ class PagedAttention:
         return self.kernel.name
 
     def prepare(self, works: Sequence[Work], shapes: Sequence[Shape] = ()) -> FlatStep:
+        if any(work.parents for work in works):
+            raise ValueError("attention kernels take no branches")
         size = self.pools.block_size
         shape = fitting(shapes, works, size) or exact(works)
         return flatten(works, shape, block_size=size, scratch_block=self.pools.scratch_block)

@@ -25,6 +25,7 @@ def attend(
     sinks: torch.Tensor | None = None,  # [Hq]
 ) -> torch.Tensor:
     """Writes the step's keys and values, then lets each token see its session's: [T, Hq, Dv]."""
+    pools.copy_slots(layer, inputs.moves)
     pools.write(layer, key, value, inputs.slots)
     queries = query.transpose(0, 1)  # [T, Hq, D]
     plain = not how.fused or (how.sinks and query.device.type != "cpu")

@@ -11,8 +11,8 @@ in one call.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, groupby, pairwise
 from typing import NamedTuple
 
@@ -20,10 +20,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from outrider.engine.branching import KEY_BLOCK, OnBranch, put_on_branches, sight
+
 KEY_MULTIPLE = 64  # keys are padded to a multiple of it
-# Keys in a block of torch's CPU attention kernel. Those before a sliding window are left out in whole blocks:
-# such a block, fully masked, leaves that kernel's running sum as it was.
-KEY_BLOCK = 512
+# Keys before a sliding window are left out in whole blocks of torch's CPU attention kernel: such a block,
+# fully masked, leaves that kernel's running sum as it was.
 # Tokens of a session from which on each query head attends on its own: a mask of all that share a key head
 # would be large, and the product has rows enough.
 MOST_SHARING = 64
@@ -40,6 +41,10 @@ class Work:
     start: int  # position of tokens[0] = tokens already in the cache
     tokens: Sequence[int]  # one token; a token and its drafts; or a chunk of a prompt
     rows: int  # logits wanted for the last `rows` of them (0: a chunk that is not the prompt's last)
+    # Of its last tokens, if they are a tree:
+    parents: Sequence[int] = ()  # which of these each one follows; -1 = the token before them
+    places: Sequence[int] = ()  # in which of the session's slots each stands
+    moves: Sequence[tuple[int, int]] = ()  # slots that are copied before the step, in every layer: from, to
 
 
 class View(NamedTuple):
@@ -88,8 +93,9 @@ class Group:
     tiles: tuple[Tile, ...]
     tables: tuple[Ints, ...]  # each session's blocks
     starts: Ints  # [S] first position that runs
-    ends: Ints  # [S] tokens in the cache after the step
-    positions: Ints  # [T_group] of the tokens, session after session
+    ends: Ints  # [S] slots in use in the step
+    counts: Ints  # [S] tokens that run
+    positions: Ints  # [T_group] of the tokens, session after session; of those on branches, their places
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +139,8 @@ class StepInputs:
     views: dict[View, tuple[TileKeys, ...]]
     before: dict[int, tuple[torch.Tensor, torch.Tensor]]  # what `earlier` has found
     message: npt.NDArray[np.int32] | None = None  # the works as other ranks are told of them
+    on_branches: Mapping[int, OnBranch] = field(default_factory=dict)  # by the step's token
+    moves: tuple[torch.Tensor, torch.Tensor] | None = None  # slots [n] from and to
 
     def tiles(self, view: View) -> tuple[TileKeys, ...]:
         """Returns all tiles, for a layer with this view.
@@ -153,6 +161,10 @@ class StepInputs:
         if found is None:
             positions = self.position_ids[0].numpy(force=True)[:, None] + np.arange(-count, 1)
             slots = self.tables.slots(np.maximum(positions, 0), self.block_size)
+            own = self.slots.numpy(force=True)
+            for token, branch in self.on_branches.items():
+                seen = branch.seen[: count + 1]
+                slots[token, count + 1 - len(seen) :] = own[seen[::-1]]
             on_device = (torch.from_numpy(each).to(self.slots.device) for each in (slots, positions < 0))
             found = self.before[count] = (next(on_device), next(on_device))
         return found
@@ -168,7 +180,7 @@ class StepInputs:
             kept = table[skipped : skipped + len(row)]
             row[: len(kept)] = kept
         calls = [call for tile in group.tiles for call in tile.calls]
-        before = np.repeat(first, group.ends - group.starts)  # [T]
+        before = np.repeat(first, group.counts)  # [T]
         of_calls = self._of_calls(calls, group, group.positions - before, sharing)  # places among the keys
         places = np.concatenate([each.ravel() for each in of_calls])
         if view.chunk is None:
@@ -176,6 +188,13 @@ class StepInputs:
         else:
             begins = self._of_calls(calls, group, seen_from(group.positions, view) - before, sharing)
             rows = self._spans(np.concatenate([each.ravel() for each in begins]), places, keys)
+        if self.on_branches:
+            tokens = self._of_calls(calls, group, group.first_token + np.arange(len(before)), sharing)
+            of_rows = np.concatenate([each.ravel() for each in tokens])
+            for token in self.on_branches.keys() & set(of_rows.tolist()):
+                branch, skipped = self.on_branches[token], before[token - group.first_token]
+                seen = branch.sees(int(seen_from(np.array([branch.position]), view)[0])) - skipped
+                rows[torch.from_numpy(of_rows == token)] = sight(seen, keys).to(rows)
         ends = np.cumsum([each.size for each in of_calls]).tolist()
         masks = iter(
             rows[end - each.size : end]
@@ -279,7 +298,8 @@ def build_step(
     counts = np.array([len(work.tokens) for work in works], dtype=np.int64)  # [W]
     starts = np.array([work.start for work in works], dtype=np.int64)
     ends = starts + counts
-    buckets = np.array([padded_keys(int(end), row_batching) for end in ends], dtype=np.int64)
+    used = np.maximum(ends, [max(work.places, default=-1) + 1 for work in works])  # slots
+    buckets = np.array([padded_keys(int(end), row_batching) for end in used], dtype=np.int64)
     order = np.lexsort((-counts, buckets))  # of the works: by group, then longest first
     group_bounds = [0, *(np.flatnonzero(np.diff(buckets[order])) + 1).tolist(), len(order)]
     tiles = _tiles(buckets[order].tolist(), group_bounds, key_bytes)
@@ -294,8 +314,15 @@ def build_step(
 
     tables = [np.array(work.blocks, dtype=np.int64) for work in works]  # copies: they may grow meanwhile
     first_block = np.cumsum([0, *map(len, tables)])[:-1]
+    end_of = np.empty_like(past)
+    end_of[order] = past
+    lying, branched = positions.copy(), dict[int, OnBranch]()  # where tokens stand
+    for work, end in zip(works, end_of.tolist(), strict=True):
+        if work.parents:
+            first = end - len(work.parents)
+            branched |= put_on_branches(work.parents, work.places, first, positions, lying)
     places = Tables(np.concatenate(tables), first_block[work_of])
-    slots = places.slots(positions, block_size)
+    slots = places.slots(lying, block_size)
 
     groups = []
     token, lengths = 0, counts[order].tolist()
@@ -312,13 +339,12 @@ def build_step(
                 tuple(of_group),
                 tuple(tables[member] for member in members),
                 starts[members],
-                ends[members],
-                positions[first_token:token],
+                used[members],
+                counts[members],
+                lying[first_token:token],
             )
         )
 
-    end_of = np.empty_like(past)
-    end_of[order] = past
     keep = np.concatenate([np.arange(end - work.rows, end) for work, end in zip(works, end_of, strict=True)])
     rows = len(keep)
 
@@ -340,6 +366,10 @@ def build_step(
         {},
         {},
     )
+    inputs.on_branches = branched
+    if moves := [pair for work in works for pair in work.moves]:
+        sources, targets = np.array(moves).T
+        inputs.moves = tensor(sources.copy()), tensor(targets.copy())
     for view in views:
         inputs.tiles(view)
     return inputs

@@ -3,8 +3,8 @@
 A message is int32 words; what has 64 bits takes two:
 
     kind, works, rows, vocabulary                                            the header
-    start, tokens, rows, blocks             of each work                     counts
-    tokens of all works, then blocks of all works
+    start, tokens, rows, blocks, parents, moves    of each work              counts
+    tokens of all works, then blocks, parents, places and moves of all works
     how, key (64), temperature (64)         of each row                      only if tokens are chosen
 """
 
@@ -25,7 +25,7 @@ from outrider.sampling.vocab_parallel import VocabParallelRow
 Words = npt.NDArray[np.int32]
 
 HEADER = 4
-PER_WORK = 4
+PER_WORK = 6
 PER_ROW = 5
 
 
@@ -51,11 +51,23 @@ class StepMessage:
 def encode_works(works: Sequence[Work]) -> Words:
     """Returns the works' part of a message, as they are now."""
     counts = [
-        number for work in works for number in (work.start, len(work.tokens), work.rows, len(work.blocks))
+        number
+        for work in works
+        for number in (
+            work.start,
+            len(work.tokens),
+            work.rows,
+            len(work.blocks),
+            len(work.parents),
+            len(work.moves),
+        )
     ]
     tokens = chain.from_iterable(work.tokens for work in works)
     blocks = chain.from_iterable(work.blocks for work in works)
-    return np.fromiter(chain([len(works)], counts, tokens, blocks), np.int32)
+    parents = chain.from_iterable(work.parents for work in works)
+    places = chain.from_iterable(work.places for work in works)
+    moves = chain.from_iterable(pair for work in works for pair in work.moves)
+    return np.fromiter(chain([len(works)], counts, tokens, blocks, parents, places, moves), np.int32)
 
 
 def encode(
@@ -71,19 +83,26 @@ def decode(words: Words) -> StepMessage:
     kind, work_count, row_count, vocab_size = words[:HEADER].tolist()
     at = HEADER + PER_WORK * work_count
     counts = words[HEADER:at].reshape(work_count, PER_WORK).tolist()
-    tokens_from, blocks_from = at, at + sum(count[1] for count in counts)
+    ends = np.cumsum([at, *(sum(count[index] for count in counts) for index in (1, 3, 4, 4))]).tolist()
+    tokens_at, blocks_at, parents_at, places_at, moves_at = ends  # of each kind, the first word not taken yet
     works = []
-    for start, tokens, rows, blocks in counts:
+    for start, tokens, rows, blocks, parents, moves in counts:
+        pairs = words[moves_at : moves_at + 2 * moves].reshape(moves, 2).tolist()
         works.append(
             Work(
-                words[blocks_from : blocks_from + blocks].tolist(),
+                words[blocks_at : blocks_at + blocks].tolist(),
                 start,
-                words[tokens_from : tokens_from + tokens].tolist(),
+                words[tokens_at : tokens_at + tokens].tolist(),
                 rows,
+                tuple(words[parents_at : parents_at + parents].tolist()),
+                tuple(words[places_at : places_at + parents].tolist()),
+                tuple((source, target) for source, target in pairs),
             )
         )
-        tokens_from, blocks_from = tokens_from + tokens, blocks_from + blocks
-    return StepMessage(Kind(kind), tuple(works), _rows(words[blocks_from:], row_count), vocab_size)
+        tokens_at, blocks_at = tokens_at + tokens, blocks_at + blocks
+        parents_at, places_at = parents_at + parents, places_at + parents
+        moves_at += 2 * moves
+    return StepMessage(Kind(kind), tuple(works), _rows(words[moves_at:], row_count), vocab_size)
 
 
 def _row_words(rows: Sequence[VocabParallelRow]) -> Words:

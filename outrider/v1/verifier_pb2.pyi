@@ -93,7 +93,7 @@ class VerifierEvents(_message.Message):
     def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., committed: _Optional[_Iterable[_Union[Committed, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., load: _Optional[_Union[VerifierLoad, _Mapping]] = ..., cut_off: _Optional[_Iterable[_Union[DrafterCutOff, _Mapping]]] = ..., dropped: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class Committed(_message.Message):
-    __slots__ = ("session_id", "base", "tokens", "accepted", "verified", "cached_prompt_tokens", "opening", "logprobs", "top_tokens", "top_logprobs", "guesses", "prompt_logprobs")
+    __slots__ = ("session_id", "base", "tokens", "accepted", "verified", "cached_prompt_tokens", "opening", "logprobs", "top_tokens", "top_logprobs", "guesses", "beside", "prompt_logprobs")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +105,7 @@ class Committed(_message.Message):
     TOP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     GUESSES_FIELD_NUMBER: _ClassVar[int]
+    BESIDE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     base: int
@@ -117,8 +118,9 @@ class Committed(_message.Message):
     top_tokens: _containers.RepeatedScalarFieldContainer[int]
     top_logprobs: _containers.RepeatedScalarFieldContainer[float]
     guesses: _containers.RepeatedCompositeFieldContainer[_common_pb2.Guess]
+    beside: int
     prompt_logprobs: _common_pb2.PromptLogprobs
-    def __init__(self, session_id: _Optional[bytes] = ..., base: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., verified: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., opening: _Optional[int] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., guesses: _Optional[_Iterable[_Union[_common_pb2.Guess, _Mapping]]] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[bytes] = ..., base: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., verified: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., opening: _Optional[int] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., guesses: _Optional[_Iterable[_Union[_common_pb2.Guess, _Mapping]]] = ..., beside: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("session_id", "reason", "opening")
@@ -225,20 +227,22 @@ class Draft(_message.Message):
     def __init__(self, session_id: _Optional[bytes] = ..., base: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., survival: _Optional[bytes] = ...) -> None: ...
 
 class CommitBatch(_message.Message):
-    __slots__ = ("hello", "commits", "revoked", "echo_us", "held_us", "rest")
+    __slots__ = ("hello", "commits", "revoked", "echo_us", "held_us", "rest", "beside")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     COMMITS_FIELD_NUMBER: _ClassVar[int]
     REVOKED_FIELD_NUMBER: _ClassVar[int]
     ECHO_US_FIELD_NUMBER: _ClassVar[int]
     HELD_US_FIELD_NUMBER: _ClassVar[int]
     REST_FIELD_NUMBER: _ClassVar[int]
+    BESIDE_FIELD_NUMBER: _ClassVar[int]
     hello: _common_pb2.Hello
     commits: _containers.RepeatedCompositeFieldContainer[Commit]
     revoked: _containers.RepeatedCompositeFieldContainer[Attach]
     echo_us: int
     held_us: int
     rest: bool
-    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., revoked: _Optional[_Iterable[_Union[Attach, _Mapping]]] = ..., echo_us: _Optional[int] = ..., held_us: _Optional[int] = ..., rest: _Optional[bool] = ...) -> None: ...
+    beside: float
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., revoked: _Optional[_Iterable[_Union[Attach, _Mapping]]] = ..., echo_us: _Optional[int] = ..., held_us: _Optional[int] = ..., rest: _Optional[bool] = ..., beside: _Optional[float] = ...) -> None: ...
 
 class Commit(_message.Message):
     __slots__ = ("session_id", "base", "tokens")

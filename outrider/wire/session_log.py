@@ -42,9 +42,9 @@ NO_NUMBERS: Numbers = ([], [], [])
 UNLOGGED_RECORD = session_pb2.SessionLog(end=session_pb2.SessionEnd()).SerializeToString()
 """A log that is an end alone: the store did not take the session's request."""
 
-LoggedStep = tuple[tuple[int, ...], int, int, int, str, Logprobs, Guesses, PromptLogprobs | None]
+LoggedStep = tuple[tuple[int, ...], int, int, int, str, Logprobs, Guesses, PromptLogprobs | None, int]
 """(tokens, accepted, verified, cached prompt tokens, numerics, log-probabilities, guesses, the
-log-probabilities of the prompt) of one step."""
+log-probabilities of the prompt, draft tokens verified on other branches) of one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,7 @@ def step_record(
     logprobs: Logprobs = (),
     guesses: Guesses = (),
     prompt: PromptLogprobs | None = None,
+    beside: int = 0,
 ) -> bytes:
     """`numerics`: of the verifier, if the step before was another's."""
     of_tokens, top_tokens, top = logprob_numbers(logprobs) if logprobs else NO_NUMBERS
@@ -92,6 +93,7 @@ def step_record(
         top_logprobs=top,
         guesses=guesses_to_wire(guesses),
         prompt_logprobs=None if prompt is None else prompt_to_wire(prompt),
+        beside=beside,
     )
     return session_pb2.SessionLog(steps=(step,)).SerializeToString()
 
@@ -143,6 +145,7 @@ def log_from_bytes(raw: bytes) -> SessionLog:
                 from_numbers(step.logprobs, step.top_tokens, step.top_logprobs),
                 guesses_from_wire(step.guesses),
                 prompt_from_wire(step.prompt_logprobs) if step.HasField("prompt_logprobs") else None,
+                step.beside,
             )
             for step in message.steps
         ],

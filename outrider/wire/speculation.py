@@ -63,6 +63,7 @@ class CommitBatch:
     echo_us: int = 0  # stamp_us of the last DraftBatch received; 0 = none yet
     held_us: int = 0  # time between that receipt and this sending
     rest: bool = False  # no drafts are taken for now, and no commits told
+    beside: float = 0.0  # P(accepted) that a token beside the likeliest path is verified with; 0 = none is
 
 
 def _batch_to_wire(batch: DraftBatch) -> verifier_pb2.DraftBatch:
@@ -100,7 +101,11 @@ def _draft_from_wire(message: verifier_pb2.Draft) -> Draft:
 
 def _commits_to_wire(batch: CommitBatch) -> verifier_pb2.CommitBatch:
     message = verifier_pb2.CommitBatch(
-        hello=hello_to_wire(batch.hello), echo_us=batch.echo_us, held_us=batch.held_us, rest=batch.rest
+        hello=hello_to_wire(batch.hello),
+        echo_us=batch.echo_us,
+        held_us=batch.held_us,
+        rest=batch.rest,
+        beside=batch.beside,
     )
     for commit in batch.commits:
         message.commits.add(session_id=commit.session_id, base=commit.base, tokens=commit.tokens)
@@ -117,6 +122,7 @@ def _commits_from_wire(message: verifier_pb2.CommitBatch) -> CommitBatch:
         message.echo_us,
         message.held_us,
         message.rest,
+        message.beside,
     )
 
 

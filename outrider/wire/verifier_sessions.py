@@ -92,6 +92,7 @@ class Committed:
     logprobs: Logprobs = ()  # of the tokens, if asked for
     guesses: Guesses = ()  # the draft tokens verified, if asked for
     prompt: PromptLogprobs | None = None  # with a session's first output, if asked for
+    beside: int = 0  # draft tokens of other branches, verified in this step, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +210,7 @@ def _events_to_wire(events: VerifierEvents) -> verifier_pb2.VerifierEvents:
             verified=step.verified,
             cached_prompt_tokens=step.cached_prompt_tokens,
             guesses=guesses_to_wire(step.guesses),
+            beside=step.beside,
         )
         if step.logprobs:
             of_tokens, top_tokens, top = numbers(step.logprobs)
@@ -249,6 +251,7 @@ def _events_from_wire(message: verifier_pb2.VerifierEvents) -> VerifierEvents:
                 from_numbers(step.logprobs, step.top_tokens, step.top_logprobs),
                 guesses_from_wire(step.guesses),
                 prompt_from_wire(step.prompt_logprobs) if step.HasField("prompt_logprobs") else None,
+                step.beside,
             )
             for step in message.committed
         ],

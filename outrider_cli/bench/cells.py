@@ -12,11 +12,12 @@ PLAIN_ALL = "plain, all cores"  # those of the drafter, too
 LOCK_STEP = "lock-step"
 STREAMING = "streaming"
 CHAINS = "streaming, chains"  # without branches
+PATHS = "streaming, paths"  # with them, and one path of them in a step
 TRANSFORMERS = "transformers"  # its generate: plain, with the draft model, and that with its best setting
 ASSISTED = "assisted"
 TUNED = "assisted, tuned"
 SERVER = "server"  # one that was there before
-OURS = (PLAIN, PLAIN_ALL, LOCK_STEP, CHAINS, STREAMING)
+OURS = (PLAIN, PLAIN_ALL, LOCK_STEP, CHAINS, PATHS, STREAMING)
 PEERS = (TRANSFORMERS, ASSISTED, TUNED)
 
 

@@ -12,6 +12,7 @@ from typing import Protocol
 from outrider_cli.bench.cells import (
     CHAINS,
     LOCK_STEP,
+    PATHS,
     STREAMING,
     TUNED,
     Cell,
@@ -124,7 +125,7 @@ class Bench:
             return
         self._relay.rtt_seconds = rtt_ms / 1e3
         prompt = self._prompts[self._settings.workloads[0]][0]
-        for way in (LOCK_STEP, CHAINS, STREAMING):
+        for way in (LOCK_STEP, CHAINS, PATHS, STREAMING):
             if way in self._servers:
                 await self._servers[way].ask(Request(prompt, SETTLING_TOKENS, 0.0, 0))
 

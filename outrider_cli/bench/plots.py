@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.errors import StartupError
-from outrider_cli.bench.cells import CHAINS, LOCK_STEP, PLAIN, SERVER, STREAMING, Cell, Setting
+from outrider_cli.bench.cells import CHAINS, LOCK_STEP, PATHS, PLAIN, SERVER, STREAMING, Cell, Setting
 from outrider_cli.bench.figures import Spread, figures, over
 from outrider_cli.bench.measuring import Result
 from outrider_cli.bench.settings import Settings
@@ -25,6 +25,7 @@ COLOURS = {
     "lock-step": "#e6a532",
     "streaming": "#1f6fb4",
     "streaming, chains": "#8fbbe0",
+    "streaming, paths": "#5795c9",
     "server": "#1f6fb4",
     "transformers": "#c9c9c9",
     "assisted": "#e3a59f",
@@ -85,7 +86,7 @@ def along(settings: Settings, result: Result, axis: str, other: str) -> Figure:
 
     It is a ratio to plain decoding if that was measured, otherwise tokens a second."""
     values = {"streams": settings.streams, "rtt_ms": settings.rtts_ms}
-    ways = [way for way in settings.ways if way in (STREAMING, CHAINS, LOCK_STEP, SERVER)]
+    ways = [way for way in settings.ways if way in (STREAMING, PATHS, CHAINS, LOCK_STEP, SERVER)]
     figure, panels = _figure(len(settings.workloads), len(settings.temperatures))
     for panel, (temperature, workload) in zip(
         panels, product(settings.temperatures, settings.workloads), strict=True

@@ -13,6 +13,7 @@ from outrider_cli.bench.cells import (
     CHAINS,
     LOCK_STEP,
     OURS,
+    PATHS,
     PLAIN,
     PLAIN_ALL,
     SERVER,
@@ -85,7 +86,14 @@ async def _start(
                 alone if way in (PLAIN, PLAIN_ALL) else settings.models,
                 replace(settings.cores, target=settings.cores.all) if way == PLAIN_ALL else settings.cores,
                 SessionOptions(seed=0),
-                Workers(1, 1, settings.engine, lock_step=way == LOCK_STEP, branches=way != CHAINS),
+                Workers(
+                    1,
+                    1,
+                    settings.engine,
+                    lock_step=way == LOCK_STEP,
+                    branches=way != CHAINS,
+                    trees=way not in (LOCK_STEP, CHAINS, PATHS),
+                ),
                 relay.environment if relay is not None else {},
             )
         )

@@ -7,7 +7,18 @@ from dataclasses import dataclass, field, replace
 
 from outrider.errors import StartupError
 from outrider.options.engine import EngineOptions
-from outrider_cli.bench.cells import CHAINS, LOCK_STEP, OURS, PEERS, PLAIN, PLAIN_ALL, SERVER, Cell, cells
+from outrider_cli.bench.cells import (
+    CHAINS,
+    LOCK_STEP,
+    OURS,
+    PATHS,
+    PEERS,
+    PLAIN,
+    PLAIN_ALL,
+    SERVER,
+    Cell,
+    cells,
+)
 from outrider_cli.bench.placing import Cores
 from outrider_cli.bench.suite import suite
 from outrider_cli.bench.workloads import WORKLOADS
@@ -29,6 +40,7 @@ class Settings:
     model: str | None = None  # its name for the model; None = whatever it serves
     lock_step: bool = True
     chains: bool = False  # streaming without branches, too
+    paths: bool = False  # streaming without trees in a step, too
     peers: bool = True
     price_per_hour: float | None = None  # of all that serves; None = no costs are told
     engine: EngineOptions = field(default=EngineOptions())  # of each worker
@@ -56,6 +68,7 @@ class Settings:
             PLAIN_ALL: self.cores.all == self.cores.target,
             LOCK_STEP: not self.lock_step or self.models.propose is not None,  # whose drafts take no time
             CHAINS: not self.chains or self.models.propose is not None,
+            PATHS: not self.paths or self.models.propose is not None,
         }
         ours = [way for way in OURS if not left_out.get(way)]
         return (*ours, *(PEERS if self.peers else ()))

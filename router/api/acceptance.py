@@ -23,13 +23,14 @@ class SpeculationStats:
         default_factory=list
     )  # [i] = steps that accepted i; as long as the longest draft + 1
 
-    def add(self, accepted: int, verified: int) -> None:
-        """Counts one target step; one without drafts is no speculative step."""
+    def add(self, accepted: int, verified: int, beside: int = 0) -> None:
+        """Counts one target step; one without drafts is no speculative step. `verified`: the accepted ones
+        and the path behind them; `beside`: those of other branches."""
         if verified == 0:
             return
         self.steps += 1
         self.accepted += accepted
-        self.drafted += verified
+        self.drafted += verified + beside
         self._widen(verified + 1)
         self.histogram[accepted] += 1
 

@@ -80,7 +80,8 @@ class Provenance:
         told_to_its_end = end == len(event.tokens) == event.accepted + 1
         rejected = None if wrong is None or not told_to_its_end else self._guessed(wrong.token, wrong)
         self._steps += 1
-        return Step(self._steps - 1, event.seconds, event.verified, event.accepted, tokens, rejected)
+        drafted = event.verified + event.beside
+        return Step(self._steps - 1, event.seconds, drafted, event.accepted, tokens, rejected)
 
     def _of(self, event: TokensCommitted, place: int) -> tuple[Source, Guessed]:
         token = event.tokens[place]

@@ -30,6 +30,7 @@ def test_a_plan_measures_all_ways_unless_told_otherwise() -> None:
     shared = Cores(target=(0,), draft=(0,))
     assert Settings(models=PAIR, peers=False, cores=shared).ways == ("plain", "lock-step", "streaming")
     assert Settings(models=PAIR, peers=False, chains=True).ways[-2:] == ("streaming, chains", "streaming")
+    assert Settings(models=PAIR, peers=False, paths=True).ways[-2:] == ("streaming, paths", "streaming")
     other = Settings(url="http://h", rtts_ms=(0.0,))
     assert (other.ways, other.reference) == (("server",), "server")
 

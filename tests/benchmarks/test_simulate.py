@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.simulation.controllers import Ours
-from benchmarks.simulation.costs import H200, Costs
+from benchmarks.simulation.costs import CPU, H200, Costs
 from benchmarks.simulation.policies import Fixed, Start
 from benchmarks.simulation.traces import Book, Trace, make
 from benchmarks.simulation.world import BEYOND, Policy, Result, World
@@ -81,6 +81,15 @@ def test_where_acceptance_changes_in_mid_stream_ours_beats_every_k_for_all() -> 
     assert ours.goodput > 1.05 * max(fixed)
     assert ours.messages_per_token < 0.05
     assert ours.error_of_calibration < 0.05
+
+
+def test_trees_bring_much_where_tokens_are_cheap_and_are_paths_where_they_are_not() -> None:
+    book = Book.of(make("chat", 6, 2, BEYOND))
+    paths, trees = (simulated(Ours("", trees=trees), book, 1) for trees in (False, True))
+    assert paths.price < 0.03 and trees.goodput > 1.1 * paths.goodput
+    book = Book.of(make("chat", 32, 2, BEYOND))
+    paths, trees = (simulated(Ours("", trees=trees), book, 16, CPU) for trees in (False, True))
+    assert paths.price > 0.3 and trees.goodput > 0.985 * paths.goodput
 
 
 @pytest.mark.parametrize("sessions", [4, 128])

@@ -6,7 +6,15 @@ from collections.abc import Callable
 
 import pytest
 
-from drafter.session import Alternative, Branch, DraftSession, DraftSpec, Guess, LogConflict
+from drafter.session import (
+    MOST_WITH_OTHERS,
+    Alternative,
+    Branch,
+    DraftSession,
+    DraftSpec,
+    Guess,
+    LogConflict,
+)
 from outrider.engine.kv_blocks import BlockTable
 from outrider.sampling.params import SamplingParams
 from outrider.wire.session import SessionParams
@@ -142,6 +150,27 @@ def test_only_paths_with_something_new_are_told_each_from_the_logs_end_on() -> N
     s.extend(guess(71), late)
     s.apply(5, [52])  # the second guess of the branch that is the trunk now has not been told
     assert s.tell()[0] == [70, 71]
+
+
+def test_what_may_stand_in_the_place_of_a_guess_is_told_with_it_where_the_verifier_wants_it() -> None:
+    """But where a branch begins that is told already, or is about to be."""
+    s = drafting([10, 11])
+    s.beside = 0.25
+    tokens, parents, survival = s.tell()
+    assert (tokens, parents) == ([10, 11, 50, 60, 51, 61], [-1, 0, -1, -1, 0, 0])
+    assert survival == [0.5, 0.25, 0.25, 0.25, 0.125, 0.125]
+    s.extend(guess(12, 0.5, 52, 62))
+    new = branch(s, 5, 1, 70)
+    s.drafted[-1] = guess(12, 0.5, 52, 62)
+    assert s.tell()[:2] == ([10, 11, 12, 62, 70, 52], [-1, 0, 1, 1, 3, 1])
+    s.extend(guess(71, 0.5, 81), new)
+    assert s.tell()[:2] == ([10, 11, 62, 70, 81, 71], [-1, 0, 1, 2, 3, 3])
+    s.beside = 0.26
+    s.tell_anew()
+    assert s.tell()[0] == [10, 11, 12, 62, 70, 71], "none of them is likely enough"
+    long = drafting(list(range(10, 60)), window=60, max_tokens=200)
+    long.beside = 0.01
+    assert len(long.tell()[0]) == MOST_WITH_OTHERS
 
 
 @pytest.mark.parametrize("anew", [DraftSession.tell_anew, lambda s: s.apply(3, [])], ids=["link", "verifier"])

@@ -10,13 +10,19 @@ from outrider.sampling.how import How
 from outrider.sampling.vocab_parallel import VocabParallelRow
 
 
-def random_plan(rng: random.Random, sessions: int, context: int, drafts: int) -> StepMessage:
+def random_plan(
+    rng: random.Random, sessions: int, context: int, drafts: int, trees: float = 0.0
+) -> StepMessage:
     """Sessions of so many tokens that decode with so many drafts each."""
     works, rows = [], []
     for _ in range(sessions):
         blocks = [rng.randrange(10**5) for _ in range(-(-(context + drafts + 1) // 16))]
         tokens = [rng.randrange(2**18) for _ in range(drafts + 1)]
-        works.append(Work(blocks, context, tokens, drafts + 1))
+        parents = tuple(rng.randrange(-1, index) for index in range(drafts)) if rng.random() < trees else ()
+        moves = tuple(
+            (rng.randrange(10**6), rng.randrange(10**6)) for _ in range(rng.randrange(3) if parents else 0)
+        )
+        works.append(Work(blocks, context, tokens, drafts + 1, parents, parents, moves))
         rows += [
             VocabParallelRow(rng.choice(list(How)), rng.getrandbits(64), rng.choice([1.0, 1e-30, 0.1, 100.0]))
             for _ in tokens
@@ -31,7 +37,7 @@ def words_of(message: StepMessage) -> np.ndarray:
 def test_what_arrives_is_what_was_sent() -> None:
     rng = random.Random(1)
     for _ in range(50):
-        message = random_plan(rng, rng.randrange(1, 9), rng.randrange(3000), rng.randrange(9))
+        message = random_plan(rng, rng.randrange(1, 9), rng.randrange(3000), rng.randrange(9), 0.5)
         assert decode(words_of(message)) == message
     edge = (
         VocabParallelRow(How.NOISY, 2**64 - 1, 5e-324),

@@ -105,10 +105,10 @@ class Link(RuleBasedStateMachine):
     @precondition(lambda self: self.verifier.room > 0)
     @rule()
     def verify(self) -> None:
-        path, _ = self.verifier.path()
+        nodes = self.verifier.nodes(least=0.0)
         log = tuple(self.verifier.log)
-        chosen = [target_token((*log, *path[:j])) for j in range(len(path) + 1)]
-        self.verifier.verify(path, chosen)
+        chosen = [target_token((*log, *path)) for path in [[], *nodes.paths]]
+        self.verifier.verify(nodes, chosen)
         base = self.seat.acknowledged
         self.commits.append((base, tuple(self.verifier.log[base:])))
 

@@ -88,9 +88,9 @@ class Engine:
         outcomes: list[tuple[Running, Outcome]] = []
         for running in list(self.running.values()):
             session = running.session
-            path, _ = session.path()
-            chosen = [target_token([*session.log, *path[:j]]) for j in range(len(path) + 1)]
-            outcome = session.verify(path, chosen)
+            nodes = session.nodes(least=0.0)
+            chosen = [target_token([*session.log, *path]) for path in [[], *nodes.paths]]
+            outcome = session.verify(nodes, chosen)
             if outcome.finish is not None:
                 self.close(running.id)
             outcomes.append((running, outcome))

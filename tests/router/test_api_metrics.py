@@ -13,7 +13,7 @@ def test_one_session_is_counted_and_timed() -> None:
     metrics = Metrics(clock=lambda: next(ticks))
     session = metrics.session("demo", prompt_tokens=7)
     session.committed(TokensCommitted((1,), 0, 0))
-    session.committed(TokensCommitted((2, 3, 4, 5), accepted=3, verified=5))
+    session.committed(TokensCommitted((2, 3, 4, 5), accepted=3, verified=5, beside=2))
     session.ended("stop")
 
     def value(name: str, **labels: str) -> float | None:
@@ -28,7 +28,7 @@ def test_one_session_is_counted_and_timed() -> None:
     assert value("vllm:e2e_request_latency_seconds_sum") == 3.0
     assert value("vllm:request_success_total", finished_reason="stop") == 1
     assert value("vllm:spec_decode_num_drafts_total") == 1
-    assert value("vllm:spec_decode_num_draft_tokens_total") == 5
+    assert value("vllm:spec_decode_num_draft_tokens_total") == 5 + 2
     assert value("vllm:spec_decode_num_accepted_tokens_total") == 3
     at = [value("vllm:spec_decode_num_accepted_tokens_per_pos_total", position=str(i)) for i in range(4)]
     assert at == [1, 1, 1, None]

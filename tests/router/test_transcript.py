@@ -13,7 +13,7 @@ from outrider.wire.logprobs import Logprob, PromptLogprobs
 from outrider.wire.session import FinishReason, SessionId, SessionParams
 from outrider.wire.verifier_sessions import Committed
 from router.requests import GenerationRequest, TokensCommitted
-from router.transcript import Transcript
+from router.transcript import MOST_BESIDE, Transcript
 from tests.router.asking import request
 
 ID = SessionId(bytes(range(16)))
@@ -133,12 +133,15 @@ def test_guesses_are_told_if_they_were_asked_for_and_only_then() -> None:
     for odd in (Guess(9, 1.5, "d"), Guess(9, 0.5, "d" * 257)):
         assert not asked.guessed_as_asked(step((*sound[:2], odd)), 199)
     assert not asked.guessed_as_asked(step(sound[:2]), 199)
+    assert asked.guessed_as_asked(replace(step(sound), beside=MOST_BESIDE), 199)
+    assert not asked.guessed_as_asked(replace(step(sound), beside=MOST_BESIDE + 1), 199)
     assert made(False).guessed_as_asked(step(()), 199) and not made(False).guessed_as_asked(step(sound), 199)
     asked.add(TokensCommitted((3, 4, 5), 2, 3, guesses=sound, seconds=0.5))
-    asked.add(TokensCommitted((6,), 0, 0, seconds=0.75))
+    asked.add(TokensCommitted((6,), 0, 0, beside=3, seconds=0.75))
     assert [(step.guesses, step.seconds) for step in asked.known()] == [(sound, 0.5), ((), 0.75)]
     again = Transcript.from_log(ID, b"".join(asked.records(0)))
     assert [(step.guesses, step.seconds) for step in again.known()] == [(sound, None), ((), None)]
+    assert [step.beside for step in again.known()] == [0, 3]
 
 
 def test_so_are_those_of_the_prompt_once() -> None:

@@ -50,6 +50,34 @@ def test_of_two_guesses_the_likelier_is_verified_and_of_equals_the_later() -> No
     assert best(tree) == [4]
 
 
+def test_nodes_come_by_survival_the_path_whole_and_what_is_beside_it_from_some_survival_on() -> None:
+    tree = DraftTree()
+    #   1 -> 2 -> 3 is the path; 7 and 8 stand in the place of 1, 9 in that of 2, and 4 behind 9
+    tree.add([], [1, 2, 3, 7, 8, 9, 4], [-1, 0, 1, -1, -1, 0, 5], bytes([127, 90, 9, 60, 30, 30, 20]))
+    nodes = tree.nodes(tree.chances, 4, 0.05)
+    assert nodes.tokens == [1, 2, 7, 8, 9, 4, 3]
+    assert list(nodes.parents) == [-1, 0, -1, -1, 0, 4, 1]
+    assert nodes.survival == sorted(nodes.survival, reverse=True) and nodes.survival[-1] < 0.05
+    assert nodes.depths == [0, 1, 0, 0, 1, 2, 2] and nodes.paths[5] == [1, 9, 4]
+    assert tree.nodes(tree.chances, 4, 0.2).tokens == [1, 2, 7, 3]
+    assert tree.nodes(tree.chances[:1], 1, 0.05).tokens == [1, 7, 8]
+    assert tree.nodes(tree.chances, 4, 2.0).tokens == [1, 2, 3]
+    chained = nodes.in_chains()
+    assert chained.tokens == [1, 2, 3, 7, 8, 9, 4] and list(chained.parents) == [-1, 0, 1, -1, -1, 0, 5]
+    assert chained.chains == [(0, 3), (3, 4), (4, 5), (5, 7)]
+    assert sorted(zip(chained.tokens, chained.said[None], strict=True)) == sorted(
+        zip(nodes.tokens, nodes.said[None], strict=True)
+    )
+
+
+def test_of_tokens_at_one_place_one_at_most_is_right_whatever_is_said() -> None:
+    tree = DraftTree()
+    tree.add([], [1, 2, 3, 4], [-1] * 4, bytes([200, 199, 198, 197]))
+    assert sum(tree.nodes(tree.chances, 4, 0.0).chances) == pytest.approx(1)
+    tree.believe({None: (0.5,)}, {None: 0.1})
+    assert tree.nodes(tree.chances, 4, 0.0).chances == pytest.approx([0.39, 0.078, 0.078, 0.077], abs=0.01)
+
+
 def test_a_commit_keeps_the_subtree_below_it() -> None:
     tree = DraftTree()
     tree.add([], [1, 2, 3, 7], [-1, 0, 0, 2], b"")  # 1 -> 2, 1 -> 3 -> 7

@@ -34,9 +34,7 @@ def seated() -> tuple[Running, DrafterSeat, DrafterSeat]:
 
 def settle(running: Running, chosen: list[int], now: float) -> int:
     """Verifies all that stands. Returns how many draft tokens were accepted."""
-    path, _ = running.path()
-    said = {seat: chances[: len(path)] for seat, chances in running.session.tree.said.items()}
-    return running.settle(Part(running, 2, 1, path, said, True), chosen, now).accepted
+    return running.settle(Part(running, 2, 1, running.nodes(), True), chosen, now).accepted
 
 
 def test_a_right_is_to_one_seat_only() -> None:
@@ -50,7 +48,7 @@ def test_what_two_drafters_send_stands_in_one_tree_and_each_acknowledges_for_its
     running, first, second = seated()
     assert first.offer(3, [10, 11], (), b"", 0.1) == (DraftFate.TAKEN, True)
     assert second.offer(3, [10, 11, 12], (), b"", 0.2) == (DraftFate.TAKEN, True)
-    assert running.path()[0] == [10, 11, 12]
+    assert running.nodes().tokens == [10, 11, 12]
     assert settle(running, [10, 11, 12, 13], 0.3) == 3
     assert running.session.log == [1, 2, 3, 10, 11, 12, 13]
     assert second.offer(5, [12, 13, 14], (), b"", 0.4) == (DraftFate.TAKEN, True)
@@ -77,9 +75,9 @@ def test_when_one_drafter_leaves_the_other_drafts_on() -> None:
     first.leave()
     assert running.drafted
     second.offer(3, [10], (), b"", 0.1)
-    assert running.path()[0] == [10]
+    assert running.nodes().tokens == [10]
     second.leave()
-    assert not running.drafted and running.path()[0] == []
+    assert not running.drafted and running.nodes().tokens == []
 
 
 def test_what_is_learnt_of_a_drafter_is_held_against_it_in_its_next_session_and_not_against_another() -> None:
@@ -149,7 +147,7 @@ def test_each_path_is_believed_as_its_own_seat_s_calibration_says() -> None:
         running.table.length = base - 1
         honest.offer(base, [9], (), bytes([153]), now)
         boastful.offer(base, [5], (), bytes([255]), now)
-        accepted.append(settle(running, [9, 8] if running.path()[0] == [9] else [9], now))
+        accepted.append(settle(running, [9, 8] if running.nodes().tokens == [9] else [9], now))
     assert accepted[0] == 0 and all(accepted[4:]), "who promises most is tried first, and soon no more"
     assert honest.calibration.at(0) == 1 and boastful.calibration.at(0) < 0.6
     assert honest.acceptance > 0.8 and boastful.acceptance < 0.2, "both are judged by what they said"
@@ -190,8 +188,6 @@ def test_what_stood_when_another_drafter_came_was_said_by_the_former_one() -> No
     seat.offer(3, [10, 11], (), bytes([255, 127]), 0.1)
     seat.take(DrafterPeer("b at h", lambda: 0.0, worker_id="b"), 1, right(ONE, 1))
     seat.offer(3, [10, 11, 12], (), bytes([255, 127, 63]), 0.2)
-    path, _ = running.path()
-    said = {seat: running.session.tree.said[seat][: len(path)]}
-    outcome = running.settle(Part(running, 2, 1, path, said, True), [10, 11, 13, 14], 0.3)
+    outcome = running.settle(Part(running, 2, 1, running.nodes(), True), [10, 11, 13, 14], 0.3)
     assert [(one.token, one.drafter) for one in outcome.guesses] == [(10, "a"), (11, "a"), (12, "b")]
     assert [round(one.chance, 2) for one in outcome.guesses] == [1.0, 0.5, 0.5]

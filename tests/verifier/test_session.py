@@ -6,6 +6,7 @@ import pytest
 
 from outrider.sampling.params import SamplingParams
 from outrider.wire.session import FinishReason, SessionParams
+from verifier.nodes import Nodes
 from verifier.session import DraftFate, Session, SessionSpec
 
 
@@ -14,37 +15,65 @@ def session(*, max_tokens: int = 10, stop: frozenset[int] = frozenset(), k: int 
     return Session(spec, k)
 
 
+def path(tokens: list[int]) -> Nodes:
+    return Nodes.path(tokens, [1.0] * len(tokens), {})
+
+
 def test_the_path_is_accepted_up_to_the_first_difference() -> None:
     s = session()
-    outcome = s.verify([10, 11, 12], [10, 11, 99, 50])
+    outcome = s.verify(path([10, 11, 12]), [10, 11, 99, 50])
     assert (outcome.base, outcome.tokens, outcome.accepted, outcome.verified) == (3, (10, 11, 99), 2, 3)
     assert s.log == [1, 2, 3, 10, 11, 99]
 
 
+def test_of_a_tree_the_nodes_are_accepted_that_the_target_takes_one_behind_the_other() -> None:
+    tree = Nodes([10, 11, 20, 21, 22], [1.0] * 5, [-1, 0, -1, 2, 2], {})
+    s = session()
+    outcome = s.verify(tree, [20, 77, 78, 22, 79, 30])
+    assert (outcome.tokens, outcome.accepted, outcome.followed) == ((20, 22, 30), 2, (2, 4))
+    assert (outcome.verified, outcome.beside) == (2, 3), "nothing stood behind what was accepted"
+    outcome = session().verify(tree, [20, 77, 78, 9, 79, 30])
+    assert (outcome.tokens, outcome.accepted, outcome.verified) == ((20, 9), 1, 2)
+    outcome = session().verify(tree, [10, 11, 12, 9, 79, 30])
+    assert (outcome.tokens, outcome.accepted, outcome.verified, outcome.beside) == ((10, 11, 12), 2, 2, 3)
+    outcome = session().verify(tree, [5, 11, 12, 9, 79, 30])
+    assert (outcome.tokens, outcome.accepted, outcome.verified, outcome.beside) == ((5,), 0, 2, 3)
+    outcome = session(max_tokens=2).verify(tree, [20, 77, 78, 22, 79, 30])
+    assert (outcome.tokens, outcome.followed) == ((20, 22), (2, 4))
+
+
+def test_what_follows_a_row_without_a_mask_is_not_accepted() -> None:
+    tree = Nodes([10, 11, 20], [1.0] * 3, [-1, 0, -1], {})
+    outcome = session().verify(tree, [10, 11, 12, 13], [True, False, False, True])
+    assert (outcome.tokens, outcome.accepted, outcome.verified, outcome.beside) == ((10,), 0, 0, 1)
+    outcome = session().verify(tree, [20, 11, 12, 13], [True, False, False, True])
+    assert (outcome.tokens, outcome.accepted) == ((20, 13), 1)
+
+
 def test_the_bonus_token_follows_a_path_that_was_accepted_whole() -> None:
-    outcome = session().verify([10, 11], [10, 11, 12])
+    outcome = session().verify(path([10, 11]), [10, 11, 12])
     assert (outcome.tokens, outcome.accepted) == ((10, 11, 12), 2)
 
 
 def test_a_stop_token_ends_the_session_even_amid_accepted_drafts() -> None:
-    outcome = session(stop=frozenset({11})).verify([10, 11, 12], [10, 11, 12, 13])
+    outcome = session(stop=frozenset({11})).verify(path([10, 11, 12]), [10, 11, 12, 13])
     assert (outcome.tokens, outcome.accepted, outcome.finish) == ((10, 11), 2, FinishReason.STOP)
 
 
 def test_max_tokens_ends_the_session() -> None:
     s = session(max_tokens=2)
-    assert s.verify([], [10]).finish is None
-    assert s.verify([], [11]).finish is FinishReason.LENGTH
+    assert s.verify(path([]), [10]).finish is None
+    assert s.verify(path([]), [11]).finish is FinishReason.LENGTH
 
 
 def test_a_stop_token_as_the_last_one_allowed_is_a_stop() -> None:
-    assert session(max_tokens=1, stop=(10,)).verify([], [10]).finish is FinishReason.STOP
+    assert session(max_tokens=1, stop=(10,)).verify(path([]), [10]).finish is FinishReason.STOP
 
 
 def test_no_more_is_verified_than_can_be_committed() -> None:
     s = session(max_tokens=3)
     s.offer(3, [10, 11, 12, 13], [], b"")
-    assert s.path()[0] == [10, 11]
+    assert s.nodes().tokens == [10, 11]
 
 
 @pytest.mark.parametrize(
@@ -67,13 +96,13 @@ def test_what_becomes_of_a_draft(
 ) -> None:
     s = session()
     assert s.offer(base, tokens, parents, survival) is fate
-    assert s.path()[0] == (tokens if fate is DraftFate.TAKEN else [])
+    assert s.nodes().tokens == (tokens if fate is DraftFate.TAKEN else [])
 
 
 def test_a_draft_that_was_overtaken_counts_where_it_agrees() -> None:
     s = session()
-    s.verify([], [10])
+    s.verify(path([]), [10])
     assert s.offer(3, [10, 11], [], b"") is DraftFate.TAKEN
     assert s.offer(3, [9, 12], [], b"") is DraftFate.STALE
     assert s.offer(3, [10], [], b"") is DraftFate.STALE
-    assert s.path()[0] == [11]
+    assert s.nodes().tokens == [11]

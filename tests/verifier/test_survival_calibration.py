@@ -54,6 +54,14 @@ def test_who_lied_gets_another_try_after_some_hundred_steps_and_not_before() -> 
     assert trust.at(0) > 0.6
 
 
+def test_what_is_beside_the_likeliest_is_judged_apart() -> None:
+    trust = SurvivalCalibration()
+    for _ in range(50):
+        trust.judge([(0, 0.5, True)], [(0.5, False)])
+    assert trust.at(0) == 1 and trust.beside < 0.2 and trust.copy() == trust
+    assert SurvivalCalibration().beside == 1
+
+
 def test_right_first_tokens_buy_no_belief_for_a_wrong_tail() -> None:
     trust = SurvivalCalibration()
     for _ in range(100):

@@ -120,7 +120,7 @@ def test_what_drafters_send_is_unpacked_piece_by_piece() -> None:
 
 
 def test_what_a_verifier_commits_is_unpacked_piece_by_piece() -> None:
-    said = CommitBatch(HELLO, [Commit(ID, 1, [2, 3])], [Attach(ID, b"k")], 4, 5)
+    said = CommitBatch(HELLO, [Commit(ID, 1, [2, 3])], [Attach(ID, b"k")], 4, 5, beside=0.25)
     heard = SPECULATE.answered.from_bytes(SPECULATE.answered.to_bytes(said))
     assert isinstance(heard.commits, Iterator) and isinstance(heard.revoked, Iterator)
     assert replace(heard, commits=list(heard.commits), revoked=list(heard.revoked)) == said

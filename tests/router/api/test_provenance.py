@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -31,15 +32,15 @@ def guess(token: int, chance: float = 0.5, drafter: str = "d") -> Guess:
 
 
 def guessed(request: GenerationRequest) -> list[SessionEvent]:
-    """A plain step; one with a bonus; one with a correction; one whose last guess ends the text."""
+    """A plain step; a tree with a bonus; a step with a correction; one whose last guess ends the text."""
     first, one, two, three, *rest = IDS
     script = [
         TokensCommitted((first,), 0, 0, seconds=0.5),
-        TokensCommitted((one, two), 1, 1, guesses=(guess(one, 0.25, "other"),), seconds=0.75),
+        TokensCommitted((one, two), 1, 1, guesses=(guess(one, 0.25, "other"),), beside=2, seconds=0.75),
         TokensCommitted((three,), 0, 2, guesses=(guess(one), guess(two)), seconds=1.0),
         TokensCommitted((*rest, END), len(rest) + 1, len(rest) + 1, guesses=(*map(guess, rest), guess(END))),
     ]
-    unasked = [TokensCommitted(each.tokens, each.accepted, each.verified) for each in script]
+    unasked = [replace(each, guesses=(), seconds=None) for each in script]
     return [*(script if request.params.guesses else unasked), SessionEnded(FinishReason.STOP)]
 
 
@@ -63,7 +64,7 @@ def expected() -> list[dict[str, Any]]:
         step(
             1,
             0.75,
-            1,
+            3,
             1,
             [token(one, guess(one, 0.25, "other"), source="accepted"), token(two, source="bonus")],
         ),
