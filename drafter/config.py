@@ -38,6 +38,12 @@ class DrafterConfig:
         "Draft on from likely corrections, too, where no session wants a next token.",
         negated=True,
     )
+    target: str | None = option(
+        None,
+        "Folder, GGUF file or Hugging Face id of the target, or HOST:PORT of a worker that serves it, if the "
+        "draft model has another tokenizer: the target's is read there.",
+        shown="the draft model's own tokenizer is the target's",
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -46,6 +52,8 @@ class DrafterConfig:
                 raise wrong("draft", "is missing: name a draft model, or say --propose ngram")
             if not self.draft:
                 raise wrong("draft", "must name a folder or a hub id, not nothing")
+            if self.target == "":
+                raise wrong("target", "must name a folder or a hub id, not nothing")
         else:
             self._check_propose(self.propose)
         check_joining(self.joining, self.registration, self.listen, self.protection)
@@ -54,6 +62,7 @@ class DrafterConfig:
     def _check_propose(self, kind: str) -> None:
         told = {
             "draft": self.draft is not None,
+            "target": self.target is not None,
             "device": self.engine.device != "cpu",
             "tensor_parallel_size": self.engine.tensor_parallel_size > 1,
             "quantization": self.engine.quantization is not None,

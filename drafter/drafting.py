@@ -28,9 +28,9 @@ class Drafting:
 
     @property
     def one_row(self) -> bool:
-        """Returns whether a draw needs more than the model's logits, which is known behind all that is
-        drafted and nowhere else."""
-        return self.counts is not None or self.place is not None
+        """Returns whether a draw means something behind all that is drafted and nowhere else: it needs more
+        than the model's logits, or is not the target's token."""
+        return self.counts is not None or self.place is not None or not self.session.judges_log
 
     @property
     def id(self) -> bytes:
@@ -50,6 +50,7 @@ class Part:
     tokens: tuple[int, ...]  # that run
     rows: int  # draws after the last of them
     branch: Branch | None = None
+    masks: int = 0  # of the tokens, the last: they stand for guesses before them
 
     @property
     def first(self) -> int:

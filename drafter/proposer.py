@@ -68,5 +68,6 @@ class Source:
     """A kind of draft, ready to be served: what it says of itself, and how a proposer is made."""
 
     info: WorkerInfo
-    tokenizer: TokenizerFiles  # with an empty hash if its guesses suit every tokenizer
+    tokenizer: TokenizerFiles  # of its guesses; with an empty hash if they suit every tokenizer
     proposer: Callable[[OnChange, OnFailed], Proposer]
+    note: str = ""  # on how it drafts, for its ready line

@@ -337,7 +337,8 @@ async def start(
     service.add_to(server, called=registrar is not None)
     membership = Joined(config.joining, service, credentials) if registrar is None else Registered(registrar)
     port = int(address.rpartition(":")[2])
-    return Worker(found.info, config.listen.advertised_address(port), service, server, membership)
+    own = config.listen.advertised_address(port)
+    return Worker(found.info, own, service, server, membership, note=found.note)
 
 
 async def serve(config: DrafterConfig) -> None:

@@ -17,7 +17,11 @@ from outrider.wire.session import SessionParams
 MOST_WITH_OTHERS = 128  # tokens told at a time, if some only stand in the place of others
 
 
-class LogConflict(Exception):
+class CannotFollow(Exception):
+    """The session cannot be drafted for any more; the message says why."""
+
+
+class LogConflict(CannotFollow):
     """A commit contradicts an earlier one: its verifier does not keep an append-only log."""
 
 
@@ -82,12 +86,15 @@ class Verdict:
 
 
 class DraftSession:
+    judges_log = True  # whether what would be drafted amid the log can be compared with it
+
     def __init__(self, spec: DraftSpec, window: int) -> None:
         self.spec = spec
         self.window = window
         self.resting = False  # its verifier takes no drafts for now
         self.beside = 0.0  # chance with which that takes a token beside a guess; 0 = it takes none
         self.first_sampling = spec.params.first_sampling
+        self.greedy = spec.params.sampling.greedy  # the target's draw
         self.log: list[int] = [*spec.params.prompt, *spec.output]
         self.drafted: list[Guess] = []  # the trunk
         self.branches: list[Branch] = []

@@ -17,8 +17,9 @@ from functools import partial
 from drafter.acceptance_model import ALTERNATIVES, AcceptanceModel
 from drafter.branches import MOST_BRANCHES, Growth, growths
 from drafter.drafting import Drafting, Part
+from drafter.masks import with_masks
 from drafter.proposer import OnChange, OnFailed
-from drafter.session import Branch, DraftSession, Guess, LogConflict
+from drafter.session import Branch, CannotFollow, DraftSession, Guess
 from outrider.engine.engine import Engine
 from outrider.engine.kv_blocks import Cached
 from outrider.engine.scheduler import Limits, schedule
@@ -54,9 +55,12 @@ class DraftStepper:
         clock: Callable[[], float],
         branches: bool = True,
         grammars: Grammars | None = None,
+        vocab_size: int | None = None,
+        mask: int | None = None,
     ) -> None:
         """If `branches`, it drafts on from likely corrections, too. `grammars`: those of the model's
-        tokenizer."""
+        tokenizer. `vocab_size`: above the target's ids, where the model's are others. `mask`: token
+        behind which the model guesses, too."""
         self._engine = engine
         self._limits = Limits(limits.max_batch_tokens, limits.prefill_chunk, engine.pool.block_size)
         self._on_change = on_change
@@ -64,6 +68,8 @@ class DraftStepper:
         self._clock = clock
         self._branches = branches and not engine.divided
         self._grammars = grammars
+        self._mask = mask
+        self._vocab_size = vocab_size or engine.info.vocab_size
         self._sessions: dict[bytes, Drafting] = {}
         self._commits: list[tuple[DraftSession, int, Sequence[int]]] = []  # not applied yet
         self._changed = asyncio.Event()
@@ -162,7 +168,8 @@ class DraftStepper:
         if self._engine.divided or self._engine.threads > 1:  # see Engine.run
             return False
         tokens = sum(len(part.tokens) for part in parts)
-        return tokens <= SHORT_TOKENS and 0 < self._token_seconds < SHORT_SECONDS
+        seconds = self._token_seconds * max(1 + part.masks for part in parts)
+        return tokens <= SHORT_TOKENS and 0 < seconds < SHORT_SECONDS
 
     def _apply_commits(self) -> None:
         commits, self._commits = self._commits, []
@@ -171,13 +178,13 @@ class DraftStepper:
             drafting, before = self._sessions.get(session.id), len(session.log)
             if drafting is None or drafting.session is not session:
                 continue  # closed since
-            if any(token >= self._engine.info.vocab_size for token in tokens):
+            if any(token >= self._vocab_size for token in tokens):
                 self._fail(drafting, "the target chose a token id that the draft model does not have")
                 continue
             try:
                 verdict = session.apply(base, tokens)
-            except LogConflict as conflict:
-                self._fail(drafting, str(conflict))
+            except CannotFollow as reason:
+                self._fail(drafting, str(reason))
                 continue
             self._acceptance_model(session).learn(verdict)
             pool = self._engine.pool
@@ -186,7 +193,9 @@ class DraftStepper:
             if verdict.adopted is not None:
                 pool.close(drafting.table)
                 drafting.table = verdict.adopted.table
-            if drafting.table.length > verdict.standing:
+            if verdict.standing < drafting.table.sealed:  # read anew; what still stands is found in the pool
+                self._release(drafting)
+            elif drafting.table.length > verdict.standing:
                 pool.truncate(drafting.table, verdict.standing)
             if drafting.counts is not None:
                 drafting.counts.extend(session.log[before:])
@@ -235,7 +244,8 @@ class DraftStepper:
             candidates = [drafting.candidate(drafting.session.length) for drafting in wanting]
             chosen = schedule(candidates, pool.available, self._limits, cached=self._cached(wanting))
             if chosen.preempt is None and (chosen.grants or not self._make_room(True)):
-                return [self._start(wanting[grant.index], grant.tokens) for grant in chosen.grants]
+                parts = [self._start(wanting[grant.index], grant.tokens) for grant in chosen.grants]
+                return with_masks(parts, self._mask, pool, self._limits.max_tokens)
             if chosen.preempt is not None and not self._make_room(False):
                 self._release(wanting[chosen.preempt])
         return []
@@ -345,8 +355,9 @@ class DraftStepper:
         are passed over."""
         if any(part.branch is None for part in parts):
             self.busy_seconds += seconds
-        if all(part.branch is None and len(part.tokens) <= 2 for part in parts):
-            self._token_seconds += (seconds - self._token_seconds) * (
+        if all(part.branch is None and len(part.tokens) <= 2 + 2 * part.masks for part in parts):
+            each = seconds * len(parts) / sum(1 + part.masks for part in parts)
+            self._token_seconds += (each - self._token_seconds) * (
                 STEP_SMOOTHING if self._token_seconds else 1
             )
         sessions = [part.drafting.session for part in parts for _ in range(part.rows)]
@@ -354,8 +365,7 @@ class DraftStepper:
         ahead = [max(at - len(session.log), 0) for at, session in zip(positions, sessions, strict=True)]
         guesses: dict[int, Guess] = {}  # by row
         for greedy, acceptance_model in self.acceptance_models.items():
-            asked = (session.spec.params.sampling for session in sessions)
-            rows = [row for row, sampling in enumerate(asked) if sampling.greedy is greedy]
+            rows = [row for row, session in enumerate(sessions) if session.greedy is greedy]
             if rows:
                 found = acceptance_model.guesses(
                     [drawn[row] for row in rows],
@@ -371,7 +381,7 @@ class DraftStepper:
         self._tell(part.drafting for part in parts if part.drafting.session.worth_telling)
 
     def _acceptance_model(self, session: DraftSession) -> AcceptanceModel:
-        return self.acceptance_models[session.spec.params.sampling.greedy]
+        return self.acceptance_models[session.greedy]
 
     def _take(self, part: Part, guesses: Sequence[Guess]) -> None:
         drafting, session = part.drafting, part.drafting.session
@@ -384,6 +394,7 @@ class DraftStepper:
                 self._acceptance_model(session).judged(guess, session.log[at])
                 session.judge(guess.token == session.log[at])
         if part.branch is None:
-            read = part.start + len(part.tokens)
+            read, pool = part.start + len(part.tokens) - part.masks, self._engine.pool
+            pool.truncate(drafting.table, read)
             session.scored = max(session.scored, min(read + 1, len(session.log)))
-            self._engine.pool.seal(drafting.table, session.log)
+            pool.seal(drafting.table, session.log)

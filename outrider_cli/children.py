@@ -97,6 +97,7 @@ def worker_children(models: Models, workers: Workers, router: str) -> list[Child
                 quantization=workers.draft_quantization or workers.engine.quantization,
             ),
             branches=workers.branches and not workers.lock_step,
+            target=models.target,
         )
     if drafter is not None:
         command = _outrider("drafter", drafter, workers.logging)

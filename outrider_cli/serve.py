@@ -151,7 +151,7 @@ def choose_models(target: str | None, draft: str | None, drafters: int, propose:
     if target is not None and draft is None and propose is None and drafters > 0:
         fail(
             "serve",
-            "--target is given without --draft: name a draft model with the same tokenizer, "
+            "--target is given without --draft: name a draft model, "
             "or say --propose ngram, or --drafters 0 for plain decoding",
             WRONG_USAGE,
         )

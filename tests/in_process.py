@@ -14,6 +14,8 @@ from typing import Any, Self
 
 import grpc.aio
 
+from drafter.config import DrafterConfig
+from drafter.draft_model import model_source
 from drafter.joining import Joined
 from drafter.service import DrafterService
 from drafter.stepper import DraftStepper
@@ -23,7 +25,7 @@ from outrider.engine.loading import load_engine, load_tokenizer
 from outrider.grammar import Grammars
 from outrider.net.heartbeat import HEARTBEAT_SECONDS
 from outrider.net.rpc import bind, channel, new_server
-from outrider.options.engine import StepLimits
+from outrider.options.engine import EngineOptions, StepLimits
 from outrider.options.worker import Joining
 from outrider.sampling.params import SamplingParams
 from outrider.store.memory import MemoryStore
@@ -182,6 +184,21 @@ class Cluster:
         )
         service.use(stepper)
         return service, stepper, info
+
+    async def add_foreign_drafter(self, draft: Path, branches: bool = True) -> Worker:
+        """One whose tokenizer may be another than the target's, as its process would have it."""
+        engine = EngineOptions(kv_memory=f"{KV_BYTES // 2**20}MiB", threads=1)
+        config = DrafterConfig(
+            str(draft), target=str(self._target), engine=engine, limits=self._limits, branches=branches
+        )
+        source = await model_source(config, None)
+        service = DrafterService(source.info, source.tokenizer)
+        proposer = source.proposer(service.on_change, service.on_failed)
+        service.use(proposer)
+        server = new_server()
+        service.add_to(server)
+        worker = Worker(server, stepper=proposer, service=service)
+        return await self._join(worker, source.info, service.run())
 
     async def add_garbage_drafter(self, draft: Path, seed: int = 0) -> Worker:
         _, tokenizer, info = load(Role.DRAFTER, draft)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +104,47 @@ def save_tokenizer(folder: Path, vocab_size: int = 199) -> None:
         "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     )
     fast.save_pretrained(folder)
+
+
+def with_other_tokens(
+    model: Path, folder: Path, fewer: int = 0, more: int = 0, shift: int = 7, end: str = ""
+) -> Path:
+    """Saves a copy of a model with byte-level tokens to the folder and returns it. Its tokens have other ids;
+    it lacks the `fewer` last merged ones, has `more` that no text has, and ends texts by `end`, if given."""
+    shutil.copytree(model, folder)
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    vocabulary, merges = content["model"]["vocab"], content["model"]["merges"]
+    gone = {"".join(merge) for merge in merges[len(merges) - fewer :]}
+    content["model"]["merges"] = merges[: len(merges) - fewer]
+    kept = [vocabulary[token] for token in vocabulary if token not in gone]
+    rows = kept[shift:] + kept[:shift]
+    by_id = {id: token for token, id in vocabulary.items()}
+    names = {by_id[id]: new for new, id in enumerate(rows)} | {
+        f"<more{index}>": len(rows) + index for index in range(more)
+    }
+    for added in content["added_tokens"]:
+        added["id"] = names[added["content"]]
+    content["model"]["vocab"] = names
+    told = json.dumps(content)
+    config = (folder / "tokenizer_config.json").read_text()
+    if end:
+        former = content["added_tokens"][0]["content"]
+        told, config = told.replace(former, end), config.replace(former, end)
+    file.write_text(told)
+    (folder / "tokenizer_config.json").write_text(config)
+
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    network.resize_token_embeddings(len(rows) + more, mean_resizing=False)
+    whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    with torch.no_grad():
+        for now, before in (
+            (network.get_input_embeddings(), whole.get_input_embeddings()),
+            (network.get_output_embeddings(), whole.get_output_embeddings()),
+        ):
+            now.weight[: len(rows)] = before.weight[torch.tensor(rows)]
+            now.weight[len(rows) :] = 0.0
+    for told_ends in (network.config, network.generation_config):
+        told_ends.eos_token_id = told_ends.bos_token_id = content["added_tokens"][0]["id"]
+    network.save_pretrained(folder)
+    return folder

@@ -53,8 +53,9 @@ class Checkpoint:
         return {"gguf_file": self.gguf} if self.gguf else {}
 
 
-def locate(model: str) -> Checkpoint:
-    """Returns the checkpoint in a folder or file, or the one of a hub id, which is fetched if it is not here.
+def locate(model: str, weights: bool = True) -> Checkpoint:
+    """Returns the checkpoint in a folder or file, or the one of a hub id, which is fetched if it is not here;
+    without its `weights`, if they are not wanted.
 
     Raises StartupError if there is none."""
     path = Path(model).expanduser()
@@ -66,7 +67,7 @@ def locate(model: str) -> Checkpoint:
         raise StartupError(
             f"{model} is a file; give a .gguf file, the folder of a checkpoint, or a Hugging Face model id"
         )
-    folder, pattern = fetch(model)
+    folder, pattern = fetch(model, weights)
     return _in(folder, pattern)
 
 

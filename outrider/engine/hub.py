@@ -16,12 +16,15 @@ from huggingface_hub.errors import (
 from outrider.errors import StartupError
 from outrider.options.model_id import GGUF, HubId, parse_hub_id
 
-PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model")
+WEIGHTS = "*.safetensors"
+PATTERNS = ("*.json", WEIGHTS, "*.jinja", "*.txt", "tokenizer.model")
 DUPLICATES = ("original/*", "consolidated*")  # the same weights in another arrangement
 
 
-def fetch(model: str) -> tuple[Path, str]:
+def fetch(model: str, weights: bool = True) -> tuple[Path, str]:
     """Returns the folder with the files of a hub id, and the pattern of the GGUF files that it speaks of.
+
+    Without `weights` those of safetensors are left out.
 
     Raises StartupError, with what to do, if they cannot be had."""
     hub = parse_hub_id(model)
@@ -31,7 +34,7 @@ def fetch(model: str) -> tuple[Path, str]:
             "(config.json, *.safetensors)"
         )
     wanted = f"*{hub.gguf}*{GGUF}" if hub.gguf else f"*{GGUF}"
-    patterns = [wanted] if hub.gguf else list(PATTERNS)
+    patterns = [wanted] if hub.gguf else [one for one in PATTERNS if weights or one != WEIGHTS]
     try:
         folder = snapshot_download(
             hub.id, revision=hub.revision, allow_patterns=patterns, ignore_patterns=list(DUPLICATES)

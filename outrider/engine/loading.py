@@ -17,6 +17,7 @@ from outrider.engine.assembly import build_engine
 from outrider.engine.checkpoint import Checkpoint, fingerprint, locate, look_over, unchanged
 from outrider.engine.draft_vocabulary import read, reduce_output
 from outrider.engine.engine import Engine
+from outrider.engine.foreign_vocabulary import adopt
 from outrider.engine.gguf_file import complete, parsed_once, unused
 from outrider.engine.linear_layers import Int8
 from outrider.engine.lora import find_adapter, fingerprint_with, merge
@@ -31,6 +32,7 @@ from outrider.engine.tokenizer import load_tokenizer
 from outrider.errors import PeerLost, StartupError
 from outrider.options.engine import AUTO, EngineOptions
 from outrider.options.model_id import checkpoint_name
+from outrider.vocabulary import Reading
 from outrider.wire.description import ModelInfo, TokenizerFiles
 
 __all__ = ["load_engine", "load_model", "load_tokenizer", "tokenizer_of"]
@@ -54,6 +56,7 @@ def load_engine(
     drafts: bool = False,
     resting_threads: int | None = None,
     lora: str | None = None,
+    reading: Reading | None = None,
 ) -> Engine:
     """Loads a causal LM by its folder, GGUF file or hub id; checks the engine against the model's own code.
 
@@ -75,6 +78,9 @@ def load_engine(
     `lora` is the folder of an adapter that is merged into the model; not with `ranks`.
 
     With `drafts`, and without `ranks`, logits are of the checkpoint's draft vocabulary only, if it has one.
+
+    `reading`: how a draft is to read the tokens of a target that has another tokenizer; not with `ranks`. Its
+    ids are the target's then.
 
     Raises StartupError, in one sentence, where the checkpoint is missing, damaged or incomplete or a flag is
     wrong, ModelRefused where the engine cannot run the model rightly, and PeerLost where a rank ends."""
@@ -114,7 +120,11 @@ def load_engine(
             raise StartupError(f"--quantization is of no use with {checkpoint}, which {quantized} quantised")
         chosen, info = replace(chosen, linears="ordinary"), replace(info, quantization=quantized)
     vocabulary = read(checkpoint.folder, info.vocab_size) if drafts and ranks is None else None
-    if vocabulary is not None:
+    if reading is not None:
+        tell("adopting the target's tokens", 0.45)
+        vocabulary = adopt(model, reading, vocabulary)
+        info = replace(info, vocab_size=len(reading.read_as))
+    elif vocabulary is not None:
         reduce_output(model, vocabulary)
     return build_engine(
         model,

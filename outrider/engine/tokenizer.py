@@ -23,7 +23,7 @@ OTHERS = {  # what may stand in the place of tokenizer.json, whose it is, and th
 
 def load_tokenizer(path_or_id: str | Path) -> TokenizerFiles:
     """Reads a tokenizer. Raises StartupError where there is none that the `tokenizers` library can run."""
-    checkpoint = locate(str(path_or_id))
+    checkpoint = locate(str(path_or_id), weights=False)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             checkpoint.folder, trust_remote_code=False, **checkpoint.source

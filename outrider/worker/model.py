@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -15,6 +16,7 @@ from outrider.engine.ranks import Ranks
 from outrider.errors import PeerLost, StartupError
 from outrider.options.engine import EngineOptions
 from outrider.options.model_id import checkpoint_name
+from outrider.vocabulary import Reading
 from outrider.wire.description import TokenizerFiles, WorkerInfo
 from outrider.wire.hello import Identity, Role
 from outrider.worker.followers import FollowerProcesses, FollowerSpec, StartFollowers, device_of
@@ -27,11 +29,13 @@ async def load(
     options: EngineOptions,
     start_followers: StartFollowers = FollowerProcesses,
     resting_threads: int | None = None,
+    read_by: Callable[[TokenizerFiles], Reading | None] = lambda _: None,
 ) -> tuple[Engine, TokenizerFiles, WorkerInfo]:
     """Returns the model with its description, loaded on a thread with progress lines.
 
     Divided among several processes, `start_followers` starts the others. `resting_threads`: as load_engine
-    has it. Raises StartupError."""
+    has it. `read_by` is asked, for the model's tokenizer, how it is to read another's tokens, if it is.
+    Raises StartupError."""
     label = f"outrider {role.name.lower()}"
 
     def progress(stage: str, share: float) -> None:
@@ -50,6 +54,7 @@ async def load(
     loading = ThreadPoolExecutor(1, thread_name_prefix="loading")  # not one that lasts: see Engine.run
     try:
         tokenizer = await asyncio.to_thread(tokenizer_of, model)  # before the weights, which take long
+        reading = await asyncio.to_thread(read_by, tokenizer)
         engine = await asyncio.get_running_loop().run_in_executor(
             loading,
             partial(
@@ -66,6 +71,7 @@ async def load(
                 lora=options.lora,
                 drafts=role is Role.DRAFTER,
                 resting_threads=resting_threads,
+                reading=reading,
             ),
         )
     except BaseException as error:

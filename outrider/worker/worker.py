@@ -85,11 +85,14 @@ class Worker:
         membership: Membership,
         join_address: str = "",
         join_server: grpc.aio.Server | None = None,
+        note: str = "",
     ) -> None:
         """`address` is the host:port of `server` as other machines reach it. `join_address`: where drafters
-        that joined reach a verifier, at `join_server` if it is another one; empty = they do not."""
+        that joined reach a verifier, at `join_server` if it is another one; empty = they do not. `note` is
+        said when it is ready."""
         self.info = info
         self.address = address
+        self.note = note
         self._join_address = join_address
         self._service = service
         self._servers = [server] if join_server is None else [server, join_server]
@@ -195,7 +198,7 @@ async def _serve_until_stopped(worker: Worker, role: str, drain_seconds: float) 
         elif not announced:
             announced = True
             spare_what_is_there()
-            say(_ready_line(worker.info, worker.address))
+            say(_ready_line(worker.info, worker.address, worker.note))
         elif missing:
             say(f"outrider {role}: registered again")
         missing = taken_in_by is None
@@ -222,7 +225,7 @@ def say(line: str) -> None:
     print(printable(line, MAX_LINE), flush=True)
 
 
-def _ready_line(info: WorkerInfo, address: str) -> str:
+def _ready_line(info: WorkerInfo, address: str, note: str) -> str:
     model = info.model
     ready = f"outrider {info.identity.role.name.lower()} ready: {address}"
     if not model.parameters:
@@ -231,5 +234,5 @@ def _ready_line(info: WorkerInfo, address: str) -> str:
     size = f"{model.parameters / 1e6:.1f} M parameters"
     return (
         f"{ready} (model {model.name}, {size}, {model.device} {model.quantization or model.dtype}, {exact}, "
-        f"numerics {model.numerics})"
+        f"numerics {model.numerics}{note and f', {note}'})"
     )

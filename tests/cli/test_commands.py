@@ -119,7 +119,7 @@ def test_serve_has_the_routers_defaults(option: str) -> None:
     [
         (
             ["--target", "x"],
-            "--target is given without --draft: name a draft model with the same tokenizer, "
+            "--target is given without --draft: name a draft model, "
             "or say --propose ngram, or --drafters 0 for plain decoding",
         ),
         (["--draft", "x"], "--draft is given without --target: name both models of the pair"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -20,17 +21,24 @@ from tests.e2e.conftest import DRAFT, KV_MEMORY, ROOT, TARGET, Serve
 pytestmark = pytest.mark.process
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "400", "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(
+def started(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
         [sys.executable, "-m", "outrider_cli", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         cwd=ROOT,
-        env=environment,
-        timeout=240,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "400", "HF_HUB_OFFLINE": "1"},
     )
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    with started(*arguments) as process:
+        try:
+            said, _ = process.communicate(timeout=240)
+        finally:
+            process.kill()
+    return subprocess.CompletedProcess(arguments, process.returncode, said)
 
 
 def fails(*arguments: str) -> str:
@@ -65,7 +73,9 @@ def test_a_port_in_use(flag: str) -> None:
     assert port in said and flag in said
 
 
-def test_a_draft_whose_tokenizer_differs_is_refused(serve: Serve, tmp_path: Path) -> None:
+def test_a_draft_whose_tokenizer_differs_is_refused_unless_it_is_told_the_targets(
+    serve: Serve, tmp_path: Path
+) -> None:
     draft = copy(DRAFT, tmp_path / "draft")
     file = draft / "tokenizer.json"
     tokenizer = json.loads(file.read_text())
@@ -73,6 +83,12 @@ def test_a_draft_whose_tokenizer_differs_is_refused(serve: Serve, tmp_path: Path
     by_id = {number: token for token, number in vocabulary.items()}
     vocabulary[by_id[300]], vocabulary[by_id[301]] = 301, 300
     file.write_text(json.dumps(tokenizer))
-    ended = run("drafter", "--draft", str(draft), "--router", serve.grpc_address, "--kv-memory", KV_MEMORY)
+    told = ("drafter", "--draft", str(draft), "--router", serve.grpc_address, "--kv-memory", KV_MEMORY)
+    ended = run(*told)
     assert ended.returncode == 1
     assert "the draft model's tokenizer differs" in ended.stdout.splitlines()[-1]
+    with started(*told, "--target", str(TARGET)) as drafter:
+        assert drafter.stdout is not None
+        ready = next((line for line in drafter.stdout if "ready:" in line), "")
+        drafter.send_signal(signal.SIGINT)
+    assert "drafts token by token for another tokenizer, 100% of whose tokens it has" in ready
