@@ -21,16 +21,18 @@ from router.rendering import Conversation
 
 MEMORY_BYTES = 512 * 2**20  # of addresses
 CPU_SECONDS = 2  # to compile a template, or to render it
+SMALL_BYTES = 256 * 1024  # of what is to be rendered, as JSON: a body of 64 KiB may come to nearly as much
 TOO_MUCH = {"refused": "it takes too much time or memory"}
 
 
 class TemplateProcess:
-    """Compiles a template and renders it. An empty one needs no process."""
+    """Compiles a template and renders it. An empty one needs no process. Large conversations have another
+    process, so that small ones do not wait for them."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Raises jinja2.TemplateError if it cannot be compiled within the limits."""
+        """Raises jinja2.TemplateError if it cannot be compiled within the limits, Unavailable as `render`."""
         made_of = {"source": source, "special_tokens": dict(special_tokens)}
-        self._process = LineProcess("router.template_process", made_of)
+        self._process, self._large = (LineProcess("router.template_process", made_of) for _ in range(2))
         self._empty = ChatTemplate("", special_tokens) if not source else None
         begun = self._process.begin() if source else {}
         if begun is None or "refused" in begun:
@@ -38,10 +40,11 @@ class TemplateProcess:
 
     def render(self, conversation: Conversation) -> str:
         """Returns the prompt. Raises InvalidRequest if the template refuses the messages, is missing, or
-        takes more than it may."""
+        takes more than it may; Unavailable if somebody ends its process again and again."""
         if self._empty is not None:
             return self._empty.render(conversation)
-        told = self._process.ask(conversation.to_json())
+        line = json.dumps(conversation.to_json())
+        told = (self._process if len(line) <= SMALL_BYTES else self._large).ask(line)
         if told is None:
             raise InvalidRequest(
                 f"messages are refused by the model's chat template: {TOO_MUCH['refused']}", field="messages"

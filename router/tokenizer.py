@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import tokenizers
 
-from outrider.errors import PeerRefused
+from outrider.errors import PeerRefused, Unavailable
 from router.detokenize import Detokenizer, detokenizer, hidden_ids, piece
 from router.infilling import form, infilling
 from router.rendering import Conversation
@@ -37,6 +37,8 @@ class Tokenizer:
         self.special_ids = hidden_ids(self._tokenizer)
         try:
             self._template = TemplateProcess(files.chat_template, files.special_tokens)
+        except Unavailable:  # that says nothing of the template
+            raise
         except Exception as error:
             raise PeerRefused(f"the tokenizer's chat template cannot be compiled: {error}") from error
 

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from outrider.errors import InvalidRequest
 from outrider.grammar import STACK_BYTES, Grammars
-from router.line_process import LineProcess
+from router.line_process import FROM_OUTSIDE, LineProcess
 
 CPU_SECONDS = 0.5  # of one grammar, with the search for the part at fault
 MEMORY_BYTES = 512 * 2**20  # of addresses that it takes beside what stands before it, and its thread's stack
@@ -39,11 +39,12 @@ class GrammarProcess:
         self._answered = lru_cache(maxsize=KEPT)(self._answer)
 
     def compiled(self, asked: object) -> dict[str, str]:
-        """Returns the grammar's `text`, or why it is `refused`, and at which `field` that is known."""
+        """Returns the grammar's `text`, or why it is `refused`, and at which `field` that is known. Raises
+        Unavailable if somebody ends its process, again and again: that says nothing of the grammar."""
         return self._answered(json.dumps(asked))
 
     def _answer(self, asked: str) -> dict[str, str]:
-        return self._process.ask(asked) or self._process.ask(asked) or TOO_MUCH  # it may have been ended
+        return self._process.ask(asked) or TOO_MUCH
 
 
 @lru_cache(maxsize=8)
@@ -62,9 +63,11 @@ def main(asked: IO[str], told: IO[str], compile_: Compile) -> None:
     while line := asked.readline():
         copy = os.fork()
         if not copy:
-            _answer(json.loads(json.loads(line)), grammars, told, compile_)
+            _answer(json.loads(line), grammars, told, compile_)
             os._exit(0)
         _, ended = os.waitpid(copy, 0)
+        if os.WIFSIGNALED(ended) and os.WTERMSIG(ended) in FROM_OUTSIDE:
+            os.kill(os.getpid(), signal.SIGKILL)  # who asks is to know that no limit has ended it
         if ended:
             print(json.dumps(TOO_MUCH), file=told, flush=True)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+import threading
 
 import jinja2
 import pytest
 
 from outrider.errors import InvalidRequest
 from router.rendering import Conversation
-from router.template_process import TemplateProcess
+from router.template_process import SMALL_BYTES, TemplateProcess
 
 HELLO = [{"role": "user", "content": "hello"}]
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -53,6 +54,34 @@ def test_a_text_reaches_a_template_that_wants_parts(source: str) -> None:
 def test_one_that_cannot_be_compiled_says_why() -> None:
     with pytest.raises(jinja2.TemplateError, match="unexpected"):
         TemplateProcess("{{ } }}", {})
+
+
+def test_a_small_conversation_does_not_wait_for_a_large_one() -> None:
+    template = TemplateProcess("{% if messages[0].content | length > 99 %}" + LOOPS + "{% endif %}small", {})
+    refused = threading.Event()
+
+    def render() -> None:
+        with pytest.raises(InvalidRequest):
+            template.render(Conversation([{"role": "user", "content": "x" * SMALL_BYTES}]))
+        refused.set()
+
+    large = threading.Thread(target=render)
+    large.start()
+    while not template._large._lock.locked():
+        assert not refused.is_set()
+    assert template.render(Conversation(HELLO)) == "small" and not refused.is_set()
+    large.join()
+    assert refused.is_set()
+
+
+def test_who_ends_its_process_ends_no_request() -> None:
+    template = TemplateProcess("{{ messages[0].content }}", {})
+    for _ in range(2):
+        process = template._process._process
+        assert process is not None
+        process.kill()
+        process.wait()
+        assert template.render(Conversation(HELLO)) == "hello"
 
 
 def test_its_process_ends_with_it() -> None:

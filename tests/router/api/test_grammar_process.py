@@ -1,0 +1,37 @@
+"""Who ends the process in which grammars are compiled ends nothing else, and no grammar is blamed for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outrider.errors import Unavailable
+from router.api.grammar_process import GrammarProcess
+from router.line_process import TRIES, LineProcess
+
+
+@pytest.fixture
+def process() -> GrammarProcess:
+    made = GrammarProcess("", ())
+    made._process = LineProcess("tests.router.api.killed_grammars", ["", []])
+    return made
+
+
+def test_a_grammar_whose_process_is_ended_is_compiled_by_the_next(
+    process: GrammarProcess, tmp_path: Path
+) -> None:
+    assert process.compiled([str(tmp_path), 1]) == {"text": "compiled"}
+    running = process._process._process
+    assert running is not None
+    running.kill()
+    running.wait()
+    assert process.compiled([str(tmp_path), 0]) == {"text": "compiled"}
+
+
+def test_no_verdict_is_kept_of_a_grammar_whose_process_is_ended_again_and_again(
+    process: GrammarProcess, tmp_path: Path
+) -> None:
+    with pytest.raises(Unavailable, match="was ended from outside; send it again"):
+        process.compiled([str(tmp_path), TRIES])
+    assert process.compiled([str(tmp_path), TRIES]) == {"text": "compiled"}
