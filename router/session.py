@@ -18,7 +18,6 @@ from outrider.errors import (
     Superseded,
     Unavailable,
 )
-from outrider.net.heartbeat import Stillness
 from outrider.wire.session import FinishReason, SessionId
 from outrider.wire.verifier_sessions import Committed
 from router import losses, numerics
@@ -29,7 +28,7 @@ from router.requests import SessionEnded, TokensCommitted
 from router.session_draft import PairFor, SessionDraft
 from router.session_log_writer import SessionLogWriter, TakenSession
 from router.session_state import TRANSITIONS, Event, State
-from router.standings import patience
+from router.standings import LEAST_PATIENCE_SECONDS, Waited
 from router.transcript import Transcript
 from router.workers import Verifier
 
@@ -80,7 +79,7 @@ class Session:
         self._expiry: asyncio.TimerHandle | None = None  # where the request has a deadline
         self._asking: asyncio.Task[None] | None = None  # the log, whose it is
         self._look: asyncio.TimerHandle | None = None  # at whether its verifier commits anything
-        self._still = Stillness(LOOK_SECONDS)  # since its verifier's last token, or since it was placed
+        self._still = Waited(LOOK_SECONDS)  # since its verifier's last token, or since it was placed
         self._fleet = fleet
         self.draft = SessionDraft(transcript, draft_key, fleet, pair_for, cap, lock_step)
         self._same_numerics = same_numerics
@@ -176,7 +175,8 @@ class Session:
         if self._state is State.OVER:
             return
         if self._verifier is not None and isinstance(self.outcome, DeadlineExceeded | None):
-            self._fleet.standings.left(self._verifier, self._still.seconds, self._unread)
+            self._still.heard(self._verifier.load, self._unread)
+            self._fleet.standings.left(self._verifier, self._still)
         self._note(Event.ENDED)
         for timer in (self._expiry, self._deadline, self._pause, self._look):
             if timer is not None:
@@ -318,11 +318,11 @@ class Session:
         self._look = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._judge)
         verifier = self._verifier
         gives_way = self._request.params.priority > 0  # then it may stand still for long
-        if (
-            verifier is not None
-            and not gives_way
-            and self._still.tick() >= patience(verifier.load, self._unread)
-        ):
+        if verifier is None or gives_way:
+            return
+        self._still.tick()
+        self._still.heard(verifier.load, self._unread)
+        if self._still.too_long(LEAST_PATIENCE_SECONDS):
             self._broke("stalled", "nothing is committed of a session that it has")
 
     def verifier_lost(self) -> None:

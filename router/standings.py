@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 
 from outrider.net.backoff import Backoff
+from outrider.net.heartbeat import Stillness
 from outrider.wire.load import VerifierLoad
 from router.metrics import Metrics
 from router.placement import bounded
@@ -35,12 +36,35 @@ MAX_SECONDS = 60.0  # of a step
 
 def patience(load: VerifierLoad, unread: int, least: float = LEAST_PATIENCE_SECONDS) -> float:
     """Returns the seconds in which a sound verifier that reports such a load commits a token of a session, of
-    which `unread` tokens are still to be read: it is held to its own word."""
+    which `unread` tokens are still to be read: it is held to its own word. `least`: not below that."""
     if load.waiting:
         return MOST_PATIENCE_SECONDS
     reading = (load.unread_prompt_tokens + unread) * bounded(load.prompt_token_seconds, 0.0, 1.0)
     promised = reading / READING_SHARE + bounded(load.typical_step_seconds, 0.0, MAX_SECONDS)
     return min(max(PATIENCE * promised, least), MOST_PATIENCE_SECONDS)
+
+
+class Waited(Stillness):
+    """For how long a verifier has committed nothing of a session, against what it promised meanwhile.
+
+    Of its reports the one that promises the latest token counts: when a session's turn comes, what was read
+    before it is in no report any more, and who came last has waited for all of that."""
+
+    def __init__(self, tick_seconds: float) -> None:
+        super().__init__(tick_seconds)
+        self._promised = 0.0
+
+    def moved(self) -> None:
+        super().moved()
+        self._promised = 0.0
+
+    def heard(self, load: VerifierLoad, unread: int) -> None:
+        """Takes in what it reports; `unread` as for `patience`."""
+        self._promised = max(self._promised, patience(load, unread, 0.0))
+
+    def too_long(self, least: float) -> bool:
+        """Returns whether a sound verifier would have committed a token by now; it has `least` seconds."""
+        return self.seconds >= max(self._promised, least)
 
 
 class Standing:
@@ -134,9 +158,9 @@ class Standings:
         if (standing := self._of(verifier)) is not None:
             standing.served(self._clock())
 
-    def left(self, verifier: Verifier, waited: float, unread: int) -> None:
-        """A client has left a session that had waited so long for a token."""
-        if waited >= patience(verifier.load, unread, LEFT_SECONDS):
+    def left(self, verifier: Verifier, waited: Waited) -> None:
+        """A client has left a session that had waited so for a token."""
+        if waited.too_long(LEFT_SECONDS):
             self.failed(verifier)
 
     def gone(self, verifier: Verifier) -> None:

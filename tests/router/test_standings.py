@@ -17,6 +17,7 @@ from router.standings import (
     MOST_PATIENCE_SECONDS,
     PATIENCE,
     Standing,
+    Waited,
     patience,
 )
 from tests.router.asking import Running, committed, finished, request
@@ -73,6 +74,26 @@ def test_a_verifier_is_held_to_its_own_word(load: VerifierLoad, unread: int, sec
     assert patience(load, unread) == seconds
 
 
+def test_the_last_of_many_prompts_has_the_time_that_was_promised_when_they_all_waited() -> None:
+    waited = Waited(5.0)
+    reports = [
+        VerifierLoad(prompt_token_seconds=5e-3, unread_prompt_tokens=100 * left) for left in (63, 9, 0)
+    ]
+    for report in reports:
+        waited.tick(12)  # a minute
+        waited.heard(report, 100)
+        assert not waited.too_long(60.0)
+    promised = PATIENCE * 2 * 6400 * 5e-3
+    while waited.seconds < promised:
+        assert not waited.too_long(60.0)
+        waited.tick()
+    assert waited.too_long(60.0)  # and is held to that
+    waited.moved()
+    waited.tick(12)
+    waited.heard(reports[-1], 0)
+    assert waited.too_long(60.0)  # what was promised before its last token is over
+
+
 class Clock:
     """The fleet's."""
 
@@ -90,7 +111,8 @@ def clock(rig: Any, monkeypatch: pytest.MonkeyPatch) -> Clock:
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Patience is short."""
     monkeypatch.setattr("router.session.LOOK_SECONDS", 0.01)
-    monkeypatch.setattr("router.session.patience", lambda load, unread: 0.05)
+    monkeypatch.setattr("router.standings.patience", lambda load, unread, least: 0.05)
+    monkeypatch.setattr("router.session.LEAST_PATIENCE_SECONDS", 0.05)
 
 
 def failed(session_id: bytes, code: int) -> dict[str, Any]:
