@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 LATER = (429, 502, 503, 504)  # asked again: the service has no room, or not yet what it needs
 REFUSED = (401, 403)
+MAX_LINE_BYTES = 8 * 2**20  # that the service takes as a request's body
+BEGINNING = b'{"id": "batch_req_'  # of each line that is written
 PRIORITY = 100  # unless a request has its own: what people ask for comes first
 WAIT_SECONDS = 1.0  # if the service does not say how long
 MOST_WAIT_SECONDS = 60.0
@@ -54,6 +57,8 @@ def read_requests(path: Path) -> list[dict[str, Any]]:
     """Returns the requests of a file. Raises InvalidRequest that names the first line at fault."""
     requests, ids = [], set()
     try:
+        if path.is_char_device():
+            raise InvalidRequest(f"--input-file {path} is a device: name a file")
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise InvalidRequest(f"--input-file {path} cannot be read: {error.strerror}") from None
@@ -64,7 +69,7 @@ def read_requests(path: Path) -> list[dict[str, Any]]:
             request = json.loads(line)
         except (ValueError, RecursionError):
             raise InvalidRequest(f"line {number} of {path} is not JSON") from None
-        fault = _fault(request)
+        fault = _fault(request) or _encode(request)
         if fault is None and request["custom_id"] in ids:
             fault = f"has the custom_id {request['custom_id']!r} of an earlier line: each needs its own"
         if fault is not None:
@@ -84,25 +89,60 @@ def _fault(request: object) -> str | None:
     return None
 
 
+def _encode(request: dict[str, Any]) -> str | None:
+    """Puts the bytes that are sent into the body's place. Returns what is wrong with it."""
+    try:
+        request["body"] = json.dumps({"priority": PRIORITY, **request["body"]}, allow_nan=False).encode()
+        request["custom_id"].encode()
+    except UnicodeEncodeError:
+        return "has a custom_id that is no valid Unicode: it has half of a surrogate pair"
+    except ValueError:
+        return "has a number that is not finite, which JSON has not"
+    except RecursionError:
+        return "is nested too deep"
+    if (size := len(request["body"])) > MAX_LINE_BYTES:
+        return f"has a body of {size} bytes; the service takes {MAX_LINE_BYTES}"
+    return None
+
+
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[IO[bytes], set[str]]]:
     """The output file, to go on with after its last whole line; and whose answers it has."""
+    if path.exists() and not path.is_file():
+        raise InvalidRequest(f"--output-file {path} is no file: what is in it must stay there to go on with")
     try:
         file = path.open("a+b")
     except OSError as error:
         raise InvalidRequest(f"--output-file {path} cannot be written: {error.strerror}") from None
     with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InvalidRequest(f"--output-file {path} is written to by another `outrider batch`") from None
         file.seek(0)
         whole = file.read()
-        whole = whole[: whole.rfind(b"\n") + 1]  # a process that was killed may leave half a line
+        whole, half = whole[: whole.rfind(b"\n") + 1], whole[whole.rfind(b"\n") + 1 :]
         try:
-            answered = {str(json.loads(line)["custom_id"]) for line in whole.splitlines()}
+            answered = {_answered(line) for line in whole.splitlines()}
+            _ours(half)
         except (ValueError, RecursionError, KeyError, TypeError):
             raise InvalidRequest(
                 f"--output-file {path} has lines that are no answers: name another file"
             ) from None
-        file.truncate(len(whole))
+        file.truncate(len(whole))  # a process that was killed may leave half a line
         yield file, answered
+
+
+def _ours(line: bytes) -> None:
+    """Raises ValueError unless it may be the beginning of an answer: what others wrote is not cut."""
+    if not (line.startswith(BEGINNING) or BEGINNING.startswith(line)):
+        raise ValueError
+
+
+def _answered(line: bytes) -> str:
+    """Returns whose answer the line is."""
+    _ours(line)
+    return str(json.loads(line)["custom_id"])
 
 
 async def answer_all(
@@ -114,11 +154,17 @@ async def answer_all(
 
     if api_key is not None and not api_key.isascii():
         raise InvalidRequest("--api-key must be ASCII text")
-    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    headers = {"content-type": "application/json"}
+    if api_key is not None:
+        headers["Authorization"] = f"Bearer {api_key}"
     base = url.rstrip("/").removesuffix("/v1")
     limits = httpx.Limits(max_connections=concurrency)
     waiting = iter(requests)
-    async with httpx.AsyncClient(base_url=base, headers=headers, timeout=None, limits=limits) as http:
+    try:
+        client = httpx.AsyncClient(base_url=base, headers=headers, timeout=None, limits=limits)
+    except httpx.InvalidURL:
+        raise _no_url(url) from None
+    async with client as http:
 
         async def work() -> None:
             for request in waiting:
@@ -133,7 +179,8 @@ async def answer_all(
                     },
                     "error": None,
                 }
-                output.write(json.dumps(told, ensure_ascii=False).encode() + b"\n")
+                written = json.dumps(told, ensure_ascii=False)
+                output.write(written.encode(errors="backslashreplace") + b"\n")  # half of a surrogate pair
                 output.flush()
 
         try:
@@ -144,6 +191,10 @@ async def answer_all(
             raise group.exceptions[0] from None
 
 
+def _no_url(url: object) -> InvalidRequest:
+    return InvalidRequest(f"--url must be http:// or https:// and a host, not {url}")
+
+
 async def _asked(http: httpx.AsyncClient, request: dict[str, Any]) -> tuple[httpx.Response, Any]:
     """Returns the answer and its body; a service that has no room, or is away, is waited for."""
     import httpx
@@ -152,11 +203,9 @@ async def _asked(http: httpx.AsyncClient, request: dict[str, Any]) -> tuple[http
     while True:
         wait = WAIT_SECONDS
         try:
-            response = await http.post(request["url"], json={"priority": PRIORITY, **request["body"]})
+            response = await http.post(request["url"], content=request["body"])
         except (httpx.InvalidURL, httpx.UnsupportedProtocol):
-            raise InvalidRequest(
-                f"--url must be http:// or https:// and a host, not {http.base_url}"
-            ) from None
+            raise _no_url(http.base_url) from None
         except httpx.TransportError:
             if not away:
                 typer.echo(

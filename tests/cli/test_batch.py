@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from outrider.errors import InvalidRequest
+from outrider_cli.batch import opened, read_requests
+
 STATUS = {"bad": 400, "locked": 401, "page": 404}
 
 
@@ -98,7 +101,7 @@ def test_a_line_is_answered_once_also_after_a_kill(server: Server, tmp_path: Pat
     killed.communicate()
     assert answers(tmp_path).keys() == {"id-a", "id-bad", "id-busy"}
     with (tmp_path / "out.jsonl").open("a") as output:
-        output.write('{"custom_id": "id-p3", "resp')  # half a line
+        output.write('{"id": "batch_req_", "custom_id": "id-p3", "resp')  # half a line
     server.go_on.set()
     told, error = start(server, tmp_path, "--concurrency", "3").communicate(timeout=60)
     assert told == "24 requests: 21 answered now, 3 before\n", error
@@ -147,3 +150,48 @@ def test_what_is_the_answer_to_no_request_ends_it_with_a_sentence(
     _, error = process.communicate(timeout=60)
     assert process.returncode != 0 and message in error and "Traceback" not in error
     assert not answers(tmp_path), "a line counts as answered"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (line("a", "x").replace('"x"', "NaN"), "has a number that is not finite"),
+        (line("a\ud800", "x"), "has a custom_id that is no valid Unicode"),
+        (line("a", "x" * 2**23), "has a body of"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_before_anything_is(
+    tmp_path: Path, content: str, message: str
+) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text(f"{line('before', 'x')}\n{content}\n")
+    with pytest.raises(InvalidRequest, match=f"line 2 of .* {message}"):
+        read_requests(path)
+
+
+@pytest.mark.parametrize("there", ["my notes, in one line", '{"custom_id": "a"}\n', line("a", "x") + "\n"])
+def test_a_file_of_others_is_not_written_to(tmp_path: Path, there: str) -> None:
+    path = tmp_path / "out.jsonl"
+    path.write_text(there)
+    with (
+        pytest.raises(InvalidRequest, match="has lines that are no answers: name another file"),
+        opened(path),
+    ):
+        pass
+    assert path.read_text() == there
+
+
+def test_two_do_not_write_to_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    with opened(path), pytest.raises(InvalidRequest, match="written to by another"), opened(path):
+        pass
+    with opened(path):
+        pass
+
+
+def test_a_device_is_no_file() -> None:
+    device = Path("/dev/full")  # which gives zeros without end
+    with pytest.raises(InvalidRequest, match="--input-file /dev/full is a device"):
+        read_requests(device)
+    with pytest.raises(InvalidRequest, match="--output-file /dev/full is no file"), opened(device):
+        pass
