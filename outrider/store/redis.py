@@ -63,11 +63,9 @@ NO_TLS = "--store: the Redis does not speak TLS on this port: write redis:// or 
 BEAT = (
     NOW
     + """
-local known = redis.pcall('HMGET', KEYS[1], 'incarnation', 'description', 'caller')
-if known.err then  -- something else stands there
-  redis.call('DEL', KEYS[1])
-  known = {}
-end
+keep('hash', KEYS[1])
+keep('zset', KEYS[3], KEYS[4])
+local known = redis.call('HMGET', KEYS[1], 'incarnation', 'description', 'caller')
 if known[1] and known[3] ~= ARGV[7] then return false end
 if known[1] ~= ARGV[2] then redis.call('DEL', KEYS[1]) end
 redis.call('HSET', KEYS[1], 'incarnation', ARGV[2], 'description', ARGV[3], 'record', ARGV[4])
@@ -98,6 +96,8 @@ return words
 LEAVE = (
     NOW
     + """
+keep('hash', KEYS[1])
+keep('zset', KEYS[3], KEYS[4])
 local known = redis.call('HMGET', KEYS[1], 'incarnation', 'caller')
 if known[1] and known[2] ~= ARGV[3] then return false end
 if known[1] == ARGV[2] then

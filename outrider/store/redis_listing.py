@@ -19,6 +19,7 @@ from typing import Protocol, TypeVar
 from redis.asyncio import Redis
 
 from outrider.errors import InvalidRequest
+from outrider.store.redis_keys import KEEP
 from outrider.wire.description import WorkerRecord
 from outrider.wire.hello import WorkerKey
 from outrider.wire.registry import RECORD
@@ -30,7 +31,9 @@ WORKER, INDEX, ALIVE, MARK, EPOCH = (
 )
 RECORDS_AT_ONCE = 64  # that are read before others have their turn
 
-NOW = """
+NOW = (
+    KEEP
+    + """
 local function mark()
   local time = redis.call('TIME')
   local found = string.format('%.0f', time[1] * 1e6 + time[2])
@@ -38,11 +41,14 @@ local function mark()
   return found
 end
 """
+)
 # KEYS: index, mark, alive, epoch. ARGV: a new epoch, the prefix of records' keys, how long an epoch lives in
 # ms, and the epoch and the mark that are known.
 LIST = (
     NOW
     + """
+keep('zset', KEYS[1], KEYS[3])
+keep('string', KEYS[2], KEYS[4])
 redis.call('SET', KEYS[4], ARGV[1], 'NX')
 redis.call('PEXPIRE', KEYS[4], ARGV[3])
 local time = redis.call('TIME')

@@ -23,6 +23,7 @@ from redis.asyncio import Redis
 
 from outrider.errors import Unavailable
 from outrider.store.logs import MAX_BYTES, Append, Claim, Owner, Taken
+from outrider.store.redis_keys import KEEP
 from outrider.wire.session import SessionId
 
 STREAM, OWNER = b"outrider:session:", b"outrider:owner:"
@@ -32,12 +33,18 @@ SUPERSEDED = -1
 # KEYS: stream and owner of each log. ARGV: ttl in ms, most bytes of all logs; for each log its HEX, tenant,
 # name, generation, base, number of records, records. A stream without its owner, or the other way round, is
 # no log: either may have been evicted. LOG and RECORD: bytes that a Redis needs beside those of the records.
-APPEND = """
+APPEND = (
+    KEEP
+    + """
 local ttl, answers, at = tonumber(ARGV[1]), {}, 3
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local LOG, RECORD, PAGE = 5000, 16, 4096
 local LOGS, SIZES, TENANTS, TOTAL = 'outrider:logs', 'outrider:sizes', 'outrider:tenants', 'outrider:bytes'
+keep('zset', LOGS, TENANTS)
+keep('hash', SIZES)
+keep('string', TOTAL)
+if not string.match(redis.call('GET', TOTAL) or '0', '^-?%d+$') then redis.call('DEL', TOTAL) end
 local function known_size(hex)
   local bytes, tenant = string.match(redis.call('HGET', SIZES, hex) or '', '^(%d+) (.*)$')
   return tonumber(bytes or 0), tenant
@@ -45,6 +52,7 @@ end
 local function book(hex, tenant, bytes, expires)
   local before, of = known_size(hex)
   tenant = of or tenant
+  keep('zset', LOGS .. ':' .. tenant)
   redis.call('ZADD', LOGS, expires, hex)
   redis.call('ZADD', LOGS .. ':' .. tenant, expires, hex)
   redis.call('HSET', SIZES, hex, bytes .. ' ' .. tenant)
@@ -130,6 +138,7 @@ while tonumber(redis.call('GET', TOTAL) or 0) > tonumber(ARGV[2]) and turns < 10
 end
 return answers
 """
+)
 TAKE = """
 if redis.call('EXISTS', KEYS[1], KEYS[2]) < 2 then return false end
 redis.call('HSET', KEYS[2], 'name', ARGV[1])

@@ -188,6 +188,24 @@ async def test_what_is_damaged_stands_in_nobodys_way(store: RedisStore, record: 
     assert ids(await anext(store.workers())) == {"v"}
 
 
+KEYS = ("workers", "alive", "mark", "epoch", "logs", "logs:", "sizes", "tenants", "bytes")
+
+
+async def test_keys_that_hold_something_else_are_taken_away(store: RedisStore, record: Record) -> None:
+    redis = store._redis
+    for key in KEYS:
+        for odd in (redis.set, redis.rpush, redis.sadd):
+            await redis.flushall()
+            await odd(f"outrider:{key}", "1e400")
+            assert await anext(store.workers()) == {}
+            await store.beat(record())
+            assert ids(await anext(store.workers())) == {"v"}, key
+            log = Append(SessionId(bytes(16)), Owner("router"), 0, [b"record"])
+            assert await store.logs.append([log], 60) == [1], key
+            await store.leave(record().info.identity)
+            assert await anext(store.workers()) == {}
+
+
 async def test_a_clock_that_jumps_over_records_jumps_over_the_epoch_too(
     store: RedisStore, record: Record
 ) -> None:
