@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 from outrider.wire.guesses import Guesses
-from outrider.wire.logprobs import Logprob, Logprobs, PromptLogprobs
+from outrider.wire.logprobs import Logprobs, OutputLogprobs, PromptLogprobs
 from outrider.wire.session import FinishReason, SessionId
 from outrider.wire.session_log import LoggedRequest, end_record, log_from_bytes, request_record, step_record
 from outrider.wire.verifier_sessions import Committed
@@ -14,7 +14,7 @@ from router.requests import GenerationRequest, TokensCommitted
 
 STEP_BYTES = 12  # in memory, beside its tokens
 TOKEN_BYTES = 4
-LOGPROB_BYTES = 120  # as Python holds it
+LOGPROB_BYTES = 8  # an id and a number
 GUESS_BYTES = 250
 REQUEST_BYTES = 500  # beside the prompt and what the API keeps
 MAX_NAME = 256  # characters of a drafter's worker_id
@@ -35,7 +35,7 @@ class Transcript:
         self._verified = array("I")
         self._beside: dict[int, int] = {}  # by step, where there are any
         self._cached_prompt_tokens = 0
-        self._logprobs: list[Logprob] = []  # by output token, if asked for
+        self._logprobs = OutputLogprobs()  # by output token, if asked for
         self._prompt: PromptLogprobs | None = None  # if asked for
         self._numerics: dict[int, str] = {}  # by the step from which on they hold
         self._guesses: dict[int, Guesses] = {}  # by step, if asked for
@@ -87,7 +87,7 @@ class Transcript:
             self._verified[index],
             0 if index else self._cached_prompt_tokens,
             self._numerics.get(index, ""),
-            tuple(self._logprobs[start - prompt : self._ends[index] - prompt]) if self._logprobs else (),
+            self._logprobs.part(start - prompt, self._ends[index] - prompt),
             self._guesses.get(index, ()),
             None if index else self._prompt,
             self._beside.get(index, 0),
@@ -106,7 +106,7 @@ class Transcript:
             self._numerics[self.steps] = step.numerics
         if step.beside:
             self._beside[self.steps] = step.beside
-        self._logprobs += step.logprobs
+        self._logprobs.extend(step.logprobs)
         if self.request.params.guesses:
             self._guessed += 1 + len(step.guesses)
             if step.guesses:

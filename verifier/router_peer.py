@@ -55,13 +55,14 @@ class RouterPeer:
             if spec.params.guesses:
                 missed = [one for one in running.told if one.base + len(one.tokens) > known]
             else:
-                scored = running.logprobs[known - len(log) :]
+                told = len(running.logprobs)
+                scored = running.logprobs.part(max(told + known - len(log), 0), told)
                 missed = [
                     Outcome(
                         known + start,
                         tuple(log[known + start :][:STEP_TOKENS]),
                         *(0, 0, None),
-                        tuple(scored[start : start + STEP_TOKENS]),
+                        scored[start : start + STEP_TOKENS],
                     )
                     for start in range(0, len(log) - known, STEP_TOKENS)
                 ]

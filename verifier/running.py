@@ -12,7 +12,7 @@ from outrider.engine.kv_blocks import BlockTable
 from outrider.grammar import Place
 from outrider.sampling.sampler import TokenCounts
 from outrider.wire.guesses import Guess, Guesses
-from outrider.wire.logprobs import Logprob, PromptLogprobs
+from outrider.wire.logprobs import OutputLogprobs, PromptLogprobs
 from verifier.drafter_seat import DrafterSeat
 from verifier.nodes import NO_NODES, Nodes
 from verifier.part import Moves, Part
@@ -33,7 +33,7 @@ class Running:
     preemptions: int = 0  # times that its blocks were taken from it, or lost with another verifier
     passed: int = 0  # sessions that came later and began before it, as it did not fit
     orphaned: bool = False  # its router is gone, and may come back
-    logprobs: list[Logprob] = field(default_factory=list)  # of the end of its log, if asked for
+    logprobs: OutputLogprobs = field(default_factory=OutputLogprobs)  # of the end of its log, if asked for
     told: list[Outcome] = field(default_factory=list)  # its steps here, if their guesses were asked for
     prompt: PromptLogprobs | None = None  # as far as they are known, if its router is to hear of them
     moves: Moves = ()  # of what a branch had, to its place in the cache: before the next step

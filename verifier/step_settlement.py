@@ -43,7 +43,7 @@ def settle(
             if scores is not None and running.session.spec.params.logprobs is not None:
                 rows = [0, *(1 + node for node in outcome.followed)][: len(outcome.tokens)]
                 found = tuple(scores.found[first + row] for row in rows)
-                running.logprobs += found
+                running.logprobs.extend(found)
                 outcome = outcome._replace(logprobs=found)
             if running.session.spec.params.guesses:
                 running.told.append(outcome)

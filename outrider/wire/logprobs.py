@@ -12,6 +12,7 @@ from outrider.v1 import common_pb2
 
 MAX_TOP_LOGPROBS = 20  # OpenAI's and vLLM's
 MAX_PROMPT_LOGPROBS = 2**17  # of all prompts of a request, those of the likeliest included
+MAX_ANSWER_LOGPROBS = 2**20  # of all answers to a request that has several
 
 
 class Logprob(NamedTuple):
@@ -60,6 +61,36 @@ class PromptLogprobs:
 
 
 Logprobs = tuple[Logprob, ...]
+
+
+class OutputLogprobs:
+    """Of an output's tokens, append-only, equally many likeliest at each. In arrays: as objects they would
+    take fifteen times as much memory, and an output may have a context's length of them."""
+
+    def __init__(self) -> None:
+        self._own, self._ids, self._top = array("f"), array("I"), array("f")
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+    def extend(self, more: Logprobs) -> None:
+        for one in more:
+            self._own.append(one.logprob)
+            for token, logprob in one.top:
+                self._ids.append(token)
+                self._top.append(logprob)
+
+    def part(self, start: int, end: int) -> Logprobs:
+        """Returns those of the tokens from `start` up to `end`, counted from the first that it has."""
+        width = len(self._top) // len(self._own) if self._own else 0
+        of = slice(start * width, end * width)
+        top = list(zip(self._ids[of], self._top[of], strict=True))
+        return tuple(
+            Logprob(own, tuple(top[index * width : (index + 1) * width]))
+            for index, own in enumerate(self._own[start:end])
+        )
+
+
 Numbers = tuple[list[float], list[int], list[float]]
 """Of each token; and, equally many for each, ids and theirs, one token's after the other's."""
 

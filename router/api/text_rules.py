@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from outrider.errors import InvalidRequest
-from outrider.wire.logprobs import MAX_PROMPT_LOGPROBS
+from outrider.wire.logprobs import MAX_ANSWER_LOGPROBS, MAX_PROMPT_LOGPROBS
 from router.api.schema import CHOICES, TOP_LOGPROBS, ChatRequest, CompletionRequest
 from router.api.wording import Wording
 from router.requests import ServedModel
 from router.tokenizer import Tokenizer
+
+MOST_GUESSES = 32  # a step that are counted: drafts are rarely longer
 
 
 def stop_tokens(body: CompletionRequest | ChatRequest, model: ServedModel, ruled: bool) -> tuple[int, ...]:
@@ -59,6 +61,21 @@ def check_prompt_logprobs(count: int | None, prompts: Sequence[Sequence[int]]) -
             f"tokens with {count} likeliest at each; an answer has at most {MAX_PROMPT_LOGPROBS}: ask for "
             "fewer, or send several requests",
             field="prompt_logprobs",
+        )
+
+
+def check_details(
+    body: CompletionRequest | ChatRequest, logprobs: int | None, most_tokens: list[int]
+) -> None:
+    """Bounds what is told of the tokens of several answers, which are held until they are all there."""
+    guesses = 1 + MOST_GUESSES if body.return_speculation else 0
+    each = guesses + (0 if logprobs is None else 1 + logprobs)
+    if len(most_tokens) > 1 and (numbers := sum(most_tokens) * each) > MAX_ANSWER_LOGPROBS:
+        raise InvalidRequest(
+            f"logprobs, best_of or return_speculation would tell up to {numbers} numbers of "
+            f"{len(most_tokens)} answers; several have at most {MAX_ANSWER_LOGPROBS}: ask for a lower "
+            "max_tokens or for fewer, or send several requests",
+            field="max_tokens",
         )
 
 

@@ -133,6 +133,7 @@ def prepare(
                 )
             )
     text_rules.check_prompt_logprobs(of_prompt, [session.params.prompt for session in sessions])
+    text_rules.check_details(body, logprobs, [session.params.max_tokens for session in sessions])
     wording = replace(text_rules.wording(body, built), reasoning=thinking)
     return Generation(model, built, tuple(sessions), StopStrings(body.stop), answers, calls, wording)
 

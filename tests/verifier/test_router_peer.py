@@ -63,7 +63,7 @@ async def test_a_router_that_takes_a_session_over_hears_the_log_probabilities_th
     params = SessionParams((1, 2), SamplingParams(), 9, logprobs=0)
     running = Running(Session(SessionSpec(bytes(16), params, (3,), 199, b""), 4), None)
     running.session.log += [5, 6]
-    running.logprobs += [Logprob(-1.0), Logprob(-2.0)]
+    running.logprobs.extend((Logprob(-1.0), Logprob(-2.0)))
     peer = RouterPeer(LOAD)
     running.adopted(SessionSpec(bytes(16), params, (3, 5), 199, b""))
     peer.adopted(running, 1, None)
@@ -92,7 +92,7 @@ def test_who_knows_less_than_the_log_probabilities_here_begin_with_gets_a_sessio
     params = SessionParams((1, 2), SamplingParams(), 9, logprobs=0)
     running = Running(Session(SessionSpec(bytes(16), params, (3, 4), 199, b""), 4), None)
     running.session.log += [5, 6]
-    running.logprobs += [Logprob(-1.0), Logprob(-2.0)]
+    running.logprobs.extend((Logprob(-1.0), Logprob(-2.0)))
     for output, continues in (((3, 4, 5), True), ((3, 4), True), ((3,), False), ((), False)):
         assert running.continues(SessionSpec(bytes(16), params, output, 199, b"")) is continues
     running.told = [Outcome(4, (5,), 0, 0, None), Outcome(5, (6,), 0, 0, None)]
@@ -111,7 +111,7 @@ async def test_what_does_not_fit_into_a_message_comes_in_several() -> None:
     params = SessionParams((1, 2), SamplingParams(), count, logprobs=MAX_TOP_LOGPROBS)
     running = Running(Session(SessionSpec(bytes(16), params, (), 199, b""), 4), None)
     running.session.log += list(range(count))
-    running.logprobs += [one] * count
+    running.logprobs.extend((one,) * count)
     peer = RouterPeer(LOAD)
     peer.adopted(running, 1, FinishReason.LENGTH)
     tokens: list[int] = []
