@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter as Tally
 
 from starlette.requests import Request
 
@@ -14,6 +15,7 @@ from outrider.errors import InvalidRequest, Overloaded, TooLarge, TooSlow
 
 MAX_BODY_BYTES = 8 * 2**20
 MAX_HELD_BYTES = 16 * MAX_BODY_BYTES  # of all bodies that are coming in
+OWNERS_SHARE = 2  # one key's bodies hold at most one in so many of these bytes
 FREE_BYTES = 64 * 1024  # of each body, not counted there: a small one is never refused for the large ones
 GRACE_SECONDS = 10.0
 SLOWEST = 64 * 1024  # bytes a second that a body must come at, after the grace
@@ -21,6 +23,7 @@ SLOWEST = 64 * 1024  # bytes a second that a body must come at, after the grace
 MAX_VALUES = 2**20  # numbers for the most part: token ids
 MAX_STRINGS = 2**15  # names of fields too
 MAX_NESTED = 2**14  # objects and arrays
+MAX_DEPTH = 100  # of these within one another: what takes them apart calls itself for each
 
 
 class Bodies:
@@ -33,10 +36,11 @@ class Bodies:
         self._max_bytes = max_bytes
         self._max_held = max_held
         self._grace = grace
-        self._held = 0  # bytes
+        self._held: Tally[str] = Tally()  # bytes, by owner
 
-    async def read(self, request: Request) -> bytearray:
+    async def read(self, request: Request, owner: str = "") -> bytearray:
         """Returns the body. Never holds more of it than the limit, whatever the content-length says.
+        `owner`: name of the request's key, or "".
 
         Raises TooLarge, TooSlow, Overloaded, or InvalidRequest if it is compressed."""
         encoding = request.headers.get("content-encoding", "identity")
@@ -54,9 +58,10 @@ class Bodies:
                         raise too_large(self._max_bytes)
                     body += chunk
                     more = max(len(body) - FREE_BYTES, 0) - held
-                    if self._held + more > self._max_held:
+                    most = self._max_held // OWNERS_SHARE if owner else self._max_held
+                    if self._held.total() + more > self._max_held or self._held[owner] + more > most:
                         raise Overloaded("too many large bodies are coming in; try again shortly")
-                    self._held += more
+                    self._held[owner] += more
                     held += more
                     limit.reschedule(until + len(body) / SLOWEST)
         except TimeoutError:
@@ -64,7 +69,9 @@ class Bodies:
                 f"the body did not come in time: at least {SLOWEST} bytes a second after {self._grace:g} s"
             ) from None
         finally:
-            self._held -= held
+            self._held[owner] -= held
+            if not self._held[owner]:
+                del self._held[owner]
         return body
 
 
@@ -74,7 +81,7 @@ def too_large(max_bytes: int) -> TooLarge:
 
 def decoded(body: bytes | bytearray) -> object:
     """Returns the JSON value. Raises InvalidRequest that says where the JSON is broken, or what it has too
-    many of. Takes time and memory that grow with the body."""
+    many of. Takes time and memory that grow with the body. Also for JSON in a text of the body."""
     _check_counts(body)
     try:
         return json.loads(body)
@@ -103,6 +110,22 @@ def _check_counts(body: bytes | bytearray) -> None:
     outside = b"".join(bare.split(b'"')[::2])
     _check_count("objects and arrays", outside.count(b"{") + outside.count(b"["), MAX_NESTED)
     _check_count("values", outside.count(b","), MAX_VALUES)
+    if _too_deep(outside):
+        raise InvalidRequest(f"the body is nested more than {MAX_DEPTH} deep: send what is flatter")
+
+
+def _too_deep(outside: bytes) -> bool:
+    """Returns False, too, where brackets do not match: the decoder tells where."""
+    brackets = outside.translate(_ROUND, _NO_BRACKETS)
+    if brackets.count(b"(") != brackets.count(b")"):
+        return False
+    for _ in range(MAX_DEPTH):
+        brackets = brackets.replace(b"()", b"")
+    return b"()" in brackets
+
+
+_ROUND = bytes.maketrans(b"[]{}", b"()()")
+_NO_BRACKETS = bytes(each for each in range(256) if each not in b"[]{}")
 
 
 def _check_count(what: str, count: int, most: int) -> None:

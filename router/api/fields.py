@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -99,6 +100,24 @@ def checked_text(value: object, most_bytes: int = MAX_BODY_BYTES) -> str:
         raise refused(f"must be valid Unicode; character {error.start} is half of a surrogate pair") from None
     if size > most_bytes:
         raise refused(f"must be at most {most_bytes} bytes, not {size}")
+    return value
+
+
+def sized(value: Any, most_bytes: int) -> Any:
+    """Returns a JSON value that a client makes up as it likes: a schema, variables, what a call said. It goes
+    on to templates, grammars and answers, so what not all of them can take is refused."""
+    try:
+        text = json.dumps(value, allow_nan=False)
+        if "\\ud" in text:
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        raise refused("is nested too deep") from None
+    except UnicodeEncodeError:
+        raise refused("must be valid Unicode throughout; it has half of a surrogate pair") from None
+    except ValueError:
+        raise refused("must have finite numbers only") from None
+    if len(text) > most_bytes:
+        raise refused(f"may have {most_bytes} bytes as JSON, not {len(text)}")
     return value
 
 

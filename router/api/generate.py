@@ -194,9 +194,12 @@ async def _side_by_side(
         except Exception as error:
             await items.put((index, error))
 
-    tasks = [asyncio.create_task(pump(index, session)) for index, session in enumerate(generation.sessions)]
-    running = len(tasks)
+    tasks: list[asyncio.Task[None]] = []
     try:
+        for index, session in enumerate(generation.sessions):
+            tasks.append(asyncio.create_task(pump(index, session)))
+            await asyncio.sleep(0)  # to open one takes its time: others have their turn before the next
+        running = len(tasks)
         while running:
             index, item = await items.get()
             if isinstance(item, Exception):

@@ -6,7 +6,6 @@ another server has read them already (Ray Serve's proxy), they come as messages.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -16,7 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from outrider.errors import InvalidRequest
 from outrider.v1 import generation_pb2
 from router.api import schema
-from router.api.body import MAX_BODY_BYTES, MAX_VALUES, too_large
+from router.api.body import MAX_BODY_BYTES, MAX_VALUES, decoded, too_large
 from router.api.logprobs import Scored, Told
 from router.api.output import Chunk, Result
 from router.api.position import Position
@@ -248,8 +247,8 @@ def _tool(index: int, tool: generation_pb2.Tool) -> dict[str, object]:
         function["description"] = tool.description
     if tool.HasField("parameters"):
         try:
-            function["parameters"] = json.loads(tool.parameters)
-        except (ValueError, RecursionError):
+            function["parameters"] = decoded(tool.parameters.encode())
+        except InvalidRequest:
             raise InvalidRequest(f"tools[{index}].parameters is no JSON", field="tools") from None
     return {"type": "function", "function": function}
 
@@ -275,8 +274,9 @@ def _template_fields(chat: generation_pb2.Chat) -> dict[str, object]:
         fields["reasoning_effort"] = chat.reasoning_effort
     if chat.chat_template_kwargs:
         try:
-            fields["chat_template_kwargs"] = json.loads(chat.chat_template_kwargs[: MAX_VARIABLES_BYTES + 1])
-        except (ValueError, RecursionError):
+            text = chat.chat_template_kwargs[: MAX_VARIABLES_BYTES + 1]
+            fields["chat_template_kwargs"] = decoded(text.encode())
+        except InvalidRequest:
             raise InvalidRequest(
                 f"chat_template_kwargs must be a JSON object of at most {MAX_VARIABLES_BYTES} bytes",
                 field="chat_template_kwargs",

@@ -126,7 +126,7 @@ def create_app(
 
     async def parsed(request: Request, kind: type[Kind]) -> tuple[Kind, int]:
         """Returns the request that the body is, and its bytes."""
-        raw = await incoming.read(request)
+        raw = await incoming.read(request, owner())
         if len(raw) <= TINY_BYTES:
             return schema.parse(kind, decoded(raw)), len(raw)
         return await reading.run(len(raw), owner(), None, lambda: schema.parse(kind, decoded(raw))), len(raw)

@@ -11,7 +11,8 @@ from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema, model_val
 
 from outrider.errors import InvalidRequest
 from router.api import neutral, schema
-from router.api.fields import Fields, at_fault, checked_text, json_type, refused, shown
+from router.api.body import MAX_BODY_BYTES
+from router.api.fields import Fields, at_fault, checked_text, json_type, refused, shown, sized
 from router.api.structured import MAX_DESCRIPTION_BYTES, SCHEMA
 from router.api.template_fields import effort_variables
 from router.api.tools import NAMED_ONE, Tool, ToolChoice, document, tools
@@ -93,10 +94,7 @@ def _use(index: int, part: Mapping[str, Any]) -> ToolCall:
     _known(index, part, USE_FIELDS)
     if not isinstance(part.get("input"), dict):
         raise refused(f"must have an object as input of a tool_use; that of part {index} is none")
-    try:
-        arguments = json.dumps(part["input"], ensure_ascii=False)
-    except RecursionError:
-        raise refused(f"is nested too deep in part {index}") from None
+    arguments = json.dumps(sized(part["input"], MAX_BODY_BYTES), ensure_ascii=False)
     name = checked_text(part.get("name"), MAX_ID_BYTES)
     return ToolCall(_id(index, part, "id"), name, checked_text(arguments))
 

@@ -12,7 +12,8 @@ import llguidance
 from outrider.errors import InvalidRequest
 from outrider.grammar import MAX_GRAMMAR_BYTES, Grammars
 from router import tokenizer
-from router.api.fields import checked_text, json_type, refused, shown
+from router.api.body import decoded
+from router.api.fields import checked_text, json_type, refused, shown, sized
 from router.api.grammar_process import process_of
 from router.requests import ServedModel
 
@@ -97,8 +98,9 @@ class Structure:
     """What a text is to be like, and the field that says so."""
 
     field: str
-    kind: str  # one of json, regex, choice, grammar, structural_tag; or ready
-    value: Any  # a schema; a text; texts; a text; structures and triggers; the grammar itself
+    kind: str  # one of json, regex, choice, grammar, structural_tag; ready, calls
+    # A schema; a text; texts; a text; structures and triggers; the grammar itself; that, with its schemas.
+    value: Any
 
 
 def response_format(value: object) -> Structure | None:
@@ -121,7 +123,9 @@ def response_format(value: object) -> Structure | None:
             for about, most in (("name", MAX_NAME_BYTES), ("description", MAX_DESCRIPTION_BYTES)):
                 if told.get(about) is not None:
                     checked_text(told[about], most)
-            return Structure("response_format.json_schema.schema", "json", sized(told["schema"]))
+            return Structure(
+                "response_format.json_schema.schema", "json", sized(told["schema"], MAX_SCHEMA_BYTES)
+            )
         case "structural_tag":
             return Structure("response_format", "structural_tag", _tags(value))
     raise refused(
@@ -145,13 +149,13 @@ def structured_outputs(value: object) -> Structure | None:
                 raise refused("must have true as json_object")
             return Structure(field, "json", ANY_OBJECT)
         case "json":
-            return Structure(field, kind, sized(_schema(what)))
+            return Structure(field, kind, sized(_schema(what), MAX_SCHEMA_BYTES))
         case "structural_tag":
             return Structure(field, kind, _tags(_schema(what)))
         case "choice":
             if not isinstance(what, list) or not what or not all(isinstance(one, str) for one in what):
                 raise refused("must have a list of texts as choice")
-            return Structure(field, kind, [checked_text(one) for one in sized(what)])
+            return Structure(field, kind, [checked_text(one) for one in sized(what, MAX_SCHEMA_BYTES)])
     return Structure(field, kind, checked_text(what, MAX_GRAMMAR_BYTES))
 
 
@@ -174,17 +178,18 @@ def _tags(value: object) -> Mapping[str, Any]:
         checked_text(tag.get("end"), MAX_NAME_BYTES)
         if not any(begin.startswith(trigger) for trigger in begins):
             raise refused(f"must have a trigger with which structure {index} begins")
-    sized(value)
+    sized(value, MAX_SCHEMA_BYTES)
     return {"structures": structures, "triggers": sorted(begins)}
 
 
 def _schema(value: object) -> object:
-    try:
-        schema = json.loads(checked_text(value, MAX_GRAMMAR_BYTES)) if isinstance(value, str) else value
-    except ValueError:
-        schema = None
-    except RecursionError:
-        raise refused("has a schema that is nested too deep") from None
+    schema = value
+    if isinstance(value, str):
+        text = checked_text(value, MAX_GRAMMAR_BYTES)
+        try:
+            schema = decoded(text.encode())
+        except InvalidRequest:
+            schema = None
     if not isinstance(schema, dict | bool):
         raise refused("must have a JSON schema as json, an object or its text")
     return schema
@@ -194,16 +199,6 @@ def _known(value: dict[str, Any], names: set[str]) -> None:
     for name in value.keys() - names:
         if value[name] is not None:
             raise refused(f"has the field {shown(name)}, which is unknown or not supported")
-
-
-def sized(value: Any, most: int = MAX_SCHEMA_BYTES) -> Any:
-    try:
-        size = len(json.dumps(value))
-    except RecursionError:
-        raise refused("has a schema that is nested too deep") from None
-    if size > most:
-        raise refused(f"may have {most} bytes as JSON, not {size}")
-    return value
 
 
 def compiled(structure: Structure | None, model: ServedModel) -> str:
@@ -242,6 +237,9 @@ def compiled_here(asked: tuple[str, str, Any, bool], grammars: Grammars) -> str:
     if fault is None:
         return text
     field = structure.field
+    if structure.kind == "calls":
+        for place, schema in structure.value["parts"].items():
+            compiled_here((place, "json", schema, False), grammars)  # raises where one is at fault by itself
     if structure.kind == "json":
         place, fault = _deepest(grammars, structure.value, fault)
         field += place
@@ -251,8 +249,8 @@ def compiled_here(asked: tuple[str, str, Any, bool], grammars: Grammars) -> str:
 def _text(structure: Structure, special: bool) -> tuple[str, str | None]:
     """Returns the grammar as llguidance has it, and what is wrong with what it is made from."""
     try:
-        if structure.kind == "ready":
-            return structure.value, None
+        if structure.kind in ("ready", "calls"):
+            return structure.value if structure.kind == "ready" else structure.value["text"], None
         if structure.kind == "json":
             return _of_schema(structure.value), None
         if structure.kind == "structural_tag":

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
 from outrider.errors import InvalidRequest
-from router.api.fields import Fields, json_type, refused, shown
+from router.api.fields import Fields, json_type, refused, shown, sized
 from router.rendering import OWN_VARIABLES, Rendering
 
 MAX_VARIABLES = 16
@@ -25,13 +24,7 @@ def variables(value: object) -> dict[str, Any]:
         raise refused(f"must have at most {MAX_VARIABLES} entries, not {len(value)}")
     if own := sorted(OWN_VARIABLES & value.keys()):
         raise refused(f"must not have {own[0]}: it has its own value")
-    try:
-        size = len(json.dumps(value).encode())
-    except (RecursionError, ValueError):
-        raise refused("must be valid JSON, of little depth") from None
-    if size > MAX_VARIABLES_BYTES:
-        raise refused(f"must be at most {MAX_VARIABLES_BYTES} bytes as JSON, not {size}")
-    return value
+    return dict(sized(value, MAX_VARIABLES_BYTES))
 
 
 def effort_variables(effort: str | None) -> dict[str, Any]:

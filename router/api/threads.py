@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter as Tally
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
@@ -112,13 +113,27 @@ class _Lane:
         self._places = places
         self.threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._taken: Tally[str] = Tally()  # by owner
+        self._waiting: dict[str, deque[Callable[[], None]]] = {}  # by owner, whose turn is next first
         self._lock = threading.Lock()
 
     def submit(self, owner: str, work: Callable[[], T]) -> Future[T]:
+        """Owners have turns: who has much to do waits for itself."""
         self.enter(owner)
-        future = self.threads.submit(_lightly, work)
+        future: Future[T] = Future()
         future.add_done_callback(lambda _: self.leave(owner))  # also if it is cancelled before it runs
+        with self._lock:
+            self._waiting.setdefault(owner, deque()).append(lambda: _do(future, work))
+        self.threads.submit(self._do_next)
         return future
+
+    def _do_next(self) -> None:
+        with self._lock:
+            owner = next(iter(self._waiting))
+            waiting = self._waiting.pop(owner)
+            work = waiting.popleft()
+            if waiting:
+                self._waiting[owner] = waiting  # behind the others
+        work()
 
     def enter(self, owner: str) -> None:
         """Raises Overloaded if no place is free."""
@@ -143,3 +158,15 @@ def _lightly(work: Callable[[], T]) -> T:
     except OutriderError as refusal:
         refusal.__context__ = None  # which holds the values that were at fault
         raise refusal.with_traceback(None) from None
+
+
+def _do(future: Future[T], work: Callable[[], T]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        done = _lightly(work)
+    except BaseException as error:
+        future.set_exception(error)
+        del future, work  # this frame is the error's, which would hold itself
+    else:
+        future.set_result(done)

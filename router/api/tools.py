@@ -11,14 +11,14 @@ from typing import Annotated, Any
 from pydantic import PlainValidator, WithJsonSchema
 
 from outrider.errors import InvalidRequest
-from router.api.fields import checked_text, json_type, refused, shown
+from router.api.fields import checked_text, json_type, refused, shown, sized
 from router.api.structured import (
     MAX_DESCRIPTION_BYTES,
+    MAX_SCHEMA_BYTES,
     SCHEMA,
     WHITE_SPACE,
     Structure,
     compiled,
-    sized,
 )
 from router.requests import ServedModel
 from router.tokenizer import Tokenizer
@@ -158,7 +158,7 @@ def described(index: int, function: object) -> Tool:
     if parameters is not None:
         if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
             raise refused(f"must have a JSON schema of an object as parameters; that of tool {index} is none")
-        sized(parameters)
+        sized(parameters, MAX_SCHEMA_BYTES)
     if not isinstance(function.get("strict") or False, bool):
         raise refused(f"must have true or false as strict; tool {index} has not")
     return Tool(name, description, parameters or None, function.get("strict") or False)
@@ -227,9 +227,5 @@ def calling_grammar(
         )
         both = [{"name": "calls", "lark_grammar": text}, {**own, "name": "content"}]
         text = json.dumps({"grammars": both})
-    try:
-        return compiled(Structure("tools", "ready", text), model)
-    except InvalidRequest:
-        for index, tool in meant:
-            compiled(Structure(f"tools[{index}].function.parameters", "json", tool.schema), model)
-        raise
+    parts = {f"tools[{index}].function.parameters": tool.schema for index, tool in meant}
+    return compiled(Structure("tools", "calls", {"text": text, "parts": parts}), model)

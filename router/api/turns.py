@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
+from pydantic_core import PydanticCustomError
 
+from outrider.errors import InvalidRequest
 from router.api import neutral
-from router.api.body import MAX_BODY_BYTES
-from router.api.fields import Fields, at_fault, checked_text, json_type, refused, shown
+from router.api.body import MAX_BODY_BYTES, decoded
+from router.api.fields import Fields, at_fault, checked_text, json_type, refused, shown, sized
 from router.api.tools import MAX_NAME_BYTES, MAX_TOOLS
 
 MAX_PARTS = 1024  # of one message
@@ -27,11 +29,10 @@ class ToolCall:
     arguments: str  # as it wrote them: JSON, mostly
 
     def for_template(self) -> Mapping[str, Any]:
-        """Returns the call as chat templates know it."""
-        try:
-            arguments = json.loads(self.arguments or "{}")
-        except (ValueError, RecursionError):
-            arguments = self.arguments
+        """Returns the call as chat templates know it: its arguments as a text, unless they are JSON."""
+        arguments: object = self.arguments
+        with suppress(InvalidRequest, PydanticCustomError):
+            arguments = sized(decoded((self.arguments or "{}").encode()), MAX_BODY_BYTES)
         function = {"name": self.name, "arguments": arguments}
         return {"id": self.id, "type": "function", "function": function}
 

@@ -164,3 +164,16 @@ async def test_all_bodies_together_are_bounded_and_small_ones_always_come_in() -
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     assert await bodies.read(sent([large])) == large
+
+
+async def test_the_bodies_of_one_key_leave_room_for_those_of_another() -> None:
+    large = b" " * (FREE_BYTES + 100)
+    bodies = Bodies(max_held=300)
+    first = asyncio.create_task(bodies.read(sent([large, None]), "alice"))
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await bodies.read(sent([large, b""]), "alice")
+    assert await bodies.read(sent([large]), "bob") == large
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    assert await bodies.read(sent([large]), "alice") == large

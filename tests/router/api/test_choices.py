@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -10,12 +11,15 @@ import grpc
 import httpx
 import pytest
 
+from outrider.errors import InvalidRequest
 from outrider.net.rpc import bind, channel, new_server
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from outrider.wire.logprobs import Logprob
 from outrider.wire.session import FinishReason
+from router.api import schema
 from router.api.grpc_generation import add_generation_service
 from router.api.intake import Intake
+from router.api.text_rules import check_details
 from router.api.validation import choice_seed
 from router.metrics import Metrics
 from router.requests import GenerationRequest, SessionEnded, SessionEvent, TokensCommitted
@@ -177,3 +181,36 @@ async def test_of_several_answers_the_likeliest_are_told(client_of: ClientOf) ->
     ):
         refused = await client.post("/v1/completions", json=fields | other)
         assert refused.status_code == 400 and message in refused.text, refused.text
+
+
+def test_of_several_answers_so_many_numbers_are_told() -> None:
+    plain = schema.parse(schema.CompletionRequest, {"prompt": "a"})
+    guesses = schema.parse(schema.CompletionRequest, {"prompt": "a", "return_speculation": True})
+    check_details(plain, None, [10**6] * 128)
+    check_details(plain, 20, [10**6])  # one answer's are bounded by the context
+    check_details(plain, 0, [2**14] * 64)
+    for body, logprobs, most_tokens in ((plain, 20, [8192] * 64), (guesses, None, [2**14] * 2)):
+        with pytest.raises(InvalidRequest, match="several have at most 1048576"):
+            check_details(body, logprobs, most_tokens)
+
+
+async def test_others_have_their_turn_between_the_beginnings_of_two_answers(client_of: ClientOf) -> None:
+    turns, began = 0, []
+
+    async def counting() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    class Noting(ScriptedRunner):
+        def run(self, request: GenerationRequest, answer: bytes = b"") -> Any:
+            began.append(turns)
+            return super().run(request, answer)
+
+    others = asyncio.create_task(counting())
+    asked = {"prompt": [5], "n": 64, "max_tokens": 4}
+    response = await client_of(Noting(MODEL, by_seed)).post("/v1/completions", json=asked)
+    others.cancel()
+    assert response.status_code == 200 and len(response.json()["choices"]) == 64
+    assert len(set(began)) == len(began) == 64

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from outrider.errors import Unavailable
+from outrider.errors import InvalidRequest, Unavailable
 from router.api.grammar_process import GrammarProcess
 from router.line_process import TRIES, LineProcess
+from tests.router.api.test_tools import asked
 
 
 @pytest.fixture
@@ -35,3 +36,19 @@ def test_no_verdict_is_kept_of_a_grammar_whose_process_is_ended_again_and_again(
     with pytest.raises(Unavailable, match="was ended from outside; send it again"):
         process.compiled([str(tmp_path), TRIES])
     assert process.compiled([str(tmp_path), TRIES]) == {"text": "compiled"}
+
+
+def test_all_tools_together_cost_one_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_for: list[object] = []
+    compiled = GrammarProcess.compiled
+
+    def counted(process: GrammarProcess, what: object) -> dict[str, str]:
+        asked_for.append(what)
+        return compiled(process, what)
+
+    monkeypatch.setattr(GrammarProcess, "compiled", counted)
+    told = {"properties": {"a": {"enum": ["x" * 300]}}}
+    many = [{"type": "function", "function": {"name": f"f{n}", "parameters": told}} for n in range(128)]
+    with pytest.raises(InvalidRequest, match="may have 32768 bytes"):
+        asked(tools=many, tool_choice="required")
+    assert len(asked_for) == 1

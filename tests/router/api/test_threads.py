@@ -62,3 +62,19 @@ async def test_what_is_refused_is_freed_in_the_thread_that_read_it() -> None:
         await Threads().run(1, "", None, refuse)
     assert refused.value.__context__ is None
     assert len(freed_in) == 1 and freed_in[0].startswith("small requests")
+
+
+async def test_a_key_with_little_to_do_does_not_wait_for_one_with_much() -> None:
+    threads, go_on, done = Threads(large_places=16), threading.Event(), list[str]()
+    busy = [asyncio.create_task(threads.run(LARGE, "alice", None, go_on.wait)) for _ in range(THREADS)]
+    await asyncio.sleep(0)
+    others = [
+        asyncio.create_task(threads.run(LARGE, owner, None, done.append, owner))
+        for owner in ("alice", "alice", "alice", "bob", "bob", "carol")
+    ]
+    others[1].cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.gather(*busy, *others, return_exceptions=True)
+    # Two threads may swap neighbours.
+    assert sorted(done[:3]) == ["alice", "bob", "carol"] and sorted(done[3:]) == ["alice", "bob"]
