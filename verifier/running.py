@@ -29,6 +29,7 @@ class Running:
     place: Place | None = None  # kept only where the request has a grammar
     table: BlockTable = field(default_factory=BlockTable)
     found_tokens: int = 0  # of its log, cached when it came
+    digests: list[bytes] = field(default_factory=list)  # of its log's first blocks, until it begins here
     cached_prompt_tokens: int | None = None  # at its first start
     preemptions: int = 0  # times that its blocks were taken from it, or lost with another verifier
     passed: int = 0  # sessions that came later and began before it, as it did not fit

@@ -76,7 +76,8 @@ class StepPlanner:
 
             def cached(index: int, everyone: Sequence[Running] = everyone) -> Cached:
                 running = everyone[index]
-                return pool.cached(running.cacheable, running.session.spec.params.cache_salt)
+                salt = running.session.spec.params.cache_salt
+                return pool.cached(running.cacheable, salt, running.digests)
 
             reading = meter.reading(decoding + sum(drafts))
             chosen = schedule(candidates, pool.available, self.limits, reading, lost, cached)
@@ -101,22 +102,28 @@ class StepPlanner:
     def _waiting(self, everyone: Sequence[Running]) -> set[bytes]:
         """Returns the ids of those that have not begun and whose prompt an earlier one reads: once it is read
         it is cached, and all but the end of it is there for them too."""
-        readers, waiting = set(), set()
+        readers, waiting, found = set(), set(), dict[bytes, bool]()
+        digests: dict[bytes, list[bytes]] = {}  # that all who wait for one prompt have in common
         for running in everyone:
             if running.decoding:
                 continue
             alone = running.begun or running.prompt is not None
-            if alone or running.prompt_hash not in readers or self._finds_prompt(running):
-                readers.add(running.prompt_hash)
+            prompt = running.prompt_hash
+            if not alone and prompt in readers and prompt not in found:
+                found[prompt] = self._finds_prompt(running)
+            if alone or prompt not in readers or found[prompt]:
+                readers.add(prompt)
             else:
                 waiting.add(running.id)
+                if not running.session.spec.output:
+                    running.digests = digests.setdefault(prompt, running.digests)
         return waiting
 
     def _finds_prompt(self, running: Running) -> bool:
         """Returns whether all full blocks of its prompt are cached, but for its last token."""
         params, block_size = running.session.spec.params, self._pool.block_size
         full = (len(params.prompt) - 1) // block_size * block_size
-        return self._pool.cached(params.prompt, params.cache_salt).tokens >= full
+        return self._pool.cached(params.prompt, params.cache_salt, running.digests).tokens >= full
 
     def _admit(self, nodes: Sequence[Nodes], decoding: int, meter: Meter) -> list[int]:
         """Returns how many draft tokens of each session take part, by what they bring and what they cost. A
@@ -136,7 +143,9 @@ class StepPlanner:
     def _start(self, running: Running, grant: Grant, nodes: Nodes) -> Part:
         pool = self._pool
         if not running.table.blocks:
-            running.table = pool.open(running.cacheable, running.session.spec.params.cache_salt)
+            salt = running.session.spec.params.cache_salt
+            running.table = pool.open(running.cacheable, salt, running.digests)
+            running.digests = []
             if running.cached_prompt_tokens is None:
                 running.cached_prompt_tokens = running.table.length
         start = running.table.length

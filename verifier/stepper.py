@@ -124,7 +124,8 @@ class Stepper:
         counts = TokenCounts(spec.params.prompt, spec.output) if spec.params.sampling.penalized else None
         running = Running(Session(spec, num_speculative_tokens), counts, self._place(spec))
         running.session.resting = self.resting
-        running.found_tokens = self._pool.cached(running.cacheable, spec.params.cache_salt).tokens
+        found = self._pool.cached(running.cacheable, spec.params.cache_salt, running.digests)
+        running.found_tokens = found.tokens
         hurry = next(reversed(self._sessions.values()), running).session.spec.params.priority
         self._sessions[spec.session_id] = running
         if spec.params.priority < hurry:  # it comes before others

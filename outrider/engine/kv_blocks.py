@@ -65,13 +65,17 @@ class BlockPool:
         """Returns the share of the blocks that tables hold, 0 to 1."""
         return 1.0 - self.available / self.num_blocks
 
-    def open(self, tokens: Sequence[int], salt: bytes = b"") -> BlockTable:
+    def open(
+        self, tokens: Sequence[int], salt: bytes = b"", digests: list[bytes] | None = None
+    ) -> BlockTable:
         """Returns a table that shares the longest run of full blocks with which `tokens` begin, of those that
         were cached under the same salt.
 
-        At least one token is left out, since one has to run to give logits; `length` is what was shared."""
+        At least one token is left out, since one has to run to give logits; `length` is what was shared.
+        `digests`: for who asks again and again, those of the first blocks, as far as they are known; more are
+        added."""
         table = BlockTable(digest=_root(salt))
-        for block, digest in self._beginning(tokens, table.digest):
+        for block, digest in self._beginning(tokens, table.digest, digests):
             if self._holders[block] == 0:
                 del self._idle[block]
             self._holders[block] += 1
@@ -80,9 +84,9 @@ class BlockPool:
         table.length = table.sealed = len(table.blocks) * self.block_size
         return table
 
-    def cached(self, tokens: Sequence[int], salt: bytes = b"") -> Cached:
+    def cached(self, tokens: Sequence[int], salt: bytes = b"", digests: list[bytes] | None = None) -> Cached:
         """Returns what `open` would find."""
-        blocks = [block for block, _ in self._beginning(tokens, _root(salt))]
+        blocks = [block for block, _ in self._beginning(tokens, _root(salt), digests)]
         return Cached(len(blocks) * self.block_size, sum(self._holders[block] > 0 for block in blocks))
 
     def extend(self, table: BlockTable, n: int) -> None:
@@ -199,11 +203,16 @@ class BlockPool:
                 if holders[block] != 1 or self._digests[block] is not None:
                     raise IntegrityError(f"block {block} may still be written and is shared or registered")
 
-    def _beginning(self, tokens: Sequence[int], digest: bytes) -> Iterator[tuple[int, bytes]]:
+    def _beginning(
+        self, tokens: Sequence[int], digest: bytes, digests: list[bytes] | None
+    ) -> Iterator[tuple[int, bytes]]:
         """Yields the longest cached run of full blocks with which `tokens` begin, and each one's hash.
         `digest` is that of no block yet, under a salt."""
+        known = [] if digests is None else digests
         for index in range((len(tokens) - 1) // self.block_size):
-            digest = self._chain(digest, tokens, index)
+            if index == len(known):
+                known.append(self._chain(digest, tokens, index))
+            digest = known[index]
             block = self._by_digest.get(digest)
             if block is None:
                 return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.wire.session import SessionParams
 from tests.tiny_models import build
 from verifier.meter import Meter
+from verifier.part import Part
 from verifier.running import Running
 from verifier.session import Session, SessionSpec
 from verifier.step_plan import MOST_PASSED, StepPlanner
@@ -119,3 +121,30 @@ async def test_small_ones_pass_one_that_does_not_fit_until_so_many_have(
     go(long)
     parts = [part.running for part in planner.plan(sessions, Meter())]
     assert parts[0] is large and another not in parts[:1]
+
+
+def test_many_that_wait_for_one_prompt_cost_a_step_no_more_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks, hashed = 160, 0
+    chain = BlockPool._chain
+
+    def counted(pool: BlockPool, *rest: Any) -> bytes:
+        nonlocal hashed
+        hashed += 1
+        return chain(pool, *rest)
+
+    monkeypatch.setattr(BlockPool, "_chain", counted)
+    pool, sessions = BlockPool(4 * blocks), dict[bytes, Running]()
+    planner = StepPlanner(pool, StepLimits(), lambda session_id: None, 199)
+    prompt = tuple(range(16 * blocks + 1))
+    for number in range(64):
+        spec = SessionSpec(number.to_bytes(16), SessionParams(prompt, SamplingParams(), 8), (), 9999, b"")
+        sessions[spec.session_id] = Running(Session(spec, 0), None)
+    parts: list[Part] = []
+    while len(parts) < 2:
+        parts = planner.plan(sessions, Meter())
+        for part in parts:
+            pool.seal(part.running.table, part.running.session.log)
+    assert len(parts) > 30 and hashed <= 4 * blocks
+    for running in sessions.values():
+        pool.close(running.table)
+    pool.check_integrity([])
