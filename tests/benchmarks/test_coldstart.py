@@ -1,5 +1,5 @@
-"""The benchmark tells when each stage was reached. tests/cluster/test_ray.py starts a cluster by the same
-functions."""
+"""The benchmark tells when each stage was reached. tests/cluster/test_kubernetes.py starts its hosts' Ray by
+the same command."""
 
 from __future__ import annotations
 

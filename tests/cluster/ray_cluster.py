@@ -25,15 +25,6 @@ GCS_PORT = 6379
 BIN = Path(sys.executable).parent
 HTTP_PORT = 8000
 PATIENCE_SECONDS = 240.0  # only a hang can reach it
-RECORDS = """
-import asyncio, json, sys
-import ray
-from ray import serve
-from deploy.registry import RegistryStore, present
-ray.init(address=sys.argv[1], log_to_driver=False)
-records = asyncio.run(present(RegistryStore(serve.get_deployment_handle("Registry", sys.argv[2]))))
-print("records", json.dumps({r.info.identity.role.name.lower(): r.address for r in records.values()}))
-"""
 
 
 @dataclass
@@ -43,7 +34,6 @@ class RayCluster:
     head: Host
     folder: Path  # short: Ray puts sockets in it
     token: str
-    application: str = ""
     processes: list[Process] = field(default_factory=list)
 
     @property
@@ -53,19 +43,7 @@ class RayCluster:
     def start(self, host: Host, pool: str) -> Process:
         """Starts the head, or another host's node. It is up when it says so."""
         what = ("--head", f"--port={GCS_PORT}") if host == self.head else (f"--address={self.address}",)
-        return self._start(
-            host,
-            str(BIN / "ray"),
-            "start",
-            *what,
-            "--block",
-            "--disable-usage-stats",
-            "--num-cpus=2",
-            "--object-store-memory=100000000",
-            f"--node-ip-address={host.address}",
-            f"--labels=pool={pool}",
-            f"--temp-dir={self.folder / host.name}",
-        )
+        return self._start(host, *node(host, self.folder / host.name, f"pool={pool}", 2, *what))
 
     def client(self, host: Host) -> HostClient:
         return HostClient(host, f"http://{self.head.address}:{HTTP_PORT}")
@@ -77,7 +55,6 @@ class RayCluster:
         config.write_text(
             json.dumps({"proxy_location": "HeadOnly", "http_options": http, "applications": [application]})
         )
-        self.application = str(application["name"])
         asked = self._start(
             self.head,
             str(BIN / "serve"),
@@ -89,15 +66,9 @@ class RayCluster:
         asked.wait()
         client = self.client(self.head)
         until = time.monotonic() + PATIENCE_SECONDS
-        while not _serves(client):
+        while not serves(client):
             assert time.monotonic() < until, f"the application never served: {asked}"
             time.sleep(0.1)
-
-    def records(self) -> dict[str, str]:
-        """The address that the registry has of each role's worker."""
-        asked = self._start(self.head, sys.executable, "-c", RECORDS, self.address, self.application)
-        told: dict[str, str] = json.loads(asked.wait_for("records {").removeprefix("records "))
-        return told
 
     def _start(self, host: Host, *command: str) -> Process:
         process = host.start(
@@ -114,7 +85,23 @@ class RayCluster:
         return process
 
 
-def _serves(client: HostClient) -> bool:
+def node(host: Host, folder: Path, labels: str, cpus: float, *what: str) -> tuple[str, ...]:
+    """The command that starts a host's Ray. It is up when it says so."""
+    return (
+        str(BIN / "ray"),
+        "start",
+        *what,
+        "--block",
+        "--disable-usage-stats",
+        f"--num-cpus={cpus:g}",
+        "--object-store-memory=100000000",
+        f"--node-ip-address={host.address}",
+        f"--labels={labels}",
+        f"--temp-dir={folder}",
+    )
+
+
+def serves(client: HostClient) -> bool:
     """First there is no server, then none that knows the application, then its workers are yet to come."""
     try:
         return client.workers("verifier") > 0 and client.workers("drafter") > 0
