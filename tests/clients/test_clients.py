@@ -70,7 +70,7 @@ def test_a_client_gets_the_same_text(asked: Client, url: str, package: str) -> N
         assert values == [expected[what]] * len(values), what
 
 
-def test_lm_eval_finds_the_likelihoods_that_transformers_finds(asked: Client, url: str) -> None:
+def test_lm_eval_finds_transformers_likelihoods_and_a_chats_text(asked: Client, url: str) -> None:
     told = asked("lm-eval[api]", url, PROMPT)
     print(f"lm-eval {told['version']}: {len(told['docs'])} documents")
     model = AutoModelForCausalLM.from_pretrained(pair.TARGET, dtype=torch.float32).eval()
@@ -85,3 +85,18 @@ def test_lm_eval_finds_the_likelihoods_that_transformers_finds(asked: Client, ur
             expected.append(float(of[:-1].gather(1, ids[1:, None])[before - 1 :].sum()))
         for each in told["told"]:
             assert each[index] == pytest.approx(expected, abs=1e-3)
+    with httpx.Client(base_url=f"{url}/v1", timeout=60, trust_env=False) as http:
+        for doc, chat in zip(told["docs"], told["chats"], strict=True):
+            turns = [{"role": "user", "content": doc["context"]}]
+            asked_for = {"messages": turns, "max_tokens": 24, "temperature": 0, "stop": [".", "\n\n"]}
+            (choice,) = http.post("/chat/completions", json=asked_for).json()["choices"]
+            assert chat == choice["message"]["content"]
+
+
+@pytest.mark.parametrize("package", ["guidellm", "aiperf"])
+def test_a_benchmark_counts_what_the_service_counts(asked: Client, url: str, package: str) -> None:
+    """Of each request that it made it tells the tokens that it read and that it was told."""
+    told = asked(package, url, PROMPT)
+    print(f"{package} {told.pop('version')}: {told}")
+    assert told["failed"] == 0 and told["answered"] == told["asked"] > 0
+    assert told["output"] == told["asked"] * TOKENS

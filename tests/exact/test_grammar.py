@@ -28,7 +28,7 @@ SCHEMAS = int(os.environ.get("GRAMMAR_SCHEMAS", "20"))
 PROMPT = [5, 9, 30, 31, 7]
 MOST = 500
 TEXTS = 512  # by which their distribution is judged
-FORMATS = jsonschema.FormatChecker()
+FORMATS = jsonschema.Draft202012Validator.FORMAT_CHECKER
 PERSON = {
     "type": "object",
     "properties": {

@@ -32,4 +32,26 @@ with tempfile.TemporaryDirectory() as folder:
         results = simple_evaluate("local-completions", arguments, tasks=[task], log_samples=True)
         samples = sorted(results["samples"]["endings"], key=lambda sample: sample["doc_id"])
         told.append([[float(one[0]) for one in sample["filtered_resps"]] for sample in samples])
-print(json.dumps({"docs": docs, "told": told}))
+    chat = {
+        "task": "going_on",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(data)}, "cache_dir": folder},
+        "test_split": "test",
+        "output_type": "generate_until",
+        "doc_to_text": "{{context}}",
+        "doc_to_target": "{{endings[0]}}",
+        "generation_kwargs": {
+            "until": [".", "\n\n"],
+            "max_gen_toks": 24,
+            "temperature": 0,
+            "do_sample": False,
+        },
+        "metric_list": [{"metric": "exact_match"}],
+    }
+    arguments = {"model": "", "base_url": f"{sys.argv[1]}/v1/chat/completions", "num_concurrent": 2}
+    results = simple_evaluate(
+        "local-chat-completions", arguments, tasks=[chat], log_samples=True, apply_chat_template=True
+    )
+    samples = sorted(results["samples"]["going_on"], key=lambda sample: sample["doc_id"])
+    chats = [sample["resps"][0][0] for sample in samples]
+print(json.dumps({"docs": docs, "told": told, "chats": chats}))
