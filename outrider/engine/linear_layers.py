@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any, Protocol
 
+from torch import nn
+
 from outrider.engine import packed
-from outrider.engine.quantized import Int8Linear
+from outrider.engine.quantized import EvenInt8Linear, Int8Linear
+from outrider.engine.turning import fold_norms, turn
 
 
 class LinearLayers(Protocol):
@@ -70,6 +73,10 @@ class Int8:
     keeps_bits = True
 
     def put_into(self, model: Any, bare: Set[Any] = frozenset()) -> None:
+        if even := turn(model, bare):
+            others = {module for module in model.modules() if type(module) is nn.Linear} - even
+            packed.pack(model, EvenInt8Linear, bare | others)
+            fold_norms(model)
         packed.pack(model, Int8Linear, bare)
 
     def make_ready(self, model: Any, most_rows: int) -> None:

@@ -21,7 +21,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
 from outrider.engine.activations import placeless
-from outrider.engine.norms import in_one_call
+from outrider.engine.norms import shortened
 
 MAX_ROWS = 512  # of one product
 EXPERTS_NAME = "outrider_packed"
@@ -134,7 +134,7 @@ def pack(model: Any, kind: type[PackedLinear] = PackedLinear, bare: Set[nn.Modul
         for name, child in list(parent.named_children()):
             if child in bare and type(child) is nn.Linear:
                 continue
-            replacement = _packed(child, kind) or placeless(child) or in_one_call(child)
+            replacement = _packed(child, kind) or placeless(child) or shortened(child)
             if replacement is not None:
                 setattr(parent, name, replacement)
     for module in list(model.modules()):

@@ -11,9 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from outrider.engine.activations import PlacelessActivation
+from outrider.engine.activations import PlacelessActivation, silu, silu_of_rows
 from outrider.engine.attention import RUNNING, LayerAttention, run_model
 from outrider.engine.gathered_attention import BLOCK_SIZE, GatheredAttention
 from outrider.engine.packed import PackedColumns
@@ -95,8 +96,12 @@ class PlainPass:
 def run_plainly(model: Any) -> bool:
     """Lets a packed model run by this pass, if it is of the usual kind and gets the same bits by it; returns
     whether."""
-    if not _usual(model):
+    if not is_usual(model, PackedColumns):
         return False
+    activations = [layer.mlp.act_fn for layer in model.base_model.layers]
+    gates = [each for each in activations if isinstance(each, PlacelessActivation) and each.function is silu]
+    for gate in gates:
+        gate.function = silu_of_rows
     attention = GatheredAttention.on(model, -(-sum(PROBED) // BLOCK_SIZE))
     own = _trial(model, attention), dict(attention.layers)
     model.forward = PlainPass(model)
@@ -107,16 +112,19 @@ def run_plainly(model: Any) -> bool:
         return True
     for module in (model, *model.base_model.layers):
         del module.forward
+    for gate in gates:
+        gate.function = silu
     return False
 
 
-def _usual(model: Any) -> bool:
+def is_usual(model: Any, linear: type[nn.Module]) -> bool:
+    """Returns whether a model is such a decoder, whose layers that are given one tensor are of this type."""
     decoder = model.base_model
     names = {name for name, _ in decoder.named_children()}
     return names == {"embed_tokens", "layers", "norm", "rotary_emb"} and all(
         type(layer).__name__ in USUAL
-        and isinstance(layer.self_attn.q_proj, PackedColumns)
-        and isinstance(layer.mlp.gate_proj, PackedColumns)
+        and isinstance(layer.self_attn.q_proj, linear)
+        and isinstance(layer.mlp.gate_proj, linear)
         for layer in decoder.layers
     )
 

@@ -22,10 +22,15 @@ from outrider.errors import StartupError
 
 LARGEST = 127  # of a row's coarse numbers
 PARTS = 256  # fine steps make a coarse one, so that both are bytes of one number
-STEPS = LARGEST * PARTS + LARGEST  # fine steps in a row's largest number
+# Numbers in tensors: an operation with a number of Python's own makes it one, which takes as long again.
+STEPS = torch.tensor(float(LARGEST * PARTS + LARGEST))  # fine steps in a row's largest number
+STEPS_OF_BYTES = torch.tensor(float(LARGEST))
+BITS = torch.tensor(8, dtype=torch.int32)  # of a part
 MIDDLE = 128  # is added to both: oneDNN has kernels for unsigned activations on more processors
 # A float32 of this size counts in ones: what is added to it is rounded to a whole number, in its lower bits.
-WHOLE = 2.0**23 + 2.0**22 + MIDDLE * PARTS + MIDDLE
+WHOLE = torch.tensor(2.0**23 + 2.0**22 + MIDDLE * PARTS + MIDDLE)
+WHOLE_BYTE = torch.tensor(2.0**23 + 2.0**22 + MIDDLE)
+FEWEST = 2  # rows of a product: one alone would take a hundred times longer
 WEIGHTS = (127, 63)  # largest rounded weight: where sums of two products have 16 bits, a bit less fits
 PROBED = (64, 256)  # outputs and inputs of the trial: its sums are whole numbers that a float32 holds
 
@@ -49,7 +54,7 @@ class Int8Linear(PackedLinear):
         self.scales = scales  # [out]
         self.zeros = torch.zeros(self.out_features, dtype=torch.int64)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-        self.fewest = 1  # row: its two parts are two, and one alone would take a hundred times longer
+        self.fewest = 1  # row, whose parts are FEWEST
         self._check(rounded)
 
     def _check(self, rounded: torch.Tensor) -> None:
@@ -62,19 +67,48 @@ class Int8Linear(PackedLinear):
             raise StartupError(REFUSAL)
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.reshape(-1, self.in_features)  # [n, in]
+        rows = x if x.dim() == 2 else x.reshape(-1, self.in_features)  # [n, in]
         count = rows.shape[0]
         # A row of zeros has steps of 0. What it is divided by them is nothing, but so is what is multiplied.
         step = rows.abs().amax(-1, keepdim=True).div_(STEPS)  # [n, 1]; vector_norm takes ten times as long
         whole = (rows / step).add_(WHOLE).view(torch.int32)
         parts = torch.empty(2 * count, self.in_features, dtype=torch.uint8)
         parts[:count].copy_(whole)  # of which a byte takes the lowest
-        parts[count:].copy_(whole.bitwise_right_shift_(8))
+        parts[count:].copy_(whole.bitwise_right_shift_(BITS))
         product = _multiply(parts, self.packed, self.scales, self.zeros)
-        found = torch.add(product[:count], product[count:], alpha=PARTS).mul_(step)
+        return self._finished(torch.add(product[:count], product[count:], alpha=PARTS), step, x)
+
+    def _finished(self, product: torch.Tensor, step: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Returns a product of whole numbers [n, out] as that of x."""
+        found = product.mul_(step)
         if self.bias is not None:
             found.add_(self.bias)
-        return found.view(*x.shape[:-1], self.out_features)
+        return found if x.dim() == 2 else found.view(*x.shape[:-1], self.out_features)
+
+
+class EvenInt8Linear(Int8Linear):
+    """The same for rows whose numbers are all of about one size: 8 bits of one scale are enough for them.
+
+    It may do the work of an RMS norm before it, too, whose weights are all one: that multiplies a row by a
+    number, which changes none of its bytes."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__(weight, bias)
+        self._eps: torch.Tensor | None = None  # of the norm
+
+    def norm(self, eps: float) -> None:
+        """From now on rows are normed first: divided by the root of the mean of their squares and eps."""
+        self._eps = torch.tensor(eps)
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x if x.dim() == 2 else x.reshape(-1, self.in_features)  # [n, in]
+        count = rows.shape[0]
+        step = rows.abs().amax(-1, keepdim=True).div_(STEPS_OF_BYTES)  # [n, 1]
+        whole = torch.empty(max(count, FEWEST), self.in_features, dtype=torch.uint8)
+        whole[:count].copy_((rows / step).add_(WHOLE_BYTE).view(torch.int32))  # of which it takes the lowest
+        if self._eps is not None:
+            step.mul_(rows.square().mean(-1, keepdim=True).add_(self._eps).rsqrt_())
+        return self._finished(_multiply(whole, self.packed, self.scales, self.zeros)[:count], step, x)
 
 
 def _multiply(

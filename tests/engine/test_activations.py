@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from outrider.engine.activations import gelu, gelu_tanh, placeless, silu
+from outrider.engine.activations import MOST_AT_ONCE, gelu, gelu_tanh, placeless, silu, silu_of_rows
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
@@ -31,6 +31,23 @@ def test_same_function_and_no_place(ours: Function, plain: Function) -> None:
     assert torch.equal(torch.cat([ours(x[i : i + 1].clone()) for i in range(len(x))]), whole)
     for first in (1, 7, 16, 33):
         assert torch.equal(ours(x[first:].clone()), whole[first:])
+
+
+@pytest.mark.parametrize("width", [96, 1536, 40, MOST_AT_ONCE + 32])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_silu_of_rows_knows_no_company(width: int, threads: int) -> None:
+    both = torch.randn(65, 2 * width, generator=torch.Generator().manual_seed(4)) * 4
+    x = both[:, width:]  # as the second of two halves
+    torch.set_num_threads(threads)
+    try:
+        whole = silu_of_rows(x)
+        torch.testing.assert_close(whole, F.silu(x), rtol=1e-5, atol=1e-6)
+        for rows in (slice(0, 1), slice(7, 8), slice(3, 20), slice(1, 65)):
+            assert torch.equal(silu_of_rows(x[rows]), whole[rows])
+            assert torch.equal(silu_of_rows(x[None, rows]), whole[None, rows])
+    finally:
+        torch.set_num_threads(1)
+    assert torch.equal(silu_of_rows(x), whole)
 
 
 @pytest.mark.parametrize("kind", [torch.nn.SiLU, torch.nn.GELU, lambda: torch.nn.GELU(approximate="tanh")])

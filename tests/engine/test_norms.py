@@ -1,4 +1,4 @@
-"""RMS norms in one call: the same bits, and only where they are the same."""
+"""RMS norms in few operations: the same bits, and only where they are the same."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from outrider.engine.norms import OneCallNorm, in_one_call
+from outrider.engine.norms import ShortNorm, shortened
 
 
 def with_weight(norm: nn.Module) -> nn.Module:
@@ -20,7 +20,7 @@ def with_weight(norm: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("width", [7, 64, 384])
 def test_the_same_bits_whatever_runs_beside_a_row(width: int) -> None:
     norm = with_weight(LlamaRMSNorm(width, 1e-6))
-    ours = in_one_call(norm)
+    ours = shortened(norm)
     assert ours is not None
     x = torch.randn(1, 300, width, generator=torch.Generator().manual_seed(2)) * 4
     whole = ours(x)
@@ -39,10 +39,10 @@ OTHERS = {
     "something more": Shifted(64, 1e-6),
     "layer norm": nn.LayerNorm(64),
     "linear": nn.Linear(64, 64),
-    "ours": OneCallNorm(nn.Parameter(torch.ones(64)), 1e-6),
+    "ours": ShortNorm(nn.Parameter(torch.ones(64)), 1e-6),
 }
 
 
 @pytest.mark.parametrize("module", OTHERS.values(), ids=OTHERS)
 def test_others_stay(module: nn.Module) -> None:
-    assert in_one_call(module) is None
+    assert shortened(module) is None

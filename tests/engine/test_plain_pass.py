@@ -15,7 +15,7 @@ from outrider.engine.attention import NAME, run_model
 from outrider.engine.gathered_attention import GatheredAttention
 from outrider.engine.loading import load_engine
 from outrider.engine.packed import PackedLinear, pack
-from outrider.engine.plain_pass import run_plainly
+from outrider.engine.plain_pass import PlainLayer, run_plainly
 from outrider.engine.quantized import Int8Linear
 from outrider.engine.step_inputs import Work
 from tests.tiny_models import build
@@ -42,14 +42,18 @@ def logits(model: Any) -> list[torch.Tensor]:
 @pytest.mark.parametrize("arch", ["llama", "qwen2"])
 def test_the_same_bits_as_by_their_own_code(arch: str, kind: type[PackedLinear], tmp_path: Path) -> None:
     model = packed(arch, tmp_path, kind)
-    own = logits(model)
     assert run_plainly(model)
-    assert all(map(torch.equal, logits(model), own))
+    found = logits(model)
+    for module in (model, *model.model.layers):
+        del module.forward
+    assert all(map(torch.equal, logits(model), found))
 
 
 def test_an_engine_has_it(tmp_path: Path) -> None:
     engine = load_engine(str(build("llama", tmp_path)), kv_memory_bytes=2**24)
     assert engine.info.bit_exact and "forward" in vars(engine.model)
+    for layer in engine.model.model.layers:
+        assert isinstance(layer.forward, PlainLayer), "a layer runs in a mode that looks at each of its calls"
 
 
 class LlamaDecoderLayer(Llama):
