@@ -76,6 +76,7 @@ async def serve(config: RouterConfig) -> None:
             addresses += f", workers {apart}"
             ports[_port(apart)] = most_connections(WORKER_SHARE)
         http_server = _HttpServer(router.app, tls, Connections(most_connections(HTTP_SHARE)))
+        spare_what_is_there()  # before workers are taken in, who would wait meanwhile
         await router.start()
         for server in {clients, workers}:
             await server.start()
@@ -113,7 +114,6 @@ async def _until_stopped(http_server: _HttpServer, ends: list[asyncio.Task[None]
     try:
         await asyncio.wait((listening, stopped, *ends), return_when=asyncio.FIRST_COMPLETED)
         if listening.done():
-            spare_what_is_there()
             print(f"outrider router ready: {addresses}", flush=True)
         done, _ = await asyncio.wait((stopped, *ends), return_when=asyncio.FIRST_COMPLETED)
         for task in done:

@@ -21,6 +21,7 @@ from outrider.store.store import Store
 from outrider.wire.description import TokenizerFiles, WorkerRecord
 from outrider.wire.hello import Identity, Role, WorkerKey
 from outrider.wire.methods import DRAFTER_SESSIONS, MAX_TOKENIZER_BYTES, VERIFIER_SESSIONS
+from outrider.worker.garbage import spare_newcomers
 from router.compatibility import Registration, incompatibility, tokenizer_fits
 from router.fleet import Fleet
 from router.workers import Drafter, Verifier, fetch_tokenizer
@@ -34,6 +35,7 @@ REPEAT_SECONDS = 20.0  # between two tellings of the same word: a store may have
 RETRY_SECONDS = 1.0  # after a telling that the store did not take
 ROUND_SECONDS = 1.0  # words are repeated in rounds, so that a store takes many of them in one call
 MOST_JOINING = 16  # workers of a role that the router connects to at once: sessions run meanwhile
+SPARED_AT_ONCE = 64  # workers by which the fleet must have grown
 BEGUN_AT_ONCE = 64  # workers that are begun with before others have their turn: all may come at once
 TURN_SECONDS = 0.5  # after which one that has not answered keeps no other waiting
 
@@ -64,6 +66,7 @@ class WorkerDiscovery:
         self._tokenizers: dict[Tokenized, TokenizerFiles] = {}  # of the verifiers in the store, one of a kind
         self._fetching: dict[Tokenized, asyncio.Lock] = {}  # for each kind of verifier in the store
         self._busy: dict[Verifier | Drafter, None] = {}  # that have sessions, and some that had
+        self._size = self._spared = 0  # workers of the fleet a second ago, and when they were spared last
         self._unjudged: dict[Drafter, None] = {}  # of the fleet: nobody to compare them with has come yet
 
     async def run(self) -> NoReturn:
@@ -82,6 +85,7 @@ class WorkerDiscovery:
     async def _watch(self) -> NoReturn:
         """Lets time pass for all workers of the fleet, so that those that fell silent are given up."""
         while True:
+            self._spare()
             for tick in range(IDLE_TICKS):
                 await asyncio.sleep(TICK_SECONDS)
                 for worker in list(self._busy):
@@ -93,6 +97,16 @@ class WorkerDiscovery:
                 for worker in [*workers, *self._fleet.drafters.values()] if tick == 0 else ():
                     if not worker.has_sessions:
                         worker.tick(IDLE_TICKS)
+
+    def _spare(self) -> None:
+        """Once the fleet has grown by many and stands, lets the garbage collector pass over what belongs to
+        its workers: a full round would go through all of it, and nothing else runs meanwhile. It is done for
+        the largest fleet that there was, not for each worker that takes another's place: so little is
+        kept."""
+        before, self._size = self._size, len(self._fleet.verifiers) + len(self._fleet.drafters)
+        if self._size == before and self._size >= self._spared + SPARED_AT_ONCE:
+            self._spared = self._size
+            spare_newcomers()
 
     async def _follow(self, records: Mapping[WorkerKey, WorkerRecord]) -> None:
         for key, known in list(self._records.items()):

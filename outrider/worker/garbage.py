@@ -30,3 +30,10 @@ def spare_what_is_there() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def spare_newcomers() -> None:
+    """The same without a full round before, for a process that serves already: what is garbage now, beyond
+    what a short round finds, is kept for good. To be called a few times in a process's life."""
+    gc.collect(1)
+    gc.freeze()

@@ -1,7 +1,6 @@
 """Workers join and leave: real registration on both sides, over real loopback gRPC."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -10,10 +9,8 @@ import pytest
 
 from outrider.errors import PeerRefused
 from outrider.net.backoff import Backoff
-from outrider.net.rpc import MAX_MESSAGE_BYTES, Outbox, channel
-from outrider.net.tasks import cancel
+from outrider.net.rpc import MAX_MESSAGE_BYTES, Outbox
 from outrider.store.memory import MemoryStore
-from outrider.store.store import WorkerRecord
 from outrider.v1 import verifier_pb2
 from outrider.wire.codec import tokenizer_to_wire
 from outrider.wire.hello import Identity, Role
@@ -292,32 +289,6 @@ async def test_a_few_workers_are_connected_to_at_once(rig: Any, monkeypatch: pyt
     answered.set()
     await asyncio.gather(*tasks)
     assert discovery._turns[Role.DRAFTER]._value == MOST_JOINING
-
-
-async def test_connections_to_workers_that_come_all_at_once_are_made_a_few_at_a_time(
-    rig: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker, looks, made = await rig.worker(Role.DRAFTER, "d"), [0], Counter[int]()
-
-    def connect(*about: Any, **how: Any) -> Any:
-        made[looks[0]] += 1
-        return channel(*about, **how)
-
-    async def look() -> None:
-        while True:
-            looks[0] += 1
-            await asyncio.sleep(0)
-
-    monkeypatch.setattr(discovery_module, "channel", connect)
-    store = MemoryStore(ttl_seconds=1000)
-    for number in range(10 * MOST_JOINING):
-        identity = replace(worker.info.identity, worker_id=f"d{number}")
-        await store.beat(WorkerRecord(replace(worker.info, identity=identity), "127.0.0.1:1"))
-    discovery = WorkerDiscovery(store, Fleet(Metrics(), clock=lambda: 1.0), rig.identity("another"))
-    tasks = [asyncio.create_task(discovery.run()), asyncio.create_task(look())]
-    await rig.until(lambda: made.total() >= 10 * MOST_JOINING)
-    await cancel(tasks)
-    assert max(made.values()) <= MOST_JOINING
 
 
 async def test_a_word_that_the_store_lost_is_said_again(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:

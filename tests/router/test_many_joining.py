@@ -1,0 +1,71 @@
+"""Many workers that come to a router at once hold its loop for no longer than a few do."""
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from outrider.net.rpc import channel
+from outrider.net.tasks import cancel
+from outrider.store.memory import MemoryStore
+from outrider.store.store import WorkerRecord
+from outrider.wire.hello import Role
+from router import worker_discovery as discovery_module
+from router.fleet import Fleet
+from router.metrics import Metrics
+from router.worker_discovery import MOST_JOINING, WorkerDiscovery
+
+
+async def test_connections_to_workers_that_come_all_at_once_are_made_a_few_at_a_time(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, looks, made = await rig.worker(Role.DRAFTER, "d"), [0], Counter[int]()
+
+    def connect(*about: Any, **how: Any) -> Any:
+        made[looks[0]] += 1
+        return channel(*about, **how)
+
+    async def look() -> None:
+        while True:
+            looks[0] += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(discovery_module, "channel", connect)
+    store = MemoryStore(ttl_seconds=1000)
+    for number in range(10 * MOST_JOINING):
+        identity = replace(worker.info.identity, worker_id=f"d{number}")
+        await store.beat(WorkerRecord(replace(worker.info, identity=identity), "127.0.0.1:1"))
+    discovery = WorkerDiscovery(store, Fleet(Metrics(), clock=lambda: 1.0), rig.identity("another"))
+    tasks = [asyncio.create_task(discovery.run()), asyncio.create_task(look())]
+    await rig.until(lambda: made.total() >= 10 * MOST_JOINING)
+    await cancel(tasks)
+    assert max(made.values()) <= MOST_JOINING
+
+
+async def test_workers_are_spared_by_the_garbage_collector_as_the_fleet_grows_and_not_as_it_changes(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spared: list[int] = []
+    monkeypatch.setattr(rig.discovery, "_spare", lambda: None)
+    monkeypatch.setattr(discovery_module, "SPARED_AT_ONCE", 2)
+    monkeypatch.setattr(discovery_module, "spare_newcomers", lambda: spared.append(len(rig.fleet.drafters)))
+    discovery = WorkerDiscovery(rig.store, rig.fleet, rig.identity("another"))
+    await rig.verifier()
+    drafters = [await rig.drafter(f"d{number}") for number in range(2)]
+    discovery._spare()
+    assert spared == []  # it may grow yet
+    discovery._spare()
+    assert spared == [2]
+    drafters[0].registration.cancel()
+    await rig.until(lambda: len(rig.fleet.drafters) == 1)
+    for name in ("another", "third"):
+        await rig.drafter(name)
+    for _ in range(3):
+        discovery._spare()
+    assert spared == [2]
+    await rig.drafter("fourth")
+    for _ in range(3):
+        discovery._spare()
+    assert spared == [2, 4]
