@@ -27,6 +27,7 @@ MEMBERS = (
     *("router-1", "router-2", "verifier-1", "verifier-2", "drafter-1", "drafter-2", "drafter-3"),
     ROGUE,
 )
+LOOKS_UP = "drafter-3"
 CLIENT = "client"
 HTTP_PORT, GRPC_PORT, WORKER_PORT, REDIS_PORT = 8000, 50051, 50061, 6379
 READY_SECONDS = 240.0
@@ -105,7 +106,7 @@ class Member:
 
 @dataclass
 class Cluster:
-    """2 routers, 2 verifiers, 3 drafters and a Redis."""
+    """2 routers, 2 verifiers, 3 drafters, of which the last has no model, and a Redis."""
 
     places: Mapping[str, Place]
     folder: Path  # what Redis keeps
@@ -123,10 +124,11 @@ class Cluster:
             here = ("--host", place.address, *open_to_all)
             python = (sys.executable, "-m", "outrider_cli", role, *here, "--store", self.store)
             worker = ("--port", str(WORKER_PORT), "--threads", "1", "--kv-memory", self.kv_memory)
+            guesses = ("--propose", "ngram") if name == LOOKS_UP else ("--draft", str(DRAFT))
             options = {
                 "router": ("--port", str(HTTP_PORT), "--grpc-port", str(GRPC_PORT)),
                 "verifier": ("--target", str(TARGET), "--name", "outrider-demo", *worker),
-                "drafter": ("--draft", str(DRAFT), *worker),
+                "drafter": (*guesses, *worker),
             }.get(role)
             if options is not None:
                 self._add(name, (*python, *options), f"outrider {role} ready: ")

@@ -85,19 +85,24 @@ class Cluster:
             "applications": [{**application, "args": dict(args)}],
         }
         self.stop()
-        self._deploy(config)
+        file = self.folder / "serve.yaml"
+        file.write_text(yaml.safe_dump(config))
+        self._start("deploy", f"--address={self._dashboard}", str(file))
         self.config = config
 
     def resize(self, deployment: str, replicas: int) -> None:
-        """Asks for another number of replicas of a deployment, with the same config file otherwise."""
+        """Asks for another number of replicas of a deployment, with the same config otherwise, as
+        `serve deploy` does it."""
+        from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
+
         (application,) = self.config["applications"]
         sizes = [{"name": deployment, "num_replicas": replicas}]
-        self._deploy({**self.config, "applications": [{**application, "deployments": sizes}]})
+        client = ServeSubmissionClient(self._dashboard)
+        client.deploy_applications({**self.config, "applications": [{**application, "deployments": sizes}]})
 
-    def _deploy(self, config: Mapping[str, Any]) -> None:
-        file = self.folder / "serve.yaml"
-        file.write_text(yaml.safe_dump(dict(config)))
-        self._start("deploy", f"--address=http://127.0.0.1:{self.dashboard_port}", str(file))
+    @property
+    def _dashboard(self) -> str:
+        return f"http://127.0.0.1:{self.dashboard_port}"
 
     def serve_run(self, *arguments: str) -> None:
         """The same by `serve run`, with KEY=VALUEs."""

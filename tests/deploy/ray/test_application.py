@@ -243,12 +243,12 @@ def test_a_verifier_that_is_scaled_in_hands_over_what_it_works_on(
     (first, second) = verifiers(application)
     with ThreadPoolExecutor(MAX_SESSIONS) as pool:
         prompts = [f"class Shape{index}:\n" for index in range(MAX_SESSIONS)]
-        answers = pool.map(lambda prompt: application.complete(prompt, 400, temperature=0), prompts)
+        answers = pool.map(lambda prompt: application.complete(prompt, 300, temperature=0), prompts)
         wait_until(lambda: {first, second} <= at_work(application), "both are at work")
         application.resize("Verifier", 1)
         wait_until(lambda: len(verifiers(application)) == 1, "one has left")
         texts = [answer["choices"][0]["text"] for answer in answers]
-    assert texts == [expected(prompt, 400, temperature=0.0) for prompt in prompts]
+    assert texts == [expected(prompt, 300, temperature=0.0) for prompt in prompts]
     assert verifiers(application) < {first, second}, "the one that stays was not restarted"
 
 
