@@ -124,6 +124,7 @@ async def _measured(
         time.monotonic,
         lambda now, *_: now,
         StepTime.measured(MEMORY_BOUND),
+        trees=False,
     )
     service.use(stepper)
     server = new_server()

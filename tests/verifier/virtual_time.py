@@ -92,7 +92,12 @@ class Verifier:
         engine: Any = Target(StepTime.measured(seconds))
         identity = Identity(Role.VERIFIER, "v", 1)
         self.stepper = Stepper(
-            engine, StepLimits(), self._on_step, self.clock, step_time=StepTime.measured(seconds)
+            engine,
+            StepLimits(),
+            self._on_step,
+            self.clock,
+            step_time=StepTime.measured(seconds),
+            trees=False,
         )
         self.drafters = Drafters(
             self.stepper, identity, self.clock, lambda *cut: self.routers.cut_off(*cut), lambda: 0.0
