@@ -1,5 +1,5 @@
 # `make serve` and `make test` are all that a new machine needs: Python 3.11 or newer, with its venv module.
-# ARGS are passed on:  make serve ARGS="--propose ngram"   make cluster ARGS="propose=ngram"   make test ARGS="tests/cli -x"
+# ARGS are passed on:  make serve ARGS="--propose suffix"   make cluster ARGS="propose=suffix"   make test ARGS="tests/cli -x"
 
 PYTHON ?= python3
 VENV := .venv

@@ -24,7 +24,7 @@ import grpc.aio
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.hostile_kinds import KINDS, Kind, Text, drafts
-from drafter.ngram import ngram_source
+from drafter.suffix import suffix_source
 from outrider.net.heartbeat import HEARTBEAT_SECONDS
 from outrider.net.rpc import Outbox, add_methods, bind, channel, converse, heard, new_server
 from outrider.wire.description import WorkerRecord
@@ -162,7 +162,7 @@ def known(file: str) -> tuple[int, Texts]:
 
 
 async def run(name: str, router: str, vocab: int, texts: Texts) -> None:
-    source = ngram_source()  # as which it fits every target
+    source = suffix_source()  # as which it fits every target
     info = replace(
         source.info,
         identity=replace(source.info.identity, model_fingerprint=name),  # of which nothing is known yet

@@ -145,7 +145,7 @@ class AppArgs(Settings):
 
     target: Name | None = None  # folder or hub id of the target model
     draft: Name | None = None  # folder or hub id of the draft model
-    propose: str | None = default_of(DrafterConfig, "propose")  # in the place of a draft model: ngram
+    propose: str | None = default_of(DrafterConfig, "propose")  # in the place of a draft model: suffix
     name: Name | None = None  # under which clients ask for it; None = the checkpoint's own
     store: str | None = None  # redis://... or rediss://...; None = a small deployment of its own
     tls: TlsArgs | None = None  # between routers, verifiers and drafters; None = in the clear

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from outrider.options.engine import EngineOptions, StepLimits
+from outrider.options.memory import parse_memory
 from outrider.options.model_id import checkpoint_name
 from outrider.options.option import check, option, wrong
 from outrider.options.protection import Protection
@@ -23,8 +24,8 @@ class DrafterConfig:
     )
     propose: str | None = option(
         None,
-        "Guess without a draft model: ngram looks up what followed the same tokens in the text so far.",
-        choices=("ngram",),
+        "Guess without a draft model: suffix looks up what followed the same tokens in the text so far.",
+        choices=("suffix",),
         shown="none: the draft model guesses",
     )
     registration: Registration = field(default=Registration())
@@ -44,19 +45,29 @@ class DrafterConfig:
         "draft model has another tokenizer: the target's is read there.",
         shown="the draft model's own tokenizer is the target's",
     )
+    remember_answers: str | None = option(
+        None,
+        "With --propose suffix: look up in finished answers of the same key, salt and model, too; so much "
+        "memory for them.",
+        metavar="SIZE",
+        shown="none are remembered",
+    )
 
     def __post_init__(self) -> None:
         check(self)
         if self.propose is None:
             if self.draft is None:
-                raise wrong("draft", "is missing: name a draft model, or say --propose ngram")
+                raise wrong("draft", "is missing: name a draft model, or say --propose suffix")
             if not self.draft:
                 raise wrong("draft", "must name a folder or a hub id, not nothing")
             if self.target == "":
                 raise wrong("target", "must name a folder or a hub id, not nothing")
+            if self.remember_answers is not None:
+                raise wrong("remember_answers", "is for --propose suffix: leave it out with a draft model")
         else:
             self._check_propose(self.propose)
         check_joining(self.joining, self.registration, self.listen, self.protection)
+        self.remembered_bytes  # noqa: B018  # raises where it is no size
         check_worker(self.registration, self.listen, self.protection)
 
     def _check_propose(self, kind: str) -> None:
@@ -70,6 +81,12 @@ class DrafterConfig:
         }
         for name in (name for name, given in told.items() if given):
             raise wrong(name, f"is for a draft model, which --propose {kind} replaces: leave one out")
+
+    @property
+    def remembered_bytes(self) -> int:
+        """Returns the memory for finished answers."""
+        given = self.remember_answers
+        return 0 if given is None else parse_memory(given, "remember_answers")
 
     @property
     def model_name(self) -> str:

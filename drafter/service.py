@@ -223,6 +223,7 @@ class DrafterService:
             output=asked.output,
             draft_key=asked.draft_key,
             target_vocab_size=asked.target_vocab_size,
+            target=asked.target,
         )
         reason = self._unfit(spec)
         if reason is not None:
@@ -307,9 +308,9 @@ async def source(config: DrafterConfig, start_followers: StartFollowers | None =
 
     A draft model needs torch, which other kinds do not load."""
     if config.propose is not None:
-        from drafter.ngram import ngram_source
+        from drafter.suffix import suffix_source
 
-        return ngram_source()
+        return suffix_source(config.remembered_bytes)
     from drafter.draft_model import model_source
 
     return await model_source(config, start_followers)

@@ -34,6 +34,7 @@ class DraftSpec:
     output: tuple[int, ...]  # committed so far
     draft_key: bytes
     target_vocab_size: int
+    target: str = ""  # fingerprint of the model; empty = not known
 
 
 @dataclass(frozen=True, slots=True)

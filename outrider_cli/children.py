@@ -36,6 +36,7 @@ class Workers:
     drafters: int
     engine: EngineOptions = field(default=EngineOptions())  # of each; only verifiers are divided
     draft_quantization: str | None = None  # of the drafters; None = as the engine
+    remember_answers: str | None = None  # memory of drafters without a model for finished answers
     branches: bool = True  # whether drafters draft on from likely corrections, too
     lock_step: bool = False
     compare: bool = True
@@ -83,7 +84,13 @@ def worker_children(models: Models, workers: Workers, router: str) -> list[Child
     ]
     drafter = None
     if models.propose is not None:
-        drafter = DrafterConfig(None, models.propose, registration, protection=protection)
+        drafter = DrafterConfig(
+            None,
+            models.propose,
+            registration,
+            protection=protection,
+            remember_answers=workers.remember_answers,
+        )
     elif models.draft is not None:
         drafter = DrafterConfig(
             models.draft,

@@ -47,6 +47,7 @@ class ServeOptions:
     served_model_name: str | None = same(VerifierConfig, "name")
     max_model_len: int | None = same(VerifierConfig, "max_model_len")
     propose: str | None = same(DrafterConfig, "propose")
+    remember_answers: str | None = same(DrafterConfig, "remember_answers")
     drafters: int = option(1, "Number of draft workers; 0 = plain decoding.", least=0)
     verifiers: int = option(1, "Number of target workers.", least=1)
     host: str = same(RouterConfig, "host")
@@ -78,6 +79,8 @@ def _serve_command(**given: Any) -> None:
         told = build(ServeOptions, given)
         models = choose_models(told.target, told.draft, told.drafters, told.propose)
         models = replace(models, name=told.served_model_name or models.name)
+        if told.remember_answers is not None and models.propose is None:
+            fail("serve", "--remember-answers is for --propose suffix: leave it out", WRONG_USAGE)
         if told.draft_quantization is not None and models.draft is None:
             other = "--drafters 0" if told.drafters == 0 else "--propose"
             fail("serve", f"--draft-quantization is of no use with {other}: leave one out", WRONG_USAGE)
@@ -111,6 +114,7 @@ def _workers(told: ServeOptions, models: Models) -> Workers:
         drafters=told.drafters,
         engine=engine,
         draft_quantization=told.draft_quantization,
+        remember_answers=told.remember_answers,
         lock_step=told.sessions.lock_step,
         compare=told.compare,
         trees=told.trees,
@@ -152,7 +156,7 @@ def choose_models(target: str | None, draft: str | None, drafters: int, propose:
         fail(
             "serve",
             "--target is given without --draft: name a draft model, "
-            "or say --propose ngram, or --drafters 0 for plain decoding",
+            "or say --propose suffix, or --drafters 0 for plain decoding",
             WRONG_USAGE,
         )
     if target is not None:
@@ -160,7 +164,7 @@ def choose_models(target: str | None, draft: str | None, drafters: int, propose:
     weights = smollm2.weights()
     if weights is None:
         return _built_in(drafters, propose)
-    guesses = propose or ("ngram" if drafters else None)
+    guesses = propose or ("suffix" if drafters else None)
     return Models(str(weights), None, smollm2.NAME, guesses, chat=True)
 
 

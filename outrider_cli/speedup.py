@@ -64,7 +64,7 @@ class Pair:
         check(self)
         if (self.draft_token_ms is None) == (self.propose is None):
             sentence = (
-                "or --propose, but not both, must say what guesses: how long a draft model takes, or ngram"
+                "or --propose, but not both, must say what guesses: how long a draft model takes, or suffix"
             )
             raise wrong("draft_token_ms", sentence)
 

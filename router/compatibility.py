@@ -57,7 +57,7 @@ def _drafter_misfit(drafter: Registration, verifiers: list[Registration]) -> str
     name, theirs = target.info.model.name, target.info.identity.tokenizer_hash
     return (
         f"the draft model's tokenizer differs from that of the target {name!r} (its hash is {ours}, the "
-        f"target's {theirs}): give the drafter this target's checkpoint as --target, too, or --propose ngram"
+        f"target's {theirs}): give the drafter this target's checkpoint as --target, too, or --propose suffix"
     )
 
 

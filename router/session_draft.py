@@ -183,6 +183,7 @@ class SessionDraft:
             draft_key=right(self._draft_key, self._turn),
             window=self._window,
             target_vocab_size=verifier.registration.info.model.vocab_size,
+            target=self._fingerprint,
             listener=self,
         )
 

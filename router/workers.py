@@ -334,6 +334,7 @@ class Drafter(Worker[DrafterListener]):
         draft_key: bytes,
         window: int,
         target_vocab_size: int,
+        target: str,
         listener: DrafterListener,
     ) -> None:
         opened = OpenDraft(
@@ -345,6 +346,7 @@ class Drafter(Worker[DrafterListener]):
             window,
             target_vocab_size,
             self._opened(session_id, listener),
+            target,
         )
         self._send(DrafterCommand(command=opened))
 

@@ -19,6 +19,7 @@ from drafter.draft_model import model_source
 from drafter.joining import Joined
 from drafter.service import DrafterService
 from drafter.stepper import DraftStepper
+from drafter.suffix import suffix_source
 from outrider.engine.engine import Engine
 from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.loading import load_engine, load_tokenizer
@@ -199,6 +200,15 @@ class Cluster:
         service.add_to(server)
         worker = Worker(server, stepper=proposer, service=service)
         return await self._join(worker, source.info, service.run())
+
+    async def add_looking_up(self, answers_bytes: int = 0) -> Worker:
+        """A drafter without a model."""
+        found = suffix_source(answers_bytes)
+        service = DrafterService(found.info, found.tokenizer)
+        service.use(found.proposer(service.on_change, service.on_failed))
+        server = new_server()
+        service.add_to(server)
+        return await self._join(Worker(server, service=service), found.info, service.run())
 
     async def add_garbage_drafter(self, draft: Path, seed: int = 0) -> Worker:
         _, tokenizer, info = load(Role.DRAFTER, draft)

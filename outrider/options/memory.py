@@ -10,11 +10,11 @@ from outrider.options.option import wrong
 MEMORY_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
-def parse_memory(text: str) -> int:
+def parse_memory(text: str, name: str = "kv_memory") -> int:
     """Returns the bytes in a size such as 512MiB, 2G or 1073741824. K, M, G and T are powers of 1024."""
     found = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if not found:
-        raise wrong("kv_memory", f"must be a size such as 512MiB or 2GiB, not {text[:40]!r}")
+        raise wrong(name, f"must be a size such as 512MiB or 2GiB, not {text[:40]!r}")
     return int(float(found[1]) * MEMORY_UNITS[found[2].upper()])
 
 

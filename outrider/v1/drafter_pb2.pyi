@@ -36,7 +36,7 @@ class DrafterCommand(_message.Message):
     def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., open: _Optional[_Union[OpenDraft, _Mapping]] = ..., window: _Optional[_Union[SetWindow, _Mapping]] = ..., close: _Optional[_Union[CloseDraft, _Mapping]] = ...) -> None: ...
 
 class OpenDraft(_message.Message):
-    __slots__ = ("session_id", "params", "output", "verifier_address", "draft_key", "window", "target_vocab_size", "opening")
+    __slots__ = ("session_id", "params", "output", "verifier_address", "draft_key", "window", "target_vocab_size", "target", "opening")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,7 @@ class OpenDraft(_message.Message):
     DRAFT_KEY_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     TARGET_VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
     OPENING_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     params: _common_pb2.SessionParams
@@ -52,8 +53,9 @@ class OpenDraft(_message.Message):
     draft_key: bytes
     window: int
     target_vocab_size: int
+    target: str
     opening: int
-    def __init__(self, session_id: _Optional[bytes] = ..., params: _Optional[_Union[_common_pb2.SessionParams, _Mapping]] = ..., output: _Optional[_Iterable[int]] = ..., verifier_address: _Optional[str] = ..., draft_key: _Optional[bytes] = ..., window: _Optional[int] = ..., target_vocab_size: _Optional[int] = ..., opening: _Optional[int] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[bytes] = ..., params: _Optional[_Union[_common_pb2.SessionParams, _Mapping]] = ..., output: _Optional[_Iterable[int]] = ..., verifier_address: _Optional[str] = ..., draft_key: _Optional[bytes] = ..., window: _Optional[int] = ..., target_vocab_size: _Optional[int] = ..., target: _Optional[str] = ..., opening: _Optional[int] = ...) -> None: ...
 
 class SetWindow(_message.Message):
     __slots__ = ("session_id", "window", "opening")

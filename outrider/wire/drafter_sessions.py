@@ -39,6 +39,7 @@ class OpenDraft:
     window: int  # most unverified tokens ahead of the log
     target_vocab_size: int  # ids at or above it are never drafted
     opening: int  # number of this command on its stream
+    target: str = ""  # fingerprint of the target model
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,7 @@ def _command_to_wire(said: DrafterCommand) -> drafter_pb2.DrafterCommand:
                 window=asked.window,
                 target_vocab_size=asked.target_vocab_size,
                 opening=asked.opening,
+                target=asked.target,
             )
             return drafter_pb2.DrafterCommand(open=opened)
         case SetWindow(session_id, opening, window):
@@ -133,6 +135,7 @@ def _command_from_wire(message: drafter_pb2.DrafterCommand) -> DrafterCommand:
                 asked.window,
                 asked.target_vocab_size,
                 asked.opening,
+                asked.target,
             )
             return DrafterCommand(command=opened)
         case "window":

@@ -66,7 +66,7 @@ def test_the_suite_is_measured_beside_plain_decoding_and_transformers() -> None:
     ran = subprocess.run(
         [
             *(sys.executable, "-m", "outrider_cli", "bench", "--suite", "--target", pair.NAME),
-            *("--propose", "ngram", "--workload", "questions", "--repetitions", "1", "--max-tokens", "16"),
+            *("--propose", "suffix", "--workload", "questions", "--repetitions", "1", "--max-tokens", "16"),
             *("--streams", "1", "--temperature", "0", "--rtt", "0", "--kv-memory", "32MiB", "--no-lock-step"),
             *("--cores", f"{core}/{core}", "--price-per-hour", "0.5"),
         ],

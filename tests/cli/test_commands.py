@@ -120,7 +120,7 @@ def test_serve_has_the_routers_defaults(option: str) -> None:
         (
             ["--target", "x"],
             "--target is given without --draft: name a draft model, "
-            "or say --propose ngram, or --drafters 0 for plain decoding",
+            "or say --propose suffix, or --drafters 0 for plain decoding",
         ),
         (["--draft", "x"], "--draft is given without --target: name both models of the pair"),
         (
@@ -211,27 +211,42 @@ def test_a_pair_that_is_none(arguments: list[str], sentence: str) -> None:
         ),
         (["drafter", "--router", "h:1"], 1, "outrider drafter: --draft is missing: name a draft model, or"),
         (
-            ["drafter", "--draft", "x", "--propose", "ngram", "--router", "h:1"],
+            ["drafter", "--draft", "x", "--propose", "suffix", "--router", "h:1"],
             1,
-            "outrider drafter: --draft is for a draft model, which --propose ngram replaces: leave one out",
+            "outrider drafter: --draft is for a draft model, which --propose suffix replaces: leave one out",
         ),
         (
-            ["drafter", "--propose", "ngram", "--device", "cuda", "--router", "h:1"],
+            ["drafter", "--propose", "suffix", "--device", "cuda", "--router", "h:1"],
             1,
-            "outrider drafter: --device is for a draft model, which --propose ngram replaces",
+            "outrider drafter: --device is for a draft model, which --propose suffix replaces",
         ),
         (
-            ["serve", "--target", "t", "--draft", "d", "--propose", "ngram"],
+            ["drafter", "--draft", "x", "--remember-answers", "1MiB", "--router", "h:1"],
+            1,
+            "outrider drafter: --remember-answers is for --propose suffix: leave it out with a draft model",
+        ),
+        (
+            ["drafter", "--propose", "suffix", "--remember-answers", "lots", "--router", "h:1"],
+            1,
+            "outrider drafter: --remember-answers must be a size such as 512MiB or 2GiB, not 'lots'",
+        ),
+        (
+            ["serve", "--drafters", "0", "--remember-answers", "1MiB"],
+            2,
+            "outrider serve: --remember-answers is for --propose suffix: leave it out",
+        ),
+        (
+            ["serve", "--target", "t", "--draft", "d", "--propose", "suffix"],
             2,
             "outrider serve: --draft and --propose both say where guesses come from: leave one out",
         ),
         (
-            ["serve", "--propose", "ngram", "--drafters", "0"],
+            ["serve", "--propose", "suffix", "--drafters", "0"],
             2,
             "outrider serve: --propose is of no use with --drafters 0: leave one out",
         ),
         (
-            ["serve", "--propose", "ngram", "--draft-quantization", "int8"],
+            ["serve", "--propose", "suffix", "--draft-quantization", "int8"],
             2,
             "outrider serve: --draft-quantization is of no use with --propose: leave one out",
         ),
@@ -329,13 +344,15 @@ def test_plain_decoding_runs_no_drafter() -> None:
 
 
 def test_drafters_that_look_up_are_told_nothing_of_a_model() -> None:
-    workers = Workers(verifiers=1, drafters=2, engine=EngineOptions(device="cuda", dtype="bfloat16"))
-    _, *drafters = worker_children(Models("t", None, "t", "ngram"), workers, "127.0.0.1:9")
+    engine = EngineOptions(device="cuda", dtype="bfloat16")
+    workers = Workers(verifiers=1, drafters=2, engine=engine, remember_answers="64MiB")
+    _, *drafters = worker_children(Models("t", None, "t", "suffix"), workers, "127.0.0.1:9")
     assert [child.name for child in drafters] == ["drafter-1", "drafter-2"]
     command: Any = typer.main.get_command(app).commands["drafter"]  # type: ignore[attr-defined]
     for child in drafters:
         values = command.make_context("drafter", list(child.command[4:])).params
-        assert (values["propose"], values["draft"], values["device"]) == ("ngram", None, "cpu")
+        assert (values["propose"], values["draft"], values["device"]) == ("suffix", None, "cpu")
+        assert values["remember_answers"] == "64MiB"
 
 
 @pytest.mark.parametrize(("cores", "workers", "each"), [(8, 2, 4), (2, 2, 1), (1, 3, 1), (7, 2, 3)])

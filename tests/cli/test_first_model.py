@@ -28,7 +28,7 @@ def test_without_a_name_the_model_that_answers_is_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = package(tmp_path, "Smol.gguf", monkeypatch)
-    expected = Models(str(weights), None, smollm2.NAME, "ngram", chat=True)
+    expected = Models(str(weights), None, smollm2.NAME, "suffix", chat=True)
     assert choose_models(None, None, 1) == expected
     assert choose_models(None, None, 0) == replace(expected, propose=None)
     assert choose_models(pair.NAME, None, 1).target == str(pair.TARGET)
@@ -41,7 +41,7 @@ def test_without_that_model_or_by_its_name_the_built_in_pair_is(
     monkeypatch.setattr(smollm2, "PACKAGE", "nothing_of_that_name")
     assert choose_models(name, None, 1) == Models(str(pair.TARGET), str(pair.DRAFT), pair.NAME)
     assert choose_models(name, None, 0).draft is None
-    assert choose_models(name, None, 1, "ngram") == Models(str(pair.TARGET), None, pair.NAME, "ngram")
+    assert choose_models(name, None, 1, "suffix") == Models(str(pair.TARGET), None, pair.NAME, "suffix")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_the_first_model_runs_in_8_bits_unless_something_else_is_asked_for(
     told: dict[str, Any], quantization: str | None
 ) -> None:
     options = ServeOptions(engine=EngineOptions(**told), drafters=1)
-    first = _workers(options, Models("m.gguf", None, "m", "ngram", chat=True))
+    first = _workers(options, Models("m.gguf", None, "m", "suffix", chat=True))
     assert first.engine.quantization == quantization
     assert _workers(options, Models("m", None, "m")).engine.quantization == told.get("quantization")
 
@@ -68,4 +68,4 @@ def test_models_of_ones_own() -> None:
         "org/big-one", "folder/small/", "big-one"
     )
     assert choose_models("a/b/", None, 0) == Models("a/b/", None, "b")
-    assert choose_models("a/b", None, 1, "ngram") == Models("a/b", None, "b", "ngram")
+    assert choose_models("a/b", None, 1, "suffix") == Models("a/b", None, "b", "suffix")

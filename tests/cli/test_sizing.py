@@ -50,10 +50,10 @@ def test_it_says_when_drafts_do_not_pay() -> None:
 
 
 def test_guesses_without_a_draft_model_take_hardly_any_drafters() -> None:
-    looked_up = {**NEEDED, "--propose": "ngram"}
+    looked_up = {**NEEDED, "--propose": "suffix"}
     del looked_up["--draft-token-ms"]
     run = CliRunner().invoke(app, ["plan", *(word for option in looked_up.items() for word in option)])
-    found = expect(Pair(13, 0.8, 1, propose="ngram"), 8)
+    found = expect(Pair(13, 0.8, 1, propose="suffix"), 8)
     assert run.exit_code == 0, run.stderr
     assert f"With k = 8: {found.speedup:.2f} times plain decoding" in run.stdout
     assert found.speedup > expect(Pair(13, 0.8, 1, 1.5), 8).speedup
@@ -63,7 +63,7 @@ def test_guesses_without_a_draft_model_take_hardly_any_drafters() -> None:
 def test_a_wrong_value_is_refused_by_its_flag() -> None:
     code, out, err = plan(acceptance="1.5")
     assert (code, out) == (2, "") and "--acceptance" in err
-    code, out, err = plan(propose="ngram")
+    code, out, err = plan(propose="suffix")
     assert (code, out) == (1, "")
     assert err.startswith("outrider plan: --draft-token-ms or --propose, but not both, must say")
     assert plan(num_speculative_tokens="257")[0] == 2

@@ -158,7 +158,7 @@ PAIRS = {
     "8B and .5B, far": Pair(4.5, 0.9, 20, 0.8, sessions=4),
     "on CPUs, dear tokens": Pair(82, 0.8, 1, 1.5, target_token_ms=0.6, sessions=4),
     "a poor draft": Pair(13, 0.3, 5, 1.5, sessions=4),
-    "look-up": Pair(13, 0.6, 20, propose="ngram", sessions=4),
+    "look-up": Pair(13, 0.6, 20, propose="suffix", sessions=4),
     "a slow draft": Pair(10, 0.7, 3, 4, sessions=4),
     "one session, near": Pair(82, 0.8, 1, 1.5),
     "one session, far": Pair(82, 0.8, 20.3, 1.5),

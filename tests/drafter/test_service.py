@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
 
-from drafter.ngram import ngram_source
 from drafter.service import DrafterService, RouterPeer
 from drafter.session import DraftSpec
+from drafter.suffix import suffix_source
 from outrider.errors import MAX_MESSAGE
 from outrider.sampling.params import SamplingParams
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
@@ -51,7 +51,7 @@ def test_a_session_that_cannot_be_drafted_for_is_refused_by_a_sentence() -> None
 
 
 async def test_a_command_for_a_former_opening_does_not_reach_the_one_after_it() -> None:
-    found = ngram_source()
+    found = suffix_source()
     service = DrafterService(found.info, found.tokenizer)
     service.use(found.proposer(service.on_change, service.on_failed))
 
@@ -72,7 +72,7 @@ async def test_a_command_for_a_former_opening_does_not_reach_the_one_after_it() 
 
 
 async def test_many_sessions_that_end_at_once_are_told_in_messages_that_a_router_takes() -> None:
-    found = ngram_source()
+    found = suffix_source()
     service = DrafterService(found.info, found.tokenizer)
     service.use(found.proposer(service.on_change, service.on_failed))
     count = 2 * MOST_ENDED + 1

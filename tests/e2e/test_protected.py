@@ -103,7 +103,7 @@ def protected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Protected]:
         "--target",
         pair.NAME,
         "--propose",
-        "ngram",
+        "suffix",
         "--kv-memory",
         KV_MEMORY,
     )  # certificates know nothing of models

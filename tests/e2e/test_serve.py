@@ -160,7 +160,7 @@ def drafter_joined(serve: Serve) -> bool:
 
 
 async def test_a_new_drafter_is_started_and_used(serve: Serve, eventually: Eventually) -> None:
-    """One of a draft model. That its end changes no text is tests/e2e/test_ngram.py's."""
+    """One of a draft model. That its end changes no text is tests/e2e/test_suffix.py's."""
     await asyncio.to_thread(eventually, lambda: drafter_joined(serve), "a drafter joins")
     serve.child("drafter").kill()
     await asyncio.to_thread(eventually, lambda: not drafter_joined(serve), "the dead drafter leaves")

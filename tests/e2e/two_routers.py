@@ -25,7 +25,7 @@ from tests.redis_server import RedisServer
 READY_SECONDS = 240  # only a hang can reach it
 END_SECONDS = 120  # likewise
 ALWAYS = ("--no-compare",)  # drafts are taken, however busy this machine is
-PROPOSERS = (("--draft", str(DRAFT)), ("--propose", "ngram"))  # of the drafters
+PROPOSERS = (("--draft", str(DRAFT)), ("--propose", "suffix"))  # of the drafters
 
 
 @dataclass

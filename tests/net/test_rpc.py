@@ -17,7 +17,7 @@ from outrider.v1 import common_pb2, registry_pb2, verifier_pb2, verifier_pb2_grp
 from outrider.wire.hello import Identity, Role, check_hello, hello_from_wire, hello_to_wire
 
 VERIFIER = Identity(Role.VERIFIER, "v", 7, "model", "tokenizer")
-DRAFTER = Identity(Role.DRAFTER, "d", 8, "ngram", "")
+DRAFTER = Identity(Role.DRAFTER, "d", 8, "suffix", "")
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,10 @@ SAID = [
         ),
     ),
     (DRAFTER_SESSIONS.asked, DrafterCommand(HELLO)),
-    (DRAFTER_SESSIONS.asked, DrafterCommand(command=OpenDraft(ID, PARAMS, (6,), "h:1", b"k", 7, 8, 9))),
+    (
+        DRAFTER_SESSIONS.asked,
+        DrafterCommand(command=OpenDraft(ID, PARAMS, (6,), "h:1", b"k", 7, 8, 9, "target")),
+    ),
     (DRAFTER_SESSIONS.asked, DrafterCommand(command=SetWindow(ID, 2, 3))),
     (DRAFTER_SESSIONS.asked, DrafterCommand(command=CloseDraft(ID, 2))),
     (GET_INFO[Role.DRAFTER].answered, INFO),

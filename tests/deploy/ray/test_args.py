@@ -30,13 +30,13 @@ def test_settings_of_one_pool_may_come_in_both_ways() -> None:
         ({"router.cpu": 1}, "there is no argument router.cpu; there is replicas, cpus"),
         ({"draft": "D"}, "draft is given without target: name both models of the pair"),
         (
-            {"target": "T", "draft": "D", "propose": "ngram"},
+            {"target": "T", "draft": "D", "propose": "suffix"},
             "draft and propose both say where guesses come from: leave one out",
         ),
-        ({"propose": "luck"}, "propose: must be one of ngram, not 'luck'"),
+        ({"propose": "luck"}, "propose: must be one of suffix, not 'luck'"),
         (
-            {"propose": "ngram", "drafter.device": "cuda"},
-            "drafter.device: is for a draft model, which --propose ngram replaces: leave one out",
+            {"propose": "suffix", "drafter.device": "cuda"},
+            "drafter.device: is for a draft model, which --propose suffix replaces: leave one out",
         ),
         ({"target": ""}, "target: String should have at least 1 character"),
         (

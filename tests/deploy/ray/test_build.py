@@ -38,7 +38,7 @@ def deployments(application: Application) -> set[str]:
         ({}, {"Router", "Verifier", "Drafter", "Registry"}),
         ({"store": "redis://10.0.0.1:6379/0", "insecure": True}, {"Router", "Verifier", "Drafter"}),
         ({"target": "T"}, {"Router", "Verifier", "Registry"}),
-        ({"target": "T", "propose": "ngram"}, {"Router", "Verifier", "Drafter", "Registry"}),
+        ({"target": "T", "propose": "suffix"}, {"Router", "Verifier", "Drafter", "Registry"}),
         ({"target": "T", "draft": "D", "store": "rediss://host"}, {"Router", "Verifier", "Drafter"}),
     ],
 )
@@ -68,7 +68,7 @@ def test_a_folder_is_named_as_every_node_finds_it(tmp_path: Path, monkeypatch: p
     assert Path(target, "config.json").is_file()
     assert draft is not None and Path(draft, "config.json").is_file()
     assert name == "mine"
-    target, draft, _ = models(parse({"propose": "ngram"}))
+    target, draft, _ = models(parse({"propose": "suffix"}))
     assert Path(target, "config.json").is_file() and draft is None
 
 

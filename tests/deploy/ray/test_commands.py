@@ -163,7 +163,7 @@ def test_make_cluster_refuses_what_cannot_be_with_a_sentence(start: Callable[...
         for arguments, sentence in (
             (["drafter.replicas=2"], "there is no argument drafter.replicas; there is min_replicas"),
             (["--port", port], f"cannot listen on 127.0.0.1:{port}: choose another with --port or --host"),
-            (["target=/nowhere", "propose=ngram"], "there is no folder or file /nowhere"),
+            (["target=/nowhere", "propose=suffix"], "there is no folder or file /nowhere"),
             (["drafters"], "arguments are KEY=VALUE, such as drafter.max_replicas=2, not 'drafters'"),
         ):
             command = start(sys.executable, "-m", "deploy.local", *arguments)

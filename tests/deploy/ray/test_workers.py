@@ -118,7 +118,7 @@ def test_a_worker_listens_to_other_nodes_only_with_certificates_or_where_that_is
     told = parse({})
     with pytest.raises(StartupError, match=r"--host 10\.0\.0\.1 is reached from other machines"):
         verifier_config("T", None, told.verifier, told.network, "10.0.0.1")
-    assert drafter_config(None, "ngram", told.drafter, told.network, "127.0.0.1").propose == "ngram"
+    assert drafter_config(None, "suffix", told.drafter, told.network, "127.0.0.1").propose == "suffix"
     assert drafter_config("D", None, told.drafter, told.network, "127.0.0.1").protection.tls is None
 
 

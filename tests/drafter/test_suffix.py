@@ -10,8 +10,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafter.ngram import MOST_GUESSES, NgramProposer
 from drafter.session import DraftSession, DraftSpec
+from drafter.suffix import MOST_GUESSES, SuffixProposer
 from drafter.text_index import SHORTEST
 from outrider.sampling.params import SamplingParams
 from outrider.wire.session import SessionParams
@@ -33,15 +33,23 @@ class Heard:
         self.failed.append(reason)
 
 
-def proposing(heard: Heard | None = None) -> NgramProposer:
+def proposing(heard: Heard | None = None, answers_bytes: int = 0) -> SuffixProposer:
     heard = heard or Heard()
-    return NgramProposer(heard.on_change, heard.on_failed, lambda: 0.0)
+    return SuffixProposer(heard.on_change, heard.on_failed, lambda: 0.0, answers_bytes)
 
 
-def opened(proposer: NgramProposer, prompt: Sequence[int], window: int = 4, most: int = 50) -> DraftSession:
-    spec = DraftSpec(
-        b"s" * 16, SessionParams(tuple(prompt), SamplingParams(temperature=0.0), most), (), b"", 100
-    )
+def opened(
+    proposer: SuffixProposer,
+    prompt: Sequence[int],
+    window: int = 4,
+    most: int = 50,
+    name: bytes = b"s",
+    salt: bytes = b"",
+    target: str = "",
+    vocab_size: int = 100,
+) -> DraftSession:
+    params = SessionParams(tuple(prompt), SamplingParams(temperature=0.0), most, cache_salt=salt)
+    spec = DraftSpec(name * 16, params, (), b"", vocab_size, target)
     session = DraftSession(spec, window)
     proposer.open(session)
     return session
@@ -57,6 +65,54 @@ def test_what_followed_the_same_tokens_is_guessed() -> None:
 
 def test_a_text_that_repeats_itself_goes_on_doing_so() -> None:
     assert drafted(opened(proposing(), [7, 8, 7, 8], window=7)) == [7, 8, 7, 8, 7, 8, 7]
+
+
+def test_what_followed_most_often_is_guessed() -> None:
+    assert drafted(opened(proposing(), [1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 4, 7, 1, 2], window=1)) == [3]
+
+
+def test_a_longer_match_counts_more_than_several_short_ones() -> None:
+    text = [5, 6, 1, 2, 3, 9, 1, 2, 4, 8, 1, 2, 4, 7, 5, 6, 1, 2]
+    assert drafted(opened(proposing(), text, window=1)) == [3]
+
+
+ANSWER = list(range(20, 40))
+
+
+def remembering(answers_bytes: int = 2**20) -> SuffixProposer:
+    """One that has seen an answer of alice's."""
+    proposer = proposing(answers_bytes=answers_bytes)
+    session = opened(proposer, [1, 2], name=b"a", salt=b"alice", target="m")
+    proposer.commit(session, 2, ANSWER)
+    proposer.close(session.id)
+    return proposer
+
+
+def test_finished_answers_are_looked_up_if_that_was_asked_for() -> None:
+    asked = [50, *ANSWER[:4]]
+    assert drafted(opened(remembering(), asked, salt=b"alice", target="m")) == ANSWER[4:8]
+    assert drafted(opened(remembering(0), asked, salt=b"alice", target="m")) == []
+    end = opened(remembering(), ANSWER[-5:-1], salt=b"alice", target="m")
+    assert drafted(end) == ANSWER[-1:]  # behind it another answer may stand
+
+
+def test_nobody_is_told_another_s_answers_or_those_of_another_model() -> None:
+    for salt, target in ((b"bob", "m"), (b"", "m"), (b"alice", "other")):
+        assert drafted(opened(remembering(), ANSWER[:4], salt=salt, target=target)) == []
+
+
+def test_no_token_is_guessed_that_the_target_has_not() -> None:
+    proposer = remembering()
+    session = opened(proposer, ANSWER[:4], salt=b"alice", target="m", vocab_size=ANSWER[6])
+    assert drafted(session) == ANSWER[4:6]
+
+
+def test_a_log_that_contradicts_itself_is_not_remembered() -> None:
+    proposer = proposing(answers_bytes=2**20)
+    session = opened(proposer, [1, 2], name=b"a")
+    proposer.commit(session, 2, ANSWER)
+    proposer.commit(session, 2, [99])
+    assert drafted(opened(proposer, ANSWER[:4])) == []
 
 
 def test_new_text_is_not_guessed_and_its_commits_are_acknowledged() -> None:
@@ -144,8 +200,8 @@ def test_every_guess_once_followed_the_tokens_before_it(
 
 def test_no_torch_is_loaded() -> None:
     program = (
-        "import sys; import drafter.service, drafter.ngram, outrider_cli; "
-        "drafter.ngram.ngram_source(); print('torch' in sys.modules, 'transformers' in sys.modules)"
+        "import sys; import drafter.service, drafter.suffix, outrider_cli; "
+        "drafter.suffix.suffix_source(); print('torch' in sys.modules, 'transformers' in sys.modules)"
     )
     said = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert said.stdout.split() == ["False", "False"], said.stderr
