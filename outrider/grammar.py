@@ -92,6 +92,22 @@ class Place:
         finally:
             self._using.release()
 
+    def forced(self) -> list[int]:
+        """Returns the tokens of which the grammar leaves no choice, as the tokenizer cuts their text. The
+        model may cut it otherwise."""
+        if self.fault is not None or self._costly or not self._using.acquire(blocking=False):
+            return []
+        try:
+            if not self._caught_up():
+                return []
+            assert self._matcher is not None
+            began = time.thread_time()
+            tokens = [int(token) for token in self._matcher.compute_ff_tokens()]
+            self._costly = time.thread_time() - began > COSTLY_SECONDS
+            return tokens
+        finally:
+            self._using.release()
+
     def masks(
         self, path: Sequence[int], last: int | None = None, parents: Sequence[int] | None = None
     ) -> list[Allowed]:

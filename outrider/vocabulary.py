@@ -53,7 +53,7 @@ class Vocabulary:
             reason = str(error).strip().partition("\n")[0]
             raise StartupError(
                 f"what the tokens of a tokenizer spell cannot be told ({reason}): choose a draft model that "
-                "has its target's tokenizer, or --propose ngram"
+                "has its target's tokenizer, or --propose suffix"
             ) from None
         self.size = int(self._tokenizer.vocab_size)
         self.ends = tuple(id for role, id in roles.items() if role == "eos_token")

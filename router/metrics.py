@@ -136,6 +136,11 @@ class Metrics:
             "Draft tokens accepted, by position in the draft.",
             [*MODEL, "position"],
         )
+        self.own = counter(
+            "outrider_own_draft_tokens",
+            "Draft tokens verified that a verifier had guessed itself, by source and by what became of them.",
+            [*MODEL, "source", "fate"],
+        )
         self.step_seconds = histogram("outrider_step_seconds", "Duration of a target step.", WORKER, _FAST)
         self.step_tokens = histogram(
             "outrider_step_tokens", "Tokens through the target in a step.", WORKER, _COUNTS
@@ -374,6 +379,9 @@ class SessionMetrics:
             metrics.accepted.labels(model).inc(event.accepted)
             for position in range(event.accepted):
                 metrics.accepted_at.labels(model, str(position)).inc()
+            for source, drafted, accepted in event.own.by_source if any(event.own) else ():
+                metrics.own.labels(model, source, "accepted").inc(accepted)
+                metrics.own.labels(model, source, "rejected").inc(drafted - accepted)
 
     def ended(self, reason: str) -> None:
         """Counts the end of the session. `reason` is stop, length, abort (the client left) or error."""

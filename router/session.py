@@ -215,19 +215,19 @@ class Session:
         if known >= len(tokens):
             return
         here = self._verifier.numerics if self._verifier is not None else ""
+        # At a second verifier it is the first one's work that is, or is not, found in a cache.
+        most_cached = base if base == len(self._request.params.prompt) else 0
         step = TokensCommitted(
             tokens=tuple(tokens[known:]),
             accepted=max(0, accepted - known),
             verified=max(0, verified - known),
-            # At a second verifier it is the first one's work that is, or is not, found in a cache.
-            cached_prompt_tokens=min(told.cached_prompt_tokens, base)
-            if base == len(self._request.params.prompt)
-            else 0,
+            cached_prompt_tokens=min(told.cached_prompt_tokens, most_cached),
             numerics=numerics.news(self.transcript.numerics, here),
             logprobs=told.logprobs[known:],
             guesses=told.guesses[known:],
             prompt=prompt,
             beside=told.beside,
+            own=told.own.after(known),
             seconds=asyncio.get_running_loop().time() - self._begun_at,
         )
         if step.numerics and self.transcript.numerics:

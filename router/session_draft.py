@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from outrider.net.draft_right import right
@@ -125,7 +126,7 @@ class SessionDraft:
         if self._verifier is not None and self._verifier.load.drafts_rest:
             self._fleet.merits.passed(self._fingerprint)  # that nothing was verified says nothing
             return
-        self._estimator.observe(step.accepted, step.verified, len(step.tokens))
+        self._estimator.observe(step.accepted, step.verified, len(step.tokens), any(step.own))
         self._judge(step)
         self._leave_if_silent(step)
         self._reconsider(step)
@@ -177,7 +178,7 @@ class SessionDraft:
         self._set_window(self._wanted_window(verifier, drafter))
         drafter.open(
             self._id,
-            self._request.params,
+            replace(self._request.params, prediction=()),
             output=self._transcript.output,
             verifier_address=drafter.way_to(verifier),
             draft_key=right(self._draft_key, self._turn),
@@ -212,8 +213,8 @@ class SessionDraft:
         """Notes what the step says of the drafter, if it says anything."""
         drafter, verifier, merits = self._drafter, self._verifier, self._fleet.merits
         self._heard |= step.verified > 0
-        if drafter is None or verifier is None:
-            merits.passed(self._fingerprint)
+        if drafter is None or verifier is None or any(step.own):
+            merits.passed(self._fingerprint)  # what the verifier guessed itself is no drafter's merit
         elif step.verified or (
             (self._heard or self._had >= READING_TOKENS)
             and welcome(self._k, self._estimator.acceptance, verifier.load.price)

@@ -47,16 +47,16 @@ class Estimator:
 
     def __init__(self, prior: float = FIRST_ACCEPTANCE) -> None:
         """`prior`: the acceptance to expect before its first step."""
-        self.accepted = 0
+        self.accepted = 0  # of the drafter's guesses
         self.observed = 0
         self.unobserved_tokens = 0  # committed since the last step that verified a draft
         self._successes = PRIOR_TOKENS * min(max(prior, LEAST_ACCEPTANCE), MOST_ACCEPTANCE)
         self._prior_successes = self._successes
         self._trials = PRIOR_TOKENS
 
-    def observe(self, accepted: int, verified: int, committed: int) -> None:
+    def observe(self, accepted: int, verified: int, committed: int, own: bool = False) -> None:
         """Takes in a step that verified `verified` draft tokens, accepted the first `accepted`, and committed
-        `committed`.
+        `committed`. `own`: the verifier itself had guessed some of them, which says nothing of a drafter.
 
         What stood behind the first rejected token was not observed.
         """
@@ -65,8 +65,9 @@ class Estimator:
             return
         self.unobserved_tokens = 0
         trials = accepted + (accepted < verified)
-        self.accepted += accepted
-        self.observed += trials
+        if not own:
+            self.accepted += accepted
+            self.observed += trials
         kept = FORGETTING**trials
         self._successes = kept * (self._successes - self._prior_successes) + accepted + self._prior_successes
         self._trials = kept * (self._trials - PRIOR_TOKENS) + trials + PRIOR_TOKENS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 
-from outrider.wire.guesses import Guesses
+from outrider.wire.guesses import NO_OWN, Guesses, OwnCounts
 from outrider.wire.logprobs import Logprobs, OutputLogprobs, PromptLogprobs
 from outrider.wire.session import FinishReason, SessionId
 from outrider.wire.session_log import LoggedRequest, end_record, log_from_bytes, request_record, step_record
@@ -16,6 +16,7 @@ STEP_BYTES = 12  # in memory, beside its tokens
 TOKEN_BYTES = 4
 LOGPROB_BYTES = 8  # an id and a number
 GUESS_BYTES = 250
+OWN_BYTES = 250  # of a step
 REQUEST_BYTES = 500  # beside the prompt and what the API keeps
 MAX_NAME = 256  # characters of a drafter's worker_id
 MOST_BESIDE = 1024  # draft tokens that a verifier may say it verified beside a path, in a step
@@ -40,6 +41,7 @@ class Transcript:
         self._numerics: dict[int, str] = {}  # by the step from which on they hold
         self._guesses: dict[int, Guesses] = {}  # by step, if asked for
         self._guessed = 0  # of them all, and of their steps
+        self._own: dict[int, OwnCounts] = {}  # by step, where there are any
         self._seconds: dict[int, float] = {}  # since it was begun here, by step, if asked for; not in the log
 
     @classmethod
@@ -91,6 +93,7 @@ class Transcript:
             self._guesses.get(index, ()),
             None if index else self._prompt,
             self._beside.get(index, 0),
+            self._own.get(index, NO_OWN),
             self._seconds.get(index),
         )
 
@@ -106,6 +109,8 @@ class Transcript:
             self._numerics[self.steps] = step.numerics
         if step.beside:
             self._beside[self.steps] = step.beside
+        if any(step.own):
+            self._own[self.steps] = step.own
         self._logprobs.extend(step.logprobs)
         if self.request.params.guesses:
             self._guessed += 1 + len(step.guesses)
@@ -164,7 +169,7 @@ class Transcript:
 
     def guessed_as_asked(self, step: Committed, vocab_size: int) -> bool:
         """Returns whether a sound verifier may tell these guesses of the step, or none."""
-        if step.beside > MOST_BESIDE:
+        if step.beside > MOST_BESIDE or not step.own.possible(step.accepted, step.verified):
             return False
         if not self.request.params.guesses or not step.guesses:
             return not step.guesses
@@ -212,6 +217,7 @@ class Transcript:
                 step.guesses,
                 step.prompt,
                 step.beside,
+                step.own,
             )
         if self.end is not None and start < self.length:
             yield end_record(self.end)
@@ -224,6 +230,7 @@ class Transcript:
         if self._prompt is not None:
             scored += 2 * TOKEN_BYTES * (len(self._prompt) + len(self._prompt.top))
         known = TOKEN_BYTES * tokens + STEP_BYTES * self.steps + scored + GUESS_BYTES * self._guessed
+        known += OWN_BYTES * len(self._own) + TOKEN_BYTES * len(self.request.params.prediction)
         return REQUEST_BYTES + len(self.answer) + known
 
     def _request_record(self) -> bytes:

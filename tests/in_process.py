@@ -38,6 +38,7 @@ from outrider.v1 import (
 )
 from outrider.wire.codec import tokenizer_to_wire, worker_info_to_wire
 from outrider.wire.description import TokenizerFiles, WorkerInfo, WorkerRecord
+from outrider.wire.guesses import NO_OWN, OwnCounts
 from outrider.wire.hello import Identity, Role, hello_to_wire
 from outrider.wire.session import FinishReason, SessionParams
 from outrider.worker.registration import RouterRegistrar, register
@@ -64,6 +65,7 @@ class Answer:
     verified: int
     cached_prompt_tokens: int
     steps: int
+    own: OwnCounts = NO_OWN  # guesses of the verifier itself
 
 
 @dataclass
@@ -259,15 +261,16 @@ class Cluster:
         """Runs a request to its end, as `ask` does."""
         tokens: list[int] = []
         accepted = verified = cached = steps = 0
+        own = NO_OWN
         async for event in self.sessions.run(request):
             if isinstance(event, SessionEnded):
-                return Answer(tokens, event.reason, accepted, verified, cached, steps)
+                return Answer(tokens, event.reason, accepted, verified, cached, steps, own)
             if not isinstance(event, TokensCommitted):
                 continue
             tokens += event.tokens
             accepted, verified = accepted + event.accepted, verified + event.verified
             cached += event.cached_prompt_tokens
-            steps += 1
+            steps, own = steps + 1, own.plus(event.own)
             if on_tokens is not None:
                 await on_tokens(tokens)
         raise AssertionError("the stream of events ended without an end")

@@ -169,4 +169,5 @@ def _committed(
         outcome.guesses,
         prompt,
         outcome.beside,
+        outcome.own,
     )

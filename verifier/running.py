@@ -13,8 +13,10 @@ from outrider.grammar import Place
 from outrider.sampling.sampler import TokenCounts
 from outrider.wire.guesses import Guess, Guesses
 from outrider.wire.logprobs import OutputLogprobs, PromptLogprobs
+from verifier import own_guesses
 from verifier.drafter_seat import DrafterSeat
 from verifier.nodes import NO_NODES, Nodes
+from verifier.own_guesses import Own, OwnGuesses
 from verifier.part import Moves, Part
 from verifier.session import NO_BRANCH, Outcome, Session, SessionSpec
 from verifier.step_start import Awaited
@@ -38,6 +40,7 @@ class Running:
     told: list[Outcome] = field(default_factory=list)  # its steps here, if their guesses were asked for
     prompt: PromptLogprobs | None = None  # as far as they are known, if its router is to hear of them
     moves: Moves = ()  # of what a branch had, to its place in the cache: before the next step
+    own: OwnGuesses | None = field(init=False)  # None = the verifier itself has none for it
     seats: list[DrafterSeat] = field(init=False)  # one for each drafter that may draft for it
     id: bytes = field(init=False)
     prompt_hash: bytes = field(init=False)  # and salt: sessions with the same one share all of the prompt
@@ -46,6 +49,7 @@ class Running:
         self.id = self.session.spec.session_id
         params = self.session.spec.params
         self.prompt_hash = blake2b(array("I", params.prompt), key=params.cache_salt).digest()
+        self.own = OwnGuesses.of(params.prediction, self.place is not None, self.session.spec.output)
         self.seats = [DrafterSeat(self.session, self.session.spec.draft_key)]
         self.preemptions = int(bool(self.session.spec.output))
         if params.prompt_logprobs is not None and not self.session.spec.output:
@@ -82,8 +86,8 @@ class Running:
 
     @property
     def drafted(self) -> bool:
-        """Returns whether anybody drafts for it."""
-        return any(seat.pace is not None for seat in self.seats)
+        """Returns whether anybody guesses for it."""
+        return self.own is not None or any(seat.pace is not None for seat in self.seats)
 
     @property
     def lost(self) -> bool:
@@ -140,12 +144,13 @@ class Running:
         tree, wanted = self.session.tree, self.session.wanted
         if len(tree.path) >= wanted:
             return []
+        said = len(tree.path)
+        if self.own is not None:  # what it guesses itself is no reason to wait for nobody
+            said = max((len(tree.said.get(seat, ())) for seat in self.seats), default=0)
         seats = [
             (seat, pace)
             for seat in self.seats
-            if (pace := seat.pace)
-            and not seat.arrivals.silent
-            and len(tree.said.get(seat, ())) == len(tree.path)
+            if (pace := seat.pace) and not seat.arrivals.silent and len(tree.said.get(seat, ())) == said
         ]
         if not seats:
             return []
@@ -174,6 +179,9 @@ class Running:
         outcome = session.verify(nodes, chosen, known)
         if guesses:
             outcome = outcome._replace(guesses=guesses)
+        if self.own is not None:
+            told = [*followed, *_beyond(nodes, followed, known)]
+            outcome = outcome._replace(own=own_guesses.counts(nodes.said, told, outcome.accepted))
         if place is not None:
             place.follow(outcome.tokens)
         for seat, path in zip(self.seats, stood, strict=True):
@@ -189,17 +197,27 @@ class Running:
         )
         if self.counts is not None:
             self.counts.extend(outcome.tokens)
+        if self.own is not None and outcome.finish is None:
+            self.own.follow(session.log, len(outcome.tokens))
+            forced = place.forced() if place is not None and session.wanted > 0 else []
+            self.own.add_to(session.tree, session.wanted, forced)
         return outcome
 
     def _guesses(self, nodes: Nodes, followed: list[int], known: Sequence[bool] | None) -> Guesses:
         """Returns for each token that the target took, and of the likeliest path that stood behind them, who
         had said it, and how sure that one was."""
         base, guesses = len(self.session.log), []
-        beyond = [node for node in nodes.beyond(followed) if known is None or known[1 + node]]
-        for depth, node in enumerate([*followed, *beyond]):
+        for depth, node in enumerate([*followed, *_beyond(nodes, followed, known)]):
             said = [(each[node], seat) for seat, each in nodes.said.items() if node < len(each)]
             named = [(chance, seat) for chance, seat in said if chance is not None]
             chance, seat = max(named, key=lambda one: one[0], default=(0.0, None))
-            drafter = seat.drafter_of(base + depth) if isinstance(seat, DrafterSeat) else ""
+            drafter = seat.value if isinstance(seat, Own) else ""
+            if isinstance(seat, DrafterSeat):
+                drafter = seat.drafter_of(base + depth)
             guesses.append(Guess(nodes.tokens[node], chance, drafter))
         return tuple(guesses)
+
+
+def _beyond(nodes: Nodes, followed: Sequence[int], known: Sequence[bool] | None) -> list[int]:
+    """Returns the likeliest path that stood behind those that the target took, as far as it is `known`."""
+    return [node for node in nodes.beyond(followed) if known is None or known[1 + node]]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from outrider.wire.guesses import Guesses
+from outrider.wire.guesses import NO_OWN, Guesses, OwnCounts
 from outrider.wire.logprobs import Logprobs
 from outrider.wire.session import FinishReason, SessionParams
 from verifier.draft_tree import MAX_NODES, DraftTree
@@ -49,6 +49,7 @@ class Outcome(NamedTuple):
     guesses: Guesses = ()  # of `verified`, if asked for
     beside: int = 0  # draft tokens that took part beside those
     followed: tuple[int, ...] = ()  # the accepted ones, by their index among the step's
+    own: OwnCounts = NO_OWN  # of `verified`
 
 
 @dataclass(frozen=True, slots=True)

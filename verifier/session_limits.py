@@ -22,6 +22,15 @@ class SessionLimits:
             raise InvalidRequest("prompt must hold at least one token", field="prompt")
         if any(token >= self.vocab_size for token in (*params.prompt, *spec.output)):
             raise InvalidRequest(f"prompt: token ids go from 0 to {self.vocab_size - 1}", field="prompt")
+        if any(token >= self.vocab_size for token in params.prediction):
+            raise InvalidRequest(
+                f"prediction: token ids go from 0 to {self.vocab_size - 1}", field="prediction"
+            )
+        if len(params.prediction) > self.max_context:
+            raise InvalidRequest(
+                f"prediction has {len(params.prediction)} tokens; the context has {self.max_context}",
+                field="prediction",
+            )
         if not len(spec.output) < params.max_tokens:
             raise InvalidRequest(
                 f"max_tokens must be more than the {len(spec.output)} tokens of output so far",

@@ -129,6 +129,7 @@ def params_to_wire(params: SessionParams) -> common_pb2.SessionParams:
         min_tokens=params.min_tokens,
         priority=params.priority,
         prompt_logprobs=params.prompt_logprobs,
+        prediction=params.prediction,
     )
 
 
@@ -154,6 +155,7 @@ def params_from_wire(message: common_pb2.SessionParams) -> SessionParams:
         min_tokens=message.min_tokens,
         priority=message.priority,
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        prediction=tuple(message.prediction),
     )
 
 

@@ -13,10 +13,42 @@ class Guess(NamedTuple):
 
     token: int
     chance: float  # of being accepted if all before it are: as its drafter said, 0..1
-    drafter: str  # worker_id of who had guessed it
+    drafter: str  # worker_id of who had guessed it, or "prediction" or "grammar"
 
 
 Guesses = tuple[Guess, ...]
+
+
+class OwnCounts(NamedTuple):
+    """Of the draft tokens that a step verified, those that the verifier itself had guessed. What two sources
+    guessed counts for both."""
+
+    predicted: int = 0  # the client's prediction said them
+    predicted_accepted: int = 0
+    forced: int = 0  # the grammar left no choice
+    forced_accepted: int = 0
+
+    @property
+    def by_source(self) -> tuple[tuple[str, int, int], ...]:
+        """Returns (name, draft tokens, accepted ones) of each source."""
+        return (
+            ("prediction", self.predicted, self.predicted_accepted),
+            ("grammar", self.forced, self.forced_accepted),
+        )
+
+    def after(self, known: int) -> OwnCounts:
+        """Returns the same without the step's first `known` tokens."""
+        return OwnCounts(*(max(0, count - known) for count in self))
+
+    def plus(self, other: OwnCounts) -> OwnCounts:
+        return OwnCounts(*map(sum, zip(self, other, strict=True)))
+
+    def possible(self, accepted: int, verified: int) -> bool:
+        """Returns whether they may be of a step that accepted so many of so many draft tokens."""
+        return all(of <= verified and right == min(of, accepted) for _, of, right in self.by_source)
+
+
+NO_OWN = OwnCounts()
 
 
 def guesses_to_wire(guesses: Iterable[Guess]) -> list[common_pb2.Guess]:
@@ -25,3 +57,12 @@ def guesses_to_wire(guesses: Iterable[Guess]) -> list[common_pb2.Guess]:
 
 def guesses_from_wire(messages: Iterable[common_pb2.Guess]) -> Guesses:
     return tuple(Guess(one.token, one.chance, one.drafter) for one in messages)
+
+
+def own_to_wire(own: OwnCounts) -> common_pb2.OwnCounts | None:
+    """Returns None for those of most steps, which have none."""
+    return common_pb2.OwnCounts(**own._asdict()) if any(own) else None
+
+
+def own_from_wire(message: common_pb2.OwnCounts) -> OwnCounts:
+    return OwnCounts(message.predicted, message.predicted_accepted, message.forced, message.forced_accepted)

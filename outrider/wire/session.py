@@ -54,6 +54,7 @@ class SessionParams:
     min_tokens: int = 0  # least output tokens: before that none of stop_token_ids is drawn
     priority: int = 0  # sessions of a greater one give way to those of less
     prompt_logprobs: int | None = None  # as `logprobs`, of the prompt
+    prediction: tuple[int, ...] = ()  # that the output is expected to be like; for the verifier alone
 
     @property
     def most_tokens(self) -> int:

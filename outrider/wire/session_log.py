@@ -11,7 +11,15 @@ from google.protobuf.message import DecodeError
 from outrider.errors import InvalidRequest, UnknownSession
 from outrider.v1 import session_pb2
 from outrider.wire.codec import finish_reason_from_wire, params_from_wire, params_to_wire
-from outrider.wire.guesses import Guesses, guesses_from_wire, guesses_to_wire
+from outrider.wire.guesses import (
+    NO_OWN,
+    Guesses,
+    OwnCounts,
+    guesses_from_wire,
+    guesses_to_wire,
+    own_from_wire,
+    own_to_wire,
+)
 from outrider.wire.hello import PROTOCOL_VERSION
 from outrider.wire.logprobs import (
     Logprobs,
@@ -42,9 +50,12 @@ NO_NUMBERS: Numbers = ([], [], [])
 UNLOGGED_RECORD = session_pb2.SessionLog(end=session_pb2.SessionEnd()).SerializeToString()
 """A log that is an end alone: the store did not take the session's request."""
 
-LoggedStep = tuple[tuple[int, ...], int, int, int, str, Logprobs, Guesses, PromptLogprobs | None, int]
+LoggedStep = tuple[
+    tuple[int, ...], int, int, int, str, Logprobs, Guesses, PromptLogprobs | None, int, OwnCounts
+]
 """(tokens, accepted, verified, cached prompt tokens, numerics, log-probabilities, guesses, the
-log-probabilities of the prompt, draft tokens verified on other branches) of one step."""
+log-probabilities of the prompt, draft tokens verified on other branches, the verifier's own guesses) of one
+step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +90,7 @@ def step_record(
     guesses: Guesses = (),
     prompt: PromptLogprobs | None = None,
     beside: int = 0,
+    own: OwnCounts = NO_OWN,
 ) -> bytes:
     """`numerics`: of the verifier, if the step before was another's."""
     of_tokens, top_tokens, top = logprob_numbers(logprobs) if logprobs else NO_NUMBERS
@@ -94,6 +106,7 @@ def step_record(
         guesses=guesses_to_wire(guesses),
         prompt_logprobs=None if prompt is None else prompt_to_wire(prompt),
         beside=beside,
+        own=own_to_wire(own),
     )
     return session_pb2.SessionLog(steps=(step,)).SerializeToString()
 
@@ -146,6 +159,7 @@ def log_from_bytes(raw: bytes) -> SessionLog:
                 guesses_from_wire(step.guesses),
                 prompt_from_wire(step.prompt_logprobs) if step.HasField("prompt_logprobs") else None,
                 step.beside,
+                own_from_wire(step.own) if step.HasField("own") else NO_OWN,
             )
             for step in message.steps
         ],

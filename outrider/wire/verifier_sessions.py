@@ -16,7 +16,15 @@ from outrider.wire.codec import (
     verifier_load_from_wire,
     verifier_load_to_wire,
 )
-from outrider.wire.guesses import Guesses, guesses_from_wire, guesses_to_wire
+from outrider.wire.guesses import (
+    NO_OWN,
+    Guesses,
+    OwnCounts,
+    guesses_from_wire,
+    guesses_to_wire,
+    own_from_wire,
+    own_to_wire,
+)
 from outrider.wire.hello import Hello, hello_from_wire, hello_to_wire
 from outrider.wire.load import VerifierLoad
 from outrider.wire.logprobs import (
@@ -93,6 +101,7 @@ class Committed:
     guesses: Guesses = ()  # the draft tokens verified, if asked for
     prompt: PromptLogprobs | None = None  # with a session's first output, if asked for
     beside: int = 0  # draft tokens of other branches, verified in this step, too
+    own: OwnCounts = NO_OWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +220,7 @@ def _events_to_wire(events: VerifierEvents) -> verifier_pb2.VerifierEvents:
             cached_prompt_tokens=step.cached_prompt_tokens,
             guesses=guesses_to_wire(step.guesses),
             beside=step.beside,
+            own=own_to_wire(step.own),
         )
         if step.logprobs:
             of_tokens, top_tokens, top = numbers(step.logprobs)
@@ -252,6 +262,7 @@ def _events_from_wire(message: verifier_pb2.VerifierEvents) -> VerifierEvents:
                 guesses_from_wire(step.guesses),
                 prompt_from_wire(step.prompt_logprobs) if step.HasField("prompt_logprobs") else None,
                 step.beside,
+                own_from_wire(step.own) if step.HasField("own") else NO_OWN,
             )
             for step in message.committed
         ],

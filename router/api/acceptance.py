@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from router.api.answers import Speculation
+from outrider.wire.guesses import NO_OWN, OwnCounts
+from router.api.figures import Speculation
 
 
 @dataclass(slots=True)
@@ -22,12 +23,15 @@ class SpeculationStats:
     histogram: list[int] = field(
         default_factory=list
     )  # [i] = steps that accepted i; as long as the longest draft + 1
+    own: OwnCounts = NO_OWN  # of them, those that the verifier itself had guessed
 
-    def add(self, accepted: int, verified: int, beside: int = 0) -> None:
+    def add(self, accepted: int, verified: int, beside: int = 0, own: OwnCounts = NO_OWN) -> None:
         """Counts one target step; one without drafts is no speculative step. `verified`: the accepted ones
         and the path behind them; `beside`: those of other branches."""
         if verified == 0:
             return
+        if any(own):
+            self.own = self.own.plus(own)
         self.steps += 1
         self.accepted += accepted
         self.drafted += verified + beside
@@ -39,6 +43,7 @@ class SpeculationStats:
         self.steps += other.steps
         self.accepted += other.accepted
         self.drafted += other.drafted
+        self.own = self.own.plus(other.own)
         self._widen(len(other.histogram))
         for accepted, steps in enumerate(other.histogram):
             self.histogram[accepted] += steps
@@ -56,7 +61,7 @@ class SpeculationStats:
         return self.accepted / self.drafted if self.drafted else 0.0
 
     def as_json(self) -> Speculation:
-        return {
+        told: Speculation = {
             "mean_acceptance_length": self.mean_acceptance_length,
             "draft_acceptance_rate": self.draft_acceptance_rate,
             "acceptance_histogram": self.histogram,
@@ -64,3 +69,9 @@ class SpeculationStats:
             "num_accepted_draft_tokens": self.accepted,
             "num_draft_tokens": self.drafted,
         }
+        if any(self.own):
+            told["own_guesses"] = {
+                source: {"num_draft_tokens": drafted, "num_accepted_draft_tokens": accepted}
+                for source, drafted, accepted in self.own.by_source
+            }
+        return told

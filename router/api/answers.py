@@ -8,58 +8,10 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from outrider.sampling.params import RANGES
+from router.api.figures import CachedTokens, Count, GenerationMetrics, ReasoningTokens, Totals
 
-Count = Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(json_schema_extra=dict(RANGES["seed"].json_schema()))]
 FinishReason = Literal["stop", "length", "tool_calls", "abort"]
-
-
-class CachedTokens(TypedDict):
-    cached_tokens: Count
-
-
-class ReasoningTokens(TypedDict):
-    reasoning_tokens: Count
-
-
-class Usage(TypedDict):
-    prompt_tokens: Count
-    completion_tokens: Count
-    total_tokens: Count
-    prompt_tokens_details: NotRequired[CachedTokens]
-    completion_tokens_details: NotRequired[
-        Annotated[ReasoningTokens, Field(description="Of a model that reasons.")]
-    ]
-
-
-class Speculation(TypedDict):
-    """The figures of speculation, as vLLM tells them."""
-
-    mean_acceptance_length: float
-    draft_acceptance_rate: float
-    acceptance_histogram: list[Count]
-    num_spec_steps: Count
-    num_accepted_draft_tokens: Count
-    num_draft_tokens: Count
-
-
-class GenerationMetrics(TypedDict):
-    speculative_decoding: Speculation
-    numerics_changes: Annotated[
-        int,
-        Field(
-            ge=0,
-            description="Times that a text went on at a verifier whose logits are rounded otherwise: "
-            "of tokens that are nearly equal another one may have been chosen.",
-        ),
-    ]
-
-
-class Totals(TypedDict):
-    """What every whole answer ends with."""
-
-    usage: Usage
-    metrics: GenerationMetrics
 
 
 class Answer(Totals):
@@ -83,7 +35,10 @@ class CompletionLogprobs(TypedDict):
 class GuessedToken(TypedDict):
     token: str
     bytes: list[Count]
-    drafter: Annotated[str | None, Field(description="Who had guessed it; empty = not known.")]
+    drafter: Annotated[
+        str | None,
+        Field(description="Who had guessed it: a drafter, prediction or grammar; empty = not known."),
+    ]
     probability: Annotated[
         float | None,
         Field(ge=0, le=1, description="That its drafter gave it, if all before it are right."),

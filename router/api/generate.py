@@ -61,7 +61,11 @@ async def generate(
         dropped=wording.drop_output,
         score_prompt=score_prompt,
         min_tokens=session.params.min_tokens,
-        usage=Usage(len(session.params.prompt), reasoning_tokens=None if reasoning is None else 0),
+        usage=Usage(
+            len(session.params.prompt),
+            predicted=bool(session.params.prediction),
+            reasoning_tokens=None if reasoning is None else 0,
+        ),
         scoring=Scoring(tokenizer.token_bytes, hidden, len(echo)) if scored else None,
         provenance=Provenance(tokenizer.token_bytes, end_ids) if session.params.guesses else None,
         splitter=None if reasoning is None else reasoning.splitter(),

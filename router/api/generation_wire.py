@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError, Message
 
 from outrider.errors import InvalidRequest
 from outrider.v1 import generation_pb2
+from outrider.wire.guesses import own_to_wire
 from router.api import schema
 from router.api.body import MAX_BODY_BYTES, MAX_VALUES, decoded, too_large
 from router.api.logprobs import Scored, Told
@@ -192,6 +193,8 @@ def body(asked: bytes | generation_pb2.GenerateRequest) -> Body:
         "stop_token_ids": list(request.stop_token_ids),
         "include_stop_str_in_output": request.include_stop_str_in_output,
     }
+    if request.prediction:
+        fields["prediction"] = {"type": "content", "content": request.prediction}
     count = request.logprobs if request.HasField("logprobs") else None
     if request.HasField("structured_outputs"):
         fields["structured_outputs"] = _structured(request.structured_outputs)
@@ -360,6 +363,8 @@ def _completed(index: int, result: Result) -> generation_pb2.Completed:
             completion_tokens=result.usage.completion_tokens,
             cached_prompt_tokens=result.usage.cached_prompt_tokens,
             reasoning_tokens=result.usage.reasoning_tokens,
+            accepted_prediction_tokens=stats.own.predicted_accepted,
+            rejected_prediction_tokens=stats.own.predicted - stats.own.predicted_accepted,
         ),
         speculative_decoding=generation_pb2.SpeculativeDecoding(
             mean_acceptance_length=stats.mean_acceptance_length,
@@ -368,6 +373,7 @@ def _completed(index: int, result: Result) -> generation_pb2.Completed:
             num_spec_steps=stats.steps,
             num_accepted_draft_tokens=stats.accepted,
             num_draft_tokens=stats.drafted,
+            own=own_to_wire(stats.own),
         ),
         numerics_changes=result.numerics_changes,
         tool_calls=len(result.called),

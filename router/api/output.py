@@ -80,6 +80,7 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int = 0  # up to and including the token that ended the text
     cached_prompt_tokens: int = 0  # of the prompt: found in the KV cache
+    predicted: bool = False  # the request has a prediction
     reasoning_tokens: int | None = None  # of the completion, with what marks them; None = not looked for
 
 
@@ -135,7 +136,7 @@ class Output:
 
         The client has the first `after` tokens and their text: it is the same however steps were cut."""
         self.usage.cached_prompt_tokens = self.usage.cached_prompt_tokens or event.cached_prompt_tokens
-        self.speculation.add(event.accepted, event.verified, event.beside)
+        self.speculation.add(event.accepted, event.verified, event.beside, event.own)
         if event.numerics:
             self.numerics.append(event.numerics)
         before, text, taken, reasoning = self.usage.completion_tokens, "", 0, ""

@@ -9,8 +9,9 @@ from typing import Protocol
 from outrider.errors import OutriderError
 from outrider.wire.session import SessionId
 from router.api.acceptance import SpeculationStats
-from router.api.answers import Error, Totals, Usage
+from router.api.answers import Error
 from router.api.best import best
+from router.api.figures import OutputTokens, Totals, Usage
 from router.api.logprobs import Scored, of_chat, of_completion
 from router.api.output import NO_DETAILS, Details, Result
 from router.api.provenance import steps_json
@@ -177,7 +178,7 @@ def totals(results: Iterable[Result], n: int = 1) -> Totals:
     """Returns `usage` and `metrics` over all answers of a response, `n` to each prompt, which counts once."""
     prompt = completion = cached = changes = 0
     reasoning: int | None = None
-    speculation = SpeculationStats()
+    speculation, predicted = SpeculationStats(), False
     for index, result in enumerate(results):
         if index % n == 0:
             prompt += result.usage.prompt_tokens
@@ -187,9 +188,16 @@ def totals(results: Iterable[Result], n: int = 1) -> Totals:
             reasoning = (reasoning or 0) + result.usage.reasoning_tokens
         speculation.merge(result.speculation)
         changes += result.numerics_changes
+        predicted = predicted or result.usage.predicted
     used: Usage = {**usage(prompt, completion), "prompt_tokens_details": {"cached_tokens": cached}}
+    details: OutputTokens = {}
     if reasoning is not None:
-        used["completion_tokens_details"] = {"reasoning_tokens": reasoning}
+        details["reasoning_tokens"] = reasoning
+    if predicted:
+        details["accepted_prediction_tokens"] = speculation.own.predicted_accepted
+        details["rejected_prediction_tokens"] = speculation.own.predicted - speculation.own.predicted_accepted
+    if details:
+        used["completion_tokens_details"] = details
     return {
         "usage": used,
         "metrics": {"speculative_decoding": speculation.as_json(), "numerics_changes": changes},

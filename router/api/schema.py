@@ -7,9 +7,11 @@ Ranges are told here and checked in `validation`, with the limits that depend on
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
+    BaseModel,
+    ConfigDict,
     Field,
     PlainValidator,
     ValidationError,
@@ -29,7 +31,7 @@ from router.api.structured import Structure
 from router.api.template_fields import TemplateFields
 from router.api.text_fields import MAX_ID, TextFields, token_ids
 from router.api.tools import ChatChoice, ChatTools, ToolChoice
-from router.api.turns import ChatMessage, Content
+from router.api.turns import ChatMessage, Content, Contents, content_text
 
 # Every text and every list has a most: what follows takes time and memory that grow with them.
 MAX_STOPS = 16
@@ -115,6 +117,12 @@ def _salt(value: object) -> str:
     return salt
 
 
+def _prediction(value: object) -> str:
+    if not isinstance(value, dict) or value.get("type") != "content" or value.keys() - {"type", "content"}:
+        raise refused('must be an object {"type": "content", "content": ...}')
+    return content_text(value.get("content"))
+
+
 # What the fields with checks of their own may hold, as the API's document tells it.
 Text = Annotated[str, Field(min_length=1, max_length=MAX_BODY_BYTES)]
 ModelName = Annotated[str, Field(max_length=MAX_MODEL_BYTES)]
@@ -143,6 +151,15 @@ def _sampling(name: str, description: str | None = None, **other: float) -> Any:
 
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Prediction(BaseModel):
+    """OpenAI's predicted output, as the document tells it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["content"]
+    content: Contents
 
 
 class StreamOptions(Fields):
@@ -197,6 +214,9 @@ class GenerationFields(SharedFields, TextFields):
     repetition_penalty: Finite = _sampling("repetition_penalty")
     logit_bias: Annotated[dict[int, float], PlainValidator(_logit_bias), WithJsonSchema(BIASES_SCHEMA)] = (
         Field(default_factory=dict, description="By token id: added to its logit.")
+    )
+    prediction: Annotated[str, PlainValidator(_prediction, json_schema_input_type=Prediction)] = Field(
+        default="", description="A text that the answer is expected to be like: then it comes sooner."
     )
     ignore_eos: bool = Field(default=False, description="Go on past the end of the text.")
     return_speculation: bool = Field(

@@ -106,6 +106,7 @@ def prepare(
     grammar = reading.grammar(body, calls, thinking, model, built)
     check_ids("stop_token_ids", body.stop_token_ids, model)
     stop_token_ids = text_rules.stop_tokens(body, model, bool(grammar))
+    prediction = _prediction(body, built, model)
     sessions = []
     for name, prompt in prompts:
         _check_prompt(name, prompt, model)
@@ -127,6 +128,7 @@ def prepare(
                         min_tokens=body.min_tokens,
                         prompt_logprobs=of_prompt,
                         priority=body.priority,
+                        prediction=prediction,
                     ),
                     num_speculative_tokens=body.num_speculative_tokens,
                     fingerprint=model.fingerprint,
@@ -136,6 +138,19 @@ def prepare(
     text_rules.check_details(body, logprobs, [session.params.max_tokens for session in sessions])
     wording = replace(text_rules.wording(body, built), reasoning=thinking)
     return Generation(model, built, tuple(sessions), StopStrings(body.stop), answers, calls, wording)
+
+
+def _prediction(body: Body, built: Tokenizer, model: ServedModel) -> tuple[int, ...]:
+    """Returns the tokens of the text that the client expects."""
+    if not body.prediction:
+        return ()
+    check_bytes("prediction", body.prediction, built, model)
+    tokens = built.encode_rendered(body.prediction)
+    if len(tokens) > model.max_context:
+        raise ContextExceeded(
+            f"prediction has {len(tokens)} tokens; the context takes {model.max_context}", field="prediction"
+        )
+    return tokens
 
 
 def _logprobs(body: Body) -> int | None:

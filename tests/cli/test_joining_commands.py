@@ -15,7 +15,7 @@ from outrider.options.worker import Listen
 from outrider_cli.app import app
 from outrider_cli.children import Models, Workers, worker_children
 
-JOIN = ["drafter", "--propose", "ngram", "--join", "https://h"]
+JOIN = ["drafter", "--propose", "suffix", "--join", "https://h"]
 
 
 @pytest.mark.parametrize(

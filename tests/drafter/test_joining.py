@@ -48,7 +48,7 @@ RECORD = WorkerRecord(INFO, "127.0.0.1:1")
     ],
 )
 def test_what_a_drafter_that_joins_cannot_be_told(given: dict[str, object], sentence: str) -> None:
-    told = {"propose": "ngram", "join": "https://router.example.org", "token": TOKEN, **given}
+    told = {"propose": "suffix", "join": "https://router.example.org", "token": TOKEN, **given}
     with pytest.raises(StartupError) as refused:
         build(DrafterConfig, told)
     assert refused.value.message.startswith(sentence)
@@ -60,7 +60,7 @@ def test_an_url_has_the_usual_port_and_may_be_several() -> None:
     assert [url.address for url in joining.urls] == ["a:443", "[2001:db8::1]:50051"]
     assert TOKEN not in repr(joining)
     assert build(
-        DrafterConfig, {"propose": "ngram", "join": "http://192.0.2.1", "token": TOKEN, "insecure": True}
+        DrafterConfig, {"propose": "suffix", "join": "http://192.0.2.1", "token": TOKEN, "insecure": True}
     )
 
 

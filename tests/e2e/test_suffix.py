@@ -1,14 +1,16 @@
-"""`outrider serve --propose ngram`: drafts without a draft model, by real processes."""
+"""`outrider serve --propose suffix`: drafts without a draft model, by real processes."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from benchmarks import guesses
 from tests.e2e.conftest import END_SECONDS, Alone, Eventually, Serve, start
 from tests.e2e.test_serve import ask_all, cases, check, metric
 
@@ -40,7 +42,7 @@ def told_at_exit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def looked_up(told_at_exit: Path) -> Iterator[Serve]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(told_at_exit), prepend=":")
-        running = start("--propose", "ngram")
+        running = start("--propose", "suffix")
     yield running
     if running.process.poll() is None:
         running.process.send_signal(signal.SIGINT)
@@ -55,6 +57,14 @@ async def test_its_drafts_are_taken_and_every_text_is_the_targets_own(looked_up:
     assert looked_up.child("drafter").memory_info().rss < MOST_BYTES
 
 
+def test_the_benchmark_of_guesses_runs(looked_up: Serve, tmp_path: Path) -> None:
+    guesses.main(looked_up.url, max_tokens=8, repetitions=1, write=tmp_path / "result.json")
+    rows = json.loads((tmp_path / "result.json").read_text())["rows"]
+    assert rows["copy-edit, no drafts"]["tokens_a_step"] == [1.0]
+    assert rows["copy-edit, drafts and prediction"]["tokens_a_step"][0] >= 1.0
+    assert rows["json, drafts"]["tokens_a_step"][0] > 1.5  # keys are forced
+
+
 async def test_one_that_is_killed_is_replaced_and_changes_nothing(
     looked_up: Serve, alone: Alone, eventually: Eventually
 ) -> None:
@@ -66,7 +76,7 @@ async def test_one_that_is_killed_is_replaced_and_changes_nothing(
     looked_up.child("drafter").kill()
     texts, _ = await asked
     check(alone, list(zip(asked_for, texts, strict=True)), [])
-    ready = "(ngram, without a model)"  # said once by each
+    ready = "(suffix, without a model)"  # said once by each
     await asyncio.to_thread(
         eventually, lambda: sum(ready in line for line in list(looked_up.said)) == 2, "another joins"
     )

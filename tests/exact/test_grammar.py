@@ -162,7 +162,7 @@ async def test_a_session_without_a_grammar_pays_nothing(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    for name in ("follow", "fits", "masks", "__init__"):
+    for name in ("follow", "fits", "forced", "masks", "__init__"):
         was = getattr(grammar.Place, name)
 
         def told(*args: Any, name: str = name, was: Any = was, **kwargs: Any) -> Any:
@@ -175,7 +175,7 @@ async def test_a_session_without_a_grammar_pays_nothing(
         await cluster.ask(PROMPT, VARIANTS[1], 30)
         assert not asked
         await ask(cluster, VARIANTS[1])
-        assert {*asked} == {"follow", "fits", "masks", "__init__"}
+        assert {*asked} == {"follow", "fits", "forced", "masks", "__init__"}
 
 
 @pytest.mark.timeout(3600)

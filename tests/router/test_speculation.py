@@ -171,6 +171,14 @@ def test_a_pair_ignores_sessions_that_are_too_short_to_say_anything() -> None:
     assert (pair.mean, pair.sessions) == (FIRST_ACCEPTANCE, 0)
 
 
+def test_what_the_verifier_guessed_itself_moves_k_and_says_nothing_of_the_pair() -> None:
+    drafted, own = Estimator(0.5), Estimator(0.5)
+    drafted.observe(8, 8, 9)
+    own.observe(8, 8, 9, own=True)
+    assert own.acceptance == drafted.acceptance
+    assert (own.accepted, own.observed, drafted.accepted) == (0, 0, 8)
+
+
 def test_the_window_covers_the_wait_for_the_verdict() -> None:
     # 4 + ceil((13 + 20) / 3) = 15 tokens, less than the 5 * (2 + 2) of the steps in flight
     assert window(4, 0.013, 0.020, 0.003) == 15

@@ -9,7 +9,7 @@ import pytest
 from outrider.errors import InvalidRequest
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import session_pb2
-from outrider.wire.guesses import Guess
+from outrider.wire.guesses import NO_OWN, Guess, OwnCounts
 from outrider.wire.logprobs import Logprob, PromptLogprobs
 from outrider.wire.session import FinishReason, SessionParams
 from outrider.wire.session_log import (
@@ -25,7 +25,7 @@ SAMPLING = SamplingParams(0.7, 5, 0.9, 0.1, 0.25, -0.5, 1.25, {4: 1.5, 0: -100.0
 REQUEST = LoggedRequest(
     model="m/ö",
     fingerprint="ab",
-    params=SessionParams((1, 0, 2**31), SAMPLING, 7, (2, 3), b"\xff salt"),
+    params=SessionParams((1, 0, 2**31), SAMPLING, 7, (2, 3), b"\xff salt", prediction=(0, 2**31)),
     num_speculative_tokens=None,
     answer=b"\x00\xff",
     owner="alice",
@@ -41,9 +41,10 @@ STEPS = [
         (Guess(0, 0.5, "a"), Guess(2**31, 1.0, ""), Guess(1, 0.0, "ö"), Guess(1, 0.25, "a")),
         PromptLogprobs(array("f", [-1.5]), array("I", [7]), array("I", [0]), array("f", [-0.5])),
         7,
+        OwnCounts(4, 1, 2, 1),
     ),
-    ((7,), 0, 0, 0, "", (Logprob(-1.5),), (), None, 0),
-    ((2**31, 8, 9), 2, 2, 0, "int8-2", (), (), PromptLogprobs(), 2**31),
+    ((7,), 0, 0, 0, "", (Logprob(-1.5),), (), None, 0, NO_OWN),
+    ((2**31, 8, 9), 2, 2, 0, "int8-2", (), (), PromptLogprobs(), 2**31, OwnCounts(2, 2, 0, 0)),
 ]
 
 

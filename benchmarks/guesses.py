@@ -1,0 +1,118 @@
+"""Measures what guesses without a draft model bring: of the service's drafter, of predictions, of grammars.
+
+    outrider serve --drafters 0 --port 8191            # or with --propose suffix
+    python benchmarks/guesses.py --url http://127.0.0.1:8191
+
+Asks the suite's copy-edit conversations, with the text to be edited as prediction and without, and for JSON
+by a schema; each with drafts, and without any (num_speculative_tokens = 0). All of them are asked in turn,
+one at a time, greedily, so that whatever else the machine does falls on all. Told are the tokens a step of
+the target, which no other load changes, and the tokens a second.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.keep import Write, keep
+from outrider_cli.bench.suite import messages, suite
+
+CONSOLE = Console()
+STATES = ["not_measured", "below_average", "average", "above_average"]
+NAMES = [
+    "air_temperature", "relative_humidity", "atmospheric_pressure", "wind_direction", "wind_velocity",
+    "precipitation_amount", "cloud_coverage", "visibility_distance", "ultraviolet_radiation", "snow_depth",
+]  # fmt: skip
+SCHEMA = {
+    "type": "object",
+    "properties": {name: {"enum": STATES} for name in NAMES},
+    "required": NAMES,
+    "additionalProperties": False,
+}
+REPORT = {"role": "user", "content": "Report the weather of a day in spring as JSON."}
+OFF = {"num_speculative_tokens": 0}
+Asked = dict[str, Any]
+
+
+def copy_edits() -> list[tuple[Asked, Asked]]:
+    """Returns (the request, its prediction) of each conversation."""
+    found = []
+    for conversation in suite()["copy-edit"]:
+        text = conversation[-1].partition(":")[2].strip()
+        prediction = {"prediction": {"type": "content", "content": text}}
+        found.append(({"messages": messages(conversation)}, prediction))
+    return found
+
+
+def requests() -> list[tuple[str, str, Asked]]:
+    """Returns (workload, way, request) of all."""
+    found: list[tuple[str, str, Asked]] = []
+    for asked, prediction in copy_edits():
+        found += [("copy-edit", "no drafts", asked | OFF), ("copy-edit", "drafts", asked)]
+        found += [("copy-edit", "drafts and prediction", asked | prediction)]
+    schema = {"type": "json_schema", "json_schema": {"name": "weather", "schema": SCHEMA}}
+    report = {"messages": [REPORT], "response_format": schema}
+    return [*found, ("json", "no drafts", report | OFF), ("json", "drafts", report)]
+
+
+def ask(client: httpx.Client, asked: Asked) -> tuple[dict[str, Any], float]:
+    """Returns the answer, and how long it took."""
+    began = time.perf_counter()
+    response = client.post("/v1/chat/completions", json={"temperature": 0, **asked})
+    response.raise_for_status()
+    return response.json(), time.perf_counter() - began
+
+
+def main(
+    url: Annotated[str, typer.Option(help="Of the service.")],
+    max_tokens: Annotated[int, typer.Option(min=1, help="Of each answer.")] = 256,
+    repetitions: Annotated[int, typer.Option(min=1)] = 3,
+    write: Write = None,
+) -> None:
+    """Prints the tokens a step, and the rates over those without drafts, of which median and range are
+    told."""
+    told: dict[str, Any] = {}
+    texts: dict[str, str] = {}
+    with httpx.Client(base_url=url, timeout=600) as client:
+        for _ in range(repetitions):
+            sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+            for workload, way, asked in requests():
+                answer, seconds = ask(client, asked | {"max_tokens": max_tokens})
+                choice, usage = answer["choices"][0], answer["usage"]
+                same = texts.setdefault(str(asked["messages"]), choice["message"]["content"])
+                if same != choice["message"]["content"]:
+                    raise SystemExit(f"{workload}, {way}: another text than before")
+                accepted = answer["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"]
+                tokens = usage["completion_tokens"]
+                for place, value in enumerate((tokens, tokens - accepted, seconds)):
+                    sums[workload, way][place] += value
+            for (workload, way), (tokens, steps, seconds) in sums.items():
+                plain_tokens, _, plain_seconds = sums[workload, "no drafts"]
+                over = tokens / seconds / (plain_tokens / plain_seconds)
+                row = told.setdefault(f"{workload}, {way}", defaultdict(list))
+                row["tokens_a_step"].append(round(tokens / steps, 3))
+                row["tokens_a_second"].append(round(tokens / seconds, 2))
+                row["over"].append(round(over, 3))
+    table = Table("asked", "tokens a step", "tokens a second", "over no drafts")
+    for name, row in told.items():
+        over = sorted(row["over"])
+        spread = f"{statistics.median(over):.2f} ({over[0]:.2f} to {over[-1]:.2f})"
+        rate = statistics.median(row["tokens_a_second"])
+        table.add_row(name, f"{statistics.median(row['tokens_a_step']):.2f}", f"{rate:.1f}", spread)
+    CONSOLE.print(table)
+    keep(write, {"url": url, "max_tokens": max_tokens, "rows": told})
+
+
+if __name__ == "__main__":
+    typer.run(main)

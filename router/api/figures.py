@@ -1,0 +1,72 @@
+"""The figures that whole answers end with, as JSON names and types."""
+
+from __future__ import annotations
+
+from typing import Annotated, NotRequired
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+Count = Annotated[int, Field(ge=0)]
+
+
+class CachedTokens(TypedDict):
+    cached_tokens: Count
+
+
+class ReasoningTokens(TypedDict):
+    reasoning_tokens: Count
+
+
+class OutputTokens(TypedDict, total=False):
+    """Of a model that reasons, its reasoning; of a prediction, what was verified of it, taken or not."""
+
+    reasoning_tokens: Count
+    accepted_prediction_tokens: Count
+    rejected_prediction_tokens: Count
+
+
+class Usage(TypedDict):
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+    prompt_tokens_details: NotRequired[CachedTokens]
+    completion_tokens_details: NotRequired[OutputTokens]
+
+
+class OwnGuesses(TypedDict):
+    """Of the draft tokens, those of a prediction, or those that a grammar forced."""
+
+    num_draft_tokens: Count
+    num_accepted_draft_tokens: Count
+
+
+class Speculation(TypedDict):
+    """The figures of speculation, as vLLM tells them."""
+
+    mean_acceptance_length: float
+    draft_acceptance_rate: float
+    acceptance_histogram: list[Count]
+    num_spec_steps: Count
+    num_accepted_draft_tokens: Count
+    num_draft_tokens: Count
+    own_guesses: NotRequired[dict[str, OwnGuesses]]
+
+
+class GenerationMetrics(TypedDict):
+    speculative_decoding: Speculation
+    numerics_changes: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="Times that a text went on at a verifier whose logits are rounded otherwise: "
+            "of tokens that are nearly equal another one may have been chosen.",
+        ),
+    ]
+
+
+class Totals(TypedDict):
+    """What every whole answer ends with."""
+
+    usage: Usage
+    metrics: GenerationMetrics

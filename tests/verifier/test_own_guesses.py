@@ -1,0 +1,154 @@
+"""What a verifier guesses itself: from a client's prediction, and of tokens that a grammar forces."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.sampling.params import SamplingParams
+from outrider.wire.guesses import OwnCounts
+from outrider.wire.session import SessionParams
+from verifier.draft_tree import MAX_NODES, DraftTree
+from verifier.nodes import NO_NODES, Nodes
+from verifier.own_guesses import Own, OwnGuesses, Prediction, counts
+from verifier.part import Part
+from verifier.running import Running
+from verifier.session import Session, SessionSpec
+
+TEXT = list(range(100, 300))
+
+
+def steps(prediction: Sequence[int], output: Sequence[int], k: int = 8) -> tuple[int, int]:
+    """Returns (steps, draft tokens that were wrong) of a target that says `output`."""
+    place, log = Prediction(prediction), list[int]()
+    taken = wrong = 0
+    while len(log) < len(output):
+        guesses, _ = place.guesses(min(k, len(output) - len(log) - 1))
+        right = 0
+        while right < len(guesses) and guesses[right] == output[len(log) + right]:
+            right += 1
+        log += output[len(log) : len(log) + right + 1]
+        place.follow(log, right + 1)
+        taken, wrong = taken + 1, wrong + len(guesses) - right
+    return taken, wrong
+
+
+def test_a_text_that_comes_as_predicted_takes_full_steps() -> None:
+    taken, wrong = steps(TEXT, TEXT)
+    assert (taken, wrong) == (pytest.approx(len(TEXT) / 9, abs=1), 0)
+
+
+@pytest.mark.parametrize(
+    ("output", "most"),
+    [
+        ([*TEXT[:50], 7, *TEXT[51:]], 2),  # another token
+        ([*TEXT[:50], *TEXT[52:]], 2),  # less
+        ([*TEXT[:50], *TEXT[110:]], 5),  # much less
+        ([*TEXT[:50], 7, 8, 9, *TEXT[50:]], 7),  # more
+        ([*TEXT[:50], *range(7, 37), *TEXT[50:]], 36),  # much more
+        ([*TEXT[100:], *TEXT[:100]], 9),  # in another order
+    ],
+)
+def test_after_a_difference_it_finds_its_place_again(output: list[int], most: int) -> None:
+    taken, _ = steps(TEXT, output)
+    assert taken <= len(output) / 9 + 1 + most
+
+
+def test_a_prediction_that_is_wrong_everywhere_costs_next_to_nothing() -> None:
+    rng = random.Random(1)
+    output = [rng.randrange(400) for _ in range(1000)]
+    for prediction in (TEXT, [rng.randrange(400) for _ in range(1000)], [output[0]] * 50):
+        taken, wrong = steps(prediction, output)
+        assert wrong <= 32, prediction[:3]
+        assert taken <= len(output)
+
+
+@given(
+    st.lists(st.integers(0, 3), max_size=30),
+    st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=5), max_size=10),
+    st.integers(0, 9),
+)
+@settings(max_examples=200, deadline=None)
+def test_whatever_is_said_the_guesses_are_a_piece_of_the_prediction(
+    prediction: list[int], turns: list[list[int]], most: int
+) -> None:
+    place, log = Prediction(prediction), list[int]()
+    for tokens in turns:
+        log += tokens
+        place.follow(log, len(tokens))
+        guesses, survival = place.guesses(most)
+        assert len(guesses) == len(survival) <= most
+        assert any(prediction[at : at + len(guesses)] == guesses for at in range(len(prediction) + 1))
+        assert all(0 < chance <= 1 for chance in survival)
+        assert survival == sorted(survival, reverse=True)
+
+
+def test_an_output_that_was_begun_elsewhere_is_found_in_the_prediction() -> None:
+    for begun in (10, 190):
+        assert Prediction(TEXT, TEXT[:begun]).guesses(4)[0] == TEXT[begun : begun + 4]
+    assert Prediction(TEXT, [7, *TEXT[:60]]).guesses(4)[0] == TEXT[60:64]
+
+
+def test_guesses_stand_in_the_tree_and_are_bounded() -> None:
+    tree, own = DraftTree(), OwnGuesses.of(range(10_000), True, ())
+    assert own is not None
+    own.add_to(tree, 4, [7, 8])
+    assert tree.path == [0, 1, 2, 3] or tree.path == [7, 8]
+    assert tree.path_of(Own.GRAMMAR) == [7, 8]
+    for _ in range(3):
+        own.add_to(tree, 2**20, [9] * 10_000)
+        assert tree.size <= 2 * MAX_NODES
+    tree = DraftTree()
+    own.add_to(tree, 0, [7])
+    assert tree.size == 0
+    assert OwnGuesses.of((), False, ()) is None
+
+
+def test_forced_tokens_that_the_model_does_not_take_are_believed_less() -> None:
+    own = OwnGuesses.of((), True, ())
+    assert own is not None
+    chances = []
+    for _ in range(9):
+        tree = DraftTree()
+        own.add_to(tree, 4, [7])
+        chances += tree.chances
+        own.follow([1, 8], 1)
+    assert chances == sorted(chances, reverse=True)
+    assert len(chances) < 9 and chances[0] > 0.9  # at last none is made
+    for _ in range(4):
+        own.add_to(DraftTree(), 4, [7])
+        own.follow([1, 7], 1)
+    own.add_to(tree, 4, [7])
+    assert tree.path == [7]  # what it would have guessed is a trial, too
+
+
+def test_each_kind_is_counted_by_itself() -> None:
+    said = {Own.PREDICTION: [1.0, 1.0, None, 1.0], Own.GRAMMAR: [0.5], "a drafter": [0.5, 0.5]}
+    assert counts(said, [0, 1, 3], 2) == OwnCounts(3, 2, 1, 1)
+    assert counts(said, [0, 2], 0) == OwnCounts(1, 0, 1, 0)
+    assert counts({"a drafter": [0.5]}, [0], 1) == OwnCounts()
+    assert OwnCounts(3, 2, 1, 1).possible(2, 3)
+    for lie in (OwnCounts(4, 2), OwnCounts(3, 3), OwnCounts(3, 1), OwnCounts(0, 0, 1, 0)):
+        assert not lie.possible(2, 3)
+
+
+def test_a_session_s_step_tells_who_guessed_and_leads_to_the_next_guesses() -> None:
+    params = SessionParams((1, 2, 3), SamplingParams(), 20, guesses=True, prediction=(7, 8, 9, 10))
+    running = Running(Session(SessionSpec(b"s" * 16, params, (), 100, b""), 2), None)
+    assert running.drafted
+    first = running.settle(Part(running, 0, 3, NO_NODES, True), [7], 0.0)
+    assert first.own == OwnCounts()
+    tree = running.session.tree
+    assert tree.path == [8, 9]
+    nodes = Nodes.path([8, 9], tree.chances, dict(tree.said))
+    step = running.settle(Part(running, 3, 1, nodes, True), [8, 4, 5], 0.0)
+    assert (step.tokens, step.own) == ((8, 4), OwnCounts(2, 1))
+    assert [guess.drafter for guess in step.guesses] == ["prediction"] * 2
+    assert tree.path == [10] or tree.path == [10, *tree.path[1:]]  # 4 in the place of 9
+    running.session.resting = True
+    running.settle(Part(running, 5, 1, NO_NODES, True), [10], 0.0)
+    assert running.session.wanted == 0
