@@ -248,7 +248,9 @@ def converse(
     """Begins a call with a stream of messages both ways; without `messages` they are written to the call.
     What comes back is read by `heard`. `token`: to be shown."""
     call = connection.stream_stream(method.path, method.asked.to_bytes, None)
-    return call(messages, metadata=None if token is None else (("authorization", f"Bearer {token}"),))
+    if token is None:
+        return call(messages)
+    return call(messages, metadata=(("authorization", f"Bearer {token}"),))
 
 
 async def heard(
