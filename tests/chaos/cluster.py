@@ -124,7 +124,7 @@ class Cluster:
             here = ("--host", place.address, *open_to_all)
             python = (sys.executable, "-m", "outrider_cli", role, *here, "--store", self.store)
             worker = ("--port", str(WORKER_PORT), "--threads", "1", "--kv-memory", self.kv_memory)
-            guesses = ("--propose", "ngram") if name == LOOKS_UP else ("--draft", str(DRAFT))
+            guesses = ("--propose", "suffix") if name == LOOKS_UP else ("--draft", str(DRAFT))
             options = {
                 "router": ("--port", str(HTTP_PORT), "--grpc-port", str(GRPC_PORT)),
                 "verifier": ("--target", str(TARGET), "--name", "outrider-demo", *worker),
