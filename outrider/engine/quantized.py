@@ -30,7 +30,7 @@ MIDDLE = 128  # is added to both: oneDNN has kernels for unsigned activations on
 # A float32 of this size counts in ones: what is added to it is rounded to a whole number, in its lower bits.
 WHOLE = torch.tensor(2.0**23 + 2.0**22 + MIDDLE * PARTS + MIDDLE)
 WHOLE_BYTE = torch.tensor(2.0**23 + 2.0**22 + MIDDLE)
-FEWEST = 2  # rows of a product: one alone would take a hundred times longer
+FEWEST = 4  # rows of a product: two take longer than four, and one alone a hundred times as long
 WEIGHTS = (127, 63)  # largest rounded weight: where sums of two products have 16 bits, a bit less fits
 PROBED = (64, 256)  # outputs and inputs of the trial: its sums are whole numbers that a float32 holds
 
@@ -72,11 +72,11 @@ class Int8Linear(PackedLinear):
         # A row of zeros has steps of 0. What it is divided by them is nothing, but so is what is multiplied.
         step = rows.abs().amax(-1, keepdim=True).div_(STEPS)  # [n, 1]; vector_norm takes ten times as long
         whole = (rows / step).add_(WHOLE).view(torch.int32)
-        parts = torch.empty(2 * count, self.in_features, dtype=torch.uint8)
+        parts = torch.empty(max(2 * count, FEWEST), self.in_features, dtype=torch.uint8)
         parts[:count].copy_(whole)  # of which a byte takes the lowest
-        parts[count:].copy_(whole.bitwise_right_shift_(BITS))
+        parts[count : 2 * count].copy_(whole.bitwise_right_shift_(BITS))
         product = _multiply(parts, self.packed, self.scales, self.zeros)
-        return self._finished(torch.add(product[:count], product[count:], alpha=PARTS), step, x)
+        return self._finished(torch.add(product[:count], product[count : 2 * count], alpha=PARTS), step, x)
 
     def _finished(self, product: torch.Tensor, step: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Returns a product of whole numbers [n, out] as that of x."""
