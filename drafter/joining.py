@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 FIRST_BACKOFF_SECONDS = 0.2
 LAST_BACKOFF_SECONDS = 5.0
 GOOD_SECONDS = 10.0  # for which it must have been joined, for the pauses to begin anew
+# What gRPC says if a call ended while it was written to, and does not know why yet: the next try hears that.
+ENDED_AMID_A_WRITE = "Internal error from Core"
 FATAL = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.FAILED_PRECONDITION}  # trying again is of no use
 
 
@@ -102,7 +104,7 @@ class Joined:
                 log.exception("the stream to the router at %s failed", url.address)
                 why = "this drafter failed"
             self._in.pop(url, None)
-            if not self._in:
+            if not self._in and why != ENDED_AMID_A_WRITE:
                 self._tell(on_state, None, f"{url.address}: {why or 'the stream ended'}")
             await asyncio.sleep(backoff.after(self._clock() - began))
 

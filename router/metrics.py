@@ -360,6 +360,13 @@ class SessionMetrics:
         self._prompt_tokens = prompt_tokens
         self._started = metrics.clock()
         self._last_token: float | None = None
+        # What every step counts: to look a metric up by its labels takes longer than to count.
+        self._inter_token, self._tokens = (
+            metrics.inter_token.labels(model),
+            metrics.generation_tokens.labels(model),
+        )
+        self._drafts, self._draft_tokens = metrics.drafts.labels(model), metrics.draft_tokens.labels(model)
+        self._accepted, self._accepted_at = metrics.accepted.labels(model), list[Counter]()
 
     def committed(self, event: TokensCommitted) -> None:
         metrics, model, now = self._metrics, self._model, self._metrics.clock()
@@ -367,18 +374,21 @@ class SessionMetrics:
             metrics.first_token.labels(model).observe(now - self._started)
             metrics.prompt_tokens.labels(model).inc(self._prompt_tokens)
         elif self._last_token is not None:
+            each = (now - self._last_token) / max(len(event.tokens), 1)
             for _ in event.tokens:
-                metrics.inter_token.labels(model).observe((now - self._last_token) / len(event.tokens))
+                self._inter_token.observe(each)
         self._last_token = now
-        metrics.generation_tokens.labels(model).inc(len(event.tokens))
+        self._tokens.inc(len(event.tokens))
         if event.verified:
             metrics.verified_in_steps[event.verified] += 1
             metrics.accepted_in_steps[event.accepted] += 1
-            metrics.drafts.labels(model).inc()
-            metrics.draft_tokens.labels(model).inc(event.verified + event.beside)
-            metrics.accepted.labels(model).inc(event.accepted)
-            for position in range(event.accepted):
-                metrics.accepted_at.labels(model, str(position)).inc()
+            self._drafts.inc()
+            self._draft_tokens.inc(event.verified + event.beside)
+            self._accepted.inc(event.accepted)
+            for position in range(len(self._accepted_at), event.accepted):
+                self._accepted_at.append(metrics.accepted_at.labels(model, str(position)))
+            for at in self._accepted_at[: event.accepted]:
+                at.inc()
             for source, drafted, accepted in event.own.by_source if any(event.own) else ():
                 metrics.own.labels(model, source, "accepted").inc(accepted)
                 metrics.own.labels(model, source, "rejected").inc(drafted - accepted)

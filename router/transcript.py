@@ -89,7 +89,7 @@ class Transcript:
             self._verified[index],
             0 if index else self._cached_prompt_tokens,
             self._numerics.get(index, ""),
-            self._logprobs.part(start - prompt, self._ends[index] - prompt),
+            self._logprobs.part(start - prompt, self._ends[index] - prompt) if self._logprobs else (),
             self._guesses.get(index, ()),
             None if index else self._prompt,
             self._beside.get(index, 0),

@@ -38,14 +38,16 @@ class OwnCounts(NamedTuple):
 
     def after(self, known: int) -> OwnCounts:
         """Returns the same without the step's first `known` tokens."""
-        return OwnCounts(*(max(0, count - known) for count in self))
+        return OwnCounts(*(max(0, count - known) for count in self)) if any(self) else self
 
     def plus(self, other: OwnCounts) -> OwnCounts:
         return OwnCounts(*map(sum, zip(self, other, strict=True)))
 
     def possible(self, accepted: int, verified: int) -> bool:
         """Returns whether they may be of a step that accepted so many of so many draft tokens."""
-        return all(of <= verified and right == min(of, accepted) for _, of, right in self.by_source)
+        return not any(self) or all(
+            of <= verified and right == min(of, accepted) for _, of, right in self.by_source
+        )
 
 
 NO_OWN = OwnCounts()

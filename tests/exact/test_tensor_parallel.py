@@ -219,7 +219,8 @@ def test_kernel_and_recorded_steps_of_a_divided_model_give_the_whole_ones_tokens
 
 @pytest.fixture(scope="module")
 def serve() -> Iterator[Serve]:
-    running = start("--tensor-parallel-size", "2", "--drafters", "0")
+    # In lock-step drafts are waited for, however busy the machine is.
+    running = start("--tensor-parallel-size", "2", "--drafters", "0", "--lock-step")
     yield running
     children = psutil.Process(running.process.pid).children(recursive=True)
     running.process.send_signal(signal.SIGINT)
