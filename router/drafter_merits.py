@@ -1,10 +1,10 @@
 """What drafters brought to the sessions that they had, as verifiers told it: who gets sessions, who a trial.
 
 A drafter's merit for a target model is the draft tokens accepted a step, less what those that were verified
-cost by the verifier's price. It holds all that matters (acceptance, pace, distance, load, silence), and
-nothing that the drafter says of itself. Sessions go to those that do about as well as the best. Who is not
-known yet, or did not pay, gets a session on trial now and then: of all steps of the target's sessions at most
-one in TRIAL_SHARE is one of a trial. Pure.
+cost in the mean, as their verifier reckons it. It holds all that matters (acceptance, pace, distance, load,
+silence), and nothing that the drafter says of itself. Sessions go to those that do about as well as the best.
+Who is not known yet, or did not pay, gets a session on trial now and then: of all steps of the target's
+sessions at most one in TRIAL_SHARE is one of a trial. Pure.
 """
 
 from __future__ import annotations

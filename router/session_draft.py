@@ -219,8 +219,8 @@ class SessionDraft:
             (self._heard or self._had >= READING_TOKENS)
             and welcome(self._k, self._estimator.acceptance, verifier.load.price)
         ):
-            price = bounded(verifier.load.price, 0.0, 1.0)
-            gained = step.accepted - price * (step.verified + step.beside)
+            cost = bounded(verifier.load.draft_cost, 0.0, 1.0)
+            gained = step.accepted - cost * (step.verified + step.beside)
             merits.observe(self._fingerprint, drafter.instance, gained)
         else:
             merits.passed(self._fingerprint)

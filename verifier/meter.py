@@ -10,6 +10,7 @@ SMOOTHING = 0.1
 LONGEST_STEP = 1.8  # of a step in which others decode while a prompt is read, in steps without one
 LEAST_READING = 4  # prompt tokens that are read beside those who decode, whatever they take
 READING_STEPS = 4  # in a row; the step after them reads nothing, which shows what one without takes now
+FEW_DRAFTS = 0.1  # of a step: of so few the mean cost is not known
 LATELY = 0.5  # weight of the last step without a prompt in what such steps take lately
 
 
@@ -25,6 +26,7 @@ class Meter:
     step_time: StepTime = field(default_factory=no_profile)
     step_seconds: float = 0.0  # of steps in which nobody's prompt was read in, as all that follows
     step_tokens: float = 0.0
+    step_drafts: float = 0.0  # of those tokens
     committed: float = 0.0  # tokens a step, all sessions together
     waited_seconds: float = 0.0  # before a step
     starvation: float = 0.0  # share of sessions with k > 0 that had no draft
@@ -36,14 +38,21 @@ class Meter:
         self.prompt_token_seconds = self.step_time.slope(float(self.step_time.tokens[-1]))
 
     def observe(
-        self, seconds: float, tokens: int, committed: int, starved: float | None, waited: float = 0.0
+        self,
+        seconds: float,
+        tokens: int,
+        committed: int,
+        starved: float | None,
+        waited: float = 0.0,
+        drafts: int = 0,
     ) -> None:
-        """Takes in a step of `tokens` tokens, `waited` seconds after the engine was free for it. `seconds`
-        counts from there to its end, so that what goes on around the forward pass is part of it. `starved`:
-        None if no session wanted drafts."""
+        """Takes in a step of `tokens` tokens, so many of them `drafts`, `waited` seconds after the engine was
+        free for it. `seconds` counts from there to its end, so that what goes on around the forward
+        pass is part of it. `starved`: None if no session wanted drafts."""
         weight = SMOOTHING if self.step_seconds else 1.0
         self.step_seconds += weight * (seconds - self.step_seconds)
         self.step_tokens += weight * (tokens - self.step_tokens)
+        self.step_drafts += weight * (drafts - self.step_drafts)
         self.committed += weight * (committed - self.committed)
         self.waited_seconds += weight * (waited - self.waited_seconds)
         if starved is not None:
@@ -91,3 +100,13 @@ class Meter:
     def price(self) -> float:
         """Returns the committed tokens that one more token in a step costs."""
         return self.step_time.price(self.goodput, self.step_tokens)
+
+    @property
+    def draft_cost(self) -> float:
+        """Returns the committed tokens that a draft token costs, in the mean over those of a step. The price
+        is what one more would cost: where T has a stair, those that are in the step cost far less."""
+        if self.step_drafts < FEW_DRAFTS:
+            return self.price
+        without = self.step_time.at(self.step_tokens - self.step_drafts)
+        seconds = self.step_time.at(self.step_tokens) - without
+        return min(self.goodput * seconds / self.step_drafts, 1.0)

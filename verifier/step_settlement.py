@@ -77,5 +77,5 @@ def measure(
         meter.observe_reading(seconds, decoding, tokens - decoding)
         return tokens, None
     starvation = starved / wanting if wanting else None
-    meter.observe(seconds, tokens, committed, starvation, waited)
+    meter.observe(seconds, tokens, committed, starvation, waited, drafts=tokens - len(parts))
     return tokens, StepSeen(seconds + waited, committed, len(parts), starvation)

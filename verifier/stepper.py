@@ -303,6 +303,7 @@ class Stepper:
             drafts_rest=self.resting,
             draft_gain=self._ways.gain,
             draft_trials=self._ways.trials,
+            draft_cost=meter.draft_cost,
         )
 
     def _tell(self) -> None:

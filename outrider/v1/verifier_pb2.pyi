@@ -159,7 +159,7 @@ class DrafterCutOff(_message.Message):
     def __init__(self, session_id: _Optional[bytes] = ..., turn: _Optional[int] = ..., reason: _Optional[str] = ..., opening: _Optional[int] = ...) -> None: ...
 
 class VerifierLoad(_message.Message):
-    __slots__ = ("running", "waiting", "kv_usage", "step_seconds", "step_tokens", "price", "typical_step_seconds", "preemptions", "draining", "draft_starvation", "unread_prompt_tokens", "prompt_token_seconds", "goodput", "drafts_rest", "draft_gain", "draft_trials")
+    __slots__ = ("running", "waiting", "kv_usage", "step_seconds", "step_tokens", "price", "typical_step_seconds", "preemptions", "draining", "draft_starvation", "unread_prompt_tokens", "prompt_token_seconds", "goodput", "drafts_rest", "draft_gain", "draft_trials", "draft_cost")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     KV_USAGE_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +176,7 @@ class VerifierLoad(_message.Message):
     DRAFTS_REST_FIELD_NUMBER: _ClassVar[int]
     DRAFT_GAIN_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TRIALS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_COST_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     kv_usage: float
@@ -192,7 +193,8 @@ class VerifierLoad(_message.Message):
     drafts_rest: bool
     draft_gain: float
     draft_trials: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., step_seconds: _Optional[float] = ..., step_tokens: _Optional[int] = ..., price: _Optional[float] = ..., typical_step_seconds: _Optional[float] = ..., preemptions: _Optional[int] = ..., draining: _Optional[bool] = ..., draft_starvation: _Optional[float] = ..., unread_prompt_tokens: _Optional[int] = ..., prompt_token_seconds: _Optional[float] = ..., goodput: _Optional[float] = ..., drafts_rest: _Optional[bool] = ..., draft_gain: _Optional[float] = ..., draft_trials: _Optional[int] = ...) -> None: ...
+    draft_cost: float
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., step_seconds: _Optional[float] = ..., step_tokens: _Optional[int] = ..., price: _Optional[float] = ..., typical_step_seconds: _Optional[float] = ..., preemptions: _Optional[int] = ..., draining: _Optional[bool] = ..., draft_starvation: _Optional[float] = ..., unread_prompt_tokens: _Optional[int] = ..., prompt_token_seconds: _Optional[float] = ..., goodput: _Optional[float] = ..., drafts_rest: _Optional[bool] = ..., draft_gain: _Optional[float] = ..., draft_trials: _Optional[int] = ..., draft_cost: _Optional[float] = ...) -> None: ...
 
 class DraftBatch(_message.Message):
     __slots__ = ("hello", "attach", "drafts", "stamp_us")

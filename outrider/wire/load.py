@@ -28,6 +28,7 @@ class VerifierLoad:
     drafts_rest: bool = False  # in that step
     draft_gain: float = 0.0  # goodput with drafts over that without, as last compared; 0 = not compared yet
     draft_trials: int = 0  # comparisons since the worker's start
+    draft_cost: float = 0.0  # committed tokens that a draft token costs, in the mean over those of a step
 
     @property
     def sessions(self) -> int:

@@ -9,7 +9,7 @@ import pytest
 
 from outrider.errors import DeadlineExceeded, Overloaded, Unavailable
 from outrider.v1 import drafter_pb2, verifier_pb2
-from router.drafter_merits import SEEN_STEPS
+from router.drafter_merits import PAYS, SEEN_STEPS
 from router.session_draft import LOOK_TOKENS, READING_TOKENS
 from router.speculation import SILENT_TOKENS
 from tests.router.asking import Running, committed, request
@@ -155,6 +155,23 @@ async def test_a_drafter_is_not_left_for_the_price_nor_while_something_comes(
         verifier.say(**committed(session_id, base, 10, accepted=came, verified=came))
     await rig.until(lambda: len(running.events) == 2 * SILENT_TOKENS)
     assert [rig.fleet.drafters[each].placed for each in "ab"] == [1, 0]
+    running.task.cancel()
+
+
+@pytest.mark.parametrize(("cost", "drafted"), [(0.3, True), (0.9, False)])
+async def test_a_drafter_is_judged_by_what_its_drafts_cost_and_not_by_what_one_more_would(
+    rig: Any, cost: float, drafted: bool
+) -> None:
+    verifier, drafter = await rig.verifier(), await rig.drafter("a")
+    running = Running(rig, request(max_tokens=8 * SEEN_STEPS))
+    session_id = (await verifier.next_command("open")).session_id
+    await drafter.next_command("open")
+    verifier.say(load=verifier_pb2.VerifierLoad(price=1.0, draft_cost=cost))
+    for base in range(3, 3 + 4 * SEEN_STEPS, 4):
+        verifier.say(**committed(session_id, base, 10, 11, 12, 13, accepted=3, verified=7))
+    await rig.until(lambda: len(running.events) == SEEN_STEPS)
+    merit = rig.fleet.merits.of("VERIFIER model", rig.fleet.drafters["a"].instance)
+    assert (merit is not None and merit > PAYS) is drafted
     running.task.cancel()
 
 

@@ -169,6 +169,18 @@ def test_goodput_counts_the_waits() -> None:
     assert meter.step_seconds == 0.03
 
 
+def test_drafts_cost_what_they_all_took_and_not_what_one_more_would() -> None:
+    """Behind the seven drafts of these steps T has a stair, which none of them climbs."""
+    meter = Meter(StepTime.measured({1: 0.03, 8: 0.05, 9: 0.08}))
+    for _ in range(50):
+        meter.observe(seconds=0.05, tokens=8, committed=5, starved=None, drafts=7)
+    assert meter.price == 1.0
+    assert meter.draft_cost == pytest.approx(meter.goodput * 0.02 / 7, rel=0.05)
+    for _ in range(100):  # none come any more
+        meter.observe(seconds=0.03, tokens=1, committed=1, starved=None)
+    assert meter.draft_cost == meter.price
+
+
 def test_a_prompt_is_read_beside_others_as_fast_as_they_hardly_notice() -> None:
     """T = 40 ms up to 8 tokens and 2 ms for each further one: 16 tokens make a step 1.8 times as long."""
     meter = Meter(StepTime.measured({1: 0.04, 8: 0.04, 108: 0.24}))
