@@ -50,14 +50,19 @@ class Host:
 def switched(*names: str) -> Iterator[dict[str, Host]]:
     """Hosts by name, all on one switch, removed at the end with whatever still runs in them."""
     namespace.remove_leftovers()
-    made: list[str] = []
-    try:
-        made.append(switch := namespace.add("switch"))
+    with contextlib.ExitStack() as stack:
+
+        def add(name: str) -> str:
+            full = namespace.add(name)
+            stack.callback(namespace.remove, full)
+            return full
+
+        switch = add("switch")
         ip("-n", switch, "link", "add", "dev", "bridge", "type", "bridge")
         ip("-n", switch, "link", "set", "dev", "bridge", "up")
         hosts = {}
         for number, name in enumerate(names, start=10):
-            made.append(full := namespace.add(name))
+            full = add(name)
             ip(
                 "-n",
                 full,
@@ -78,6 +83,3 @@ def switched(*names: str) -> Iterator[dict[str, Host]]:
             ip("-n", full, "link", "set", "dev", "eth0", "up")
             hosts[name] = Host(name, f"{SUBNET}.{number}", full, switch)
         yield hosts
-    finally:
-        for full in reversed(made):
-            namespace.remove(full)

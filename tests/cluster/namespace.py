@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ FOLDER = Path("/var/run/netns")  # where `ip` keeps the names
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_numbers = itertools.count(1)
 
 
 def missing() -> str | None:
@@ -46,10 +48,14 @@ def ip(*arguments: str) -> str:
 
 
 def add(name: str) -> str:
-    """Makes a namespace of this process's own and returns its full name."""
-    full = f"{PREFIX}-{os.getpid()}-{_start(os.getpid())}-{name}"
+    """Makes a namespace of this process's own and returns its full name, which nothing had before."""
+    full = f"{PREFIX}-{os.getpid()}-{_start(os.getpid())}-{next(_numbers)}-{name}"
     ip("netns", "add", full)
-    ip("-n", full, "link", "set", "dev", "lo", "up")
+    try:
+        ip("-n", full, "link", "set", "dev", "lo", "up")
+    except BaseException:
+        ip("netns", "delete", full)
+        raise
     return full
 
 

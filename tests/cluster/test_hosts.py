@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.cluster.conftest import Eventually
-from tests.cluster.hosts import Host
+from tests.cluster.hosts import Host, switched
 from tests.cluster.namespace import FOLDER, remove_leftovers
 from tests.cluster.process import ROOT
 
@@ -23,6 +23,16 @@ with switched("one", "two") as hosts:
     hosts["one"].start("setsid", "--fork", "sh", "-c", "echo $$ > " + {note!r} + "; exec sleep 1000")
     time.sleep(1000)
 """
+
+
+def test_runs_side_by_side_do_not_meet(hosts: dict[str, Host]) -> None:
+    """In one process, and under the same names."""
+    with switched(*hosts) as others:
+        namespaces = {host.namespace for made in (hosts, others) for host in made.values()}
+        assert len(namespaces) == 2 * len(hosts)
+        assert {host.switch for host in others.values()}.isdisjoint(host.switch for host in hosts.values())
+    assert all((FOLDER / host.namespace).exists() for host in hosts.values())
+    assert not any((FOLDER / host.namespace).exists() for host in others.values())
 
 
 def test_what_a_killed_run_has_left_is_removed(
