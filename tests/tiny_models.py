@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 BASE: dict[str, Any] = {
@@ -83,6 +85,32 @@ def near_copy(target: Path, folder: Path, noise: float = 0.005) -> Path:
     model.save_pretrained(folder)
     for file in target.glob("*token*"):
         (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+def reciting(folder: Path, pieces: Sequence[str], template: str) -> Path:
+    """Saves a model that says these pieces, whatever it is asked, and ends. No piece may come twice.
+
+    Each is a token, and so is the last letter of the template. No layer changes what it reads, so that the
+    last token alone says which one follows."""
+    build("llama", folder, num_hidden_layers=1, tie_word_embeddings=False)
+    fast = PreTrainedTokenizerFast.from_pretrained(folder)
+    assert fast.add_tokens([AddedToken(piece) for piece in pieces]) == len(pieces)
+    fast.chat_template = template
+    fast.save_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.resize_token_embeddings(len(fast), mean_resizing=False)
+    said = [fast.convert_tokens_to_ids(piece) for piece in (template[-1], *pieces, fast.eos_token)]
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        model.lm_head.weight.zero_()
+        for before, after in pairwise(said):
+            model.lm_head.weight[after] = 2 * torch.nn.functional.normalize(
+                model.model.embed_tokens.weight[before], dim=0
+            )
+    model.save_pretrained(folder)
     return folder
 
 

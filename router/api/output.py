@@ -35,6 +35,7 @@ class Chunk:
     step: Step | None = None  # where the tokens came from, if asked for
     calls: tuple[CallDelta, ...] = ()  # of tools, after the text
     reasoning: str = ""  # before the text
+    reasoning_tokens: int | None = None  # so far
 
     @property
     def beside(self) -> bool:
@@ -175,7 +176,8 @@ class Output:
         first = max(0, after - before)
         step = None if self.provenance is None else self.provenance.push(event, first, taken)
         ids, at = event.tokens[first:taken], before + taken
-        return Chunk(text, ids, at, tuple(scored), prompt, step, joined(calls), reasoning)
+        so_far = self.usage.reasoning_tokens
+        return Chunk(text, ids, at, tuple(scored), prompt, step, joined(calls), reasoning, so_far)
 
     def retell(self, steps: Iterator[TokensCommitted], after: int) -> tuple[list[Chunk], bool]:
         """Takes the next steps of a log. Returns what follows the first `after` tokens, and whether there may

@@ -189,10 +189,9 @@ def totals(results: Iterable[Result], n: int = 1) -> Totals:
         speculation.merge(result.speculation)
         changes += result.numerics_changes
         predicted = predicted or result.usage.predicted
-    used: Usage = {**usage(prompt, completion), "prompt_tokens_details": {"cached_tokens": cached}}
-    details: OutputTokens = {}
-    if reasoning is not None:
-        details["reasoning_tokens"] = reasoning
+    used = usage(prompt, completion, reasoning)
+    used["prompt_tokens_details"] = {"cached_tokens": cached}
+    details: OutputTokens = used.get("completion_tokens_details", {})
     if predicted:
         details["accepted_prediction_tokens"] = speculation.own.predicted_accepted
         details["rejected_prediction_tokens"] = speculation.own.predicted - speculation.own.predicted_accepted
@@ -204,12 +203,15 @@ def totals(results: Iterable[Result], n: int = 1) -> Totals:
     }
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> Usage:
-    return {
+def usage(prompt_tokens: int, completion_tokens: int, reasoning_tokens: int | None = None) -> Usage:
+    told: Usage = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
     }
+    if reasoning_tokens is not None:
+        told["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+    return told
 
 
 def error_body(error: OutriderError) -> Error:

@@ -42,17 +42,19 @@ async def events(
     results: dict[int, Result] = {}
 
     def chunk(
-        index: int, choice: Json, completion_tokens: int, details: Details = NO_DETAILS
+        index: int, choice: Json, tokens: tuple[int, int | None], details: Details = NO_DETAILS
     ) -> ServerSentEvent:
+        """`tokens`: of the output so far, and of its reasoning."""
         told = shape.beside(details)
         if include_usage:
-            so_far = usage(prompt_tokens[index], completion_tokens) if continuous_usage_stats else None
+            so_far = usage(prompt_tokens[index], *tokens) if continuous_usage_stats else None
             told = {**told, "usage": so_far}
         return ServerSentEvent(to_json(envelope.chunk(choice, **told)), event_id(envelope.id, position))
 
     def progress(index: int, item: Chunk) -> ServerSentEvent:
         details = Details.of(item)
-        return chunk(index, shape.delta(index, item.text, None, details), item.position, details)
+        tokens = item.position, item.reasoning_tokens
+        return chunk(index, shape.delta(index, item.text, None, details), tokens, details)
 
     async with aclosing(items):
         async for index, item in items:
@@ -63,17 +65,18 @@ async def events(
                 for opening_index in range(len(prompt_tokens)):
                     opening = shape.opening(opening_index)
                     if opening is not None:
-                        yield chunk(opening_index, opening, 0)
+                        yield chunk(opening_index, opening, (0, None))
             has, position[index] = position[index], max(position[index], item.position)
             if isinstance(item, Result):
                 results[index] = item
+                tokens = item.usage.completion_tokens, item.usage.reasoning_tokens
                 if item.cut is not None:  # without an id: who resumes has what it had before
                     end = shape.delta(index, None, item.reason)
-                    yield ServerSentEvent(chunk(index, end, item.usage.completion_tokens).data)
+                    yield ServerSentEvent(chunk(index, end, tokens).data)
                 elif item.position > has:
                     rest = Details(calls=item.calls, reasoning=item.reasoning)
                     end = shape.delta(index, item.text or None, item.reason, rest)
-                    yield chunk(index, end, item.usage.completion_tokens)
+                    yield chunk(index, end, tokens)
             elif item.prompt is not None:  # which may be long
                 yield await asyncio.to_thread(progress, index, item)
             elif item.text or item.beside:

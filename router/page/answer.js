@@ -10,6 +10,7 @@ export class Answer {
     this.tokens = new Tokens(place);
     this.told = told;
     this.text = "";
+    this.thought = ""; // before it
     this.seed = "";
     this.usage = null;
     this.speculation = null;
@@ -31,15 +32,17 @@ export class Answer {
     const stream = {
       ...body,
       stream: true,
-      stream_options: { include_usage: true },
+      stream_options: { include_usage: true, continuous_usage_stats: true },
       return_speculation: true,
     };
     try {
       const response = await ask(path, { text: bodyText(stream, seed), signal: this.stopping.signal });
       for await (const chunk of events(response)) {
         this.seed = chunk.seed;
-        if (chunk.usage) [this.usage, this.speculation] = [chunk.usage, chunk.metrics.speculative_decoding];
+        this.usage = chunk.usage;
+        if (chunk.metrics) this.speculation = chunk.metrics.speculative_decoding;
         for (const choice of chunk.choices) this.#add(choice, clock());
+        this.tokens.think(chunk.usage.completion_tokens_details?.reasoning_tokens ?? 0);
         this.#tell(clock());
       }
     } catch (error) {
@@ -54,9 +57,11 @@ export class Answer {
 
   #add(choice, now) {
     const { delta } = choice;
-    const text = delta ? (delta.reasoning ?? "") + (delta.content ?? "") : choice.text;
-    if (text && this.first === null) this.first = now;
-    if (text) this.text += text;
+    const text = (delta ? delta.content : choice.text) ?? "";
+    const thought = delta?.reasoning ?? "";
+    if (text + thought && this.first === null) this.first = now;
+    this.text += text;
+    this.thought += thought;
     if (choice.finish_reason) this.reason = choice.finish_reason;
     if (choice.speculation) this.tokens.add(choice.speculation.steps);
   }
@@ -64,6 +69,11 @@ export class Answer {
   #tell(seconds) {
     this.seconds = seconds;
     this.told(this);
+  }
+
+  /** Returns all that it says, to compare it with what another one says. */
+  get whole() {
+    return JSON.stringify([this.thought, this.text]);
   }
 
   /** Returns the number of tokens so far. */

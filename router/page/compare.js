@@ -60,7 +60,7 @@ function tell(drafted, alone, seed) {
     element(
       "strong",
       "",
-      drafted.text === alone.text ? "The same text, byte for byte." : "The texts differ.",
+      drafted.whole === alone.whole ? "The same text, byte for byte." : "The texts differ.",
     ),
     ` With drafts it came ${quicker} as without, while both shared the machine. Seed ${seed}.`,
   );

@@ -37,7 +37,7 @@ export class Conversation {
     part("turns").append(turn);
     part("empty").hidden = true;
     if (innerWidth < NARROW) turn.scrollIntoView({ block: "start" });
-    if (chat && request.text === undefined) part("prompt").value = "";
+    if (chat && request.whole === undefined) part("prompt").value = "";
     const answer = new Answer(place, (told) => {
       showFigures(figures, told);
       if (told.tokens.known.length) {
@@ -57,15 +57,17 @@ export class Conversation {
       part("empty").hidden = !this.empty;
     }
     if (!answer.seed) return;
-    const same = { ...request, seed: answer.seed, text: answer.text };
+    const same = { ...request, seed: answer.seed, whole: answer.whole };
     this.last = same;
     const replay = element("button", "quiet", "Replay");
     replay.type = "button";
     replay.addEventListener("click", () => again(same));
     figures.append(element("span", "", "seed ", element("b", "", answer.seed)), replay);
-    if (request.text !== undefined && answer.reason !== "stopped") {
-      figures.append(element("span", "", answer.text === request.text ? "the same text" : "another text"));
+    if (request.whole !== undefined && answer.reason !== "stopped") {
+      figures.append(element("span", "", answer.whole === request.whole ? "the same text" : "another text"));
     }
-    if (chat) this.turns = [...request.body.messages, { role: "assistant", content: answer.text }];
+    if (!chat) return;
+    const thought = answer.thought && { reasoning: answer.thought };
+    this.turns = [...request.body.messages, { role: "assistant", content: answer.text, ...thought }];
   }
 }

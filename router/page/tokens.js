@@ -1,6 +1,6 @@
 // The tokens of an answer, coloured by where they came from. One of them at a time is told of in words.
 
-import { short } from "./figures.js";
+import { element, short } from "./figures.js";
 
 const KINDS = {
   accepted: "guessed by a drafter, and kept",
@@ -24,6 +24,9 @@ export class Tokens {
     this.kinds = { accepted: 0, correction: 0, bonus: 0, plain: 0 };
     this.decoder = new TextDecoder();
     this.chosen = -1;
+    this.fold = null; // of the reasoning, if there is any
+    this.folded = 0; // tokens in it
+    this.answering = false; // tokens have come behind it
     place.tabIndex = 0;
     place.setAttribute("role", "group");
     place.addEventListener("keydown", (event) => this.#key(event));
@@ -53,19 +56,36 @@ export class Tokens {
     this.place.append(span);
   }
 
+  /** The first `count` tokens are reasoning. They stand in a fold, which closes when the answer begins. */
+  think(count) {
+    if (!count || this.answering) return;
+    if (!this.fold) {
+      this.fold = element("details", "thought", element("summary", ""));
+      this.fold.open = true;
+      this.place.prepend(this.fold);
+    }
+    // What stands between the two is line ends.
+    const next = () => this.known[this.folded];
+    while (next() && (this.folded < count || /^\n+$/.test(next().text))) {
+      this.fold.append(next().span);
+      this.folded += 1;
+    }
+    this.fold.firstChild.textContent = `Reasoning, ${count} ${count === 1 ? "token" : "tokens"}`;
+    this.answering = next() !== undefined;
+    this.fold.open = !this.answering;
+  }
+
   /** All has come. What a stop string cut off is no part of the text. */
   end(text) {
-    if (
-      !this.known
-        .map((one) => one.text)
-        .join("")
-        .startsWith(text)
-    )
-      return;
-    let length = 0;
-    for (const { span, text: piece } of this.known) {
+    const told = this.known.slice(this.folded);
+    const whole = told.map((one) => one.text).join("");
+    let length = this.fold ? whole.indexOf(text) : 0; // a token may begin with the line ends before an answer
+    if (!whole.startsWith(text, length)) return;
+    const most = length + text.length;
+    length = 0;
+    for (const { span, text: piece } of told) {
       length += piece.length;
-      span.classList.toggle("cut", length > text.length && piece !== "");
+      span.classList.toggle("cut", length > most && piece !== "");
     }
   }
 
@@ -89,6 +109,7 @@ export class Tokens {
   choose(index) {
     this.known[this.chosen]?.span.classList.remove("chosen");
     this.chosen = index;
+    if (index < this.folded) this.fold.open = true;
     this.known[index].span.classList.add("chosen");
     document.getElementById("detail").replaceChildren(...described(this.known[index]));
   }

@@ -15,9 +15,16 @@ import pytest
 
 from router.api.keys import digest, new_key
 from tests.e2e.conftest import END_SECONDS, Serve, start
+from tests.tiny_models import reciting
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 MILLISECONDS = 120_000  # only a hang can reach it
+THOUGHT = ["<think>", "\n", "They", " ask", " of", " France:", " its", " capital", "</think>"]
+ANSWER = ["\n\n", "Paris", " lies", " on", " the", " Seine."]
+THINKS = (  # <think> stands in it, so that the model's answers are looked through for it
+    "{% for message in messages %}{{ message.role }}: {% if message.reasoning_content %}<think>"
+    "{{ message.reasoning_content }}</think>{% endif %}{{ message.content }}\n{% endfor %}Assistant:"
+)
 WIDE, PHONE = (1280, 900), (390, 844)
 
 
@@ -62,6 +69,16 @@ def service(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     assert serve.process.wait(END_SECONDS) == 0, "".join(serve.said[-30:])
 
 
+@pytest.fixture(scope="session")
+def thinking(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a service whose model thinks before it answers."""
+    model = reciting(tmp_path_factory.mktemp("thinking"), [*THOUGHT, *ANSWER], THINKS)
+    serve = start("--target", str(model), "--draft", str(model))
+    yield serve.url
+    serve.process.send_signal(signal.SIGINT)
+    assert serve.process.wait(END_SECONDS) == 0, "".join(serve.said[-30:])
+
+
 Open = Callable[..., Any]
 
 
@@ -76,7 +93,11 @@ def open_page(browser: Any, service: Service) -> Iterator[Open]:
             wrong.append(message.text)
 
     def open(
-        view: str = "try", size: tuple[int, int] = WIDE, theme: str = "light", keyed: bool = True
+        view: str = "try",
+        size: tuple[int, int] = WIDE,
+        theme: str = "light",
+        keyed: bool = True,
+        url: str = service.url,
     ) -> Any:
         context = browser.new_context(
             viewport={"width": size[0], "height": size[1]},
@@ -90,7 +111,7 @@ def open_page(browser: Any, service: Service) -> Iterator[Open]:
         page = context.new_page()
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("console", told)
-        page.goto(f"{service.url}/#{view}")
+        page.goto(f"{url}/#{view}")
         if keyed and view != "live":
             page.wait_for_selector("#model option", state="attached")
         return page

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.page.conftest import PHONE, Open, Service, keep, until
+from tests.page.conftest import ANSWER, PHONE, THOUGHT, Open, Service, keep, until
 
 pytestmark = pytest.mark.process
 
@@ -55,9 +55,10 @@ def test_an_answer_streams_in_the_colours_that_the_statistics_tell(open_page: Op
     assert sum(count.values()) == whole["usage"]["completion_tokens"]
     assert count["accepted"] > 0
     legend = [int(one) for one in page.locator(".legend b").all_text_contents()]
-    assert sum(legend) == sum(count.values()) and legend[0] == count["accepted"]
-    kept = page.locator(".figures").text_content()
-    assert "tokens a step with drafts" in kept and "of drafts kept" in kept
+    *kept, _, _, _ = legend  # of each drafter, if another one took over
+    assert sum(legend) == sum(count.values()) and sum(kept) == count["accepted"]
+    figures = page.locator(".figures").text_content()
+    assert "tokens a step with drafts" in figures and "of drafts kept" in figures
     colour = "one => getComputedStyle(one).backgroundColor"
     present = [kind for kind in kinds if count[kind]]
     shown = {page.locator(f".answer .{kind}").first.evaluate(colour) for kind in present}
@@ -89,6 +90,43 @@ def test_a_token_is_told_of_by_pointer_and_by_keyboard(open_page: Open) -> None:
     page.keyboard.press("ArrowRight")
     assert page.locator("#detail").text_content() != first
     assert page.locator(".token.chosen").count() == 1
+
+
+def test_what_the_model_thinks_is_dimmed_and_folded(open_page: Open, thinking: str) -> None:
+    page = open_page(url=thinking)
+    page.fill("#prompt", "What is the capital of France?")
+    page.press("#prompt", "Control+Enter")
+    answered(page)
+    fold = page.locator(".answer details")
+    assert fold.locator(".token").all_text_contents() == [*THOUGHT, ANSWER[0]]
+    assert page.locator(".answer > .token").all_text_contents() == [*ANSWER[1:], ""]
+    assert fold.locator("summary").text_content() == f"Reasoning, {len(THOUGHT)} tokens"
+    assert not fold.locator(".token").first.is_visible()
+    assert page.locator(".answer .cut").count() == 0
+    fold.locator("summary").click()
+    assert fold.locator(".token").first.is_visible()
+    colour = "one => getComputedStyle(one).color"
+    shown = page.locator(".answer > .token").first.evaluate(colour)
+    assert fold.locator(".token").first.evaluate(colour) != shown
+    keep(page, "page-reasoning")
+    assert check(page, axe()) == []
+    page.click("text=Replay")
+    page.wait_for_selector(".figures >> text=the same text")
+    with page.expect_request("**/chat/completions") as sent:
+        page.fill("#prompt", "And of Spain?")
+        page.press("#prompt", "Control+Enter")
+    before = {"role": "assistant", "content": "".join(ANSWER[1:])}
+    thought = {"reasoning": "".join(THOUGHT[2:-1])}
+    assert sent.value.post_data_json["messages"][1] == {**before, **thought}
+
+
+def test_what_is_cut_off_amid_a_thought_stays_open(open_page: Open, thinking: str) -> None:
+    page = open_page(url=thinking)
+    page.fill("#max_tokens", "5")
+    page.press("#prompt", "Control+Enter")
+    answered(page)
+    assert page.locator(".answer details .token").all_text_contents() == THOUGHT[:5]
+    assert page.locator(".answer details .token").first.is_visible()
 
 
 def test_stop_and_replay(open_page: Open) -> None:
@@ -198,25 +236,29 @@ def test_nothing_is_wider_than_a_phone(open_page: Open, view: str) -> None:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing_serious(open_page: Open, theme: str) -> None:
-    from axe_playwright_python.sync_playwright import Axe
-
     page = open_page("try", theme=theme)
     ask(page, max_tokens="48", temperature="1")
     answered(page)
-    found = [check(page, Axe())]
+    found = [check(page, axe())]
     if theme == "dark":
         keep(page, "page-dark")
     page.click("#key")
-    found.append(check(page, Axe()))
+    found.append(check(page, axe()))
     page.click("#key-cancel")
     page.goto(page.url.partition("#")[0] + "#compare")
     page.press("#prompt", "Control+Enter")
     page.wait_for_selector("#verdict >> text=same text")
-    found.append(check(page, Axe()))
+    found.append(check(page, axe()))
     page.goto(page.url.partition("#")[0] + "#live")
     page.wait_for_selector("[aria-label=Verifiers] tbody tr")
-    found.append(check(page, Axe()))
+    found.append(check(page, axe()))
     assert found == [[], [], [], []]
+
+
+def axe() -> Any:
+    from axe_playwright_python.sync_playwright import Axe
+
+    return Axe()
 
 
 def check(page: Any, axe: Any) -> list[Any]:

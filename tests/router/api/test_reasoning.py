@@ -163,6 +163,19 @@ async def test_a_stream_and_its_resumption_at_another_router(client_of: ClientOf
         assert more[-1]["usage"] == told[-1]["usage"]
 
 
+async def test_usage_so_far_tells_which_tokens_are_reasoning(client_of: ClientOf) -> None:
+    usage = {"include_usage": True, "continuous_usage_stats": True}
+    body = {**CHAT, "stream": True, "stream_options": usage, "return_speculation": True}
+    told = events((await client_of(saying(SAID, 2)).post("/v1/chat/completions", json=body)).text)
+    chunks = [json.loads(data) for _, data in told[:-2]]
+    counts = [
+        chunk["usage"].get("completion_tokens_details", {}).get("reasoning_tokens", 0) for chunk in chunks
+    ]
+    assert counts == sorted(counts) and counts[-1] == THINKING_TOKENS
+    for chunk, count in zip(chunks, counts, strict=True):
+        assert count == min(chunk["usage"]["completion_tokens"], THINKING_TOKENS)
+
+
 async def test_streams_of_the_other_routes(client_of: ClientOf) -> None:
     client = client_of(saying(SAID, 2))
     told = events((await client.post("/v1/messages", json={**MESSAGE, "stream": True})).text)
