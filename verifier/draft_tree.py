@@ -5,8 +5,8 @@ stays, the rest goes. Late, repeated and partly overtaken drafts need no special
 match the log, or do not.
 
 Several sources may fill it. A node keeps the chance that each of them gives it, and counts as likely as the
-one that is believed most makes it. A source that says a token also says all before it, so that it has said a
-beginning of the path, or none of it.
+one that is believed most makes it; if others say it too it is likelier, by what such tokens showed. A source
+that says a token also says all before it, so that it has said a beginning of the path, or none of it.
 
 Most drafts repeat what is known and add a token or two at its end. So there are no nodes while there is a
 single path, and the likeliest one is kept at hand once there are several.
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import count
+from itertools import count, zip_longest
 
 from verifier.nodes import END, Nodes, Source
 from verifier.survival_calibration import DOUBTED
@@ -48,6 +48,7 @@ class DraftTree:
         self._held: dict[Source, int] = {}  # nodes that each says, at most: commits do not count them anew
         self._factors: Mapping[Source, Factors] = {}
         self._beside: Mapping[Source, float] = {}
+        self._agreed = 1.0
 
     @property
     def size(self) -> int:
@@ -64,32 +65,36 @@ class DraftTree:
         if len(self.said) == 1:
             ((source, chances),) = self.said.items()
             return self._weighed(source, chances[:count])
-        believed: list[float] = []
-        for source, chances in sorted(self.said.items(), key=lambda item: len(item[1]), reverse=True):
-            weighed = self._weighed(source, chances[:count])
-            if not believed:
-                believed = weighed
-                continue
-            for index, chance in enumerate(weighed):
-                believed[index] = max(believed[index], chance)
-        return believed
+        each = [self._weighed(source, chances[:count]) for source, chances in self.said.items()]
+        return [
+            self._joined([chance for chance in here if chance is not None]) for here in zip_longest(*each)
+        ]
 
     def doubted(self, depth: int) -> bool:
         """Returns whether what is said of the path's token at that depth is doubted, whoever says it."""
         here = [source for source, chances in self.said.items() if depth < len(chances)]
         return all(_at(self._factors.get(source, ALL_BELIEVED), depth) < DOUBTED for source in here)
 
+    def _joined(self, chances: list[float]) -> float:
+        """Returns how likely a token counts as that sources of which so much is believed say."""
+        most = max(chances)
+        return most if len(chances) == 1 else 1 - (1 - most) * self._agreed
+
     def _weighed(self, source: Source, chances: Sequence[float]) -> list[float]:
         factors = self._factors.get(source, ALL_BELIEVED)
         return [_at(factors, depth) * chance for depth, chance in enumerate(chances)]
 
     def believe(
-        self, factors: Mapping[Source, Factors], beside: Mapping[Source, float] | None = None
+        self,
+        factors: Mapping[Source, Factors],
+        beside: Mapping[Source, float] | None = None,
+        agreed: float = 1.0,
     ) -> None:
         """From now on the chances that a source gives count for so much of what it says; 1 if it has no
-        factors. `beside`: the same of nodes that are not the likeliest at their place. The path is chosen
-        anew if that may change it."""
-        self._factors, self._beside = factors, beside or {}
+        factors. `beside`: the same of nodes that are not the likeliest at their place. `agreed`: of the
+        chance that a token is wrong, what is left if several say it. The path is chosen anew if that may
+        change it."""
+        self._factors, self._beside, self._agreed = factors, beside or {}, agreed
         if self._root is not None and len(factors) > 1:
             self._find_path(self._root)
 
@@ -141,11 +146,17 @@ class DraftTree:
             self._likeliest(parent, depth) if likeliest is None else (likeliest, parent.children[likeliest])
         )
         factors, weights = self._factors, self._beside
-        most = max(_at(factors.get(source, ALL_BELIEVED), depth) * said for source, said in node.said.items())
+        most = self._joined(
+            [_at(factors.get(source, ALL_BELIEVED), depth) * said for source, said in node.said.items()]
+        )
         yield token, node, most
         left = 1 - most
         others = [
-            (max(weights.get(source, 1.0) * said for source, said in each.said.items()), other, each)
+            (
+                self._joined([weights.get(source, 1.0) * said for source, said in each.said.items()]),
+                other,
+                each,
+            )
             for other, each in parent.children.items()
             if each is not node
         ]
@@ -288,7 +299,7 @@ class DraftTree:
 
         def likelihood(item: tuple[int, Node]) -> tuple[float, int]:
             said, arrival = item[1].said, item[1].arrival
-            return max(factors.get(source, 1.0) * chance for source, chance in said.items()), arrival
+            return self._joined([factors.get(one, 1.0) * chance for one, chance in said.items()]), arrival
 
         return max(parent.children.items(), key=likelihood)
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from outrider.net.draft_right import turn_of
 from verifier.nodes import Nodes
 from verifier.session import DraftFate, Session
 from verifier.step_start import FIRST_ACCEPTANCE, Arrivals, Pace, acceptance_after
@@ -35,10 +34,6 @@ class DrafterSeat:
     unpaid: int = 0  # draft tokens that were accepted and not paid for yet
     drafter: str = ""  # worker_id of who has it, or had it last
     former: tuple[str, int] = ("", 0)  # who had it before, and up to which position what stands may be its
-
-    def turn_shown(self, shown: bytes) -> int | None:
-        """Returns the turn that a right is for; None if it is none to this seat."""
-        return turn_of(self.draft_key, shown) if self.draft_key else None
 
     def renew(self, draft_key: bytes) -> None:
         """The rights to it are given anew: who had it has lost it. What was learnt of its drafts stays."""

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import NoReturn
 
 from outrider.errors import InvalidRequest, Overloaded, PeerRefused, TooLarge, Unavailable
-from outrider.net.draft_right import turn_of
+from outrider.net.draft_right import right_of
 from outrider.wire.hello import Identity, Role, read_hello
 from outrider.wire.methods import SPECULATE
 from outrider.wire.session import SESSION_ID_BYTES
@@ -74,11 +74,12 @@ class Drafters:
         """A session has come, perhaps back or to another router: who claimed it before may draft for it now.
         Where the right to draft was given anew, the former drafter has lost it, and hears so from its own
         router."""
-        draft_key, seat = running.session.spec.draft_key, running.seats[0]
-        if seat.draft_key != draft_key:
-            if seat.peer is not None:
-                seat.peer.detached(running.id)
-            seat.renew(draft_key)
+        draft_key = running.session.spec.draft_key
+        for seat in running.seats:
+            if seat.draft_key != draft_key:
+                if seat.peer is not None:
+                    seat.peer.detached(running.id)
+                seat.renew(draft_key)
         self._seats[running.id] = running.seats
         self._ended.discard(running.id)
         for peer in self._streams:
@@ -267,7 +268,7 @@ class Drafters:
         if running is not None and not running.orphaned:
             return self._attach(running, peer, attach.draft_key)
         former_key = self._ended.get(attach.session_id)
-        if former_key and turn_of(former_key, attach.draft_key) is not None:
+        if former_key and right_of(former_key, attach.draft_key) is not None:
             peer.announced = True
             peer.revoke(attach.session_id, attach.draft_key)
             return None
@@ -275,19 +276,22 @@ class Drafters:
         return None if peer.claim(attach.session_id, attach.draft_key) else misbehavior.TOO_MANY_CLAIMS
 
     def _attach(self, running: Running, peer: DrafterPeer, shown: bytes) -> str | None:
-        rights = ((seat, seat.turn_shown(shown)) for seat in running.seats)
-        seat, turn = next(((seat, turn) for seat, turn in rights if turn is not None), (None, None))
-        if seat is None or turn is None:
+        given = right_of(running.session.spec.draft_key, shown)
+        if given is None:
             # It may be of another router, to which the session is just about to move.
             peer.claim(running.id, shown)
             return misbehavior.WRONG_KEY
         peer.announced = True
+        seat, turn = running.seat(given.seat), given.turn
         if turn < seat.turn:
             peer.revoke(running.id, shown)
             return misbehavior.FORMER_TURN
         if seat.peer is not None and seat.peer is not peer:
             seat.peer.detached(running.id)
             seat.peer.revoke(running.id, seat.shown)
+        for former in running.seats:
+            if former is not seat and former.peer is peer:
+                former.leave()
         seat.take(peer, turn, shown)
         peer.attached(seat)
         return None

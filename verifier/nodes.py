@@ -149,6 +149,11 @@ class Nodes(NamedTuple):
             found.append(last)
         return found
 
+    def sayers(self, node: int) -> dict[Source, float]:
+        """Returns who says a node, with the chance that each gives it."""
+        said = ((source, each[node]) for source, each in self.said.items() if node < len(each))
+        return {source: chance for source, chance in said if chance is not None}
+
     def _followers(self) -> dict[int, list[int]]:
         followers: dict[int, list[int]] = {node: [] for node in range(END, len(self.tokens))}
         for node, parent in enumerate(self.parents):

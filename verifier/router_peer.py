@@ -170,4 +170,5 @@ def _committed(
         prompt,
         outcome.beside,
         outcome.own,
+        outcome.drafters,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -11,15 +12,16 @@ from math import prod
 from outrider.engine.kv_blocks import BlockTable
 from outrider.grammar import Place
 from outrider.sampling.sampler import TokenCounts
-from outrider.wire.guesses import Guess, Guesses
+from outrider.wire.guesses import DrafterCounts, Guess, Guesses
 from outrider.wire.logprobs import OutputLogprobs, PromptLogprobs
 from verifier import own_guesses
 from verifier.drafter_seat import DrafterSeat
-from verifier.nodes import NO_NODES, Nodes
+from verifier.nodes import NO_NODES, Nodes, Source
 from verifier.own_guesses import Own, OwnGuesses
 from verifier.part import Moves, Part
 from verifier.session import NO_BRANCH, Outcome, Session, SessionSpec
 from verifier.step_start import Awaited
+from verifier.survival_calibration import Agreement
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +42,7 @@ class Running:
     told: list[Outcome] = field(default_factory=list)  # its steps here, if their guesses were asked for
     prompt: PromptLogprobs | None = None  # as far as they are known, if its router is to hear of them
     moves: Moves = ()  # of what a branch had, to its place in the cache: before the next step
+    agreement: Agreement = field(default_factory=Agreement)
     own: OwnGuesses | None = field(init=False)  # None = the verifier itself has none for it
     seats: list[DrafterSeat] = field(init=False)  # one for each drafter that may draft for it
     id: bytes = field(init=False)
@@ -77,6 +80,12 @@ class Running:
         if self.prompt is None or len(self.prompt) >= len(self.session.spec.params.prompt) - 1:
             return None
         return len(self.prompt)
+
+    def seat(self, number: int) -> DrafterSeat:
+        """Returns the seat of that number. There are only as many as were asked for."""
+        while len(self.seats) <= number:
+            self.seats.append(DrafterSeat(self.session, self.session.spec.draft_key))
+        return self.seats[number]
 
     @property
     def cacheable(self) -> Sequence[int]:
@@ -134,9 +143,9 @@ class Running:
         return nodes if fitting == end else path.first(fitting)
 
     def awaited(self, gain: float = 1.0) -> list[Awaited]:
-        """Returns what it waits for, if it may verify more than it has: one for each seat whose drafter
-        answers and has said all of the path that stands. What the others say next stands already, or beside
-        it.
+        """Returns what it waits for, if it may verify more than it has: the next token of the drafter from
+        which most may be expected, of those that answer and have said all of the path that stands. What the
+        others say next stands already, or beside it; and one token more is all that comes, whoever says it.
 
         `gain`: by which all that may come is multiplied."""
         if not self.decoding:
@@ -155,7 +164,7 @@ class Running:
         if not seats:
             return []
         tokens, stands = tree.path, gain * prod(tree.chances)
-        return [
+        expected = [
             Awaited(
                 seat.arrivals.committed_at,
                 seat.arrivals.last_at,
@@ -168,6 +177,7 @@ class Running:
             )
             for seat, pace in seats
         ]
+        return [max(expected, key=lambda one: one.survival * one.acceptance)]
 
     def settle(self, part: Part, chosen: list[int], now: float) -> Outcome:
         """Commits what a step chose for it, and lets each seat learn from what became of its drafts."""
@@ -182,8 +192,11 @@ class Running:
         if self.own is not None:
             told = [*followed, *_beyond(nodes, followed, known)]
             outcome = outcome._replace(own=own_guesses.counts(nodes.said, told, outcome.accepted))
+        if len(self.seats) > 1:
+            outcome = outcome._replace(drafters=self._counts(nodes, followed[: outcome.accepted], known))
         if place is not None:
             place.follow(outcome.tokens)
+        self._judge_agreement(nodes, followed)
         for seat, path in zip(self.seats, stood, strict=True):
             seat.settle(nodes, followed, outcome.accepted, now)
             # Of what stood, not of what was verified: those were chosen as the likelier ones.
@@ -194,6 +207,7 @@ class Running:
         session.tree.believe(
             {seat: seat.calibration.factors for seat in self.seats},
             {seat: seat.calibration.beside for seat in self.seats},
+            self.agreement.factor,
         )
         if self.counts is not None:
             self.counts.extend(outcome.tokens)
@@ -203,14 +217,39 @@ class Running:
             self.own.add_to(session.tree, session.wanted, forced)
         return outcome
 
+    def _judge_agreement(self, nodes: Nodes, followed: Sequence[int]) -> None:
+        """Learns of the likeliest tokens at each place to which the target came, if several had said them."""
+        if len(nodes.said) > 1:
+            for depth, (node, *_) in nodes.judged(followed):
+                if len(nodes.sayers(node)) > 1:
+                    right = depth < len(followed) and followed[depth] == node
+                    self.agreement.judge(nodes.chances[node], right)
+
+    def _counts(
+        self, nodes: Nodes, accepted: Sequence[int], known: Sequence[bool] | None
+    ) -> tuple[DrafterCounts, ...]:
+        """Returns how many of the draft tokens each drafter had said."""
+        verified, right, alone = Counter[Source](), Counter[Source](), Counter[Source]()
+        for node in range(len(nodes.tokens)):
+            if known is not None and not known[1 + node]:
+                continue
+            sayers = list(nodes.sayers(node))
+            verified.update(sayers)
+            right.update(sayers if node in accepted else ())
+            alone.update(sayers if len(sayers) == 1 else ())
+        return tuple(
+            DrafterCounts(max(seat.turn, 0), verified[seat], right[seat], alone[seat])
+            for seat in self.seats
+            if verified[seat]
+        )
+
     def _guesses(self, nodes: Nodes, followed: list[int], known: Sequence[bool] | None) -> Guesses:
         """Returns for each token that the target took, and of the likeliest path that stood behind them, who
         had said it, and how sure that one was."""
         base, guesses = len(self.session.log), []
         for depth, node in enumerate([*followed, *_beyond(nodes, followed, known)]):
-            said = [(each[node], seat) for seat, each in nodes.said.items() if node < len(each)]
-            named = [(chance, seat) for chance, seat in said if chance is not None]
-            chance, seat = max(named, key=lambda one: one[0], default=(0.0, None))
+            said = [(chance, source) for source, chance in nodes.sayers(node).items()]
+            chance, seat = max(said, key=lambda one: one[0], default=(0.0, None))
             drafter = seat.value if isinstance(seat, Own) else ""
             if isinstance(seat, DrafterSeat):
                 drafter = seat.drafter_of(base + depth)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from outrider.wire.guesses import NO_OWN, Guesses, OwnCounts
+from outrider.wire.guesses import NO_OWN, DrafterCounts, Guesses, OwnCounts
 from outrider.wire.logprobs import Logprobs
 from outrider.wire.session import FinishReason, SessionParams
 from verifier.draft_tree import MAX_NODES, DraftTree
@@ -50,6 +50,7 @@ class Outcome(NamedTuple):
     beside: int = 0  # draft tokens that took part beside those
     followed: tuple[int, ...] = ()  # the accepted ones, by their index among the step's
     own: OwnCounts = NO_OWN  # of `verified`
+    drafters: tuple[DrafterCounts, ...] = ()  # of all that took part, if it has several
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,28 @@ PRIOR = 3.0  # draft tokens that are believed in advance
 DOUBTED = 0.5  # factor below which what is said is doubted
 TOLERANCE = 1.1  # an honest estimate is out by so much now and then
 FORGETTING = 0.98  # a step that verified a draft token there
+AGREED = 0.6  # of the chance to be wrong, what is left of it if several say a token: before any was judged
+AGREED_PRIOR = 1.0  # wrong tokens that this weighs as much as
+AGREED_FORGETTING = 0.99  # a token that several said
 IDLE_FORGETTING = 0.998  # a step that did not: so that another try comes, once in some hundred steps
+
+
+@dataclass(slots=True)
+class Agreement:
+    """How often tokens are wrong that several sources say, over how often they would be if the one that makes
+    them likeliest had said them alone."""
+
+    promised: float = 0.0  # sum of the chances to be wrong, by that one's word
+    wrong: float = 0.0
+
+    @property
+    def factor(self) -> float:
+        return min(1.0, (self.wrong + AGREED * AGREED_PRIOR) / (self.promised + AGREED_PRIOR))
+
+    def judge(self, chance: float, right: bool) -> None:
+        """Takes in a token that several sources had said, and that counted as so likely."""
+        self.promised = AGREED_FORGETTING * self.promised + (1 - chance) / self.factor
+        self.wrong = AGREED_FORGETTING * self.wrong + (not right)
 
 
 @dataclass(slots=True)

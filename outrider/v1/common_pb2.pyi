@@ -103,6 +103,20 @@ class OwnCounts(_message.Message):
     forced_accepted: int
     def __init__(self, predicted: _Optional[int] = ..., predicted_accepted: _Optional[int] = ..., forced: _Optional[int] = ..., forced_accepted: _Optional[int] = ...) -> None: ...
 
+class DrafterCounts(_message.Message):
+    __slots__ = ("turn", "name", "verified", "accepted", "alone")
+    TURN_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    ALONE_FIELD_NUMBER: _ClassVar[int]
+    turn: int
+    name: str
+    verified: int
+    accepted: int
+    alone: int
+    def __init__(self, turn: _Optional[int] = ..., name: _Optional[str] = ..., verified: _Optional[int] = ..., accepted: _Optional[int] = ..., alone: _Optional[int] = ...) -> None: ...
+
 class Guess(_message.Message):
     __slots__ = ("token", "chance", "drafter")
     TOKEN_FIELD_NUMBER: _ClassVar[int]

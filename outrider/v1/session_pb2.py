@@ -26,7 +26,7 @@ from outrider.v1 import common_pb2 as outrider_dot_v1_dot_common__pb2
 from outrider.v1 import verifier_pb2 as outrider_dot_v1_dot_verifier__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19outrider/v1/session.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\x1a\x1aoutrider/v1/verifier.proto\"\x89\x01\n\nSessionLog\x12,\n\x07request\x18\x01 \x01(\x0b\x32\x1b.outrider.v1.SessionRequest\x12\'\n\x05steps\x18\x02 \x03(\x0b\x32\x18.outrider.v1.SessionStep\x12$\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x17.outrider.v1.SessionEnd\"\xdf\x01\n\x0eSessionRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12#\n\x16num_speculative_tokens\x18\x08 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06\x61nswer\x18\t \x01(\x0c\x12*\n\x06params\x18\n \x01(\x0b\x32\x1a.outrider.v1.SessionParams\x12\r\n\x05owner\x18\x0c \x01(\t\x12\x18\n\x10protocol_version\x18\x0b \x01(\rB\x19\n\x17_num_speculative_tokensJ\x04\x08\x03\x10\x08\"\xbd\x02\n\x0bSessionStep\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\r\x12\x10\n\x08verified\x18\x03 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x04 \x01(\r\x12\x10\n\x08numerics\x18\x05 \x01(\t\x12\x10\n\x08logprobs\x18\x06 \x03(\x02\x12\x12\n\ntop_tokens\x18\x07 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x08 \x03(\x02\x12#\n\x07guesses\x18\t \x03(\x0b\x32\x12.outrider.v1.Guess\x12\x0e\n\x06\x62\x65side\x18\n \x01(\r\x12\x34\n\x0fprompt_logprobs\x18\x14 \x01(\x0b\x32\x1b.outrider.v1.PromptLogprobs\x12#\n\x03own\x18\x1e \x01(\x0b\x32\x16.outrider.v1.OwnCounts\"7\n\nSessionEnd\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.outrider.v1.FinishReasonb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19outrider/v1/session.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\x1a\x1aoutrider/v1/verifier.proto\"\x89\x01\n\nSessionLog\x12,\n\x07request\x18\x01 \x01(\x0b\x32\x1b.outrider.v1.SessionRequest\x12\'\n\x05steps\x18\x02 \x03(\x0b\x32\x18.outrider.v1.SessionStep\x12$\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x17.outrider.v1.SessionEnd\"\xdf\x01\n\x0eSessionRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12#\n\x16num_speculative_tokens\x18\x08 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06\x61nswer\x18\t \x01(\x0c\x12*\n\x06params\x18\n \x01(\x0b\x32\x1a.outrider.v1.SessionParams\x12\r\n\x05owner\x18\x0c \x01(\t\x12\x18\n\x10protocol_version\x18\x0b \x01(\rB\x19\n\x17_num_speculative_tokensJ\x04\x08\x03\x10\x08\"\xeb\x02\n\x0bSessionStep\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\r\x12\x10\n\x08verified\x18\x03 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x04 \x01(\r\x12\x10\n\x08numerics\x18\x05 \x01(\t\x12\x10\n\x08logprobs\x18\x06 \x03(\x02\x12\x12\n\ntop_tokens\x18\x07 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x08 \x03(\x02\x12#\n\x07guesses\x18\t \x03(\x0b\x32\x12.outrider.v1.Guess\x12\x0e\n\x06\x62\x65side\x18\n \x01(\r\x12\x34\n\x0fprompt_logprobs\x18\x14 \x01(\x0b\x32\x1b.outrider.v1.PromptLogprobs\x12#\n\x03own\x18\x1e \x01(\x0b\x32\x16.outrider.v1.OwnCounts\x12,\n\x08\x64rafters\x18\x1f \x03(\x0b\x32\x1a.outrider.v1.DrafterCounts\"7\n\nSessionEnd\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.outrider.v1.FinishReasonb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,7 +38,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SESSIONREQUEST']._serialized_start=237
   _globals['_SESSIONREQUEST']._serialized_end=460
   _globals['_SESSIONSTEP']._serialized_start=463
-  _globals['_SESSIONSTEP']._serialized_end=780
-  _globals['_SESSIONEND']._serialized_start=782
-  _globals['_SESSIONEND']._serialized_end=837
+  _globals['_SESSIONSTEP']._serialized_end=826
+  _globals['_SESSIONEND']._serialized_start=828
+  _globals['_SESSIONEND']._serialized_end=883
 # @@protoc_insertion_point(module_scope)

@@ -37,7 +37,7 @@ class SessionRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., num_speculative_tokens: _Optional[int] = ..., answer: _Optional[bytes] = ..., params: _Optional[_Union[_common_pb2.SessionParams, _Mapping]] = ..., owner: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class SessionStep(_message.Message):
-    __slots__ = ("tokens", "accepted", "verified", "cached_prompt_tokens", "numerics", "logprobs", "top_tokens", "top_logprobs", "guesses", "beside", "prompt_logprobs", "own")
+    __slots__ = ("tokens", "accepted", "verified", "cached_prompt_tokens", "numerics", "logprobs", "top_tokens", "top_logprobs", "guesses", "beside", "prompt_logprobs", "own", "drafters")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     VERIFIED_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class SessionStep(_message.Message):
     BESIDE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     OWN_FIELD_NUMBER: _ClassVar[int]
+    DRAFTERS_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     accepted: int
     verified: int
@@ -62,7 +63,8 @@ class SessionStep(_message.Message):
     beside: int
     prompt_logprobs: _common_pb2.PromptLogprobs
     own: _common_pb2.OwnCounts
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., verified: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., numerics: _Optional[str] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., guesses: _Optional[_Iterable[_Union[_common_pb2.Guess, _Mapping]]] = ..., beside: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.PromptLogprobs, _Mapping]] = ..., own: _Optional[_Union[_common_pb2.OwnCounts, _Mapping]] = ...) -> None: ...
+    drafters: _containers.RepeatedCompositeFieldContainer[_common_pb2.DrafterCounts]
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., verified: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., numerics: _Optional[str] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., guesses: _Optional[_Iterable[_Union[_common_pb2.Guess, _Mapping]]] = ..., beside: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.PromptLogprobs, _Mapping]] = ..., own: _Optional[_Union[_common_pb2.OwnCounts, _Mapping]] = ..., drafters: _Optional[_Iterable[_Union[_common_pb2.DrafterCounts, _Mapping]]] = ...) -> None: ...
 
 class SessionEnd(_message.Message):
     __slots__ = ("reason",)

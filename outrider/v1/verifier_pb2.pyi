@@ -93,7 +93,7 @@ class VerifierEvents(_message.Message):
     def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., committed: _Optional[_Iterable[_Union[Committed, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., load: _Optional[_Union[VerifierLoad, _Mapping]] = ..., cut_off: _Optional[_Iterable[_Union[DrafterCutOff, _Mapping]]] = ..., dropped: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class Committed(_message.Message):
-    __slots__ = ("session_id", "base", "tokens", "accepted", "verified", "cached_prompt_tokens", "opening", "logprobs", "top_tokens", "top_logprobs", "guesses", "beside", "prompt_logprobs", "own")
+    __slots__ = ("session_id", "base", "tokens", "accepted", "verified", "cached_prompt_tokens", "opening", "logprobs", "top_tokens", "top_logprobs", "guesses", "beside", "prompt_logprobs", "own", "drafters")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +108,7 @@ class Committed(_message.Message):
     BESIDE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     OWN_FIELD_NUMBER: _ClassVar[int]
+    DRAFTERS_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     base: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -122,7 +123,8 @@ class Committed(_message.Message):
     beside: int
     prompt_logprobs: _common_pb2.PromptLogprobs
     own: _common_pb2.OwnCounts
-    def __init__(self, session_id: _Optional[bytes] = ..., base: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., verified: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., opening: _Optional[int] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., guesses: _Optional[_Iterable[_Union[_common_pb2.Guess, _Mapping]]] = ..., beside: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.PromptLogprobs, _Mapping]] = ..., own: _Optional[_Union[_common_pb2.OwnCounts, _Mapping]] = ...) -> None: ...
+    drafters: _containers.RepeatedCompositeFieldContainer[_common_pb2.DrafterCounts]
+    def __init__(self, session_id: _Optional[bytes] = ..., base: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., verified: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., opening: _Optional[int] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., guesses: _Optional[_Iterable[_Union[_common_pb2.Guess, _Mapping]]] = ..., beside: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.PromptLogprobs, _Mapping]] = ..., own: _Optional[_Union[_common_pb2.OwnCounts, _Mapping]] = ..., drafters: _Optional[_Iterable[_Union[_common_pb2.DrafterCounts, _Mapping]]] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("session_id", "reason", "opening")

@@ -53,6 +53,34 @@ class OwnCounts(NamedTuple):
 NO_OWN = OwnCounts()
 
 
+class DrafterCounts(NamedTuple):
+    """Of the draft tokens that a step verified, those that one of a session's several drafters had guessed.
+    What two guessed counts for both."""
+
+    turn: int  # which of the session's drafters
+    verified: int  # on all branches
+    accepted: int
+    alone: int  # of those verified, those that nobody else had guessed
+    name: str = ""  # of its model, where its router has told it
+
+    def after(self, known: int) -> DrafterCounts:
+        """Returns the same without the step's first `known` tokens."""
+        verified, accepted = max(0, self.verified - known), max(0, self.accepted - known)
+        return self._replace(verified=verified, accepted=accepted, alone=min(self.alone, verified))
+
+    def possible(self, accepted: int, verified: int) -> bool:
+        """Returns whether they may be of a step that accepted so many of so many draft tokens."""
+        return self.accepted <= min(accepted, self.verified) and self.alone <= self.verified <= verified
+
+
+def drafters_to_wire(counts: Iterable[DrafterCounts]) -> list[common_pb2.DrafterCounts]:
+    return [common_pb2.DrafterCounts(**each._asdict()) for each in counts]
+
+
+def drafters_from_wire(messages: Iterable[common_pb2.DrafterCounts]) -> tuple[DrafterCounts, ...]:
+    return tuple(DrafterCounts(one.turn, one.verified, one.accepted, one.alone, one.name) for one in messages)
+
+
 def guesses_to_wire(guesses: Iterable[Guess]) -> list[common_pb2.Guess]:
     return [common_pb2.Guess(token=one.token, chance=one.chance, drafter=one.drafter) for one in guesses]
 

@@ -18,8 +18,11 @@ from outrider.wire.codec import (
 )
 from outrider.wire.guesses import (
     NO_OWN,
+    DrafterCounts,
     Guesses,
     OwnCounts,
+    drafters_from_wire,
+    drafters_to_wire,
     guesses_from_wire,
     guesses_to_wire,
     own_from_wire,
@@ -102,6 +105,7 @@ class Committed:
     prompt: PromptLogprobs | None = None  # with a session's first output, if asked for
     beside: int = 0  # draft tokens of other branches, verified in this step, too
     own: OwnCounts = NO_OWN
+    drafters: tuple[DrafterCounts, ...] = ()  # of a session that has had several at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +225,7 @@ def _events_to_wire(events: VerifierEvents) -> verifier_pb2.VerifierEvents:
             guesses=guesses_to_wire(step.guesses),
             beside=step.beside,
             own=own_to_wire(step.own),
+            drafters=drafters_to_wire(step.drafters),
         )
         if step.logprobs:
             of_tokens, top_tokens, top = numbers(step.logprobs)
@@ -263,6 +268,7 @@ def _events_from_wire(message: verifier_pb2.VerifierEvents) -> VerifierEvents:
                 prompt_from_wire(step.prompt_logprobs) if step.HasField("prompt_logprobs") else None,
                 step.beside,
                 own_from_wire(step.own) if step.HasField("own") else NO_OWN,
+                drafters_from_wire(step.drafters) if step.drafters else (),
             )
             for step in message.committed
         ],

@@ -113,9 +113,10 @@ async def run(
     tokenizer: str,
     expected: Sequence[Sequence[int]] | None = None,
     seed: int = 0,
-    blocks: int = 0,
+    drafters: int = 1,
 ) -> Found:
-    """All sessions to their end; with what is `expected` of them in random trees, if it is given."""
+    """All sessions to their end; with what is `expected` of them in random trees, if it is given. Of several
+    drafters at a session the last dies in the middle."""
     rng, outcomes = random.Random(seed), list[Outcome]()
     whole = {each.session_id: text for each, text in zip(asked, expected or [[]] * len(asked), strict=True)}
 
@@ -126,9 +127,12 @@ async def run(
             session = running.session
             if expected is not None and outcome.finish is None:
                 coming = whole[running.id][session.output_length :]
-                said = tree(rng, coming)
-                if said[0]:
-                    stepper.offer(running.seats[0], len(session.log), *said)
+                for seat in running.seats[:drafters]:
+                    said = tree(rng, coming)
+                    if said[0] and seat.pace is not None:
+                        stepper.offer(seat, len(session.log), *said)
+                if drafters > 1 and session.output_length > MAX_TOKENS // 2:
+                    running.seats[drafters - 1].leave()
 
     grammars = Grammars(tokenizer, [0])
     stepper = Stepper(
@@ -136,7 +140,8 @@ async def run(
     )
     opened = [stepper.open(each, 6) for each in asked]
     for running in opened:
-        running.seats[0].seated(Pace())
+        for number in range(drafters):
+            running.seat(number).seated(Pace())
     steps = asyncio.create_task(stepper.run())
     async with asyncio.timeout(300):
         await stepper.until_empty()
@@ -176,6 +181,19 @@ async def test_any_tree_of_guesses_gives_the_text_of_no_drafts(architecture: str
     expected = await run(engine, specs(), tokenizer)
     assert sum(len(set(text)) > 5 for text in expected.texts) > 4, "the texts vary"
     assert await check(engine, expected, tokenizer, range(4 if architecture == "llama" else 2)) > 20
+
+
+async def test_whatever_several_drafters_guess_the_text_is_that_without_them(tmp_path: Path) -> None:
+    folder = build("llama", tmp_path / "target")
+    engine = load_engine(str(folder), threads=1, kv_memory_bytes=2**24)
+    tokenizer = load_tokenizer(str(folder)).json
+    expected = await run(engine, specs(), tokenizer)
+    found = await run(engine, specs(), tokenizer, expected.texts, 5, drafters=3)
+    assert (found.texts, found.logprobs) == (expected.texts, expected.logprobs)
+    assert found.branched > 5
+    counts = [one for outcome in found.outcomes for one in outcome.drafters]
+    assert sum(one.accepted for one in counts) > sum(outcome.accepted for outcome in found.outcomes) > 20
+    assert all(one.alone <= one.verified and one.accepted <= one.verified for one in counts)
 
 
 async def test_a_session_that_goes_on_elsewhere_and_a_pool_that_runs_out(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ DRAFTER = Identity(Role.DRAFTER, "d", 8, "suffix", "")
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"protocol_version": 2}, "protocol version 2, this side 3"),
+        ({"protocol_version": 2}, "protocol version 2, this side 4"),
         ({"role": "ROLE_DRAFTER"}, "expected a verifier here; the peer's role is ROLE_DRAFTER"),
         ({"role": 77}, "the peer's role is unknown"),
         ({"worker_id": ""}, "worker_id is empty"),

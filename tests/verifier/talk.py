@@ -95,8 +95,8 @@ def open_session(session_id: bytes, max_tokens: int = 4, **changed: Any) -> veri
     )
 
 
-def attach(session_id: bytes, key: bytes = KEY, turn: int = 0) -> verifier_pb2.DraftBatch:
-    shown = right(key, turn)
+def attach(session_id: bytes, key: bytes = KEY, turn: int = 0, seat: int = 0) -> verifier_pb2.DraftBatch:
+    shown = right(key, turn, seat)
     return verifier_pb2.DraftBatch(attach=[verifier_pb2.Attach(session_id=session_id, draft_key=shown)])
 
 

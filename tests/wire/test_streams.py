@@ -22,7 +22,7 @@ from outrider.wire.drafter_sessions import (
     OpenDraft,
     SetWindow,
 )
-from outrider.wire.guesses import Guess, OwnCounts
+from outrider.wire.guesses import DrafterCounts, Guess, OwnCounts
 from outrider.wire.hello import Identity, Role
 from outrider.wire.load import DrafterLoad, VerifierLoad
 from outrider.wire.logprobs import Logprob, PromptLogprobs
@@ -56,6 +56,7 @@ from outrider.wire.verifier_sessions import (
 ID = b"s" * 16
 IDENTITY = Identity(Role.DRAFTER, "d", 2**64 - 1, "model", "tokenizer")
 HELLO = IDENTITY.hello()
+BOTH = (DrafterCounts(0, 2, 1, 0), DrafterCounts(2**32 - 1, 3, 1, 1))
 PROMPT = PromptLogprobs(array("f", [-1.5]), array("I", [7]), array("I", [0]), array("f", [-0.5]))
 PARAMS = SessionParams((1, 2), SamplingParams(seed=3), 4, (5,), guesses=True, prediction=(7, 0))
 MODEL = ModelInfo("m", "f", "A", 1, 2, 3, (4,), "cpu", "float32", True)
@@ -77,7 +78,7 @@ SAID = [
                 Committed(ID, 9, 3, [4, 5], 1, 2, guesses=(Guess(4, 0.5, "d"), Guess(2**31, 1.0, ""))),
                 Committed(ID, 9, 3, [4], prompt=PROMPT),
                 Committed(ID, 9, 3, [4], prompt=PromptLogprobs()),
-                Committed(ID, 9, 3, [4, 5], 1, 2, own=OwnCounts(2, 1, 1, 1)),
+                Committed(ID, 9, 3, [4, 5], 1, 2, own=OwnCounts(2, 1, 1, 1), drafters=BOTH),
             ],
             finished=[Finished(ID, 9, FinishReason.STOP)],
             cut_off=[DrafterCutOff(ID, 9, 7, "why")],
