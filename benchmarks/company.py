@@ -6,14 +6,16 @@ Steps of sixteen sessions, each with its last token and four drafts, of the demo
 draft model. All sessions ask for the same, but one, which asks for something else. Told is the processor time
 of such a step, with that of the threads which follow a grammar, over that of a step in which it asks for what
 the others do. All its rows count, as if every draft were right. Some parameters cost more with a large
-vocabulary, so draws alone are measured there, too, of random logits: their ratio is larger than that of
-steps, since a model with such a vocabulary spends more on its last layer than on draws. Of several rounds the
-fastest counts. `n` is no case of its own: each answer is a session.
+vocabulary, so draws are measured there, too, of random logits: alone, and with the last layer that gives as
+many logits in the smallest model of such a vocabulary, which is the least that a step can be. Of several
+rounds the fastest counts. `n` is no case of its own: each answer is a session. What is measured is printed at
+once, so that a run that is ended has said what it found.
 """
 
 from __future__ import annotations
 
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +28,6 @@ import torch
 import typer
 from llguidance import LLMatcher
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from tokenizers import Tokenizer
 
@@ -48,6 +49,8 @@ SESSIONS = 16
 DRAFTS = 4
 LENGTH = 256  # of the sessions
 LARGE_VOCABULARY = 151_936
+HIDDEN = 896  # of the smallest model with it: Qwen2.5-0.5B
+KV_BYTES = 64 * 2**20  # of each model here
 DISTINCT = 4000  # tokens of the text before, where it counts
 TEXT = '"return the first of them'  # that both grammars let come
 LOGPROBS, GRAMMAR = "logprobs", "grammar"  # what is asked for beside parameters of sampling
@@ -152,8 +155,8 @@ def every_other(vocab_size: int) -> Masks:
     return lambda grammar, drafts: lambda: [lambda: mask] * (1 + drafts)
 
 
-def ratios(jobs: Mapping[str, Timed], rounds: int, tick: Timed) -> dict[str, float]:
-    """Returns each job's processor time over that of the first: of several rounds the fastest."""
+def fastest(jobs: Mapping[str, Timed], rounds: int) -> dict[str, float]:
+    """Returns each job's seconds of a processor: of several rounds the fewest."""
     seconds = dict.fromkeys(jobs, float("inf"))
     order, rng = list(jobs), random.Random(1)
     for _ in range(rounds):
@@ -162,9 +165,15 @@ def ratios(jobs: Mapping[str, Timed], rounds: int, tick: Timed) -> dict[str, flo
             began = time.process_time()
             jobs[name]()
             seconds[name] = min(seconds[name], time.process_time() - began)
-        tick()
-    first = next(iter(seconds.values()))
-    return {"milliseconds": first * 1e3} | {name: value / first for name, value in seconds.items()}
+    return seconds
+
+
+def ratios(seconds: Mapping[str, float], besides: float = 0.0) -> dict[str, float]:
+    """Returns them over the first, with what each of them takes besides."""
+    first = next(iter(seconds.values())) + besides
+    return {"milliseconds": first * 1e3} | {
+        name: (value + besides) / first for name, value in seconds.items()
+    }
 
 
 def steps_of(engine: Engine, ordinary: SamplingParams, masks: Masks) -> dict[str, Timed]:
@@ -204,12 +213,20 @@ def draws_of(vocab_size: int, ordinary: SamplingParams, drafter: bool) -> dict[s
     return {name: asking(odd, ordinary, drafts, masks, run) for name, odd in ODD.items()}
 
 
+def last_layer(vocab_size: int, rows: int) -> dict[str, Timed]:
+    """Returns the product that gives logits of so many rows."""
+    weight, hidden = torch.rand(vocab_size, HIDDEN) - 0.5, torch.rand(rows, HIDDEN)
+    return {"last layer": lambda: torch.nn.functional.linear(hidden, weight)}
+
+
 def show(result: Mapping[str, Mapping[str, float]]) -> None:
-    """Prints the ratios as a table."""
-    table = Table("one session asks for", *result)
-    for name in ("milliseconds", *ODD):
-        table.add_row(name, *(f"{ratio[name]:.2f}" for ratio in result.values()))
-    CONSOLE.print(table)
+    """Prints the ratios as tables: what is asked for in each line, what is measured in each column."""
+    for which in ORDINARY:
+        columns = {name.removesuffix(f", {which}"): of for name, of in result.items() if name.endswith(which)}
+        table = Table(f"one session asks for; others: {which}", *columns)
+        for name in ("milliseconds", *ODD):
+            table.add_row(name, *(f"{ratio[name]:.2f}" for ratio in columns.values()))
+        CONSOLE.print(table)
 
 
 def main(
@@ -220,22 +237,32 @@ def main(
     write: Write = None,
 ) -> None:
     """Measure what one session's parameters cost the others."""
-    engines = {"target's step": load_engine(target, threads=1), "draft's step": load_engine(draft, threads=1)}
+    engine, drafter = (load_engine(model, threads=1, kv_memory_bytes=KV_BYTES) for model in (target, draft))
     result: dict[str, dict[str, float]] = {}
-    with torch.inference_mode(), Progress(console=CONSOLE) as progress:
+
+    def measured(name: str, seconds: Mapping[str, float], besides: float = 0.0) -> None:
+        ratio = result[name] = ratios(seconds, besides)
+        dearest = max(ODD, key=ratio.__getitem__)
+        typer.echo(f"{name}: {ratio['milliseconds']:.2f} ms, at most {ratio[dearest]:.2f} times: {dearest}")
+
+    def draws(name: str, ordinary: str, drafts: int) -> None:
+        seconds = fastest(draws_of(vocabulary, ORDINARY[ordinary], drafter=not drafts), rounds)
+        layer = fastest(last_layer(vocabulary, SESSIONS * (1 + drafts)), rounds)
+        measured(f"{name} of {vocabulary:,} tokens, {ordinary}", seconds)
+        measured(f"the same with the last layer, {name}, {ordinary}", seconds, layer["last layer"])
+
+    with torch.inference_mode():
         for which, ordinary in ORDINARY.items():
-            jobs = {
-                "target's step": steps_of(engines["target's step"], ordinary, followed(target)),
-                "draft's step": drafts_of(engines["draft's step"], ordinary, followed(draft)),
-                f"draws of {vocabulary:,} tokens": draws_of(vocabulary, ordinary, drafter=False),
-                f"ranks of {vocabulary:,} tokens": draws_of(vocabulary, ordinary, drafter=True),
-            }
-            for name, each in jobs.items():
-                task = progress.add_task(f"{name}, {which}", total=rounds)
-                result[f"{name}, {which}"] = ratios(each, rounds, lambda task=task: progress.advance(task))  # type: ignore[misc]
+            measured(f"target's step, {which}", fastest(steps_of(engine, ordinary, followed(target)), rounds))
+            measured(f"draft's step, {which}", fastest(drafts_of(drafter, ordinary, followed(draft)), rounds))
+            draws("draws", which, DRAFTS)
+            draws("ranks", which, 0)
     show(result)
     keep(write, {"ratios": result})
 
 
 if __name__ == "__main__":
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit("company.py was told to end (SIGTERM): nothing is kept.")
+    )
     typer.run(main)

@@ -6,8 +6,10 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from outrider.sampling.likeliest import likeliest, log_normalizer
 from outrider.sampling.shaping import Row
 from outrider.wire.logprobs import Logprob, PromptLogprobs
 
@@ -53,27 +55,35 @@ class Scores:
             counts = row.after is None or (counts and chosen[index - 1] == row.after)
             if not counts or count is None:
                 continue
-            of = logits[index].double()  # [V]
-            of -= of.logsumexp(-1)
-            best = of.topk(min(count, len(of)))
-            top = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-            self.found[index] = Logprob(float(of[chosen[index]]), tuple(top))
+            own, ids, top = _told(logits[index], chosen[index], count)
+            self.found[index] = Logprob(float(own), tuple(zip(ids.tolist(), top.tolist(), strict=True)))
 
 
 def _of_prompt(logits: torch.Tensor, rows: PromptRows) -> PromptLogprobs:
     """Each row is reckoned alone, in little memory; they are brought here together."""
     own, ranks, ids, top = [], [], [], []
     for row, token in enumerate(rows.tokens, start=rows.first):
-        of = logits[row].double()  # [V]
-        of -= of.logsumexp(-1)
-        best = of.topk(min(rows.count, len(of)))
-        own.append(of[token])
-        ranks.append((of > of[token]).sum() + 1)
-        ids.append(best.indices)
-        top.append(best.values)
+        told, best, values = _told(logits[row], token, rows.count)
+        own.append(told)
+        ranks.append((logits[row] > logits[row, token]).sum() + 1)
+        ids.append(best)
+        top.append(values)
     return PromptLogprobs(
         array("f", torch.stack(own).tolist()),
         array("I", torch.stack(ranks).tolist()),
         array("I", torch.cat(ids).tolist()),
         array("f", torch.cat(top).tolist()),
     )
+
+
+def _told(logits: torch.Tensor, token: int, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns of a row [V] the token's log-probability, the ids of the likeliest [count], and theirs [count]:
+    float64, on the row's device."""
+    if logits.device.type == "cpu" and np.isfinite(most := (row := logits.numpy()).max()):
+        ids = likeliest(row, count)
+        of = row[np.append(ids, token)].astype(np.float64) - most - log_normalizer(row, most)
+        return torch.tensor(of[-1]), torch.from_numpy(ids), torch.from_numpy(of[:-1])
+    whole = logits.double()
+    whole -= whole.logsumexp(-1)
+    best = whole.topk(min(count, len(whole)))
+    return whole[token], best.indices, best.values

@@ -39,18 +39,21 @@ class NoisyArgmax:
     """(log p' + gumbel(keys)).argmax(1) for log p' = (logits - logits.max(1)) / temperature, of the rows that
     are asked for. Of equals the lowest id; where log p' is not defined, the first id for which it is not."""
 
-    def __init__(self, logits: Floats, temperature: Floats, keys: Bits) -> None:
-        """`logits` [R, V]; `temperature` [R], above 0; `keys` [R]."""
-        self._logits, self._temperature, self._keys = np.ascontiguousarray(logits), temperature, keys
+    def __init__(self, logits: Floats, temperature: Floats, keys: Bits, at: Ids | None = None) -> None:
+        """`logits` [N, V], of which the R rows are those `at` [R], or all; nothing is copied of them.
+        `temperature` [R], above 0; `keys` [R]."""
+        self._logits, self._temperature, self._keys = logits, temperature, keys
+        self._at = np.arange(len(keys)) if at is None else at
         self._counters = np.arange(1, logits.shape[1] + 1, dtype=np.uint64) * np.uint64(GOLDEN)  # [V]
-        self._likeliest: Ids = logits.argmax(1)
-        most = self._most = logits[np.arange(len(keys)), self._likeliest]
+        self._likeliest: Ids = np.array([logits[row].argmax() for row in self._at], np.int64)
+        most = self._most = logits[self._at, self._likeliest]
         self._likeliest[np.isnan(most)] = 0
         with np.errstate(over="ignore", invalid="ignore"):
             reached = _exponential(_mix64(keys + self._counters[self._likeliest]))  # the likeliest's cost
             # [R] logits from which on no noise rules a token out, and the bits with which one below could win
             near = self._near = most - np.float32(SPREAD) * temperature
-            rare = np.exp(((near - most) / temperature).astype(np.float64))  # p' of all below, at most
+            below = np.nextafter(near, -np.float32(np.inf))  # far from it, if the temperature is near 0
+            rare = np.exp(((below - most) / temperature).astype(np.float64))  # p' of all below, at most
             self._least_bits = _least_bits(reached * rare)
 
     def draw(self, rows: Ids) -> Ids:
@@ -60,7 +63,7 @@ class NoisyArgmax:
             places, bits = self._contenders(rows)
             starts = places.searchsorted(every * vocab)  # of each row's, which has some
             counts = np.concatenate((starts[1:], [len(places)])) - starts
-            logits = self._logits.reshape(-1)[places + ((rows - every) * vocab).repeat(counts)]
+            logits = self._logits[self._at[rows].repeat(counts), places - (every * vocab).repeat(counts)]
             log_p = (logits - self._most[rows].repeat(counts)) / self._temperature[rows].repeat(counts)
             cost = _exponential(bits) * np.exp(-log_p)
             enough = np.minimum.reduceat(cost, starts) * (1 + ROUNDING)
@@ -88,7 +91,7 @@ class NoisyArgmax:
             z = np.add(self._keys[some, None], self._counters, out=mixed[:count])
             _mix64_but_its_end(z, scratch[:count])
             for index, row in enumerate(some):  # one by one: a column to compare with takes twice the time
-                np.greater_equal(self._logits[row], self._near[row], out=likely[index])
+                np.greater_equal(self._logits[self._at[row]], self._near[row], out=likely[index])
             could_win = z >= self._least_bits[some, None]
             could_win |= likely[:count]
             if np.count_nonzero(likely[:count]) > MANY * count * vocab:
@@ -102,7 +105,9 @@ class NoisyArgmax:
     def _least_bits_of_any(self, rows: Ids, z: Bits) -> Bits:
         """Returns the bits [n] with which a token could win against the best of the rows' first ones, however
         likely it is."""
-        log_p = (self._logits[rows, :SAMPLE] - self._most[rows, None]) / self._temperature[rows, None]
+        log_p = (self._logits[self._at[rows], :SAMPLE] - self._most[rows, None]) / self._temperature[
+            rows, None
+        ]
         cost = _exponential(_end_of_mix64(z[:, :SAMPLE].copy())) * np.exp(-log_p)
         return _least_bits(np.fmin.reduce(cost, axis=1))
 

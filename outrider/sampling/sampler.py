@@ -82,9 +82,8 @@ class _Draws:
         self._place[noisy] = np.arange(len(noisy))
         if len(noisy):
             some = [rows[index] for index in noisy]
-            theirs = logits.numpy() if len(noisy) == len(rows) else logits.numpy()[noisy]
             temperature = [max(row.params.temperature, SMALLEST_TEMPERATURE) for row in some]
-            self._noisy = NoisyArgmax(theirs, np.array(temperature, np.float32), _keys(some))
+            self._noisy = NoisyArgmax(logits.numpy(), np.array(temperature, np.float32), _keys(some), noisy)
 
     def draw(self, which: Ids) -> Ids:
         """Returns the tokens [n] of the rows [n], which rise."""

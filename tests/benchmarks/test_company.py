@@ -13,6 +13,6 @@ def test_every_parameter_is_measured(tmp_path: Path) -> None:
     model, kept = str(build("llama", tmp_path / "model")), tmp_path / "result.json"
     main(target=model, draft=model, vocabulary=5000, rounds=1, write=kept)
     ratios = json.loads(kept.read_text())["ratios"]
-    assert len(ratios) == 8
+    assert len(ratios) == 12
     for ratio in ratios.values():
         assert ratio.keys() == {"milliseconds", *ODD} and ratio["the same"] == 1.0

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.sampling.noise import gumbel, row_key
-from outrider.sampling.noisy_argmax import SPREAD, noisy_argmax, row_keys
+from outrider.sampling.noisy_argmax import SPREAD, NoisyArgmax, noisy_argmax, row_keys
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Row, draw
 from outrider.sampling.shaping import shape
@@ -59,6 +59,15 @@ def test_the_winner_is_that_of_the_plain_formula(
     temperatures = temperature * torch.rand(rows, generator=generator).add(0.5)
     keys = [row_key(seed, position) for position in range(rows)]
     assert fast(logits, temperatures, keys) == plain(logits, temperatures, keys)
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-7, 0.01, 0.8, 100.0])
+def test_few_tokens_are_looked_at_whatever_the_temperature(temperature: float) -> None:
+    """All of them were, near 0: that made such a row five times as dear as others."""
+    logits = torch.randn(4, 33_000, generator=torch.Generator().manual_seed(1)).numpy() * 3
+    draws = NoisyArgmax(logits, np.full(4, temperature, np.float32), row_keys(range(4), range(4)))
+    places, _ = draws._contenders(np.arange(4))
+    assert len(places) < 0.02 * logits.size
 
 
 @pytest.mark.parametrize("seed", range(6))
