@@ -135,7 +135,7 @@ class Choice:
 
 def _thinking(value: object) -> str:
     """Returns the effort that it asks for. How much is thought is bounded by max_tokens alone."""
-    if not isinstance(value, dict) or value.get("type") not in EFFORTS:
+    if not isinstance(value, dict) or value.get("type") not in tuple(EFFORTS):
         raise refused(f"must be an object of type {', '.join(EFFORTS)}")
     for name in value.keys() - {"type", "budget_tokens", "display"}:
         raise refused(f"has the field {shown(name)}, which is not supported")
@@ -243,7 +243,7 @@ THINKING = {
     "properties": {
         "type": {"enum": list(EFFORTS)},
         "budget_tokens": {"type": "integer"},
-        "display": {"enum": ["summarized"]},
+        "display": {"enum": ["summarized", None]},
     },
 }
 Thinking = Annotated[str, PlainValidator(_thinking), WithJsonSchema(THINKING)]

@@ -79,12 +79,16 @@ BOTH: Neutral = {  # OpenAI's, then vLLM's
     "safety_identifier": TEXT,
     "prompt_cache_key": TEXT,
     "prompt_cache_retention": TEXT,
+    "prompt_cache_options": OBJECT,
     "bad_words": _only([]),
     "length_penalty": _only(1),
     "use_beam_search": _only(False),
     "spaces_between_special_tokens": _only(True),
     "return_tokens_as_token_ids": _only(False),
     "return_token_ids": _only(False),
+    "return_token_offsets": _only(False),
+    "thinking_token_budget": _only(-1),
+    "vllm_xargs": _only({}),
 }
 COMPLETION: Neutral = {
     **BOTH,
@@ -100,7 +104,11 @@ CHAT: Neutral = {
     "verbosity": _only("medium"),
     "add_special_tokens": _only(False),
     "documents": _only([]),
+    "include_reasoning": _only(True),
+    "mm_processor_kwargs": _only({}),
+    "media_io_kwargs": _only({}),
 }
+STREAM_OPTIONS: Neutral = {"include_obfuscation": _only(False)}
 MESSAGE: Neutral = {"name": TEXT, "annotations": _only([])}  # also sent back
 MESSAGES: Neutral = {  # Anthropic's
     "metadata": OBJECT,
@@ -118,4 +126,8 @@ RESPONSES: Neutral = {
     "safety_identifier": TEXT,
     "prompt_cache_key": TEXT,
     "prompt_cache_retention": TEXT,
+    "prompt_cache_options": OBJECT,
+    "max_tool_calls": Every(int, "integer"),  # of OpenAI's own tools
+    "context_management": _only([]),
+    "include_reasoning": _only(True),
 }

@@ -34,8 +34,17 @@ REASONING_FIELDS = frozenset({"type", "id", "summary", "content", "encrypted_con
 OUTPUT_FIELDS = frozenset({"type", "call_id", "output", "id", "status"})
 MAX_METADATA_KEY, MAX_METADATA_VALUE = 64, 512  # bytes
 LOGPROBS = "message.output_text.logprobs"
-INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
-REASONING = ("effort", "summary", "generate_summary")
+INCLUDED = (  # the others are of what no answer has here
+    LOGPROBS,
+    "reasoning.encrypted_content",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
+REASONING = ("effort", "summary", "generate_summary", "context", "mode")
 FORMATS = ("text", "json_object", "json_schema")
 
 
@@ -225,6 +234,9 @@ def _reasoning(value: object) -> str | None:
         raise refused(f"must be an object of {', '.join(REASONING)}")
     if value.get("summary") not in (None, "auto") or value.get("generate_summary") is not None:
         raise refused("must have no summary but auto: what the model thinks is told as it is")
+    for name, only in (("context", "auto"), ("mode", "standard")):
+        if value.get(name) not in (None, only):
+            raise refused(f"must have {only} as {name}, if any")
     return None if value.get("effort") is None else effort(value["effort"])
 
 
@@ -270,7 +282,12 @@ FORMAT = {
 }
 REASONING_SCHEMA = {
     "type": "object",
-    "properties": {"effort": EFFORT, "summary": {"enum": ["auto", None]}},
+    "properties": {
+        "effort": EFFORT,
+        "summary": {"enum": ["auto", None]},
+        "context": {"enum": ["auto", None]},
+        "mode": {"enum": ["standard", None]},
+    },
     "additionalProperties": False,
 }
 INCLUDE = {"type": "array", "maxItems": len(INCLUDED), "items": {"enum": list(INCLUDED)}}

@@ -127,7 +127,8 @@ def _prediction(value: object) -> str:
 Text = Annotated[str, Field(min_length=1, max_length=MAX_BODY_BYTES)]
 ModelName = Annotated[str, Field(max_length=MAX_MODEL_BYTES)]
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_BYTES)]
-TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=MAX_ID)]], Field(min_length=1, max_length=MAX_VALUES)]
+TokenId = Annotated[int, Field(ge=0, le=MAX_ID)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_VALUES)]
 Several = Field(min_length=1, max_length=MAX_PROMPTS)
 Prompt = Text | TokenIds | Annotated[list[Text], Several] | Annotated[list[TokenIds], Several]
 Stop = StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)]
@@ -164,6 +165,8 @@ class Prediction(BaseModel):
 
 class StreamOptions(Fields):
     """What a stream carries besides the text."""
+
+    neutral = neutral.STREAM_OPTIONS
 
     include_usage: bool = Field(default=False, description="A last chunk with usage and statistics.")
     continuous_usage_stats: bool = Field(default=False, description="Usage so far on every chunk.")
@@ -303,7 +306,10 @@ class TokenizeRequest(ModelFields, TemplateFields):
 class DetokenizeRequest(ModelFields):
     """POST /detokenize."""
 
-    tokens: Annotated[tuple[int, ...], PlainValidator(_ids, json_schema_input_type=TokenIds)]
+    tokens: Annotated[
+        tuple[int, ...],
+        PlainValidator(_ids, json_schema_input_type=Annotated[list[TokenId], Field(max_length=MAX_VALUES)]),
+    ]
 
 
 Request = TypeVar("Request", bound=Fields)

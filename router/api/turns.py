@@ -55,9 +55,10 @@ def part_text(index: int, part: object, kinds: Sequence[str], fields: Set[str]) 
         raise refused(f"must be a string or parts of type {told}; part {index} is {found}")
     if "text" not in part or any(part[name] is not None for name in part.keys() - fields):
         raise refused(f'must have parts of the fields "type" and "text" only; part {index} has not')
-    fault = neutral.OBJECT.fault(part.get("cache_control") or {})
-    if fault is not None:
-        raise refused(f"{fault} in cache_control of part {index}")
+    for name in CACHE_FIELDS:
+        fault = neutral.OBJECT.fault(part.get(name) or {})
+        if fault is not None:
+            raise refused(f"{fault} in {name} of part {index}")
     return checked_text(part["text"])
 
 
@@ -93,6 +94,9 @@ def _id(value: object) -> str:
     return checked_text(value, MAX_ID_BYTES)
 
 
+Ignored = Annotated[dict[str, Any] | None, Field(max_length=neutral.MAX_ENTRIES)]
+
+
 class TextPart(BaseModel):
     """A part of a message's content."""
 
@@ -100,11 +104,11 @@ class TextPart(BaseModel):
 
     type: Literal["text"]
     text: Annotated[str, Field(max_length=MAX_BODY_BYTES)]
-    cache_control: Annotated[dict[str, Any] | None, Field(max_length=neutral.MAX_ENTRIES)] = Field(
-        default=None, description="Taken, and changes nothing."
-    )
+    cache_control: Ignored = Field(default=None, description="Taken, and changes nothing.")
+    prompt_cache_breakpoint: Ignored = Field(default=None, description="Taken, and changes nothing.")
 
 
+CACHE_FIELDS = ("cache_control", "prompt_cache_breakpoint")  # Anthropic's and OpenAI's
 PART_FIELDS = TextPart.model_fields.keys()
 
 # What the fields with checks of their own may hold, as the API's document tells it.

@@ -86,6 +86,13 @@ near = st.dictionaries(
             "suffix",
             "priority",
             "return_speculation",
+            "prediction",
+            "parallel_tool_calls",
+            "cache_salt",
+            "stream_options",
+            "num_speculative_tokens",
+            "logprobs",
+            "top_logprobs",
         ]
     ),
     json_values,

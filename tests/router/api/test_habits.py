@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import get_type_hints
 
 import httpx
 import pytest
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
 
 from outrider import __version__
 from outrider.errors import StartupError
 from outrider.options.sessions import SessionOptions
 from outrider.store.memory import MemoryStore
+from router.api import schema
+from router.api.fields import UNSUPPORTED, Fields
 from router.api.responses import Json
+from router.api.responses_request import ResponsesRequest
 from router.api.stream import to_json
 from router.router import Router
 from tests.router.api.scripted import ScriptedRunner, byte_level, served, steps
@@ -87,6 +95,23 @@ async def test_what_the_server_says_of_itself(client: httpx.AsyncClient) -> None
     for route in ("/version", "/v1/models", "/v1/models/demo", "/metrics", "/health"):
         head = await client.head(route)
         assert (head.status_code, head.content) == (200, b""), route
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind"),
+    [
+        (completion_create_params.CompletionCreateParamsStreaming, schema.CompletionRequest),
+        (chat_create_params.CompletionCreateParamsStreaming, schema.ChatRequest),
+        (response_create_params.ResponseCreateParamsStreaming, ResponsesRequest),
+    ],
+    ids=["completions", "chat", "responses"],
+)
+def test_every_field_that_openai_has_is_known_and_documented(asked: type, kind: type[Fields]) -> None:
+    taken = kind.model_fields.keys() | kind.neutral.keys()
+    fields = get_type_hints(asked).keys()
+    assert not fields - taken - UNSUPPORTED
+    told = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
+    assert not [name for name in fields | taken | UNSUPPORTED if f"`{name}`" not in told]
 
 
 async def test_errors_have_the_codes_that_sdks_look_for(client: httpx.AsyncClient) -> None:

@@ -166,6 +166,7 @@ async def test_a_stream_goes_on_after_any_event(client_of: ClientOf) -> None:
         ({"messages": [{"role": "user", "content": [{**USE, "input": "x"}]}]}, "an object as input"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id in part 0"),
         ({"thinking": {"type": "often"}}, "thinking must be an object of type disabled, enabled, adaptive"),
+        ({"thinking": {"type": {}}}, "thinking must be an object of type disabled, enabled, adaptive"),
         ({"container": "c"}, "container is not supported by this server"),
         ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role must be user or assistant"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "messages must end with a turn of the user"),

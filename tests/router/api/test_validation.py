@@ -315,7 +315,8 @@ HABITS: dict[str, Any] = {
     "top_logprobs": 0,
     "safety_identifier": "x",
     "prompt_cache_key": "x",
-    "stream_options": {"include_usage": True},
+    "prompt_cache_options": {"mode": "explicit", "ttl": "30m"},
+    "stream_options": {"include_usage": True, "include_obfuscation": False},
     "stop_token_ids": [],
     "length_penalty": 1.0,
     "skip_special_tokens": True,
@@ -331,14 +332,16 @@ CHAT_HABITS: dict[str, Any] = {
     "modalities": ["text"],
     "chat_template_kwargs": {},
     "add_generation_prompt": True,
+    "include_reasoning": True,
 }
 
 
 def test_what_clients_send_by_habit_changes_nothing() -> None:
     assert completion(**HABITS, suffix="").sessions == completion().sessions
     plain = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    cached = {"cache_control": {"x": 1}, "prompt_cache_breakpoint": {"mode": "explicit"}}
     named = [
-        {"role": "developer", "content": [{"type": "text", "text": "be brief", "cache_control": {"x": 1}}]},
+        {"role": "developer", "content": [{"type": "text", "text": "be brief", **cached}]},
         {"role": "user", "content": "hi", "name": "ada", "tool_calls": [], "refusal": None},
     ]
     expected = made({"messages": plain}).sessions
