@@ -60,15 +60,17 @@ _SLOW = (
 _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _DROPPED = "dropped: "  # before a reason
 _CREATED = "_created"  # after a counter's name: when it was made
-LINES_AT_ONCE = 256  # that are written before others have their turn
+LINES_AT_ONCE = 128  # that are written before others have their turn
 _WINDOWS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 
 MODEL = ["model_name"]
 WORKER = ["model_name", "engine"]  # engine: vLLM's label; here the worker's id
 MOST_REASONS = 64  # of one verifier: each is a series of its own
-MOST_LEFT = (
-    256  # workers that have left whose counts are still told: new ones come for as long as a router runs
-)
+MOST_LEFT = 256  # workers that have left whose counts are still told: new ones come as long as a router runs
+
+
+def _gauged(load: VerifierLoad) -> tuple[float, ...]:
+    return load.running, load.waiting, load.kv_usage, load.drafts_rest, load.draft_gain
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,8 @@ class Metrics:
         # by worker, as below, and what it counts: its own running count
         self._seen: defaultdict[tuple[WorkerKey, str], dict[str, int]] = defaultdict(dict)
         self._left: dict[tuple[WorkerKey, str], None] = {}  # workers by key and model, the last at the end
+        # By model and verifier: to look a metric up by its labels takes longer than to set it.
+        self._gauges: dict[tuple[str, str], list[Gauge]] = {}
 
         def counter(name: str, help: str, labels: list[str]) -> Counter:
             return Counter(name, help, labels, registry=self.registry)
@@ -101,11 +105,21 @@ class Metrics:
         def histogram(name: str, help: str, labels: list[str], buckets: tuple[float, ...]) -> Histogram:
             return Histogram(name, help, labels, registry=self.registry, buckets=buckets)
 
-        self.running = gauge("vllm:num_requests_running", "Sessions in a verifier's batch.", WORKER)
-        self.waiting = gauge("vllm:num_requests_waiting", "Sessions that wait for KV blocks.", WORKER)
-        self.kv_usage = gauge(
-            "vllm:kv_cache_usage_perc", "Share of KV blocks held by sessions, 0 to 1.", WORKER
-        )
+        self.of_load = [  # in the order of _gauged
+            gauge("vllm:num_requests_running", "Sessions in a verifier's batch.", WORKER),
+            gauge("vllm:num_requests_waiting", "Sessions that wait for KV blocks.", WORKER),
+            gauge("vllm:kv_cache_usage_perc", "Share of KV blocks held by sessions, 0 to 1.", WORKER),
+            gauge(
+                "outrider_drafts_rest",
+                "1 while a verifier takes no drafts: it compares, or is faster without.",
+                WORKER,
+            ),
+            gauge(
+                "outrider_draft_gain",
+                "Tokens a second with drafts over without, as a verifier compared them last; 0 = not yet.",
+                WORKER,
+            ),
+        ]
         self.prompt_tokens = counter(
             "vllm:prompt_tokens", "Prompt tokens of sessions that gave output.", MODEL
         )
@@ -141,9 +155,9 @@ class Metrics:
             "Draft tokens verified that a verifier had guessed itself, by source and by what became of them.",
             [*MODEL, "source", "fate"],
         )
-        self.step_seconds = histogram("outrider_step_seconds", "Duration of a target step.", WORKER, _FAST)
+        self.step_seconds = histogram("outrider_step_seconds", "Duration of a target step.", MODEL, _FAST)
         self.step_tokens = histogram(
-            "outrider_step_tokens", "Tokens through the target in a step.", WORKER, _COUNTS
+            "outrider_step_tokens", "Tokens through the target in a step.", MODEL, _COUNTS
         )
         self.refused = counter(
             "outrider_requests_refused", "Requests refused or failed, by reason.", ["reason"]
@@ -152,26 +166,16 @@ class Metrics:
         self.dropped = counter(
             "outrider_drafts_dropped", "Drafts and claims a verifier dropped, by reason.", [*WORKER, "reason"]
         )
-        self.drafts_rest = gauge(
-            "outrider_drafts_rest",
-            "1 while a verifier takes no drafts: it compares, or is faster without.",
-            WORKER,
-        )
-        self.draft_gain = gauge(
-            "outrider_draft_gain",
-            "Tokens a second with drafts over those without, as a verifier compared them last; 0 = not yet.",
-            WORKER,
-        )
         self.draft_trials = counter(
             "outrider_draft_trials", "Comparisons of a verifier with and without drafts.", WORKER
         )
         self.rejections = counter(
-            "outrider_draft_rejections", "Drafted tokens in whose place the target took another.", WORKER
+            "outrider_draft_rejections", "Drafted tokens in whose place the target took another.", MODEL
         )
         self.rejections_covered = counter(
             "outrider_draft_rejections_covered",
             "Of them, those where a branch had the token that it took.",
-            WORKER,
+            MODEL,
         )
         self.drafts_ended = counter(
             "outrider_drafts_ended", "Sessions that a drafter gave up by itself, by cause.", ["cause"]
@@ -243,16 +247,16 @@ class Metrics:
     def observe_load(self, worker_id: str, model: str, load: VerifierLoad) -> None:
         """Takes in a verifier's report."""
         labels, key = (model, worker_id), (Role.VERIFIER, worker_id)
-        self.running.labels(*labels).set(load.running)
-        self.waiting.labels(*labels).set(load.waiting)
-        self.kv_usage.labels(*labels).set(load.kv_usage)
+        gauges = self._gauges.get(labels)
+        if gauges is None:
+            gauges = self._gauges[labels] = [one.labels(*labels) for one in self.of_load]
+        for one, value in zip(gauges, _gauged(load), strict=True):
+            one.set(value)
         if load.step_seconds > 0:  # there is a step behind it
-            self.step_seconds.labels(*labels).observe(load.step_seconds)
-            self.step_tokens.labels(*labels).observe(load.step_tokens)
-        self.preemptions.labels(*labels).inc(self._new(key, model, "preemptions", load.preemptions))
-        self.drafts_rest.labels(*labels).set(load.drafts_rest)
-        self.draft_gain.labels(*labels).set(load.draft_gain)
-        self.draft_trials.labels(*labels).inc(self._new(key, model, "draft trials", load.draft_trials))
+            self.step_seconds.labels(model).observe(load.step_seconds)
+            self.step_tokens.labels(model).observe(load.step_tokens)
+        self._count(key, model, "preemptions", load.preemptions, self.preemptions, *labels)
+        self._count(key, model, "draft trials", load.draft_trials, self.draft_trials, *labels)
 
     def observe_dropped(self, worker_id: str, model: str, counts: Mapping[str, int]) -> None:
         """Takes in a verifier's counts since its start, by reason: no more reasons than MOST_REASONS."""
@@ -260,26 +264,25 @@ class Metrics:
         for reason, count in counts.items():
             if _DROPPED + reason not in known and len(known) >= MOST_REASONS:
                 continue
-            new = self._new((Role.VERIFIER, worker_id), model, _DROPPED + reason, count)
-            self.dropped.labels(model, worker_id, reason).inc(new)
+            labels = model, worker_id, reason
+            self._count((Role.VERIFIER, worker_id), model, _DROPPED + reason, count, self.dropped, *labels)
 
     def observe_rejections(self, worker_id: str, model: str, rejections: int, covered: int) -> None:
-        """Takes in a drafter's counts since its start. What has not changed costs a look: most idle."""
+        """Takes in a drafter's counts since its start."""
         key = Role.DRAFTER, worker_id
-        seen = self._seen[key, model]
-        for counter, what, count in (
-            (self.rejections, "rejections", rejections),
-            (self.rejections_covered, "rejections covered", covered),
-        ):
-            if seen.get(what) != count:
-                counter.labels(model, worker_id).inc(self._new(key, model, what, count))
+        self._count(key, model, "rejections", rejections, self.rejections, model)
+        self._count(key, model, "rejections covered", covered, self.rejections_covered, model)
 
-    def _new(self, key: WorkerKey, model: str, what: str, count: int) -> int:
-        """Returns by how much a worker's count has grown since it was told last."""
+    def _count(
+        self, key: WorkerKey, model: str, what: str, count: int, counter: Counter, *labels: str
+    ) -> None:
+        """Counts by how much a worker's own count has grown since it was told last."""
         seen = self._seen[key, model]
-        before = seen.get(what, 0)
-        seen[what] = count
-        return count - before if count >= before else count  # below: the worker was restarted
+        before = seen.get(what)
+        if before != count:
+            seen[what] = count
+            anew = before is None or count < before  # the worker was restarted
+            counter.labels(*labels).inc(count if anew else count - (before or 0))
 
     def numerics_changed(self, model: str) -> None:
         self.numerics_changes.labels(model).inc()
@@ -299,9 +302,9 @@ class Metrics:
     def worker_left(self, key: WorkerKey, model: str) -> None:
         """Takes a worker's gauges out; what it has done stays counted until many have left after it."""
         role, worker_id = key
-        of_verifiers = (self.running, self.waiting, self.kv_usage, self.drafts_rest, self.draft_gain)
-        for gauge in of_verifiers if role is Role.VERIFIER else ():
-            with suppress(KeyError):  # it may never have reported
+        if role is Role.VERIFIER and (model, worker_id) in self._gauges:  # else it never reported
+            del self._gauges[model, worker_id]
+            for gauge in self.of_load:
                 gauge.remove(model, worker_id)
         self._left.pop((key, model), None)
         self._left[key, model] = None
@@ -317,9 +320,7 @@ class Metrics:
         """Takes out all that a worker has counted. Where it comes back, its counts begin anew, as after a
         restart."""
         role, worker_id = key
-        of_verifiers = (self.step_seconds, self.step_tokens, self.preemptions, self.draft_trials)
-        of_drafters = (self.rejections, self.rejections_covered)
-        for metric in of_verifiers if role is Role.VERIFIER else of_drafters:
+        for metric in (self.preemptions, self.draft_trials) if role is Role.VERIFIER else ():
             with suppress(KeyError):  # it may never have reported
                 metric.remove(model, worker_id)
         for what in self._seen.pop((key, model), {}):

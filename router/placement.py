@@ -155,11 +155,11 @@ def choose_drafter(
         pace = one.load.token_seconds if one.load.token_seconds > 0 else assumed
         return goodput(one.acceptance, pace, round_trip(one, verifier_address))
 
-    promised = sorted(map(promise, trusted))
-    most = MOST_CLAIMED * promised[(len(promised) - 1) // 2]  # pace and distance are their own words
+    promised = [promise(one) for one in trusted]
+    most = MOST_CLAIMED * sorted(promised)[(len(promised) - 1) // 2]  # pace and distance are their own words
     promises = {
-        one.worker_id: min(promise(one), most) / (max(one.load.sessions + one.unreported, one.placed, 0) + 1)
-        for one in trusted
+        one.worker_id: min(alone, most) / (max(one.load.sessions + one.unreported, one.placed, 0) + 1)
+        for one, alone in zip(trusted, promised, strict=True)
     }
     enough = max(promises.values()) * (1 - NEAR_SHARE)
     best = sorted(worker_id for worker_id, promised in promises.items() if promised >= enough)
@@ -209,4 +209,4 @@ def host_of(address: str) -> str:
 
 def bounded(value: float, least: float, most: float) -> float:
     """Returns the value within its bounds. NaN counts as the most: nothing is gained by reporting it."""
-    return min(max(value, least), most) if value == value else most
+    return least if value < least else value if value <= most else most

@@ -66,7 +66,7 @@ class WorkerDiscovery:
         self._tokenizers: dict[Tokenized, TokenizerFiles] = {}  # of the verifiers in the store, one of a kind
         self._fetching: dict[Tokenized, asyncio.Lock] = {}  # for each kind of verifier in the store
         self._busy: dict[Verifier | Drafter, None] = {}  # that have sessions, and some that had
-        self._size = self._spared = 0  # workers of the fleet a second ago, and when they were spared last
+        self._spared = 0  # workers of the fleet when they were spared last
         self._unjudged: dict[Drafter, None] = {}  # of the fleet: nobody to compare them with has come yet
 
     async def run(self) -> NoReturn:
@@ -85,7 +85,6 @@ class WorkerDiscovery:
     async def _watch(self) -> NoReturn:
         """Lets time pass for all workers of the fleet, so that those that fell silent are given up."""
         while True:
-            self._spare()
             for tick in range(IDLE_TICKS):
                 await asyncio.sleep(TICK_SECONDS)
                 for worker in list(self._busy):
@@ -99,13 +98,13 @@ class WorkerDiscovery:
                         worker.tick(IDLE_TICKS)
 
     def _spare(self) -> None:
-        """Once the fleet has grown by many and stands, lets the garbage collector pass over what belongs to
-        its workers: a full round would go through all of it, and nothing else runs meanwhile. It is done for
+        """Whenever the fleet has grown by many, lets the garbage collector pass over what belongs to its
+        workers: a full round would go through all of it, and nothing else runs meanwhile. It is done for
         the largest fleet that there was, not for each worker that takes another's place: so little is
         kept."""
-        before, self._size = self._size, len(self._fleet.verifiers) + len(self._fleet.drafters)
-        if self._size == before and self._size >= self._spared + SPARED_AT_ONCE:
-            self._spared = self._size
+        size = len(self._fleet.verifiers) + len(self._fleet.drafters)
+        if size >= self._spared + SPARED_AT_ONCE:
+            self._spared = size
             spare_newcomers()
 
     async def _follow(self, records: Mapping[WorkerKey, WorkerRecord]) -> None:
@@ -190,6 +189,7 @@ class WorkerDiscovery:
                 worker.on_busy = partial(self._busy.setdefault, worker)
                 await worker.connect(self._router)
                 self._admit(worker)
+                self._spare()
             return await self._until_gone(worker)
         finally:
             if worker is not None:

@@ -83,6 +83,9 @@ class Worker(Generic[Listener]):
     ) -> None:
         """`allowance`: of a worker that is not trusted."""
         self.registration = registration
+        self.identity = registration.info.identity
+        # Its id and incarnation: a worker that is started anew is another one.
+        self.instance = self.identity.worker_id, self.identity.incarnation
         self._allowance = allowance
         # Why it does not fit, or None once it is known to fit.
         self.verdict: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
@@ -96,17 +99,8 @@ class Worker(Generic[Listener]):
         self._listeners: dict[SessionId, tuple[int, Listener]] = {}  # by session, with its opening's number
 
     @property
-    def identity(self) -> Identity:
-        return self.registration.info.identity
-
-    @property
     def numerics(self) -> str:
         return self.registration.info.model.numerics
-
-    @property
-    def instance(self) -> tuple[str, int]:
-        """Returns its id and incarnation: a worker that is started anew is another one."""
-        return self.identity.worker_id, self.identity.incarnation
 
     @property
     def placed(self) -> int:
@@ -308,6 +302,7 @@ class Drafter(Worker[DrafterListener]):
         allowance = Allowance("drafter", BYTES_PER_SECOND, BURST_BYTES, time.monotonic)
         super().__init__(registration, connection, DRAFTER_SESSIONS, allowance)
         self.load = load if isinstance(load, DrafterLoad) else DrafterLoad()
+        self._reported: DrafterLoad | None = None
         self._round_trips: OrderedDict[str, float] = OrderedDict()  # the last that it told
         self.on_load: Callable[[Drafter, DrafterLoad], None] | None = None
 
@@ -368,8 +363,11 @@ class Drafter(Worker[DrafterListener]):
 
     def _dispatch(self, events: DrafterEvents) -> None:
         if events.load is not None:
+            self.unreported = 0
+        if events.load is not None and events.load != self._reported:  # one that idles tells the same again
+            self._reported = events.load
             self._note_round_trips(events.load.round_trips)
-            self.load, self.unreported = replace(events.load, round_trips=self._round_trips), 0
+            self.load = replace(events.load, round_trips=self._round_trips)
             if self.on_load is not None:
                 self.on_load(self, self.load)
         assert self._allowance is not None

@@ -82,7 +82,7 @@ def _uncrowd(ports: Mapping[int, int]) -> int:
 
 def _descriptors() -> int:
     try:
-        return sum(1 for _ in DESCRIPTORS.iterdir())
+        return len(os.listdir(DESCRIPTORS))  # noqa: PTH208 - four times a second, of thousands
     except OSError:
         return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import fields
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -26,6 +27,7 @@ from outrider.wire.session import (
 _VERIFIER_LOAD = [field.name for field in fields(VerifierLoad)]  # the message's fields have the same names
 _DRAFTER_LOAD = [field.name for field in fields(DrafterLoad)]
 _DRAFTER_NUMBERS = [name for name in _DRAFTER_LOAD if name != "round_trips"]
+_verifier_load, _drafter_numbers = attrgetter(*_VERIFIER_LOAD), attrgetter(*_DRAFTER_NUMBERS)
 
 MAX_BYTES = 16 * 2**20  # of what trusted peers say: a session with its prompt, the commits of many
 MOST_MEASURED = 2.0**32  # of a number that a worker measures: none is infinite, nor near it
@@ -253,9 +255,9 @@ def verifier_load_to_wire(load: VerifierLoad) -> verifier_pb2.VerifierLoad:
 def verifier_load_from_wire(message: verifier_pb2.VerifierLoad) -> VerifierLoad:
     """Returns the load. Raises InvalidRequest if a number is none, or beyond all that can be measured: one
     such would spoil a histogram's sum for good."""
-    load = VerifierLoad(*[getattr(message, name) for name in _VERIFIER_LOAD])
-    _check_measured([getattr(load, name) for name in _VERIFIER_LOAD])
-    return load
+    numbers = _verifier_load(message)
+    _check_measured(numbers)
+    return VerifierLoad(*numbers)
 
 
 def drafter_load_to_wire(load: DrafterLoad) -> drafter_pb2.DrafterLoad:
@@ -264,10 +266,9 @@ def drafter_load_to_wire(load: DrafterLoad) -> drafter_pb2.DrafterLoad:
 
 def drafter_load_from_wire(message: drafter_pb2.DrafterLoad) -> DrafterLoad:
     """Returns the load. Raises InvalidRequest as verifier_load_from_wire does."""
-    numbers = {name: getattr(message, name) for name in _DRAFTER_NUMBERS}
-    round_trips = dict(message.round_trips)  # a copy: the message is not kept
-    _check_measured([*numbers.values(), *round_trips.values()])
-    return DrafterLoad(**numbers, round_trips=round_trips)
+    numbers, round_trips = _drafter_numbers(message), dict(message.round_trips)  # a copy: it is not kept
+    _check_measured([*numbers, *round_trips.values()])
+    return DrafterLoad(**dict(zip(_DRAFTER_NUMBERS, numbers, strict=True)), round_trips=round_trips)
 
 
 def _check_measured(values: Iterable[object]) -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from outrider.wire.hello import Role
 from outrider.wire.load import VerifierLoad
@@ -42,15 +42,18 @@ def test_a_verifiers_load_shows_until_it_leaves() -> None:
         load = VerifierLoad(3, 2, 0.5, step_seconds, 9, preemptions=preemptions)
         metrics.observe_load("v1", "demo", load)
 
-    def value(name: str) -> float | None:
-        return metrics.registry.get_sample_value(name, labels)
+    def value(name: str, labels: Mapping[str, str] = labels) -> float | None:
+        return metrics.registry.get_sample_value(name, dict(labels))
+
+    def of_model(name: str) -> float | None:
+        return value(name, {"model_name": "demo"})
 
     report(preemptions=4, step_seconds=0.25)
     report(preemptions=6)
     assert (value("vllm:num_requests_running"), value("vllm:num_requests_waiting")) == (3, 2)
     assert value("vllm:kv_cache_usage_perc") == 0.5
-    assert (value("outrider_step_seconds_count"), value("outrider_step_seconds_sum")) == (1, 0.25)
-    assert value("outrider_step_tokens_sum") == 9
+    assert (of_model("outrider_step_seconds_count"), of_model("outrider_step_seconds_sum")) == (1, 0.25)
+    assert of_model("outrider_step_tokens_sum") == 9
     assert value("outrider_preemptions_total") == 6
     report(preemptions=1)  # its own count began again: it was restarted
     assert value("outrider_preemptions_total") == 7
@@ -65,8 +68,7 @@ def test_of_workers_that_left_the_last_ones_are_remembered() -> None:
 
     def comes(worker_id: str) -> None:
         metrics.worker_joined((Role.VERIFIER, worker_id), "demo")
-        load = VerifierLoad(running=1, step_seconds=0.1, step_tokens=1, preemptions=2)
-        metrics.observe_load(worker_id, "demo", load)
+        metrics.observe_load(worker_id, "demo", VerifierLoad(running=1, preemptions=2))
         metrics.observe_dropped(worker_id, "demo", {"stale": 3})
 
     def told(worker_id: str) -> int:
@@ -108,7 +110,6 @@ def test_a_drafter_with_the_name_of_a_verifier_takes_none_of_its_figures_along()
         metrics.worker_joined((Role.DRAFTER, worker_id), "demo")
         metrics.observe_rejections(worker_id, "demo", 5, 4)
         metrics.worker_left((Role.DRAFTER, worker_id), "demo")
-    assert metrics.registry.get_sample_value("outrider_draft_rejections_total", labels) is None
     assert metrics.registry.get_sample_value("vllm:num_requests_running", labels) == 3
     assert metrics.registry.get_sample_value("outrider_preemptions_total", labels) == 2
 
@@ -126,11 +127,12 @@ def test_what_the_session_layer_reports_is_exposed() -> None:
 
 def test_a_drafters_rejections_are_counted_on_where_it_is_started_anew() -> None:
     metrics = Metrics()
-    labels = {"model_name": "draft", "engine": "d1"}
+    labels = {"model_name": "draft"}
     for rejections, covered in ((5, 3), (5, 3), (9, 4), (2, 1)):
         metrics.observe_rejections("d1", "draft", rejections, covered)
+    metrics.observe_rejections("d2", "draft", 1, 0)
     found = [
         metrics.registry.get_sample_value(f"outrider_draft_rejections{which}_total", labels)
         for which in ("", "_covered")
     ]
-    assert found == [11, 5]
+    assert found == [12, 5]

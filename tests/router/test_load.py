@@ -194,5 +194,5 @@ async def test_a_drafters_rejections_are_shown(rig: Any) -> None:
     drafter.say(load=drafter_pb2.DrafterLoad(rejections=7, rejections_covered=5))
     await rig.until(lambda: rig.fleet.drafters["d"].load.rejections == 7)
     shown = rig.metrics.exposition().decode()
-    assert 'outrider_draft_rejections_total{engine="d",model_name="m"} 7.0' in shown
-    assert 'outrider_draft_rejections_covered_total{engine="d",model_name="m"} 5.0' in shown
+    assert 'outrider_draft_rejections_total{model_name="m"} 7.0' in shown
+    assert 'outrider_draft_rejections_covered_total{model_name="m"} 5.0' in shown

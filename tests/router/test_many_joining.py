@@ -48,24 +48,15 @@ async def test_workers_are_spared_by_the_garbage_collector_as_the_fleet_grows_an
     rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spared: list[int] = []
-    monkeypatch.setattr(rig.discovery, "_spare", lambda: None)
     monkeypatch.setattr(discovery_module, "SPARED_AT_ONCE", 2)
     monkeypatch.setattr(discovery_module, "spare_newcomers", lambda: spared.append(len(rig.fleet.drafters)))
-    discovery = WorkerDiscovery(rig.store, rig.fleet, rig.identity("another"))
     await rig.verifier()
+    assert spared == []
     drafters = [await rig.drafter(f"d{number}") for number in range(2)]
-    discovery._spare()
-    assert spared == []  # it may grow yet
-    discovery._spare()
-    assert spared == [2]
+    assert spared == [1]  # two workers
     drafters[0].registration.cancel()
     await rig.until(lambda: len(rig.fleet.drafters) == 1)
-    for name in ("another", "third"):
-        await rig.drafter(name)
-    for _ in range(3):
-        discovery._spare()
-    assert spared == [2]
-    await rig.drafter("fourth")
-    for _ in range(3):
-        discovery._spare()
-    assert spared == [2, 4]
+    await rig.drafter("another")
+    assert spared == [1]  # as many as there were before
+    await rig.drafter("third")
+    assert spared == [1, 3]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import httpx
 from prometheus_client import Metric
 
+from outrider.wire.load import VerifierLoad
 from router.metrics import LINES_AT_ONCE, Metrics
 from tests.router.api.scripted import ScriptedRunner, byte_level, served
 
@@ -33,7 +34,7 @@ async def test_metrics_are_written_piece_by_piece_and_one_text_at_a_time(
 
     metrics.registry.register(Watched())  # type: ignore[arg-type]
     for number in range(2000):
-        metrics.observe_rejections(f"drafter {number}", "demo", 1, 1)
+        metrics.observe_load(f"verifier {number}", "demo", VerifierLoad(running=number))
     pieces = list(metrics.pieces())
     assert max(piece.count(b"\n") for piece in pieces) <= LINES_AT_ONCE + 2
     most = 0
