@@ -35,7 +35,6 @@ from router.compatibility import Registration
 from router.fleet import Fleet
 from router.joined_stream import JoinedStream
 from router.registration_limits import RegistrationLimits
-from router.registry import MAX_NAME
 from router.worker_discovery import WorkerDiscovery
 from router.workers import Drafter
 
@@ -125,8 +124,6 @@ class Joins:
         info = None if raw is None else JOIN.asked.from_bytes(raw).info
         if info is None:
             raise InvalidRequest("a drafter that joins says first what it is", field="info")
-        if max(len(info.identity.worker_id), len(info.model.name)) > MAX_NAME:
-            raise InvalidRequest(f"a drafter's id and its model's name have at most {MAX_NAME} characters")
         self._limits.worker(token.name, info.identity.key, hash(info), self._clock())
         verifiers = self._fleet.verifiers.values()
         if verifiers and not any(one.registration.join_address for one in verifiers):

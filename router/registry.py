@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc.aio
 
-from outrider.errors import IdInUse, InvalidRequest, Overloaded
+from outrider.errors import IdInUse, Overloaded
 from outrider.net.places import host_of
 from outrider.net.rpc import add_methods, caller, check_certified
 from outrider.store.store import Answer, Registrar, WorkerRecord
@@ -21,8 +21,6 @@ from outrider.wire.hello import Identity
 from outrider.wire.methods import BEAT, LEAVE
 from router.metrics import Metrics
 from router.registration_limits import RegistrationLimits
-
-MAX_NAME = 256  # characters of what is told of a worker: its id, its model, its address
 
 
 class Registry:
@@ -47,11 +45,6 @@ class Registry:
     async def beat(self, record: WorkerRecord, context: Any) -> Answer:
         identity = record.info.identity
         check_certified(context, frozenset({identity.role}))
-        told = identity.worker_id, record.info.model.name, record.address, record.join_address
-        if max(map(len, told)) > MAX_NAME:
-            raise InvalidRequest(
-                f"the worker's id, its model's name and its addresses have at most {MAX_NAME} characters"
-            )
         with self._counted():
             description = hash((record.info, record.address))
             self._limits.worker(_host(context), identity.key, description, self._clock())

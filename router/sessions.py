@@ -27,7 +27,7 @@ from router.requests import (
 from router.session import Session
 from router.session_events import SessionEvents
 from router.session_log_writer import SessionLogWriter, TakenSession
-from router.speculation import PairAcceptance
+from router.speculation import PairAcceptance, Pairs
 from router.transcript import Transcript
 from router.workers import Verifier
 
@@ -59,7 +59,7 @@ class Sessions:
         self._random_bytes = random_bytes
         self._open: dict[SessionId, Session] = {}
         self._lasting = Lasting()
-        self._pairs: dict[tuple[str, str], PairAcceptance] = {}  # by the fingerprints of target and draft
+        self._pairs = Pairs()
         self._idle = asyncio.Event()
         self._idle.set()
         fleet.on_verifier_joined.append(self._offer_verifier)
@@ -157,7 +157,7 @@ class Sessions:
 
     def pair(self, target: str, draft: str) -> PairAcceptance:
         """Returns what is known of a pair of models, by their fingerprints."""
-        return self._pairs.setdefault((target, draft), PairAcceptance())
+        return self._pairs.of(target, draft)
 
     def check_room(self, sessions: int = 1) -> None:
         if len(self._open) + sessions > self._max_sessions:

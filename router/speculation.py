@@ -9,6 +9,7 @@ what the drafter says of each token: it knows more. So k errs on the high side.
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from dataclasses import dataclass
 
 FORGETTING = 0.95  # per draft token observed: what is remembered is about the last 20
@@ -24,6 +25,7 @@ WELCOME = 0.25  # of the acceptance: a price up to it lets any good draft in
 FIRST_ACCEPTANCE = 0.65  # of a pair that nothing is known of
 LEAST_ACCEPTANCE, MOST_ACCEPTANCE = 0.05, 0.97  # that a session begins with
 PAIR_RATE = 0.03  # how fast a pair's mean follows its sessions, once it has seen some
+MOST_PAIRS = 4096  # of models that a router remembers
 LEAST_OBSERVED = 8  # draft tokens; shorter sessions say nothing about the pair
 
 
@@ -40,6 +42,21 @@ class PairAcceptance:
             self.sessions += 1
             rate = max(PAIR_RATE, 1 / (self.sessions + 4))  # the first sessions move it faster
             self.mean += rate * (accepted / observed - self.mean)
+
+
+class Pairs:
+    """Those of a router, by the fingerprints of target and draft. A fingerprint is what a drafter says of
+    itself: of more pairs than MOST_PAIRS the one that was asked for longest ago goes first."""
+
+    def __init__(self) -> None:
+        self._of: OrderedDict[tuple[str, str], PairAcceptance] = OrderedDict()
+
+    def of(self, target: str, draft: str) -> PairAcceptance:
+        pair = self._of.setdefault((target, draft), PairAcceptance())
+        self._of.move_to_end((target, draft))
+        if len(self._of) > MOST_PAIRS:
+            self._of.popitem(last=False)
+        return pair
 
 
 class Estimator:

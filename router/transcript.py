@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 from outrider.wire.guesses import NO_OWN, Guesses, OwnCounts
+from outrider.wire.hello import MAX_NAME
 from outrider.wire.logprobs import Logprobs, OutputLogprobs, PromptLogprobs
 from outrider.wire.session import FinishReason, SessionId
 from outrider.wire.session_log import LoggedRequest, end_record, log_from_bytes, request_record, step_record
@@ -18,7 +19,6 @@ LOGPROB_BYTES = 8  # an id and a number
 GUESS_BYTES = 250
 OWN_BYTES = 250  # of a step
 REQUEST_BYTES = 500  # beside the prompt and what the API keeps
-MAX_NAME = 256  # characters of a drafter's worker_id
 MOST_BESIDE = 1024  # draft tokens that a verifier may say it verified beside a path, in a step
 
 

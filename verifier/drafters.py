@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from outrider.errors import InvalidRequest, Overloaded, PeerRefused, TooLarge, Unavailable
 from outrider.net.draft_right import right_of
-from outrider.wire.hello import Identity, Role, read_hello
+from outrider.wire.hello import MAX_NAME, Identity, Role, read_hello
 from outrider.wire.methods import SPECULATE
 from outrider.wire.session import SESSION_ID_BYTES
 from outrider.wire.speculation import Attach, CommitBatch, Draft, DraftBatch
@@ -33,7 +33,6 @@ from verifier.stepper import Running, Stepper
 log = logging.getLogger(__name__)
 
 MAX_KEY_BYTES = 64
-MAX_NAME = 256  # characters
 MAX_STREAMS = 1024
 IDENTITY_SHARE = 4  # one identity has at most one in so many of the streams
 

@@ -14,7 +14,7 @@ from outrider.grammar import MAX_GRAMMAR_BYTES
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import common_pb2, drafter_pb2, verifier_pb2
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
-from outrider.wire.hello import Identity, Role, hello_to_wire
+from outrider.wire.hello import MAX_NAME, Identity, Role, hello_to_wire
 from outrider.wire.load import DrafterLoad, VerifierLoad
 from outrider.wire.session import (
     MAX_CACHE_SALT_BYTES,
@@ -32,6 +32,7 @@ _verifier_load, _drafter_numbers = attrgetter(*_VERIFIER_LOAD), attrgetter(*_DRA
 MAX_BYTES = 16 * 2**20  # of what trusted peers say: a session with its prompt, the commits of many
 MOST_MEASURED = 2.0**32  # of a number that a worker measures: none is infinite, nor near it
 SMALL_BYTES = 4096  # of what says little
+MAX_ALIASES = 64  # of a model
 
 Plain = TypeVar("Plain")
 Wire = TypeVar("Wire", bound=Message)
@@ -233,8 +234,9 @@ def worker_info_from_wire(message: common_pb2.WorkerInfo) -> WorkerInfo:
     return WorkerInfo(identity, model_info_from_wire(message.model), message.kv_blocks, message.kv_block_size)
 
 
-def check_printable(info: WorkerInfo) -> None:
-    """Raises InvalidRequest unless a worker's names and hashes are printable: they stand in logs."""
+def check_named(info: WorkerInfo, *addresses: str) -> None:
+    """Raises InvalidRequest unless what a worker is called, and its model, is printable and not long: it
+    stands in logs, and routers remember by it what they saw."""
     who, model = info.identity, info.model
     told = (
         who.worker_id,
@@ -242,10 +244,21 @@ def check_printable(info: WorkerInfo) -> None:
         who.tokenizer_hash,
         model.name,
         model.fingerprint,
+        model.architecture,
+        model.device,
+        model.dtype,
+        model.quantization,
         model.numerics,
+        *model.aliases,
+        *addresses,
     )
     if not "".join(told).isprintable():
         raise InvalidRequest("the worker's and its model's names and hashes must be printable characters")
+    if max(map(len, told)) > MAX_NAME or len(model.aliases) > MAX_ALIASES:
+        raise InvalidRequest(
+            f"the worker's and its model's names, hashes and addresses have at most {MAX_NAME} characters "
+            f"each, and it has at most {MAX_ALIASES} aliases"
+        )
 
 
 def verifier_load_to_wire(load: VerifierLoad) -> verifier_pb2.VerifierLoad:
@@ -265,8 +278,10 @@ def drafter_load_to_wire(load: DrafterLoad) -> drafter_pb2.DrafterLoad:
 
 
 def drafter_load_from_wire(message: drafter_pb2.DrafterLoad) -> DrafterLoad:
-    """Returns the load. Raises InvalidRequest as verifier_load_from_wire does."""
+    """Returns the load. Raises InvalidRequest as verifier_load_from_wire does, and if an address is long."""
     numbers, round_trips = _drafter_numbers(message), dict(message.round_trips)  # a copy: it is not kept
+    if max(map(len, round_trips), default=0) > MAX_NAME:
+        raise InvalidRequest(f"a verifier's address has at most {MAX_NAME} characters", field="round_trips")
     _check_measured([*numbers, *round_trips.values()])
     return DrafterLoad(**dict(zip(_DRAFTER_NUMBERS, numbers, strict=True)), round_trips=round_trips)
 

@@ -10,7 +10,7 @@ from outrider.v1 import common_pb2, drafter_pb2
 from outrider.wire.codec import (
     MAX_BYTES,
     Codec,
-    check_printable,
+    check_named,
     drafter_load_from_wire,
     drafter_load_to_wire,
     params_from_wire,
@@ -184,7 +184,7 @@ def _info_from_wire(message: common_pb2.WorkerInfo) -> WorkerInfo:
     """Returns a drafter's description. Raises PeerRefused if it is no drafter of this release."""
     check_hello(hello_from_wire(message), Role.DRAFTER)
     info = worker_info_from_wire(message)
-    check_printable(info)
+    check_named(info)
     return info
 
 

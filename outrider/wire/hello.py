@@ -23,6 +23,7 @@ class Role(IntEnum):
     DRAFTER = common_pb2.ROLE_DRAFTER
 
 
+MAX_NAME = 256  # characters of what a process says that it, or its model, is called
 WorkerKey = tuple[Role, str]
 """(role, worker_id): a worker of one role never stands for one of another, whatever it calls itself."""
 

@@ -10,7 +10,7 @@ from outrider.v1 import registry_pb2
 from outrider.wire.codec import (
     SMALL_BYTES,
     Codec,
-    check_printable,
+    check_named,
     drafter_load_from_wire,
     drafter_load_to_wire,
     verifier_load_from_wire,
@@ -53,7 +53,7 @@ def record_from_wire(message: registry_pb2.Registration) -> WorkerRecord:
         )
     if message.join_address and not _is_address(message.join_address):
         raise InvalidRequest("join_address must be a host:port of the worker", field="join_address")
-    check_printable(info)
+    check_named(info, message.address, message.join_address)
     load: Load | None = None
     if info.identity.role is Role.VERIFIER and message.HasField("verifier_load"):
         load = verifier_load_from_wire(message.verifier_load)

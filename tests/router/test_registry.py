@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from outrider.errors import IdInUse, InvalidRequest, Overloaded, PeerRefused
+from outrider.errors import IdInUse, Overloaded, PeerRefused
 from outrider.net.rpc import bind, channel, new_server
 from outrider.net.tls import Tls
 from outrider.store.memory import MemoryStore
@@ -234,20 +234,6 @@ async def test_what_is_registered_is_rationed_and_bounded_before_it_is_decoded(
         assert (code, "at most 131072 bytes" in sentence) == (grpc.StatusCode.INVALID_ARGUMENT, True)
         code, sentence = await refusal(beat(garbage))
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED and "too much is registered" in sentence
-    worker = await rig.worker(Role.VERIFIER, "v" * 257)
-    other = Registry(rig.store, rig.metrics)
-    with pytest.raises(InvalidRequest, match="at most 256 characters"):
-        await other.beat(worker.record(), Anonymous())
-
-
-class Anonymous:
-    """The context of a caller without a certificate."""
-
-    def auth_context(self) -> dict[str, list[bytes]]:
-        return {}
-
-    def peer(self) -> str:
-        return "ipv4:127.0.0.1:1"
 
 
 async def test_a_worker_outlives_its_router(rig: Any) -> None:

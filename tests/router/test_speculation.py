@@ -13,9 +13,11 @@ from router.speculation import (
     FORGETTING,
     MARGIN,
     MAX_WINDOW,
+    MOST_PAIRS,
     PROBE_TOKENS,
     Estimator,
     PairAcceptance,
+    Pairs,
     choose_k,
     settled,
     window,
@@ -237,3 +239,14 @@ def test_a_price_that_jitters_sends_few_messages() -> None:
         k = settled(k, each)
     moves = sum(a != b for a, b in pairwise(wanted))
     assert sent < moves / 4
+
+
+def test_drafters_of_ever_other_models_leave_no_more_pairs_than_are_kept() -> None:
+    """A drafter says what its model is, and may say another thing twice a second."""
+    pairs = Pairs()
+    honest = pairs.of("target", "draft")
+    honest.mean = 0.9
+    for number in range(2 * MOST_PAIRS):
+        pairs.of("target", f"made up {number}")
+        assert pairs.of("target", "draft") is honest
+    assert len(pairs._of) == MOST_PAIRS

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from outrider.net.draft_right import right
 from outrider.v1 import verifier_pb2
+from outrider.wire.hello import MAX_NAME
 from outrider.wire.methods import SPECULATE
 from outrider.wire.speculation import MAX_BATCH_BYTES
 from tests.verifier.talk import KEY, Running, Talk, attach, drafter, greeting, open_session, output, router
-from verifier.drafters import MAX_NAME
 from verifier.misbehavior import HELD_BACK, LIMIT, TOO_MANY_CLAIMS, WEIGHTS
 
 PROMPT = 3  # tokens of talk.open_session's prompt

@@ -12,6 +12,7 @@ import pytest
 from outrider.errors import InvalidRequest, PeerRefused, TooLarge, Unavailable
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import verifier_pb2
+from outrider.wire.codec import MAX_ALIASES
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo, WorkerRecord
 from outrider.wire.drafter_sessions import (
     CloseDraft,
@@ -23,7 +24,7 @@ from outrider.wire.drafter_sessions import (
     SetWindow,
 )
 from outrider.wire.guesses import DrafterCounts, Guess, OwnCounts
-from outrider.wire.hello import Identity, Role
+from outrider.wire.hello import MAX_NAME, Identity, Role
 from outrider.wire.load import DrafterLoad, VerifierLoad
 from outrider.wire.logprobs import Logprob, PromptLogprobs
 from outrider.wire.methods import (
@@ -146,6 +147,37 @@ def test_who_joins_says_what_it_is_and_is_a_drafter() -> None:
     forged = replace(INFO, identity=replace(IDENTITY, worker_id="d\nrouter: all is well"))
     with pytest.raises(InvalidRequest, match="printable"):
         JOIN.asked.from_bytes(JOIN.asked.to_bytes(DrafterEvents(info=forged)))
+
+
+LONG = "n" * (MAX_NAME + 1)
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        *(
+            replace(INFO, identity=replace(IDENTITY, **{name: LONG}))
+            for name in ("worker_id", "model_fingerprint", "tokenizer_hash")
+        ),
+        *(
+            replace(INFO, model=replace(MODEL, **{name: LONG}))
+            for name in ("name", "fingerprint", "architecture", "device", "dtype", "quantization", "numerics")
+        ),
+        replace(INFO, model=replace(MODEL, aliases=(LONG,))),
+        replace(INFO, model=replace(MODEL, aliases=("a",) * (MAX_ALIASES + 1))),
+    ],
+)
+def test_what_a_worker_is_called_is_short_however_it_registers(info: WorkerInfo) -> None:
+    """Routers remember by it: of a fingerprint of 100 KB they remembered all of it."""
+    for codec, said in ((JOIN.asked, DrafterEvents(info=info)), (BEAT.asked, WorkerRecord(info, "h:1"))):
+        with pytest.raises((InvalidRequest, PeerRefused), match="at most 256 characters"):
+            codec.from_bytes(codec.to_bytes(said))
+
+
+def test_the_addresses_in_a_drafter_s_load_are_short() -> None:
+    said = DrafterEvents(load=DrafterLoad(1, round_trips={LONG: 0.1}))
+    with pytest.raises(InvalidRequest, match="at most 256 characters"):
+        DRAFTER_SESSIONS.answered.from_bytes(DRAFTER_SESSIONS.answered.to_bytes(said))
 
 
 def test_what_is_no_message_or_too_large_a_one_is_refused() -> None:
