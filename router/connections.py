@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from router.api.body import MAX_BODY_BYTES
+from router.request_parser import RequestParser
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +23,9 @@ logger = logging.getLogger(__name__)
 HTTP_SHARE, GRPC_SHARE, WORKER_SHARE = 2, 4, 8
 HEAD_SECONDS = 10.0  # in which the head of a request must have come, from its first byte or the beginning
 HEAD_BYTES = 64 * 1024
+MOST_HEADERS = 256  # of a request: each takes 40 times its bytes, if it is short
+TOO_MANY = f"a request has at most {MOST_HEADERS} headers\n".encode()
+CLOSE = b"connection: close"
 UNREAD_BYTES = 4 * MAX_BODY_BYTES  # of a body that was refused while it came, before the next head
 UNTAKEN_SECONDS = 60.0  # in which a client takes what waits for it: about 48 KiB
 SILENT_SECONDS = 60.0  # between two lines of the log
@@ -86,20 +90,16 @@ class Connections:
             self._told_at, self._dropped = now, 0
 
 
-class Limits(asyncio.Protocol):
-    """What uvicorn's protocols lack: they wait for ever for the first byte, the end of a head, and for who
+class LimitedProtocol(HttpToolsProtocol):
+    """What uvicorn's protocol lacks: it waits for ever for the first byte, the end of a head, and for who
     does not read.
 
-    And they take requests that come before the former is answered (pipelining), however many. A few bytes of
-    each become kilobytes in memory, and of a client that leaves only the last one is told. So the former is
-    answered, the connection closed, and what came too early is not looked at: its client sends it again
-    (RFC 9112, 9.3.2)."""
+    And it takes any number of headers, and of requests that come before the former is answered (pipelining).
+    A few bytes of each become kilobytes in memory, and of a client that leaves only the last one is told. So
+    the former is answered, the connection closed, and what came too early is not looked at: its client sends
+    it again (RFC 9112, 9.3.2)."""
 
-    # Of both protocols:
-    transport: Any
-    client: Any
     cycle: Any
-    loop: Any
 
     def __init__(
         self,
@@ -108,13 +108,11 @@ class Limits(asyncio.Protocol):
         untaken_seconds: float = UNTAKEN_SECONDS,
         **settings: Any,
     ) -> None:
-        self._too_early = False  # a request has come before the former was answered
+        self._deaf = False  # what comes is not looked at any more
         self._in_head = True
+        self._headers = 0  # of this head
         super().__init__(**settings)
-        if hasattr(self, "parser"):  # httptools' protocol: of that of h11 no request loses its body
-            from router.request_parser import RequestParser  # httptools may not be installed
-
-            self.parser: Any = RequestParser(self)
+        self.parser: Any = RequestParser(self)
         self._connections = connections
         self._head_seconds = head_seconds
         self._untaken_seconds = untaken_seconds
@@ -122,7 +120,7 @@ class Limits(asyncio.Protocol):
         self._late: asyncio.TimerHandle | None = None
         self._untaken: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._address = self.client[0] if self.client else ""
         self._expect_head()
@@ -135,7 +133,7 @@ class Limits(asyncio.Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._too_early:
+        if self._deaf:
             return
         super().data_received(data)
         if not self._between_requests():
@@ -163,34 +161,43 @@ class Limits(asyncio.Protocol):
             self._untaken.cancel()
             self._untaken = None
 
-    # Of the parser of httptools. That of h11 looks at one request at a time, and bounds its head by itself.
+    # Of the parser:
 
     def on_message_begin(self) -> None:
         if not self._between_requests():
-            self._too_early = True
+            self._deaf = True  # a request has come before the former was answered
             self.cycle.keep_alive = False
-        self._in_head = True
-        self._unless_too_early("on_message_begin")
+        self._in_head, self._headers = True, 0
+        self._unless_deaf("on_message_begin")
 
     def on_url(self, url: bytes) -> None:
-        self._unless_too_early("on_url", url)
+        self._unless_deaf("on_url", url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # what follows a body is not asked for by anybody
-            self._unless_too_early("on_header", name, value)
+        if not self._in_head or self._deaf:  # what follows a body is not asked for by anybody
+            return
+        self._headers += 1
+        if self._headers <= MOST_HEADERS:
+            super().on_header(name, value)
+            return
+        self._deaf = True
+        size = b"content-length: %d" % len(TOO_MANY)
+        status = b"HTTP/1.1 431 Request Header Fields Too Large"
+        self.transport.write(b"\r\n".join([status, b"content-type: text/plain", size, CLOSE, b"", TOO_MANY]))
+        self.transport.close()
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        self._unless_too_early("on_headers_complete")
+        self._unless_deaf("on_headers_complete")
 
     def on_body(self, body: bytes) -> None:
-        self._unless_too_early("on_body", body)
+        self._unless_deaf("on_body", body)
 
     def on_message_complete(self) -> None:
-        self._unless_too_early("on_message_complete")
+        self._unless_deaf("on_message_complete")
 
-    def _unless_too_early(self, callback: str, *arguments: bytes) -> None:
-        if not self._too_early:
+    def _unless_deaf(self, callback: str, *arguments: bytes) -> None:
+        if not self._deaf:
             getattr(super(), callback)(*arguments)
 
     def waits(self) -> bool:
@@ -216,7 +223,3 @@ class Limits(asyncio.Protocol):
         self._late = None
         if self._between_requests():
             self.drop()
-
-
-class LimitedProtocol(Limits, AutoHTTPProtocol):  # type: ignore[valid-type, misc]
-    """The one of uvicorn's two that it takes by itself."""

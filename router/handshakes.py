@@ -10,7 +10,7 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
-from router.connections import HEAD_SECONDS, Connections, Limits
+from router.connections import HEAD_SECONDS, Connections, LimitedProtocol
 
 
 class Handshake(asyncio.Protocol):
@@ -19,7 +19,7 @@ class Handshake(asyncio.Protocol):
     def __init__(
         self,
         connections: Connections,
-        make: Callable[[], Limits],
+        make: Callable[[], LimitedProtocol],
         context: ssl.SSLContext,
         seconds: float = HEAD_SECONDS,
     ) -> None:
