@@ -70,6 +70,7 @@ class Ingress:
             page=sessions.page,
             formats=Formats(sessions.tool_call_parser, sessions.reasoning_parser),
             same_numerics=sessions.same_numerics,
+            drafters_per_session=sessions.drafters_per_session,
             keys=keys,
             tls=opened(options.protection.tls),
         )

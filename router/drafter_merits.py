@@ -74,12 +74,11 @@ class DrafterMerits:
         self._next_change: Counter[str] = Counter()
 
     def passed(self, target: str) -> None:
-        """A session has made a step that says nothing of any drafter."""
+        """A session has made a step."""
         self._steps[target] += 1
 
     def observe(self, target: str, drafter: Instance, gained: float) -> None:
-        """A session has made a step with a drafter, which has gained it so many tokens."""
-        self._steps[target] += 1
+        """In that step it had a drafter, which has gained it so many tokens."""
         merit = self._made(target, drafter)
         merit.steps = FORGETTING * merit.steps + 1
         merit.gained = FORGETTING * merit.gained + gained

@@ -11,19 +11,11 @@ from dataclasses import replace
 
 from outrider.wire.load import DrafterLoad, VerifierLoad
 from outrider.wire.session import SessionId
-from router.compatibility import Registration, tokenizer_fits
+from router.compatibility import Registration
+from router.drafter_choice import DrafterChoice
 from router.drafter_doubts import DrafterDoubts
-from router.drafter_merits import CLEARLY, PAYS, DrafterMerits, preferred
 from router.metrics import Metrics
-from router.placement import (
-    DrafterCandidate,
-    VerifierCandidate,
-    choose_drafter,
-    choose_verifier,
-    host_of,
-    usable,
-    well_placed,
-)
+from router.placement import VerifierCandidate, choose_verifier, well_placed
 from router.pool import Below, Pools
 from router.prefixes import PrefixHolders, PromptBlocks
 from router.requests import ServedModel
@@ -36,12 +28,7 @@ log = logging.getLogger(__name__)
 CANCEL_SECONDS = 60.0  # as long as a session waits for a verifier
 AGAIN_SECONDS = 1.0  # after which one that is cancelled again is told again
 MOST_CANCELLED = 4096  # that are remembered; the oldest go first
-FEW = 8  # workers that are drawn to be looked at; of drafters, of each model
-FEW_MODELS = 8  # of drafters, of which some are looked at
-NEIGHBOURS = 4  # drafters of a verifier's host that are looked at, too
-
-Acceptance = Callable[[str, str], float]
-"""Returns the share of draft tokens that a (target fingerprint, draft fingerprint) pair has accepted."""
+FEW = 8  # verifiers that are drawn to be looked at
 
 
 class Fleet:
@@ -73,11 +60,9 @@ class Fleet:
         self._contexts: defaultdict[str, Counter[int]] = defaultdict(Counter)
         self._block_sizes: Counter[int] = Counter()  # of all verifiers
         self._holders = PrefixHolders()
-        self._of_draft: Pools[tuple[str, str], Drafter] = Pools()  # by tokenizer and model fingerprint
-        self._on_host: Pools[str, Drafter] = Pools()
         self._served: dict[str, ServedModel] = {}
         self.doubts = DrafterDoubts(metrics, clock)
-        self.merits = DrafterMerits()
+        self.choice = DrafterChoice(self.drafters, self.doubts, below)
         self._cancelled: dict[SessionId, float] = {}  # until when verifiers that join are told of it
 
     def add_verifier(self, verifier: Verifier) -> None:
@@ -121,8 +106,7 @@ class Fleet:
         self.drafters[drafter.identity.worker_id] = drafter
         self.metrics.worker_joined(drafter.identity.key, drafter.registration.info.model.name)
         drafter.on_load = self._observe_drafter
-        self._of_draft.add(_draft(drafter), drafter)
-        self._on_host.add(host_of(drafter.registration.address), drafter)
+        self.choice.add(drafter)
         self._count()
         for joined in self.on_drafter_joined:
             joined()
@@ -137,8 +121,7 @@ class Fleet:
         self.metrics.worker_left(worker.identity.key, name)
         if isinstance(worker, Drafter):
             del self.drafters[worker_id]
-            self._of_draft.remove(_draft(worker), worker)
-            self._on_host.remove(host_of(worker.registration.address), worker)
+            self.choice.remove(worker)
             self._count()
             for session in worker.take_listeners():
                 session.drafter_lost()
@@ -269,98 +252,6 @@ class Fleet:
             for one in verifiers
         }
 
-    def passed_over(
-        self, silent: Drafter, verifier: Verifier, gave_up: frozenset[tuple[str, int]], acceptance: Acceptance
-    ) -> bool:
-        """Returns whether another could draft for a session in the place of one of which nothing is verified;
-        if so, others are preferred to it for a while."""
-        if self.drafter_for(verifier, gave_up | {silent.instance}, acceptance) is None:
-            return False
-        self.doubts.silent(silent)
-        return True
-
-    def drafter_for(
-        self, verifier: Verifier, excluded: frozenset[tuple[str, int]], acceptance: Acceptance
-    ) -> Drafter | None:
-        """Returns a drafter for a session at the verifier; None where plain decoding is better."""
-        drafter, on_trial = self._choose_drafter(verifier, excluded, acceptance)
-        if drafter is not None and on_trial:
-            self.merits.tried(verifier.identity.model_fingerprint, drafter.instance)
-        return drafter
-
-    def drafter_after(
-        self,
-        former: Drafter,
-        verifier: Verifier,
-        gave_up: frozenset[tuple[str, int]],
-        acceptance: Acceptance,
-    ) -> Drafter | None:
-        """Returns who is to draft on for a session: the former one, another that would clearly do more or is
-        on trial, or None where plain decoding is better."""
-        model, merits = verifier.identity.model_fingerprint, self.merits
-        merit = merits.of(model, former.instance)
-        if merit is None or (merit >= PAYS and not (merits.may_try(model) or merits.may_change(model))):
-            return former
-        other, on_trial = self._choose_drafter(verifier, gave_up | {former.instance}, acceptance)
-        found = None if other is None else merits.of(model, other.instance)
-        if other is not None and on_trial:
-            merits.tried(model, other.instance)
-        elif merit >= PAYS:
-            if other is None or found is None or found < CLEARLY * merit or not merits.may_change(model):
-                return former
-            merits.changed(model, other.instance)
-        return other
-
-    def _choose_drafter(
-        self, verifier: Verifier, excluded: frozenset[tuple[str, int]], acceptance: Acceptance
-    ) -> tuple[Drafter | None, bool]:
-        """Returns the drafter, and whether it is on trial."""
-        target, address, merits = verifier.identity, verifier.registration.address, self.merits
-        model, chosen, on_trial = target.model_fingerprint, None, False
-        for drafters in self._drafter_looks(verifier):
-            candidates = (
-                DrafterCandidate(
-                    one.identity.worker_id,
-                    one.identity.incarnation,
-                    one.identity.tokenizer_hash,
-                    one.registration.address,
-                    one.load,
-                    one.placed,
-                    acceptance(model, one.identity.model_fingerprint),
-                    distrusted=self.doubts.about(one.identity.worker_id, target.worker_id),
-                    unreported=one.unreported,
-                    merit=merits.of(model, one.instance),
-                    due=merits.due(model, one.instance),
-                    way=one.way_to(verifier),
-                )
-                for one in drafters
-                if one.way_to(verifier)
-            )
-            some = usable(candidates, target.tokenizer_hash, excluded)
-            fitting, on_trial = preferred(some, merits.may_try(model))
-            chosen = choose_drafter(fitting, target.tokenizer_hash, address, below=self._below)
-            if chosen is None and some:
-                break  # none of a few pays: it is not worth to look at all, again and again
-            if chosen is not None and not self.doubts.about(chosen, target.worker_id):
-                verifier.drafted_by(chosen)
-                break
-        return self.drafters[chosen] if chosen is not None else None, on_trial
-
-    def _drafter_looks(self, verifier: Verifier) -> Iterator[Iterable[Drafter]]:
-        """Yields a few drafters of each model, drawn at random, with those that are near; then all."""
-        tokenizer = verifier.identity.tokenizer_hash
-        fitting = [draft for draft in self._of_draft if tokenizer_fits(draft[0], tokenizer)]
-        drafts = fitting[:]
-        while len(drafts) > FEW_MODELS:
-            drafts.pop(self._below(len(drafts)))
-        few = dict.fromkeys(one for draft in drafts for one in self._of_draft[draft].draw(FEW, self._below))
-        if len(few) < sum(len(self._of_draft[draft]) for draft in fitting):
-            host = host_of(verifier.registration.address)
-            few.update(dict.fromkeys(self._on_host[host].draw(NEIGHBOURS, self._below)))
-            few.update(dict.fromkeys(self.drafters[one] for one in verifier.drafters if one in self.drafters))
-            yield few
-        yield (one for draft in fitting for one in self._of_draft[draft])
-
     def _note_waiting(self, verifier: Verifier) -> None:
         if verifier.load.waiting:
             self.waiting[verifier] = None
@@ -389,7 +280,3 @@ class Fleet:
         self._note_waiting(verifier)
         for reported in self.on_verifier_load:
             reported(verifier)
-
-
-def _draft(drafter: Drafter) -> tuple[str, str]:
-    return drafter.identity.tokenizer_hash, drafter.identity.model_fingerprint

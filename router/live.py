@@ -41,6 +41,10 @@ def service(fleet: Fleet, sessions: dict[SessionId, Session]) -> Json:
         "verifiers": [_verifier(one) for one in verifiers],
         "drafters": [_drafter(one, names) for one in drafters],
         "pairs": _pairs(sessions.values()),
+        "sources": [
+            {"source": source, "verified": verified, "accepted": accepted}
+            for source, verified, accepted in fleet.metrics.guesses.by_source
+        ],
         "positions": positions(fleet.metrics.verified_in_steps, fleet.metrics.accepted_in_steps),
     }
 
@@ -97,9 +101,10 @@ def _drafter(drafter: Drafter, names: Mapping[str, str]) -> Json:
 def _pairs(sessions: Iterable[Session]) -> list[Json]:
     """Returns how many sessions each drafter drafts for at each verifier; without a drafter it is empty."""
     count = Counter(
-        (told.verifier, told.drafter)
+        (told.verifier, drafter)
         for told in (one.draft.seen() for one in islice(sessions, MOST_LOOKED_AT))
         if told.verifier
+        for drafter in told.drafters or ("",)
     )
     return [
         {"verifier": verifier, "drafter": drafter, "sessions": number}
@@ -112,7 +117,7 @@ def _session(session: Session) -> Json:
     return {
         "id": session.id.hex(),
         "verifier": told.verifier,
-        "drafter": told.drafter,
+        "drafters": told.drafters,
         "k": told.k,
         "window": told.window,
         "acceptance": told.acceptance,

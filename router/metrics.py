@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from outrider.wire.drafter_sessions import DraftEndCause
 from outrider.wire.hello import Role, WorkerKey
 from outrider.wire.load import VerifierLoad
+from router.guess_metrics import GuessMetrics
 from router.requests import TokensCommitted
 
 _FAST = (
@@ -150,11 +151,7 @@ class Metrics:
             "Draft tokens accepted, by position in the draft.",
             [*MODEL, "position"],
         )
-        self.own = counter(
-            "outrider_own_draft_tokens",
-            "Draft tokens verified that a verifier had guessed itself, by source and by what became of them.",
-            [*MODEL, "source", "fate"],
-        )
+        self.guesses = GuessMetrics(self.registry)
         self.step_seconds = histogram("outrider_step_seconds", "Duration of a target step.", MODEL, _FAST)
         self.step_tokens = histogram(
             "outrider_step_tokens", "Tokens through the target in a step.", MODEL, _COUNTS
@@ -390,9 +387,8 @@ class SessionMetrics:
                 self._accepted_at.append(metrics.accepted_at.labels(model, str(position)))
             for at in self._accepted_at[: event.accepted]:
                 at.inc()
-            for source, drafted, accepted in event.own.by_source if any(event.own) else ():
-                metrics.own.labels(model, source, "accepted").inc(accepted)
-                metrics.own.labels(model, source, "rejected").inc(drafted - accepted)
+            if any(event.own):
+                metrics.guesses.count_own(model, event.own)
 
     def ended(self, reason: str) -> None:
         """Counts the end of the session. `reason` is stop, length, abort (the client left) or error."""

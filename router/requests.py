@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.wire.description import TokenizerFiles as TokenizerFiles
-from outrider.wire.guesses import NO_OWN, Guesses, OwnCounts
+from outrider.wire.guesses import NO_OWN, DrafterCounts, Guesses, OwnCounts
 from outrider.wire.logprobs import Logprobs, PromptLogprobs
 from outrider.wire.session import FinishReason, SessionId, SessionParams
 
@@ -40,6 +40,7 @@ class TokensCommitted:
     prompt: PromptLogprobs | None = None  # with the first output, if asked for
     beside: int = 0  # draft tokens verified on other branches
     own: OwnCounts = NO_OWN
+    drafters: tuple[DrafterCounts, ...] = ()  # of a session that has had several at a time
     seconds: float | None = None  # since the session was begun here; None = only its log tells of it
 
 

@@ -56,6 +56,7 @@ class Router:
         session_ttl: float = SESSION_TTL_SECONDS,
         seed: int | None = None,
         lock_step: bool = False,
+        drafters_per_session: int = 1,
         same_numerics: bool = False,
         share_prefixes: bool = False,
         formats: Formats = AS_THE_TEMPLATE_SAYS,
@@ -85,6 +86,7 @@ class Router:
             max_sessions=max_sessions,
             num_speculative_tokens=num_speculative_tokens,
             lock_step=lock_step,
+            drafters_per_session=drafters_per_session,
             same_numerics=same_numerics,
         )
         self.intake = Intake(self.sessions, _draw_below(seed), self.threads, share_prefixes, formats)

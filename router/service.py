@@ -47,6 +47,7 @@ async def serve(config: RouterConfig) -> None:
         session_ttl=config.sessions.session_ttl,
         seed=config.sessions.seed,
         lock_step=config.sessions.lock_step,
+        drafters_per_session=config.sessions.drafters_per_session,
         same_numerics=config.sessions.same_numerics,
         share_prefixes=config.sessions.share_prefixes,
         cors_origins=config.sessions.cors_origins,

@@ -25,7 +25,7 @@ from router.fleet import Fleet
 from router.reader import Reader, cancelled, lost_track, superseded
 from router.rebalance import Unbegun
 from router.requests import SessionEnded, TokensCommitted
-from router.session_draft import PairFor, SessionDraft
+from router.session_draft import SessionDraft
 from router.session_log_writer import SessionLogWriter, TakenSession
 from router.session_state import TRANSITIONS, Event, State
 from router.standings import LEAST_PATIENCE_SECONDS, Waited
@@ -46,18 +46,15 @@ class Session:
 
     def __init__(
         self,
-        draft_key: bytes,
+        draft: SessionDraft,
         transcript: Transcript,
         log_writer: SessionLogWriter,
         fleet: Fleet,
-        pair_for: PairFor,
-        cap: int,
-        lock_step: bool = False,
         taken: TakenSession | None = None,
         same_numerics: bool = False,
     ) -> None:
-        """`cap`: most draft tokens in a step; 0 = no speculation. `lock_step`: the window is k. `taken`: the
-        log that it goes on with; None = it begins one. `same_numerics`: rather than with others it waits."""
+        """`taken`: the log that it goes on with; None = it begins one. `same_numerics`: rather than with
+        others it waits."""
         request = transcript.request
         assert request.session_id is not None and request.fingerprint is not None, "named when it is admitted"
         self.id: SessionId = request.session_id
@@ -81,7 +78,7 @@ class Session:
         self._look: asyncio.TimerHandle | None = None  # at whether its verifier commits anything
         self._still = Waited(LOOK_SECONDS)  # since its verifier's last token, or since it was placed
         self._fleet = fleet
-        self.draft = SessionDraft(transcript, draft_key, fleet, pair_for, cap, lock_step)
+        self.draft = draft
         self._same_numerics = same_numerics
         self._begun_at = asyncio.get_running_loop().time()
         self.outcome: SessionEnded | OutriderError | None = None  # None = it goes on
@@ -228,6 +225,7 @@ class Session:
             prompt=prompt,
             beside=told.beside,
             own=told.own.after(known),
+            drafters=self.draft.named(one.after(known) for one in told.drafters),
             seconds=asyncio.get_running_loop().time() - self._begun_at,
         )
         if step.numerics and self.transcript.numerics:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
 from outrider.net.draft_right import right
 from outrider.wire.drafter_sessions import DraftEndCause
+from outrider.wire.guesses import DrafterCounts
+from router.draft_place import Place
+from router.drafter_choice import Wanted
 from router.fleet import Fleet
 from router.placement import bounded
 from router.requests import TokensCommitted
@@ -38,14 +41,14 @@ class Drafting(NamedTuple):
     """How a session is drafted for at the moment."""
 
     verifier: str  # worker_id; empty = it has none
-    drafter: str  # worker_id; empty = nobody drafts
+    drafters: tuple[str, ...]  # worker_ids
     k: int
-    window: int
+    window: int  # the largest of theirs
     acceptance: float  # expected of its next draft token
 
 
 class SessionDraft:
-    """A drafter may be lost at any time: the session goes on plainly until another one drafts."""
+    """A drafter may be lost at any time: the session goes on with its others, or plainly until one drafts."""
 
     def __init__(
         self,
@@ -55,8 +58,10 @@ class SessionDraft:
         pair_for: PairFor,
         cap: int,
         lock_step: bool = False,
+        drafters: int = 1,
     ) -> None:
-        """`cap`: most draft tokens in a step; 0 = no speculation. `lock_step`: the window is k."""
+        """`cap`: most draft tokens in a step; 0 = no speculation. `lock_step`: the window is k. `drafters`:
+        most at a time."""
         request = transcript.request
         assert request.session_id is not None and request.fingerprint is not None, "named when it is admitted"
         self._id = request.session_id
@@ -69,17 +74,13 @@ class SessionDraft:
         self._cap = cap
         self._lock_step = lock_step
         self._verifier: Verifier | None = None  # None = nobody drafts
-        self._drafter: Drafter | None = None
         self._next: Drafter | None = None  # who will draft, once the verifier has been told of the session
         self._turn = -1  # how many drafters it has had before the last one
         self._gave_up: frozenset[tuple[str, int]] = frozenset()  # drafters that ended it of their own accord
-        self._unverified = 0  # tokens committed, though a draft was welcome, since one of its was verified
-        self._had = 0  # tokens committed since its drafter was chosen, or nobody was
-        self._heard = False  # of that drafter, something was verified
         self._pair = pair_for(self._fingerprint, "")
+        self._places = [Place(seat, self, self._pair) for seat in range(drafters)]
         self._estimator = Estimator(self._pair.mean)
         self._k = 0
-        self._window = 0
 
     @property
     def key(self) -> bytes:
@@ -87,18 +88,22 @@ class SessionDraft:
         return self._draft_key if self._cap else b""
 
     def seen(self) -> Drafting:
-        verifier, drafter = self._verifier, self._drafter
+        seated = self._seated
         return Drafting(
-            "" if verifier is None else verifier.identity.worker_id,
-            "" if drafter is None else drafter.identity.worker_id,
+            "" if self._verifier is None else self._verifier.identity.worker_id,
+            tuple(drafter.identity.worker_id for _, drafter in seated),
             self._k,
-            0 if drafter is None else self._window,
+            max((place.window for place, _ in seated), default=0),
             self._estimator.acceptance,
         )
 
+    @property
+    def _seated(self) -> list[tuple[Place, Drafter]]:
+        return [(place, place.drafter) for place in self._places if place.drafter is not None]
+
     def begin(self, verifier: Verifier) -> int:
         """The session is about to be opened there. Returns k, by what is known of who will draft."""
-        self._verifier, self._next = verifier, self._find_at(verifier)
+        self._verifier, self._next = verifier, self._find(self._places[0], verifier)
         if self._next is not None:
             self._expect(self._next)
         self._k = choose_k(self._estimator, verifier.load.price, self._cap)
@@ -108,161 +113,202 @@ class SessionDraft:
         """The verifier has been told."""
         drafter, self._next = self._next, None
         if drafter is not None and self._verifier is not None:
-            self._open_at(drafter, self._verifier)
+            self._open(self._places[0], drafter, self._verifier)
+        for place in self._places[1:]:
+            self._fill(place)
 
     def pause(self) -> None:
-        """The session has left its verifier, for whose address its drafter drafts."""
-        self._leave()
+        """The session has left its verifier, for whose address its drafters draft."""
+        for place in self._places:
+            self._leave(place)
         self._verifier = None
         self._gave_up = frozenset()  # perhaps only because that verifier was gone
 
     def close(self) -> None:
-        self._leave()
+        for place in self._places:
+            self._leave(place)
         self._verifier = None
-        self._pair.absorb(self._estimator.accepted, self._estimator.observed)
 
     def committed(self, step: TokensCommitted) -> None:
-        """A step of the session; changes its drafter, k and window where that is due."""
-        if self._verifier is not None and self._verifier.load.drafts_rest:
-            self._fleet.merits.passed(self._fingerprint)  # that nothing was verified says nothing
+        """A step of the session; changes its drafters, k and windows where that is due."""
+        choice, verifier = self._fleet.choice, self._verifier
+        choice.merits.passed(self._fingerprint)
+        choice.added.passed(self._fingerprint)
+        if verifier is None:
             return
-        self._estimator.observe(step.accepted, step.verified, len(step.tokens), any(step.own))
-        self._judge(step)
-        self._leave_if_silent(step)
-        self._reconsider(step)
-        self._steer()
+        if not verifier.load.drafts_rest:  # else that nothing was verified says nothing
+            self._estimator.observe(step.accepted, step.verified, len(step.tokens), any(step.own))
+            counts = self._counts(step)
+            for place, drafter in self._seated:
+                self._judge(place, drafter, verifier, step, counts)
+            self._leave_if_silent(verifier, step)
+            for place in self._places:
+                self._reconsider(place, verifier, len(step.tokens))
+            self._steer()
+
+    def named(self, counts: Iterable[DrafterCounts]) -> tuple[DrafterCounts, ...]:
+        """Returns those of the drafters that it has now, each with its model's name."""
+        names = {place.turn: drafter.registration.info.model.name for place, drafter in self._seated}
+        return tuple(one._replace(name=names[one.turn]) for one in counts if one.turn in names)
 
     def cut_off(self, turn: int, reason: str) -> None:
         """The verifier takes nothing of the drafter of that turn any more: another one drafts."""
-        drafter = self._drafter
-        if drafter is not None and turn == self._turn:
-            self._fleet.doubts.cut_off(drafter, reason)
-            drafter.close(self._id)
-            self._gave_up_by(drafter, f"the verifier cut it off: {reason}")
+        for place, drafter in self._seated:
+            if place.turn == turn:
+                self._fleet.doubts.cut_off(drafter, reason)
+                drafter.close(self._id)
+                self._gave_up_by(place, drafter, f"the verifier cut it off: {reason}")
 
-    # From the drafter.
+    # From a drafter, by its place.
 
-    def draft_ended(self, cause: DraftEndCause, reason: str) -> None:
-        drafter, verifier = self._drafter, self._verifier
+    def draft_ended(self, place: Place, cause: DraftEndCause, reason: str) -> None:
+        drafter, verifier = place.drafter, self._verifier
         if drafter is None or verifier is None:
-            self.drafter_lost()
+            self.drafter_lost(place)
             return
         self._fleet.metrics.draft_ended(cause)
         if cause is DraftEndCause.UNREACHED:
             self._fleet.doubts.unreached(drafter, verifier, reason)
-        self._gave_up_by(drafter, reason)
+        self._gave_up_by(place, drafter, reason)
 
-    def _gave_up_by(self, drafter: Drafter, reason: str) -> None:
+    def _gave_up_by(self, place: Place, drafter: Drafter, reason: str) -> None:
         log.info("session %s: drafter %s ended it: %s", self._id.hex(), drafter.identity.worker_id, reason)
         self._gave_up |= {drafter.instance}
-        self.drafter_lost()
+        self.drafter_lost(place)
 
-    def drafter_lost(self) -> None:
-        """The session goes on plainly; another drafter starts from prompt and output."""
-        self._drafter = None
-        self.seek()
+    def drafter_lost(self, place: Place) -> None:
+        """The session goes on without it; another drafter starts from prompt and output."""
+        place.leave()
+        self._fill(place)
 
     def seek(self) -> None:
-        """Gives the session a drafter where it has none and one fits."""
+        """Gives the session drafters where it has room for one, and one fits."""
+        for place in self._places:
+            self._fill(place)
+
+    def _fill(self, place: Place) -> None:
         verifier = self._verifier
-        drafter = None if verifier is None or self._drafter is not None else self._find_at(verifier)
+        drafter = None if verifier is None or place.drafter is not None else self._find(place, verifier)
         if drafter is not None and verifier is not None:
             self._expect(drafter)
-            self._open_at(drafter, verifier)
+            self._open(place, drafter, verifier)
 
-    def _open_at(self, drafter: Drafter, verifier: Verifier) -> None:
-        self._drafter = drafter
+    def _open(self, place: Place, drafter: Drafter, verifier: Verifier) -> None:
         self._turn += 1
-        self._unverified = self._had = 0
-        self._heard = False
-        self._set_window(self._wanted_window(verifier, drafter))
+        place.take(drafter, self._turn, self._pair_of(drafter))
+        self._set_window(place, self._wanted_window(verifier, drafter))
         drafter.open(
             self._id,
             replace(self._request.params, prediction=()),
             output=self._transcript.output,
             verifier_address=drafter.way_to(verifier),
-            draft_key=right(self._draft_key, self._turn),
-            window=self._window,
+            draft_key=right(self._draft_key, self._turn, place.seat),
+            window=place.window,
             target_vocab_size=verifier.registration.info.model.vocab_size,
             target=self._fingerprint,
-            listener=self,
+            listener=place,
         )
 
-    def _find_at(self, verifier: Verifier) -> Drafter | None:
-        if self._cap == 0:
-            return None
-        return self._fleet.drafter_for(verifier, self._gave_up, self._acceptance)
+    def _find(self, place: Place, verifier: Verifier) -> Drafter | None:
+        return None if self._cap == 0 else self._fleet.choice.drafter_for(self._wanted(place, verifier))
+
+    def _wanted(self, place: Place, verifier: Verifier) -> Wanted:
+        others = [drafter for other, drafter in self._seated if other is not place]
+        beside = frozenset(drafter.identity.model_fingerprint for drafter in others)
+        return Wanted(verifier, self._gave_up, self._acceptance, beside, place.seat > 0)
 
     def _acceptance(self, target: str, draft: str) -> float:
         return self._pair_for(target, draft).mean
 
+    def _pair_of(self, drafter: Drafter) -> PairAcceptance:
+        return self._pair_for(self._fingerprint, drafter.identity.model_fingerprint)
+
     def _expect(self, drafter: Drafter) -> None:
-        """What was learnt about one draft model says nothing about another."""
-        pair = self._pair_for(self._fingerprint, drafter.identity.model_fingerprint)
-        if pair is not self._pair:
-            self._pair.absorb(self._estimator.accepted, self._estimator.observed)
-            self._pair = pair
-            self._estimator = Estimator(pair.mean)
+        """What was learnt about one draft model says nothing about another, if that drafts alone."""
+        pair = self._pair_of(drafter)
+        if pair is not self._pair and not self._seated:
+            self._pair, self._estimator = pair, Estimator(pair.mean)
 
-    def _leave(self) -> None:
-        if self._drafter is not None:
-            self._drafter.close(self._id)
-            self._drafter = None
+    def _leave(self, place: Place) -> None:
+        if place.drafter is not None:
+            place.drafter.close(self._id)
+            place.leave()
 
-    def _judge(self, step: TokensCommitted) -> None:
+    def _counts(self, step: TokensCommitted) -> Mapping[int, DrafterCounts] | None:
+        """Returns by turn what a step says of the session's drafters; None = nothing. Before it has had a
+        second one all is of the first."""
+        if step.drafters:
+            return {one.turn: one for one in step.drafters}
+        if any(step.own):  # what the verifier guessed itself is no drafter's merit
+            return None
+        first, verified = self._places[0].turn, step.verified + step.beside
+        return {first: DrafterCounts(first, verified, step.accepted, verified)} if verified else {}
+
+    def _judge(
+        self,
+        place: Place,
+        drafter: Drafter,
+        verifier: Verifier,
+        step: TokensCommitted,
+        counts: Mapping[int, DrafterCounts] | None,
+    ) -> None:
         """Notes what the step says of the drafter, if it says anything."""
-        drafter, verifier, merits = self._drafter, self._verifier, self._fleet.merits
-        self._heard |= step.verified > 0
-        if drafter is None or verifier is None or any(step.own):
-            merits.passed(self._fingerprint)  # what the verifier guessed itself is no drafter's merit
-        elif step.verified or (
-            (self._heard or self._had >= READING_TOKENS)
-            and welcome(self._k, self._estimator.acceptance, verifier.load.price)
-        ):
-            cost = bounded(verifier.load.draft_cost, 0.0, 1.0)
-            gained = step.accepted - cost * (step.verified + step.beside)
-            merits.observe(self._fingerprint, drafter.instance, gained)
-        else:
-            merits.passed(self._fingerprint)
+        if counts is None:
+            return
+        own = counts.get(place.turn, DrafterCounts(place.turn, 0, 0, 0))
+        place.observe(own, step.accepted, step.verified)
+        if own.verified:
+            name = drafter.registration.info.model.name
+            self._fleet.metrics.guesses.count(self._request.model, name, own.verified, own.accepted)
+        welcomed = step.verified > 0 or welcome(self._k, self._estimator.acceptance, verifier.load.price)
+        if not (own.verified or ((place.heard or place.had >= READING_TOKENS) and welcomed)):
+            return
+        choice, cost = self._fleet.choice, bounded(verifier.load.draft_cost, 0.0, 1.0)
+        choice.merits.observe(self._fingerprint, drafter.instance, own.accepted - cost * own.verified)
+        if len(self._seated) > 1:
+            others = [one.accepted for one in counts.values() if one.turn != place.turn]
+            without = max([*others, step.own.predicted_accepted, step.own.forced_accepted])
+            added = max(0, own.accepted - without) - cost * own.alone
+            choice.added.observe(self._fingerprint, drafter.instance, added)
 
-    def _reconsider(self, step: TokensCommitted) -> None:
+    def _reconsider(self, place: Place, verifier: Verifier, tokens: int) -> None:
         """Now and then looks if another should draft, if nobody should, or if somebody should again."""
-        before, drafter, verifier = self._had, self._drafter, self._verifier
-        self._had += len(step.tokens)
-        if verifier is None or before // LOOK_TOKENS == self._had // LOOK_TOKENS:
+        before, drafter = place.had, place.drafter
+        place.had += tokens
+        if before // LOOK_TOKENS == place.had // LOOK_TOKENS:
             return
         if drafter is None:
-            self.seek()
+            self._fill(place)
             return
-        other = self._fleet.drafter_after(drafter, verifier, self._gave_up, self._acceptance)
+        other = self._fleet.choice.drafter_after(drafter, self._wanted(place, verifier))
         if other is drafter:
             return
         log.debug("session %s: drafter %s is left", self._id.hex(), drafter.identity.worker_id)
-        self._leave()
-        self._had = 0
+        self._leave(place)
+        place.had = 0
         if other is not None:
             self._expect(other)
-            self._open_at(other, verifier)
+            self._open(place, other, verifier)
 
-    def _leave_if_silent(self, step: TokensCommitted) -> None:
-        """Another drafts, if there is one, where nothing came of this one that could be verified, though a
-        draft was welcome. What it says of itself is not asked, nor what it does for other sessions."""
-        drafter, verifier = self._drafter, self._verifier
-        if drafter is None or verifier is None:
-            return
+    def _leave_if_silent(self, verifier: Verifier, step: TokensCommitted) -> None:
+        """Another drafts, if there is one, where nothing came of the only one that could be verified, though
+        a draft was welcome. What it says of itself is not asked, nor what it does for other sessions."""
+        if len(self._seated) != 1:
+            return  # of several each is judged by what it adds
+        ((place, drafter),) = self._seated
         if step.verified or not welcome(self._k, self._estimator.acceptance, verifier.load.price):
-            self._unverified = 0 if step.verified else self._unverified
+            place.unverified = 0 if step.verified else place.unverified
             return
-        self._unverified += len(step.tokens)
-        if self._unverified < SILENT_TOKENS:
+        place.unverified += len(step.tokens)
+        if place.unverified < SILENT_TOKENS:
             return
-        self._unverified = 0
-        if self._fleet.passed_over(drafter, verifier, self._gave_up, self._acceptance):
+        place.unverified = 0
+        if self._fleet.choice.passed_over(drafter, self._wanted(place, verifier)):
             drafter.close(self._id)
-            self._gave_up_by(drafter, "nothing of it was verified")
+            self._gave_up_by(place, drafter, "nothing of it was verified")
 
     def _steer(self) -> None:
-        """Sends k and the window where they have changed."""
+        """Sends k and the windows where they have changed."""
         verifier = self._verifier
         if verifier is None:
             return
@@ -270,14 +316,14 @@ class SessionDraft:
         if k != self._k:
             self._k = k
             verifier.set_speculation(self._id, k)
-        if self._drafter is not None:
-            wanted = self._wanted_window(verifier, self._drafter)
-            if wanted != self._window if self._lock_step else worth_sending(self._window, wanted):
-                self._set_window(wanted)
-                self._drafter.set_window(self._id, wanted)
+        for place, drafter in self._seated:
+            wanted = self._wanted_window(verifier, drafter)
+            if wanted != place.window if self._lock_step else worth_sending(place.window, wanted):
+                self._set_window(place, wanted)
+                drafter.set_window(self._id, wanted)
 
-    def _set_window(self, tokens: int) -> None:
-        self._window = tokens
+    def _set_window(self, place: Place, tokens: int) -> None:
+        place.window = tokens
         self._fleet.metrics.draft_window(self._request.model, tokens)
 
     def _wanted_window(self, verifier: Verifier, drafter: Drafter) -> int:

@@ -25,6 +25,7 @@ from router.requests import (
     SessionEvent,
 )
 from router.session import Session
+from router.session_draft import SessionDraft
 from router.session_events import SessionEvents
 from router.session_log_writer import SessionLogWriter, TakenSession
 from router.speculation import PairAcceptance, Pairs
@@ -45,16 +46,19 @@ class Sessions:
         max_sessions: int,
         num_speculative_tokens: int,
         lock_step: bool = False,
+        drafters_per_session: int = 1,
         same_numerics: bool = False,
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         """`num_speculative_tokens`: most draft tokens in one step of any session. `lock_step`: no draft runs
-        ahead of its verdict. `same_numerics`: a text goes on only where it is computed alike."""
+        ahead of its verdict. `drafters_per_session`: most at a time. `same_numerics`: a text goes on only
+        where it is computed alike."""
         self._fleet = fleet
         self._log_writer = log_writer
         self._max_sessions = max_sessions
         self._num_speculative_tokens = num_speculative_tokens
         self._lock_step = lock_step
+        self._drafters_per_session = drafters_per_session
         self._same_numerics = same_numerics
         self._random_bytes = random_bytes
         self._open: dict[SessionId, Session] = {}
@@ -185,17 +189,16 @@ class Sessions:
         raise Unavailable(f"no target worker for {model!r} is free to take requests at the moment")
 
     def _add(self, transcript: Transcript, taken: TakenSession | None = None) -> Session:
-        session = Session(
-            self._random_bytes(DRAFT_KEY_BYTES),
+        draft = SessionDraft(
             transcript,
-            self._log_writer,
+            self._random_bytes(DRAFT_KEY_BYTES),
             self._fleet,
             self.pair,
             self._cap(transcript.request),
             self._lock_step,
-            taken,
-            self._same_numerics,
+            self._drafters_per_session,
         )
+        session = Session(draft, transcript, self._log_writer, self._fleet, taken, self._same_numerics)
         self._open[session.id] = session
         self._idle.clear()
         return session

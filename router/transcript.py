@@ -5,7 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 
-from outrider.wire.guesses import NO_OWN, Guesses, OwnCounts
+from outrider.net.draft_right import MOST_SEATS
+from outrider.wire.guesses import NO_OWN, DrafterCounts, Guesses, OwnCounts
 from outrider.wire.hello import MAX_NAME
 from outrider.wire.logprobs import Logprobs, OutputLogprobs, PromptLogprobs
 from outrider.wire.session import FinishReason, SessionId
@@ -18,6 +19,7 @@ TOKEN_BYTES = 4
 LOGPROB_BYTES = 8  # an id and a number
 GUESS_BYTES = 250
 OWN_BYTES = 250  # of a step
+DRAFTERS_BYTES = 600  # of a step
 REQUEST_BYTES = 500  # beside the prompt and what the API keeps
 MOST_BESIDE = 1024  # draft tokens that a verifier may say it verified beside a path, in a step
 
@@ -42,6 +44,7 @@ class Transcript:
         self._guesses: dict[int, Guesses] = {}  # by step, if asked for
         self._guessed = 0  # of them all, and of their steps
         self._own: dict[int, OwnCounts] = {}  # by step, where there are any
+        self._drafters: dict[int, tuple[DrafterCounts, ...]] = {}  # by step, where several drafted
         self._seconds: dict[int, float] = {}  # since it was begun here, by step, if asked for; not in the log
 
     @classmethod
@@ -94,6 +97,7 @@ class Transcript:
             None if index else self._prompt,
             self._beside.get(index, 0),
             self._own.get(index, NO_OWN),
+            self._drafters.get(index, ()),
             self._seconds.get(index),
         )
 
@@ -111,6 +115,8 @@ class Transcript:
             self._beside[self.steps] = step.beside
         if any(step.own):
             self._own[self.steps] = step.own
+        if step.drafters:
+            self._drafters[self.steps] = step.drafters
         self._logprobs.extend(step.logprobs)
         if self.request.params.guesses:
             self._guessed += 1 + len(step.guesses)
@@ -171,6 +177,11 @@ class Transcript:
         """Returns whether a sound verifier may tell these guesses of the step, or none."""
         if step.beside > MOST_BESIDE or not step.own.possible(step.accepted, step.verified):
             return False
+        drafted = step.verified + step.beside
+        if len(step.drafters) > MOST_SEATS or not all(
+            one.possible(step.accepted, drafted) for one in step.drafters
+        ):
+            return False
         if not self.request.params.guesses or not step.guesses:
             return not step.guesses
         right = [one.token for one in step.guesses[: step.accepted]]
@@ -218,6 +229,7 @@ class Transcript:
                 step.prompt,
                 step.beside,
                 step.own,
+                step.drafters,
             )
         if self.end is not None and start < self.length:
             yield end_record(self.end)
@@ -230,7 +242,8 @@ class Transcript:
         if self._prompt is not None:
             scored += 2 * TOKEN_BYTES * (len(self._prompt) + len(self._prompt.top))
         known = TOKEN_BYTES * tokens + STEP_BYTES * self.steps + scored + GUESS_BYTES * self._guessed
-        known += OWN_BYTES * len(self._own) + TOKEN_BYTES * len(self.request.params.prediction)
+        known += OWN_BYTES * len(self._own) + DRAFTERS_BYTES * len(self._drafters)
+        known += TOKEN_BYTES * len(self.request.params.prediction)
         return REQUEST_BYTES + len(self.answer) + known
 
     def _request_record(self) -> bytes:

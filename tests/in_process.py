@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -66,6 +67,7 @@ class Answer:
     cached_prompt_tokens: int
     steps: int
     own: OwnCounts = NO_OWN  # guesses of the verifier itself
+    accepted_of: Mapping[str, int] = field(default_factory=dict)  # by draft model, of several drafters
 
 
 @dataclass
@@ -103,6 +105,7 @@ class Cluster:
         clock: Callable[[], float] = time.monotonic,
         compare: bool = False,
         patience_seconds: float = PATIENCE_SECONDS,
+        drafters_per_session: int = 1,
     ) -> None:
         """`clock`: by which verifiers count their seconds; `compare`: whether drafts rest that do not pay;
         `patience_seconds`: that a step waits for a drafter that has nothing to say."""
@@ -113,7 +116,12 @@ class Cluster:
         self._quantization = quantization
         self._kv_blocks = kv_blocks
         self._limits = limits or StepLimits()
-        self._router = Router(MemoryStore(), num_speculative_tokens=k, max_sessions=256)
+        self._router = Router(
+            MemoryStore(),
+            num_speculative_tokens=k,
+            max_sessions=256,
+            drafters_per_session=drafters_per_session,
+        )
         self.fleet, self.sessions = self._router.fleet, self._router.sessions
         self._stack = AsyncExitStack()
 
@@ -261,16 +269,17 @@ class Cluster:
         """Runs a request to its end, as `ask` does."""
         tokens: list[int] = []
         accepted = verified = cached = steps = 0
-        own = NO_OWN
+        own, accepted_of = NO_OWN, Counter[str]()
         async for event in self.sessions.run(request):
             if isinstance(event, SessionEnded):
-                return Answer(tokens, event.reason, accepted, verified, cached, steps, own)
+                return Answer(tokens, event.reason, accepted, verified, cached, steps, own, accepted_of)
             if not isinstance(event, TokensCommitted):
                 continue
             tokens += event.tokens
             accepted, verified = accepted + event.accepted, verified + event.verified
             cached += event.cached_prompt_tokens
             steps, own = steps + 1, own.plus(event.own)
+            accepted_of.update({one.name: one.accepted for one in event.drafters})
             if on_tokens is not None:
                 await on_tokens(tokens)
         raise AssertionError("the stream of events ended without an end")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from outrider.net.draft_right import MOST_SEATS
 from outrider.options.option import check, option, wrong
 
 MAX_SEED = 2**64 - 1
@@ -22,6 +23,13 @@ class SessionOptions:
         "Most draft tokens verified in one step of a request; below it each request adapts. 0 = none.",
         least=0,
         short="-k",
+    )
+    drafters_per_session: int = option(
+        1,
+        "Most drafters that guess for a request at the same time, each by another model: as many as add "
+        "something.",
+        least=1,
+        most=MOST_SEATS,
     )
     max_sessions: int = option(256, "Most requests at a time; more are refused with 429.", least=1)
     session_ttl: int = option(

@@ -348,7 +348,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ..., accepted_prediction_tokens: _Optional[int] = ..., rejected_prediction_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculativeDecoding(_message.Message):
-    __slots__ = ("mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "num_spec_steps", "num_accepted_draft_tokens", "num_draft_tokens", "own")
+    __slots__ = ("mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "num_spec_steps", "num_accepted_draft_tokens", "num_draft_tokens", "own", "drafters")
     MEAN_ACCEPTANCE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     DRAFT_ACCEPTANCE_RATE_FIELD_NUMBER: _ClassVar[int]
     ACCEPTANCE_HISTOGRAM_FIELD_NUMBER: _ClassVar[int]
@@ -356,6 +356,7 @@ class SpeculativeDecoding(_message.Message):
     NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OWN_FIELD_NUMBER: _ClassVar[int]
+    DRAFTERS_FIELD_NUMBER: _ClassVar[int]
     mean_acceptance_length: float
     draft_acceptance_rate: float
     acceptance_histogram: _containers.RepeatedScalarFieldContainer[int]
@@ -363,4 +364,5 @@ class SpeculativeDecoding(_message.Message):
     num_accepted_draft_tokens: int
     num_draft_tokens: int
     own: _common_pb2.OwnCounts
-    def __init__(self, mean_acceptance_length: _Optional[float] = ..., draft_acceptance_rate: _Optional[float] = ..., acceptance_histogram: _Optional[_Iterable[int]] = ..., num_spec_steps: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., own: _Optional[_Union[_common_pb2.OwnCounts, _Mapping]] = ...) -> None: ...
+    drafters: _containers.RepeatedCompositeFieldContainer[_common_pb2.DrafterCounts]
+    def __init__(self, mean_acceptance_length: _Optional[float] = ..., draft_acceptance_rate: _Optional[float] = ..., acceptance_histogram: _Optional[_Iterable[int]] = ..., num_spec_steps: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., own: _Optional[_Union[_common_pb2.OwnCounts, _Mapping]] = ..., drafters: _Optional[_Iterable[_Union[_common_pb2.DrafterCounts, _Mapping]]] = ...) -> None: ...

@@ -13,8 +13,11 @@ from outrider.v1 import session_pb2
 from outrider.wire.codec import finish_reason_from_wire, params_from_wire, params_to_wire
 from outrider.wire.guesses import (
     NO_OWN,
+    DrafterCounts,
     Guesses,
     OwnCounts,
+    drafters_from_wire,
+    drafters_to_wire,
     guesses_from_wire,
     guesses_to_wire,
     own_from_wire,
@@ -51,11 +54,21 @@ UNLOGGED_RECORD = session_pb2.SessionLog(end=session_pb2.SessionEnd()).Serialize
 """A log that is an end alone: the store did not take the session's request."""
 
 LoggedStep = tuple[
-    tuple[int, ...], int, int, int, str, Logprobs, Guesses, PromptLogprobs | None, int, OwnCounts
+    tuple[int, ...],
+    int,
+    int,
+    int,
+    str,
+    Logprobs,
+    Guesses,
+    PromptLogprobs | None,
+    int,
+    OwnCounts,
+    tuple[DrafterCounts, ...],
 ]
 """(tokens, accepted, verified, cached prompt tokens, numerics, log-probabilities, guesses, the
-log-probabilities of the prompt, draft tokens verified on other branches, the verifier's own guesses) of one
-step."""
+log-probabilities of the prompt, draft tokens verified on other branches, the verifier's own guesses, those of
+several drafters) of one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +104,7 @@ def step_record(
     prompt: PromptLogprobs | None = None,
     beside: int = 0,
     own: OwnCounts = NO_OWN,
+    drafters: tuple[DrafterCounts, ...] = (),
 ) -> bytes:
     """`numerics`: of the verifier, if the step before was another's."""
     of_tokens, top_tokens, top = logprob_numbers(logprobs) if logprobs else NO_NUMBERS
@@ -107,6 +121,7 @@ def step_record(
         prompt_logprobs=None if prompt is None else prompt_to_wire(prompt),
         beside=beside,
         own=own_to_wire(own),
+        drafters=drafters_to_wire(drafters),
     )
     return session_pb2.SessionLog(steps=(step,)).SerializeToString()
 
@@ -160,6 +175,7 @@ def log_from_bytes(raw: bytes) -> SessionLog:
                 prompt_from_wire(step.prompt_logprobs) if step.HasField("prompt_logprobs") else None,
                 step.beside,
                 own_from_wire(step.own) if step.HasField("own") else NO_OWN,
+                drafters_from_wire(step.drafters) if step.drafters else (),
             )
             for step in message.steps
         ],

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from outrider.wire.guesses import NO_OWN, OwnCounts
+from outrider.wire.guesses import NO_OWN, DrafterCounts, OwnCounts
 from router.api.figures import Speculation
 
 
@@ -24,14 +25,25 @@ class SpeculationStats:
         default_factory=list
     )  # [i] = steps that accepted i; as long as the longest draft + 1
     own: OwnCounts = NO_OWN  # of them, those that the verifier itself had guessed
+    drafters: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By draft model, if several drafted at a time: of them, those that it guessed, and the right ones."""
 
-    def add(self, accepted: int, verified: int, beside: int = 0, own: OwnCounts = NO_OWN) -> None:
+    def add(
+        self,
+        accepted: int,
+        verified: int,
+        beside: int = 0,
+        own: OwnCounts = NO_OWN,
+        drafters: Iterable[DrafterCounts] = (),
+    ) -> None:
         """Counts one target step; one without drafts is no speculative step. `verified`: the accepted ones
         and the path behind them; `beside`: those of other branches."""
         if verified == 0:
             return
         if any(own):
             self.own = self.own.plus(own)
+        for one in drafters:
+            self._add_of(one.name, one.verified, one.accepted)
         self.steps += 1
         self.accepted += accepted
         self.drafted += verified + beside
@@ -44,9 +56,15 @@ class SpeculationStats:
         self.accepted += other.accepted
         self.drafted += other.drafted
         self.own = self.own.plus(other.own)
+        for name, (drafted, accepted) in other.drafters.items():
+            self._add_of(name, drafted, accepted)
         self._widen(len(other.histogram))
         for accepted, steps in enumerate(other.histogram):
             self.histogram[accepted] += steps
+
+    def _add_of(self, name: str, drafted: int, accepted: int) -> None:
+        before = self.drafters.get(name, (0, 0))
+        self.drafters[name] = before[0] + drafted, before[1] + accepted
 
     def _widen(self, length: int) -> None:
         self.histogram.extend([0] * (length - len(self.histogram)))
@@ -73,5 +91,10 @@ class SpeculationStats:
             told["own_guesses"] = {
                 source: {"num_draft_tokens": drafted, "num_accepted_draft_tokens": accepted}
                 for source, drafted, accepted in self.own.by_source
+            }
+        if self.drafters:
+            told["drafters"] = {
+                name: {"num_draft_tokens": drafted, "num_accepted_draft_tokens": accepted}
+                for name, (drafted, accepted) in self.drafters.items()
             }
         return told

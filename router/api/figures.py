@@ -34,8 +34,8 @@ class Usage(TypedDict):
     completion_tokens_details: NotRequired[OutputTokens]
 
 
-class OwnGuesses(TypedDict):
-    """Of the draft tokens, those of a prediction, or those that a grammar forced."""
+class SourceGuesses(TypedDict):
+    """Of the draft tokens, those that one source had guessed. What two guessed counts for both."""
 
     num_draft_tokens: Count
     num_accepted_draft_tokens: Count
@@ -50,7 +50,8 @@ class Speculation(TypedDict):
     num_spec_steps: Count
     num_accepted_draft_tokens: Count
     num_draft_tokens: Count
-    own_guesses: NotRequired[dict[str, OwnGuesses]]
+    own_guesses: NotRequired[dict[str, SourceGuesses]]
+    drafters: NotRequired[dict[str, SourceGuesses]]
 
 
 class GenerationMetrics(TypedDict):

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError, Message
 
 from outrider.errors import InvalidRequest
 from outrider.v1 import generation_pb2
-from outrider.wire.guesses import own_to_wire
+from outrider.wire.guesses import DrafterCounts, drafters_to_wire, own_to_wire
 from router.api import schema
 from router.api.body import MAX_BODY_BYTES, MAX_VALUES, decoded, too_large
 from router.api.logprobs import Scored, Told
@@ -374,6 +374,10 @@ def _completed(index: int, result: Result) -> generation_pb2.Completed:
             num_accepted_draft_tokens=stats.accepted,
             num_draft_tokens=stats.drafted,
             own=own_to_wire(stats.own),
+            drafters=drafters_to_wire(
+                DrafterCounts(0, drafted, accepted, 0, name)
+                for name, (drafted, accepted) in stats.drafters.items()
+            ),
         ),
         numerics_changes=result.numerics_changes,
         tool_calls=len(result.called),

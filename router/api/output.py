@@ -137,7 +137,7 @@ class Output:
 
         The client has the first `after` tokens and their text: it is the same however steps were cut."""
         self.usage.cached_prompt_tokens = self.usage.cached_prompt_tokens or event.cached_prompt_tokens
-        self.speculation.add(event.accepted, event.verified, event.beside, event.own)
+        self.speculation.add(event.accepted, event.verified, event.beside, event.own, event.drafters)
         if event.numerics:
             self.numerics.append(event.numerics)
         before, text, taken, reasoning = self.usage.completion_tokens, "", 0, ""

@@ -58,6 +58,7 @@ class Board {
       "#Tokens",
     ]);
     this.pairs = table("Who drafts for whom", ["Verifier", "Drafter", "#Sessions"]);
+    this.sources = table("Guesses, by who made them", ["Source", "#Verified", "#Kept", "#Share kept"]);
     this.positions = chart("Drafts kept, by place in the draft");
     this.times = chart("Step time against its tokens");
     this.price = chart("Price of a token in a step");
@@ -76,6 +77,7 @@ class Board {
       element("div", "charts", ...charts),
       this.sessions.whole,
       this.pairs.whole,
+      this.sources.whole,
       element("h3", "", "Came and went"),
       this.news,
     );
@@ -137,6 +139,10 @@ class Board {
   #tables({ service, sessions }) {
     const gone = (role) =>
       [...this.gone].filter(([, one]) => one.role === role).map(([id]) => ["left", [short(id), "has left"]]);
+    const resting = (one) => {
+      if (!rests.has(one.verifier)) return "";
+      return one.drafters.length > 1 ? ", who rest" : ", who rests";
+    };
     const rests = new Set(service.verifiers.filter((one) => one.drafts_rest).map((one) => one.id));
     this.verifiers.show([
       ...service.verifiers.map((one) => [
@@ -172,13 +178,20 @@ class Board {
       ]),
       ...gone("drafters"),
     ]);
+    this.sources.show(
+      service.sources.map((one) => [
+        "",
+        [one.source, one.verified, one.accepted, percent(one.verified ? one.accepted / one.verified : 0)],
+      ]),
+      "No guesses yet.",
+    );
     this.sessions.show(
       sessions.map((one) => [
         "",
         [
           one.id.slice(0, 8),
           short(one.verifier || "waits"),
-          short(one.drafter || "nobody") + (rests.has(one.verifier) ? ", who rests" : ""),
+          (one.drafters.map(short).join(" and ") || "nobody") + resting(one),
           one.k,
           one.window,
           percent(one.acceptance),

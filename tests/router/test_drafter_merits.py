@@ -5,21 +5,26 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from outrider.sampling.params import SamplingParams
 from outrider.wire.drafter_sessions import DrafterEvents
-from outrider.wire.load import DrafterLoad
+from outrider.wire.guesses import DrafterCounts
+from outrider.wire.hello import Role
+from outrider.wire.load import DrafterLoad, VerifierLoad
 from outrider.wire.session import SessionId, SessionParams
+from outrider.wire.verifier_sessions import VerifierEvents
 from router.drafter_merits import REMEMBERED, TRIAL_SHARE, TRIAL_STEPS, DrafterMerits
 from router.fleet import Fleet
 from router.requests import GenerationRequest, TokensCommitted
 from router.session_draft import SessionDraft
 from router.speculation import PairAcceptance
 from router.transcript import Transcript
-from tests.router.test_large_fleet import fleet_of
+from router.workers import Drafter
+from tests.router.test_large_fleet import NoStream, fleet_of, registration
 
 STREAMS, STEPS, LENGTH = 8, 2000, 400
 SILENT = -1.0
@@ -68,7 +73,7 @@ class Simulation:
                 streams[index] = draft, left
 
     def _step(self, draft: SessionDraft, step: int) -> int:
-        drafter = draft._drafter
+        (drafter,) = [drafter for _, drafter in draft._seated] or [None]
         name = None if drafter is None else drafter.identity.worker_id
         gain = self.gains[name](step, drafter.placed) if drafter is not None and name is not None else 0.0
         silent, gain = gain < 0, max(gain, 0.0)
@@ -144,6 +149,102 @@ async def test_two_that_are_worth_less_the_more_they_have_share_the_sessions() -
     assert 0.35 < both.share(0) < 0.65
     opened = sum(drafter._opening for drafter in both.fleet.drafters.values())
     assert opened < STREAMS + 2 * STEPS * STREAMS / 1024  # two changes for each trial
+
+
+class Several:
+    """Sessions that may have two drafters at a time, each of another model: what they guess right is drawn,
+    and a step accepts what the one that is right for longer has said."""
+
+    def __init__(self, fleet: Fleet, *rights: float | None) -> None:
+        """`rights`: how often each is right, whatever the others are; None = it says what the first says."""
+        self.fleet, self.rng = fleet, random.Random(1)
+        (self.verifier,) = fleet.verifiers.values()
+        self.verifier._dispatch(VerifierEvents(load=VerifierLoad(draft_cost=0.02)))
+        self.rights = dict(zip(fleet.drafters, rights, strict=True))
+        self.steps: Counter[tuple[str, ...]] = Counter()  # by who drafted
+        self.committed, self.pair = 0, PairAcceptance()
+
+    def run(self, sessions: int = 20, steps: int = 200) -> None:
+        for number in range(sessions):
+            request = GenerationRequest(
+                "m",
+                SessionParams((1, 2, 3), SamplingParams(seed=1), 10**6),
+                session_id=SessionId(f"{number:016}".encode()),
+                fingerprint=self.verifier.identity.model_fingerprint,
+            )
+            transcript = Transcript(request)
+            draft = SessionDraft(transcript, b"k" * 16, self.fleet, lambda *_: self.pair, 8, drafters=2)
+            draft.begin(self.verifier)
+            draft.start()
+            for _ in range(steps):
+                self._step(draft)
+            draft.close()
+
+    def _step(self, draft: SessionDraft) -> None:
+        seated = [(place.turn, drafter.identity.worker_id) for place, drafter in draft._seated]
+        first = next(iter(self.rights.values()))
+        assert first is not None
+        firsts, said = self._said(first), dict[int, int]()
+        for turn, name in seated:
+            right = self.rights[name]
+            same = right is None or name == next(iter(self.rights))
+            said[turn] = firsts if same else self._said(right or 0.0)
+        accepted = max(said.values(), default=0)
+        counts = []
+        for turn, own in said.items():
+            others = max((other for each, other in said.items() if each != turn), default=0)
+            copied = len(said) > 1 and self.rights[dict(seated)[turn]] is None
+            alone = 0 if copied else 4 - min(own, others)  # nobody else goes on where one is wrong
+            counts.append(DrafterCounts(turn, 4, own, alone))
+        self.steps[tuple(sorted(name for _, name in seated))] += 1
+        self.committed += 1 + accepted
+        told = tuple(counts) if len(counts) > 1 else ()
+        verified = 4 if said else 0
+        draft.committed(TokensCommitted((7,) * (1 + accepted), accepted, verified, drafters=told))
+
+    def _said(self, right: float) -> int:
+        return next((count for count in range(4) if self.rng.random() >= right), 4)
+
+    def share(self, *numbers: int) -> float:
+        """Of the steps, those with these drafters."""
+        names = list(self.rights)
+        return self.steps[tuple(sorted(names[number] for number in numbers))] / self.steps.total()
+
+
+async def several(*rights: float | None) -> Several:
+    fleet = await fleet_of(1)
+    connection: Any = NoStream()
+    for number in range(len(rights)):
+        one = registration(Role.DRAFTER, number, name=f"draft {number}", fingerprint=f"draft {number}")
+        identity = replace(one.info.identity, model_fingerprint=f"draft {number}")
+        one = replace(one, info=replace(one.info, identity=identity))
+        fleet.add_drafter(Drafter(one, connection, None))
+    made = Several(fleet, *rights)
+    made.run()
+    return made
+
+
+async def test_two_that_err_independently_both_draft_and_commit_more_than_the_best_alone() -> None:
+    both, alone = await several(0.6, 0.6), await several(0.6)
+    assert both.share(0, 1) > 0.95
+    assert both.committed > 1.25 * alone.committed
+    metrics = both.fleet.metrics.guesses.by_source
+    assert [source for source, *_ in metrics] == ["draft 0", "draft 1"]
+    assert all(0.3 < accepted / verified < 0.5 for _, verified, accepted in metrics)
+
+
+@pytest.mark.parametrize("right", [0.0, None], ids=["garbage", "the same"])
+async def test_a_second_that_adds_nothing_gets_its_trials_only(right: float | None) -> None:
+    both, alone = await several(0.8, right), await several(0.8)
+    assert both.share(0, 1) < 2 / TRIAL_SHARE, "until it is known it drafts, too"
+    assert both.committed > 0.98 * alone.committed
+
+
+async def test_of_three_the_two_that_bring_most_draft() -> None:
+    """And no session has more than two."""
+    three = await several(0.1, 0.8, 0.6)
+    assert three.share(1, 2) > 0.7
+    assert all(len(names) <= 2 for names in three.steps)
 
 
 async def test_memory_is_bounded() -> None:

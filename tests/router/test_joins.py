@@ -19,6 +19,7 @@ from outrider.wire.load import DrafterLoad
 from outrider.wire.methods import JOIN
 from router import joins as joins_module
 from router.api.keys import ApiKey, digest
+from router.drafter_choice import Wanted
 from router.joins import Joins
 from router.live import service
 from tests.router.asking import Running, committed, finished, request
@@ -218,7 +219,9 @@ async def test_only_verifiers_that_take_them_are_given_to_them(rig: Any, door: D
         await rig.until(lambda: "laptop" in rig.fleet.drafters)
 
         def drafts_for(name: str) -> Any:
-            return rig.fleet.drafter_for(rig.fleet.verifiers[name], frozenset(), lambda target, draft: 0.8)
+            return rig.fleet.choice.drafter_for(
+                Wanted(rig.fleet.verifiers[name], frozenset(), lambda *_: 0.8)
+            )
 
         assert drafts_for("closed") is None
         assert drafts_for("open") is rig.fleet.drafters["laptop"]

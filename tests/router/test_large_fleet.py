@@ -20,7 +20,8 @@ from outrider.wire.load import DrafterLoad, VerifierLoad
 from outrider.wire.session import SessionId, SessionParams
 from outrider.wire.verifier_sessions import VerifierEvents
 from router.compatibility import Registration, incompatibility
-from router.fleet import FEW, FEW_MODELS, NEIGHBOURS, Fleet
+from router.drafter_choice import FEW, FEW_MODELS, NEIGHBOURS, Wanted
+from router.fleet import Fleet
 from router.metrics import Metrics
 from router.placement import DrafterCandidate, VerifierCandidate
 from router.prefixes import MOST_HOLDERS
@@ -121,10 +122,11 @@ async def test_a_placement_looks_at_a_few_workers_of_many(monkeypatch: pytest.Mo
             looked[kind.__name__] += 1
             return kind(*args, **fields)
 
-        monkeypatch.setattr(f"router.fleet.{kind.__name__}", counted)
+        room = "fleet" if kind is VerifierCandidate else "drafter_choice"
+        monkeypatch.setattr(f"router.{room}.{kind.__name__}", counted)
     placing = Placing(fleet)
     for _ in range(20):
-        drafter = fleet.drafter_for(placing.place(), frozenset(), lambda *_: 0.7)
+        drafter = fleet.choice.drafter_for(Wanted(placing.place(), frozenset(), lambda *_: 0.7))
         assert drafter is not None
     assert looked["VerifierCandidate"] <= 20 * (FEW + MOST_HOLDERS)
     assert looked["DrafterCandidate"] <= 20 * (FEW + NEIGHBOURS + MOST_DRAFTERS)
@@ -136,16 +138,16 @@ async def test_where_no_drafter_pays_a_few_are_looked_at(monkeypatch: pytest.Mon
     model, drafters = verifier.identity.model_fingerprint, list(fleet.drafters.values())
     for one in reversed(drafters):
         if one is drafters[0]:
-            fleet.merits.tried(model, one.instance)  # then there is no other trial for a while
+            fleet.choice.merits.tried(model, one.instance)  # then there is no other trial for a while
         for _ in range(40):
-            fleet.merits.observe(model, one.instance, 0.0)
+            fleet.choice.merits.observe(model, one.instance, 0.0)
 
     def counted(*args: Any, **fields: Any) -> DrafterCandidate:
         looked.append(args[0])
         return DrafterCandidate(*args, **fields)
 
-    monkeypatch.setattr("router.fleet.DrafterCandidate", counted)
-    found = [fleet.drafter_for(verifier, frozenset(), lambda *_: 0.7) for _ in range(20)]
+    monkeypatch.setattr("router.drafter_choice.DrafterCandidate", counted)
+    found = [fleet.choice.drafter_for(Wanted(verifier, frozenset(), lambda *_: 0.7)) for _ in range(20)]
     assert found == [None] * 20
     assert len(looked) <= 20 * (FEW + NEIGHBOURS + MOST_DRAFTERS)
 
@@ -195,7 +197,7 @@ async def test_a_rare_draft_model_that_is_better_is_found_among_many() -> None:
         one._dispatch(DrafterEvents(load=DrafterLoad(token_seconds=0.01)))
     (verifier,) = fleet.verifiers.values()
     acceptance = {"better": 0.9, "DRAFTER model": 0.5}
-    drafter = fleet.drafter_for(verifier, frozenset(), lambda _, draft: acceptance[draft])
+    drafter = fleet.choice.drafter_for(Wanted(verifier, frozenset(), lambda _, draft: acceptance[draft]))
     assert drafter is not None and drafter.identity.worker_id == "drafter-0999"
 
 
@@ -203,9 +205,9 @@ async def test_a_drafter_is_found_where_nearly_all_gave_the_session_up() -> None
     fleet = await fleet_of(1, 100)
     (verifier,) = fleet.verifiers.values()
     gave_up = frozenset(one.instance for one in list(fleet.drafters.values())[:-1])
-    drafter = fleet.drafter_for(verifier, gave_up, lambda *_: 0.7)
+    drafter = fleet.choice.drafter_for(Wanted(verifier, gave_up, lambda *_: 0.7))
     assert drafter is not None and drafter.identity.worker_id == "drafter-0099"
-    assert fleet.drafter_for(verifier, gave_up | {drafter.instance}, lambda *_: 0.7) is None
+    assert fleet.choice.drafter_for(Wanted(verifier, gave_up | {drafter.instance}, lambda *_: 0.7)) is None
 
 
 async def test_what_an_own_report_says_of_drafters_does_not_count_twice() -> None:
@@ -226,7 +228,12 @@ async def test_more_draft_models_than_are_looked_at_cost_no_more(monkeypatch: py
         fleet.add_drafter(Drafter(replace(one, info=replace(one.info, identity=identity)), connection, None))
     asked: list[str] = []
     (verifier,) = fleet.verifiers.values()
-    assert fleet.drafter_for(verifier, frozenset(), lambda _, draft: asked.append(draft) or 0.7) is not None  # type: ignore[func-returns-value]
+
+    def acceptance(_: str, draft: str) -> float:
+        asked.append(draft)
+        return 0.7
+
+    assert fleet.choice.drafter_for(Wanted(verifier, frozenset(), acceptance)) is not None
     assert len(asked) <= FEW_MODELS + NEIGHBOURS
 
 

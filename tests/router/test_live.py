@@ -48,9 +48,12 @@ async def test_who_drafts_for_whom_and_whose_session_it_is(rig: Any) -> None:
     now = told(rig)
     assert now["counts"]["sessions"] == 3
     assert now["pairs"] == [{"verifier": "v", "drafter": "d", "sessions": 3}]
+    assert now["sources"] == [{"source": "m", "verified": 6, "accepted": 3}]
     mine = sessions_of("alice", rig.sessions.open)
     assert [one["id"] for one in mine] == [opened[2].session_id.hex(), opened[0].session_id.hex()]
-    assert {(one["verifier"], one["drafter"], one["k"], one["tokens"]) for one in mine} == {("v", "d", 8, 2)}
+    assert {(one["verifier"], one["drafters"], one["k"], one["tokens"]) for one in mine} == {
+        ("v", ("d",), 8, 2)
+    }
     assert len(sessions_of("bob", rig.sessions.open)) == 1 and not sessions_of("", rig.sessions.open)
     secret = opened[1].session_id.hex()
     assert secret not in json.dumps([now, mine])

@@ -121,7 +121,7 @@ async def test_a_drafter_of_which_nothing_is_verified_is_left_whatever_it_says_o
 
 async def test_one_session_that_a_drafter_serves_does_not_hide_those_that_it_starves(rig: Any) -> None:
     verifier, drafter, other = await rig.verifier(), await rig.drafter("a"), await rig.drafter("b")
-    rig.fleet.merits.tried("VERIFIER model", ("none", 1))  # so that no other trial begins meanwhile
+    rig.fleet.choice.merits.tried("VERIFIER model", ("none", 1))  # so that no other trial begins meanwhile
     other.say(load=drafter_pb2.DrafterLoad(token_seconds=1.0, sessions=60))
     await rig.until(lambda: rig.fleet.drafters["b"].load.token_seconds == 1.0)
     running = [Running(rig, request(max_tokens=4 * SILENT_TOKENS)) for _ in range(2)]
@@ -145,7 +145,7 @@ async def test_a_drafter_is_not_left_for_the_price_nor_while_something_comes(
     rig: Any, price: float, verified: int
 ) -> None:
     verifier, first, _ = await rig.verifier(), await rig.drafter("a"), await rig.drafter("b")
-    rig.fleet.merits.tried("VERIFIER model", ("none", 1))  # so that no other trial begins meanwhile
+    rig.fleet.choice.merits.tried("VERIFIER model", ("none", 1))  # so that no other trial begins meanwhile
     running = Running(rig, request(max_tokens=4 * SILENT_TOKENS))
     session_id = (await verifier.next_command("open")).session_id
     await first.next_command("open")
@@ -170,7 +170,7 @@ async def test_a_drafter_is_judged_by_what_its_drafts_cost_and_not_by_what_one_m
     for base in range(3, 3 + 4 * SEEN_STEPS, 4):
         verifier.say(**committed(session_id, base, 10, 11, 12, 13, accepted=3, verified=7))
     await rig.until(lambda: len(running.events) == SEEN_STEPS)
-    merit = rig.fleet.merits.of("VERIFIER model", rig.fleet.drafters["a"].instance)
+    merit = rig.fleet.choice.merits.of("VERIFIER model", rig.fleet.drafters["a"].instance)
     assert (merit is not None and merit > PAYS) is drafted
     running.task.cancel()
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from outrider.net.draft_right import MOST_SEATS
 from outrider.sampling.params import SamplingParams
-from outrider.wire.guesses import Guess, OwnCounts
+from outrider.wire.guesses import DrafterCounts, Guess, OwnCounts
 from outrider.wire.logprobs import Logprob, PromptLogprobs
 from outrider.wire.session import FinishReason, SessionId, SessionParams
 from outrider.wire.verifier_sessions import Committed
@@ -17,10 +18,11 @@ from router.transcript import MOST_BESIDE, Transcript
 from tests.router.asking import request
 
 ID = SessionId(bytes(range(16)))
+BOTH = (DrafterCounts(0, 2, 0, 1, "a"), DrafterCounts(1, 1, 0, 0, "b"))
 STEPS = [
     TokensCommitted((10, 0, 12), 2, 4, 3, "float32-1"),
     TokensCommitted((2**31,), 0, 0),
-    TokensCommitted((14,), 0, 2, numerics="bfloat16-2", own=OwnCounts(2, 0, 1, 0)),
+    TokensCommitted((14,), 0, 2, numerics="bfloat16-2", own=OwnCounts(2, 0, 1, 0), drafters=BOTH),
 ]
 
 
@@ -137,6 +139,11 @@ def test_guesses_are_told_if_they_were_asked_for_and_only_then() -> None:
     assert not asked.guessed_as_asked(replace(step(sound), beside=MOST_BESIDE + 1), 199)
     for own, sound_own in ((OwnCounts(3, 2, 1, 1), True), (OwnCounts(4, 2), False), (OwnCounts(3, 3), False)):
         assert asked.guessed_as_asked(replace(step(sound), own=own), 199) is sound_own
+    one = DrafterCounts(0, 3, 2, 1)
+    assert asked.guessed_as_asked(replace(step(sound), drafters=(one,) * MOST_SEATS), 199)
+    assert not asked.guessed_as_asked(replace(step(sound), drafters=(one,) * (MOST_SEATS + 1)), 199)
+    for odd in ({"accepted": 3}, {"verified": 4}, {"verified": 1}, {"alone": 4}):
+        assert not asked.guessed_as_asked(replace(step(sound), drafters=(one._replace(**odd),)), 199)
     assert made(False).guessed_as_asked(step(()), 199) and not made(False).guessed_as_asked(step(sound), 199)
     asked.add(TokensCommitted((3, 4, 5), 2, 3, guesses=sound, seconds=0.5))
     asked.add(TokensCommitted((6,), 0, 0, beside=3, seconds=0.75))

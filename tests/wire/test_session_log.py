@@ -9,7 +9,7 @@ import pytest
 from outrider.errors import InvalidRequest
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import session_pb2
-from outrider.wire.guesses import NO_OWN, Guess, OwnCounts
+from outrider.wire.guesses import NO_OWN, DrafterCounts, Guess, OwnCounts
 from outrider.wire.logprobs import Logprob, PromptLogprobs
 from outrider.wire.session import FinishReason, SessionParams
 from outrider.wire.session_log import (
@@ -42,9 +42,10 @@ STEPS = [
         PromptLogprobs(array("f", [-1.5]), array("I", [7]), array("I", [0]), array("f", [-0.5])),
         7,
         OwnCounts(4, 1, 2, 1),
+        (DrafterCounts(0, 4, 1, 2, "m"), DrafterCounts(3, 2, 0, 0, "ö")),
     ),
-    ((7,), 0, 0, 0, "", (Logprob(-1.5),), (), None, 0, NO_OWN),
-    ((2**31, 8, 9), 2, 2, 0, "int8-2", (), (), PromptLogprobs(), 2**31, OwnCounts(2, 2, 0, 0)),
+    ((7,), 0, 0, 0, "", (Logprob(-1.5),), (), None, 0, NO_OWN, ()),
+    ((2**31, 8, 9), 2, 2, 0, "int8-2", (), (), PromptLogprobs(), 2**31, OwnCounts(2, 2, 0, 0), ()),
 ]
 
 

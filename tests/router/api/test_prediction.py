@@ -11,7 +11,7 @@ import pytest
 
 from outrider.net.rpc import bind, channel, new_server
 from outrider.v1 import generation_pb2, generation_pb2_grpc
-from outrider.wire.guesses import OwnCounts
+from outrider.wire.guesses import DrafterCounts, OwnCounts
 from outrider.wire.session import FinishReason
 from router.api.grpc_generation import add_generation_service
 from router.api.intake import Intake
@@ -24,6 +24,7 @@ MODEL = served(TOKENIZER)
 FOX = tuple(TOKENIZER.encode("the quick", add_special_tokens=False).ids)
 ClientOf = Callable[..., httpx.AsyncClient]
 CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 20}
+BOTH = (DrafterCounts(0, 3, 1, 2, "small"), DrafterCounts(1, 1, 0, 0, "suffix"))
 DETAILS = {"accepted_prediction_tokens": 1, "rejected_prediction_tokens": 2}
 
 
@@ -37,7 +38,7 @@ class Asked:
         self.predictions.append(request.params.prediction)
         own = OwnCounts(3, 1, 1, 1) if request.params.prediction else OwnCounts()
         return [
-            TokensCommitted(FOX[:2], 1, 3, own=own),
+            TokensCommitted(FOX[:2], 1, 3, own=own, drafters=BOTH),
             TokensCommitted(FOX[2:3], 0, 0),
             SessionEnded(FinishReason.LENGTH),
         ]
@@ -58,6 +59,10 @@ async def test_it_reaches_the_session_and_usage_tells_what_became_of_it(
     assert whole["metrics"]["speculative_decoding"]["own_guesses"] == {
         "prediction": {"num_draft_tokens": 3, "num_accepted_draft_tokens": 1},
         "grammar": {"num_draft_tokens": 1, "num_accepted_draft_tokens": 1},
+    }
+    assert whole["metrics"]["speculative_decoding"]["drafters"] == {
+        "small": {"num_draft_tokens": 3, "num_accepted_draft_tokens": 1},
+        "suffix": {"num_draft_tokens": 1, "num_accepted_draft_tokens": 0},
     }
     streamed = body | {"stream": True, "stream_options": {"include_usage": True}}
     lines = (await client.post("/v1/chat/completions", json=streamed)).text.split("\n")
