@@ -21,6 +21,7 @@ from router.prefixes import PrefixHolders, PromptBlocks
 from router.requests import ServedModel
 from router.standings import Standings
 from router.transcript import Transcript
+from router.turns import Turns
 from router.workers import Drafter, Verifier
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class Fleet:
         self._served: dict[str, ServedModel] = {}
         self.doubts = DrafterDoubts(metrics, clock)
         self.choice = DrafterChoice(self.drafters, self.doubts, below)
+        self.turns = Turns()  # of sessions that seek a verifier
         self._cancelled: dict[SessionId, float] = {}  # until when verifiers that join are told of it
 
     def add_verifier(self, verifier: Verifier) -> None:
@@ -193,7 +195,9 @@ class Fleet:
                 if well_placed(candidates[chosen], len(tokens), most, transcript.numerics):
                     break
         if verifier is not None:
-            self._holders.place(blocks.of(verifier.prefixes.block_size), verifier.identity.worker_id)
+            placed = blocks.of(verifier.prefixes.block_size)
+            verifier.prefixes.place(placed)
+            self._holders.place(placed, verifier.identity.worker_id)
         return verifier
 
     def numerics_changed(self, session_id: SessionId, transcript: Transcript, here: str) -> None:

@@ -106,9 +106,13 @@ class Session:
             self._await_verifier()
         return True
 
+    @property
+    def seeks(self) -> bool:  # a verifier to go on at
+        return self._state in (State.SEEKING, State.GIVEN_BACK) and self._pause is None
+
     def seek_verifier(self) -> None:
-        """Gives the session a verifier, and with it a drafter, where it has none and one runs its model."""
-        if self._state not in (State.SEEKING, State.GIVEN_BACK) or self._pause is not None:
+        """Gives the session a verifier, and with it a drafter, if it seeks one and one runs its model."""
+        if not self.seeks:
             return
         verifier = self._fleet.verifier_for(self.transcript, self._same_numerics, self._lost)
         if verifier is None or verifier.identity.model_fingerprint != self._fingerprint:
@@ -186,8 +190,6 @@ class Session:
 
     def _note(self, event: Event) -> None:
         self._state = TRANSITIONS[self._state, event]
-
-    # From the verifier.
 
     def committed(self, told: Committed) -> None:
         if not self._state.placed:
@@ -315,8 +317,7 @@ class Session:
         """Leaves a verifier that has not committed anything for longer than any sound one needs."""
         self._look = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._judge)
         verifier = self._verifier
-        gives_way = self._request.params.priority > 0  # then it may stand still for long
-        if verifier is None or gives_way:
+        if verifier is None or self._request.params.priority > 0:  # who gives way may stand still for long
             return
         self._still.tick()
         self._still.heard(verifier.load, self._unread)
@@ -351,13 +352,12 @@ class Session:
         log.info("session %s: no verifier after %d tokens", self.id.hex(), self.transcript.output_tokens)
         if pause:
             self._pause = asyncio.get_running_loop().call_later(pause, self._go_on)
-        self.seek_verifier()
-        if self._verifier is None:
-            self._await_verifier()
+        self._fleet.turns.soon(self.seek_verifier)  # other sessions, too: long texts take milliseconds each
+        self._await_verifier()
 
     def _go_on(self) -> None:
         self._pause = None
-        self.seek_verifier()
+        self._fleet.turns.soon(self.seek_verifier)
 
     def _await_verifier(self) -> None:
         missing = self._missing_numerics

@@ -227,7 +227,8 @@ class Sessions:
 
     def _offer_verifier(self) -> None:
         for session in self._open.values():
-            session.seek_verifier()
+            if session.seeks:
+                self._fleet.turns.soon(session.seek_verifier)
 
     def _offer_room(self, verifier: Verifier) -> None:
         """Has sessions that wait at others and have not begun move to a verifier that has room for them."""

@@ -41,7 +41,7 @@ from outrider.wire.verifier_sessions import (
 )
 from router.compatibility import Registration
 from router.joined_stream import Connection, conversation
-from router.prefixes import PlacedPrefixes, block_hashes
+from router.prefixes import PlacedPrefixes
 
 ANSWER_SECONDS = 5.0  # a worker that registers must answer within this
 BYTES_PER_SECOND = 2**18  # that a drafter may say: a hundred times what an honest one has to
@@ -245,8 +245,6 @@ class Verifier(Worker[VerifierListener]):
         listener: VerifierListener,
     ) -> None:
         opening = self._opened(session_id, listener)
-        placed = block_hashes([*params.prompt, *output], self.prefixes.block_size, params.cache_salt)
-        self.prefixes.place(placed)
         self._tell(OpenSession(session_id, params, tuple(output), num_speculative_tokens, draft_key, opening))
 
     def set_speculation(self, session_id: SessionId, num_speculative_tokens: int) -> None:
