@@ -67,8 +67,6 @@ class DrafterDoubts:
         now = self._clock()
         new = self._until.get(doubt, 0.0) <= now
         until = max(now + seconds, self._until.pop(doubt, 0.0))
-        if new:
-            self._until = {known: at for known, at in self._until.items() if at > now}
         while len(self._until) >= MOST_DOUBTS:
             del self._until[next(iter(self._until))]
         self._until[doubt] = until
