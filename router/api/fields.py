@@ -102,6 +102,9 @@ UNSUPPORTED = frozenset(
     }
 )
 
+# They mean nothing without another field: of several that are refused, that one is named.
+SIDE = frozenset({"function_call", "parallel_tool_calls", "tool_choice"})
+
 
 def refused(what: str) -> PydanticCustomError:
     """`what` follows the field's name: "must be ..."."""
@@ -178,8 +181,10 @@ class Fields(BaseModel):
     def _null_is_absent(cls, fields: Any) -> Any:
         if not isinstance(fields, dict):
             return fields
-        for name, value in fields.items():
-            if name in cls.model_fields or (value is None and (name in UNSUPPORTED or name in cls.neutral)):
+        others = [name for name in fields if name not in cls.model_fields]
+        for name in sorted(others, key=SIDE.__contains__):
+            value = fields[name]
+            if value is None and (name in UNSUPPORTED or name in cls.neutral):
                 continue
             if name in cls.neutral:
                 fault = cls.neutral[name].fault(value)

@@ -362,6 +362,7 @@ def test_what_clients_send_by_habit_changes_nothing() -> None:
         ),
         ({"messages": CHAT, "functions": [{}]}, "functions is not supported by this server, but for []"),
         ({"tools": []}, "tools is not supported by this server"),
+        ({"parallel_tool_calls": True, "tools": [{}]}, "tools is not supported by this server"),
     ],
 )
 def test_what_would_change_the_answer_is_refused_by_name(fields: dict[str, Any], message: str) -> None:
