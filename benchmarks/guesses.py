@@ -1,12 +1,13 @@
 """Measures what guesses without a draft model bring: of the service's drafter, of predictions, of grammars.
 
-    outrider serve --drafters 0 --port 8191            # or with --propose suffix
+    outrider serve --drafters 0 --port 8191            # or with --propose suffix, or with a draft model
     python benchmarks/guesses.py --url http://127.0.0.1:8191
 
 Asks the suite's copy-edit conversations, with the text to be edited as prediction and without, and for JSON
-by a schema; each with drafts, and without any (num_speculative_tokens = 0). All of them are asked in turn,
-one at a time, greedily, so that whatever else the machine does falls on all. Told are the tokens a step of
-the target, which no other load changes, and the tokens a second.
+by two schemas: of choices, most of which a grammar forces, and of texts. Each with drafts, and without any
+(num_speculative_tokens = 0). All of them are asked in turn, one at a time, greedily, so that whatever else
+the machine does falls on all. Told are the tokens a step of the target, which no other load changes, and the
+tokens a second.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,6 +43,29 @@ SCHEMA = {
     "additionalProperties": False,
 }
 REPORT = {"role": "user", "content": "Report the weather of a day in spring as JSON."}
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 30},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+        "occupation": {"type": "string", "maxLength": 40},
+        "description": {"type": "string", "maxLength": 120},
+    },
+    "required": ["name", "age", "occupation", "description"],
+    "additionalProperties": False,
+}
+STORY = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string", "maxLength": 60},
+        "summary": {"type": "string", "maxLength": 300},
+        "people": {"type": "array", "minItems": 3, "maxItems": 3, "items": PERSON},
+    },
+    "required": ["title", "summary", "people"],
+    "additionalProperties": False,
+}
+TELL = {"role": "user", "content": "Tell a short story of three people in a village as JSON."}
+WORKLOADS = ("copy-edit", "json of choices", "json of texts")
 OFF = {"num_speculative_tokens": 0}
 Asked = dict[str, Any]
 
@@ -55,15 +80,18 @@ def copy_edits() -> list[tuple[Asked, Asked]]:
     return found
 
 
-def requests() -> list[tuple[str, str, Asked]]:
-    """Returns (workload, way, request) of all."""
+def requests(workloads: Collection[str]) -> list[tuple[str, str, Asked]]:
+    """Returns (workload, way, request) of these."""
+    copy_edit, *structured = WORKLOADS
     found: list[tuple[str, str, Asked]] = []
     for asked, prediction in copy_edits():
-        found += [("copy-edit", "no drafts", asked | OFF), ("copy-edit", "drafts", asked)]
-        found += [("copy-edit", "drafts and prediction", asked | prediction)]
-    schema = {"type": "json_schema", "json_schema": {"name": "weather", "schema": SCHEMA}}
-    report = {"messages": [REPORT], "response_format": schema}
-    return [*found, ("json", "no drafts", report | OFF), ("json", "drafts", report)]
+        found += [(copy_edit, "no drafts", asked | OFF), (copy_edit, "drafts", asked)]
+        found += [(copy_edit, "drafts and prediction", asked | prediction)]
+    for workload, turn, schema in zip(structured, (REPORT, TELL), (SCHEMA, STORY), strict=True):
+        form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+        asked = {"messages": [turn], "response_format": form}
+        found += [(workload, "no drafts", asked | OFF), (workload, "drafts", asked)]
+    return [one for one in found if one[0] in workloads]
 
 
 def ask(client: httpx.Client, asked: Asked) -> tuple[dict[str, Any], float]:
@@ -78,16 +106,19 @@ def main(
     url: Annotated[str, typer.Option(help="Of the service.")],
     max_tokens: Annotated[int, typer.Option(min=1, help="Of each answer.")] = 256,
     repetitions: Annotated[int, typer.Option(min=1)] = 3,
+    workloads: Annotated[str, typer.Option(help="What to ask for.")] = ",".join(WORKLOADS),
     write: Write = None,
 ) -> None:
     """Prints the tokens a step, and the rates over those without drafts, of which median and range are
     told."""
+    if unknown := set(workloads.split(",")) - set(WORKLOADS):
+        raise typer.BadParameter(f"must be of {', '.join(WORKLOADS)}, not {unknown.pop()!r}")
     told: dict[str, Any] = {}
     texts: dict[str, str] = {}
     with httpx.Client(base_url=url, timeout=600) as client:
         for _ in range(repetitions):
             sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-            for workload, way, asked in requests():
+            for workload, way, asked in requests(workloads.split(",")):
                 answer, seconds = ask(client, asked | {"max_tokens": max_tokens})
                 choice, usage = answer["choices"][0], answer["usage"]
                 same = texts.setdefault(str(asked["messages"]), choice["message"]["content"])
