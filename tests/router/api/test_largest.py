@@ -6,7 +6,7 @@ import asyncio
 import gc
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import httpx
@@ -91,15 +91,20 @@ def test_every_text_and_every_list_has_a_most() -> None:
     assert list(unbounded({"type": "object", "properties": {"a": {"type": "string"}}}, "x")) == ["x.a"]
 
 
-def bodies() -> Iterator[Any]:
-    for kind, (path, least) in ENDPOINTS.items():
+def bodies(kind: str, name: str) -> Iterator[bytes]:
+    """Requests with the largest values of a field, each made when it is sent: they are many megabytes."""
+    for value in largest(SCHEMAS[kind]["properties"][name], ROOM):
+        body = json.dumps({**ENDPOINTS[kind][1], "max_tokens": 1, name: value}).encode()
+        if len(body) > TINY_BYTES:  # others cost nothing, whatever is made of them
+            yield body
+
+
+def may_be_large() -> Iterator[Any]:
+    """Fields of both kinds of request."""
+    for kind in ENDPOINTS:
         for name, field in SCHEMAS[kind]["properties"].items():
-            for index, value in enumerate(largest(field, ROOM)):
-                body = json.dumps({**least, "max_tokens": 1, name: value}).encode()
-                if len(body) > TINY_BYTES:  # others cost nothing, whatever is made of them
-                    yield pytest.param(path, body, id=f"{kind}-{name}-{index}")
-    tokenized = "the fox " * (CONTEXT * LEAST_LONGEST_TOKEN // 16)
-    yield pytest.param("/v1/completions", json.dumps({"prompt": [tokenized] * 9}).encode(), id="tokenized")
+            if any(branch.get("type") in ("string", "array", "object") for branch in branches(field)):
+                yield pytest.param(kind, name, id=f"{kind}-{name}")
 
 
 @pytest.fixture
@@ -141,10 +146,10 @@ async def least_turn(ask: Callable[[], Awaitable[None]], longest_turn: list[floa
     return min(found)
 
 
-@pytest.mark.parametrize(("path", "body"), list(bodies()))
-async def test_the_loop_goes_on_while_the_largest_value_of_a_field_is_read(
+async def goes_on(
     client_of: ClientOf, path: str, body: bytes, longest_turn: list[float], a_large_body: float
 ) -> None:
+    """Others are answered while this is read."""
     assert len(body) <= MAX_BODY_BYTES
     client = client_of(ScriptedRunner(MODEL, lambda request: steps([5, 6, 7])))
 
@@ -162,29 +167,43 @@ async def test_the_loop_goes_on_while_the_largest_value_of_a_field_is_read(
     assert await least_turn(ask, longest_turn, a_large_body / 2) < a_large_body / 2, "it ran on the loop"
 
 
-def requests() -> Iterator[Any]:
-    """The largest value of every field of the gRPC request; of numbers one each, of texts one."""
-    for path in fields(generation_pb2.GenerateRequest.DESCRIPTOR):
-        request = generation_pb2.GenerateRequest(text="the fox", max_tokens=1)
-        message: Any = request
-        for field in path[:-1]:
-            message = getattr(message, field.name)
-        if fill(message, path[-1]):
-            yield pytest.param(request.SerializeToString(), id="-".join(field.name for field in path))
+@pytest.mark.parametrize(("kind", "name"), list(may_be_large()))
+async def test_the_loop_goes_on_while_the_largest_value_of_a_field_is_read(
+    client_of: ClientOf, kind: str, name: str, longest_turn: list[float], a_large_body: float
+) -> None:
+    for body in bodies(kind, name):
+        await goes_on(client_of, ENDPOINTS[kind][0], body, longest_turn, a_large_body)
+
+
+async def test_the_loop_goes_on_while_many_long_prompts_are_tokenized(
+    client_of: ClientOf, longest_turn: list[float], a_large_body: float
+) -> None:
+    prompt = "the fox " * (CONTEXT * LEAST_LONGEST_TOKEN // 16)
+    body = json.dumps({"prompt": [prompt] * 9}).encode()
+    await goes_on(client_of, "/v1/completions", body, longest_turn, a_large_body)
+
+
+def request_with(path: Sequence[FieldDescriptor]) -> bytes:
+    """A gRPC request with the largest value of the field that the path leads to."""
+    request = generation_pb2.GenerateRequest(text="the fox", max_tokens=1)
+    message: Any = request
+    for field in path[:-1]:
+        message = getattr(message, field.name)
+    fill(message, path[-1])
+    return request.SerializeToString()
 
 
 def fields(kind: Descriptor) -> Iterator[list[FieldDescriptor]]:
-    """Yields the way to each field that is no message itself, or is many."""
+    """Yields the way to each field that is a text, or is many."""
     for field in kind.fields:
         inner = field.message_type
-        if inner is None or field.is_repeated or inner.GetOptions().map_entry:
+        if field.is_repeated or field.type == field.TYPE_STRING:
             yield [field]
-        else:
+        elif inner is not None:
             yield from ([field, *path] for path in fields(inner))
 
 
-def fill(message: Any, field: FieldDescriptor) -> bool:
-    """Returns whether the field can be large, and is now."""
+def fill(message: Any, field: FieldDescriptor) -> None:
     value = getattr(message, field.name)
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         value.update(dict.fromkeys(range(ROOM // 16), 1.5))
@@ -192,22 +211,24 @@ def fill(message: Any, field: FieldDescriptor) -> bool:
         value.extend([field.message_type._concrete_class()] * (ROOM // 2))
     elif field.is_repeated:
         value.extend([""] * (ROOM // 2) if field.type == field.TYPE_STRING else [1] * ROOM)
-    elif isinstance(value, str):
-        setattr(message, field.name, "the fox " * (ROOM // 8))
     else:
-        return False
-    return True
+        setattr(message, field.name, "the fox " * (ROOM // 8))
 
 
-@pytest.mark.parametrize("request_", list(requests()))
+def named(path: Sequence[FieldDescriptor]) -> str:
+    return "-".join(field.name for field in path)
+
+
+@pytest.mark.parametrize("path", list(fields(generation_pb2.GenerateRequest.DESCRIPTOR)), ids=named)
 async def test_the_loop_goes_on_while_the_largest_call_is_read(
-    metrics: Metrics, request_: bytes, longest_turn: list[float], a_large_body: float
+    metrics: Metrics, path: Sequence[FieldDescriptor], longest_turn: list[float], a_large_body: float
 ) -> None:
+    request = request_with(path)
     runner = ScriptedRunner(MODEL, lambda request: steps([5, 6, 7]))
     servicer = GenerationServicer(Intake(runner, lambda below: 0), metrics)
 
     async def ask() -> None:
         with pytest.raises(InvalidRequest):
-            await asyncio.create_task(servicer._begun(request_, TimeLimits()))
+            await asyncio.create_task(servicer._begun(request, TimeLimits()))
 
     assert await least_turn(ask, longest_turn, a_large_body / 2) < a_large_body / 2, "it ran on the loop"
