@@ -36,6 +36,19 @@ def pytest_runtestloop() -> None:
     gc.freeze()
 
 
+def room(nodeid: str) -> str:
+    """The folder that a test is in."""
+    return nodeid.partition("::")[0].rpartition("/")[0]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """What a room has started for all its tests ends with the last of them, not with the whole run: a Ray
+    that nobody asks takes a tenth of a core."""
+    if nextitem is not None and room(item.nodeid) != room(nextitem.nodeid):
+        item.session._setupstate.teardown_exact(None)
+
+
 # Rooms that take a minute or more, the longest first.
 LONGEST = ("deploy/ray", "exact", "benchmarks", "e2e", "engine", "cluster", "chaos", "bench", "distillation")
 
@@ -46,7 +59,7 @@ class Rooms(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
     The longest rooms come first, and short ones fill up what is left: none is alone at the end for long."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return nodeid.partition("::")[0].rpartition("/")[0]
+        return room(nodeid)
 
     def _assign_work_unit(self, node: Any) -> None:
         longest = [f"tests/{room}" for room in LONGEST if f"tests/{room}" in self.workqueue]
