@@ -107,8 +107,8 @@ def serve() -> Iterator[Serve]:
 class Alone:
     """The target by itself: one token at a time, no drafts, nobody else in the batch."""
 
-    def __init__(self) -> None:
-        self.engine: Engine = load_engine(str(TARGET), threads=1, kv_memory_bytes=2**26)
+    def __init__(self, target: Path = TARGET) -> None:
+        self.engine: Engine = load_engine(str(target), threads=1, kv_memory_bytes=2**26)
         self._known: dict[tuple[object, ...], list[int]] = {}
 
     def tokens(self, prompt: Sequence[int], sampling: SamplingParams, count: int) -> list[int]:
