@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import random
 import socket
@@ -21,13 +22,13 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import NormalDist, fmean, linear_regression
 from typing import Annotated
 from urllib.parse import urlsplit
 
 import typer
 from rich.console import Console
 from rich.table import Table
-from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -120,6 +121,19 @@ def resident_bytes(pid: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def student(freedom: int) -> float:
+    """Returns the 97.5 % point of Student's distribution, by Abramowitz and Stegun's 26.7.5: .2 % too small
+    with 5 degrees of freedom, .01 % with 10."""
+    z = NormalDist().inv_cdf(0.975)
+    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    return (
+        z
+        + first / freedom
+        + second / freedom**2
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384 / freedom**3
+    )
+
+
 def slope(seconds: list[float], values: list[float]) -> Json:
     """Returns the slope over the second half in MiB an hour, and True if that is flat."""
     half = len(seconds) // 2
@@ -130,19 +144,23 @@ def slope(seconds: list[float], values: list[float]) -> Json:
     ]
     if len(thin) < LEAST_POINTS:
         raise SystemExit("the soak was too short for a slope: give it more --minutes")
-    fit = stats.linregress([at for at, _ in thin], [value for _, value in thin])
-    reach = float(stats.t.ppf(0.975, len(thin) - 2)) * float(fit.stderr)
+    fit = linear_regression([at for at, _ in thin], [value for _, value in thin])
+    center = fmean(at for at, _ in thin)
+    residue = sum((value - fit.intercept - fit.slope * at) ** 2 for at, value in thin)
+    freedom = len(thin) - 2
+    error = math.sqrt(residue / freedom / sum((at - center) ** 2 for at, _ in thin))
+    reach = student(freedom) * error
     an_hour = 3600 / MIB
-    growth = float(fit.slope) * 1800  # in half an hour
+    growth = fit.slope * 1800  # in half an hour
     return {
-        "slope_mib_an_hour": round(float(fit.slope) * an_hour, 3),
+        "slope_mib_an_hour": round(fit.slope * an_hour, 3),
         "confidence_95_mib_an_hour": [
-            round((float(fit.slope) - reach) * an_hour, 3),
-            round((float(fit.slope) + reach) * an_hour, 3),
+            round((fit.slope - reach) * an_hour, 3),
+            round((fit.slope + reach) * an_hour, 3),
         ],
         "last_mib": round(values[-1] / MIB, 1),
         "most_mib": round(max(values) / MIB, 1),
-        "flat": float(fit.slope) - reach <= 0 or growth < GOAL_SHARE * values[-1],
+        "flat": fit.slope - reach <= 0 or growth < GOAL_SHARE * values[-1],
         "points": len(thin),
     }
 
