@@ -13,12 +13,12 @@ import torch
 from outrider.engine.attention import AttentionBackend
 from outrider.engine.engine import Engine
 from outrider.engine.fusing import fused
-from outrider.engine.gathered_attention import GatheredAttention
 from outrider.engine.group import Alone
 from outrider.engine.kernel_choice import with_kernel
 from outrider.engine.linear_layers import LinearLayers
+from outrider.engine.native_attention import keeping_bits
 from outrider.engine.numerics import numerics
-from outrider.engine.parts import CALLS, GATHERED, LINEARS, RECORDS, Parts, kernels
+from outrider.engine.parts import CALLS, GATHERED, LINEARS, MEASURED, NATIVE, RECORDS, Parts, kernels
 from outrider.engine.plain_pass import run_plainly
 from outrider.engine.process_memory import give_back_freed_memory, keep_freed_memory, use_huge_pages
 from outrider.engine.rank_group import RankGroup
@@ -63,10 +63,10 @@ def build_engine(
         connect(model, joints, ranks)
     ranked = RankGroup(ranks, info.vocab_size) if ranks is not None else None
     group = ranked or Alone(info.vocab_size if vocabulary is None else len(vocabulary))
-    probe = Engine(model, info, GatheredAttention.on(model, PROBE_BLOCKS), group, linears)
+    probe = Engine(model, info, keeping_bits(model, PROBE_BLOCKS, NATIVE in parts.attention), group, linears)
     checked = check(probe, expected, bits=linears.keeps_bits and linears.keeps_numbers)
     gathering = probe
-    if parts.attention[0] != GATHERED:
+    if parts.attention[0] not in MEASURED:
         probe = _with_kernel(probe, expected, parts)
     if not linears.keeps_numbers:
         tell("rounding weights to 8 bits", 0.85)
@@ -74,7 +74,7 @@ def build_engine(
         checked, off = check_rounded(gathering, expected, linears.name)
         tell(f"in 8 bits, logits are {off:.1%} of their size from float32's", 0.9)
     may_rest = resting_threads is not None and same_bits(gathering, resting_threads)
-    if probe.attention.name != GATHERED:  # whose bits nobody has measured
+    if probe is not gathering:  # of a kernel nobody has measured the bits
         checked = replace(checked, bit_exact=False)
     attention = _whole(probe.attention, info, kv_memory_bytes)
     checked = replace(checked, bit_exact=group.agree(checked.bit_exact))

@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any, Protocol
 
+import torch
 from torch import nn
 
 from outrider.engine import packed
+from outrider.engine.native import library, multiplies_bytes
+from outrider.engine.native_layers import NativeEvenInt8Linear, NativeInt8Linear, NativeLinear
 from outrider.engine.quantized import EvenInt8Linear, Int8Linear
 from outrider.engine.turning import fold_norms, turn
+
+# By whether native.cpp has products in 8 bits here. The first is for rows of even numbers.
+EVEN_AND_OTHERS: dict[bool, tuple[type[packed.PackedLinear], type[packed.PackedLinear]]] = {
+    True: (NativeEvenInt8Linear, NativeInt8Linear),
+    False: (EvenInt8Linear, Int8Linear),
+}
 
 
 class LinearLayers(Protocol):
@@ -59,7 +68,8 @@ class Packed:
     keeps_bits = True
 
     def put_into(self, model: Any, bare: Set[Any] = frozenset()) -> None:
-        packed.pack(model, bare=bare)
+        floats = next(model.parameters()).dtype == torch.float32
+        packed.pack(model, NativeLinear if floats and library() else packed.PackedLinear, bare)
 
     def make_ready(self, model: Any, most_rows: int) -> None:
         packed.make_ready(model, most_rows)
@@ -73,11 +83,12 @@ class Int8:
     keeps_bits = True
 
     def put_into(self, model: Any, bare: Set[Any] = frozenset()) -> None:
+        of_bytes, of_pairs = EVEN_AND_OTHERS[multiplies_bytes()]
         if even := turn(model, bare):
             others = {module for module in model.modules() if type(module) is nn.Linear} - even
-            packed.pack(model, EvenInt8Linear, bare | others)
+            packed.pack(model, of_bytes, bare | others)
             fold_norms(model)
-        packed.pack(model, Int8Linear, bare)
+        packed.pack(model, of_pairs, bare)
 
     def make_ready(self, model: Any, most_rows: int) -> None:
         packed.make_ready(model, most_rows)

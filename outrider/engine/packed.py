@@ -46,9 +46,13 @@ def rounded_up(count: int) -> int:
 
 
 class PackedLinear(nn.Module):
-    """x @ weight.T + bias with a packed weight [out, in], in float32 or bfloat16."""
+    """x @ weight.T + bias with a packed weight [out, in], in float32 or bfloat16.
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    `parts`: of how many outputs each are the layers that are joined in it, if there are several."""
+
+    plans = True  # oneDNN makes one for each number of rows
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, parts: Sequence[int] = ()) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
@@ -92,7 +96,8 @@ class Together:
 
     def __init__(self, layers: Sequence[nn.Linear], kind: type[PackedLinear]) -> None:
         bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
-        self.linear = kind(torch.cat([layer.weight for layer in layers]), bias)
+        sizes = [len(layer.weight) for layer in layers]
+        self.linear = kind(torch.cat([layer.weight for layer in layers]), bias, sizes)
         self._count = self._left = len(layers)  # layers that have not taken their columns yet
         self._input: torch.Tensor | None = None
         self._output: torch.Tensor | None = None
@@ -153,7 +158,7 @@ def fill_up(model: nn.Module) -> None:
     it does in a step."""
     shapes: defaultdict[tuple[int, int], list[PackedLinear]] = defaultdict(list)
     for module in model.modules():
-        if isinstance(module, PackedLinear):
+        if isinstance(module, PackedLinear) and module.plans:
             shapes[module.in_features, module.out_features].append(module)
     for (width, height), layers in shapes.items():
         fewest = max(layer.fewest for layer in layers)
@@ -169,7 +174,7 @@ def make_ready(model: nn.Module, most_rows: int) -> None:
     shapes = {
         (module.in_features, module.out_features): module
         for module in model.modules()
-        if isinstance(module, PackedLinear)
+        if isinstance(module, PackedLinear) and module.plans
     }
     counts = {rounded_up(count) for count in range(1, min(most_rows, MAX_ROWS) + 1)}
     with torch.inference_mode():

@@ -15,6 +15,8 @@ from outrider.engine.recording import CudaGraphs, Record, called_again
 from outrider.errors import StartupError
 
 GATHERED = "gathered"
+NATIVE = "native"
+MEASURED = (NATIVE, GATHERED)  # attention of which it is measured whether it keeps bits
 KERNELS = {  # of attention: each stands as KERNEL in a module of its own
     "varlen": "outrider.engine.varlen_attention",
     "triton": "outrider.engine.triton_attention",
@@ -46,7 +48,7 @@ def usual(device: torch.device, dtype: torch.dtype | None, quantization: str | N
     if device.type == "cuda":
         linears = quantization or "ordinary"
         return Parts(("varlen", "triton", GATHERED), "cuda-graphs", linears, fused=True)
-    return Parts(linears=quantization or ("packed" if dtype in PACKED_DTYPES else "ordinary"))
+    return Parts(MEASURED, linears=quantization or ("packed" if dtype in PACKED_DTYPES else "ordinary"))
 
 
 def check_parts(parts: Parts, device: torch.device, dtype: torch.dtype | None, size: int) -> None:
@@ -60,7 +62,7 @@ def check_parts(parts: Parts, device: torch.device, dtype: torch.dtype | None, s
 def obstacle(parts: Parts, device: torch.device, dtype: torch.dtype | None, size: int) -> str | None:
     """Returns why not, as a phrase that says what to change."""
     for what, name, known in (
-        *(("attention", name, (GATHERED, *KERNELS)) for name in parts.attention or ("",)),
+        *(("attention", name, (*MEASURED, *KERNELS)) for name in parts.attention or ("",)),
         ("runner", parts.runner, (CALLS, *RECORDS)),
         ("kind of linear layers", parts.linears, tuple(LINEARS)),
     ):
@@ -68,16 +70,18 @@ def obstacle(parts: Parts, device: torch.device, dtype: torch.dtype | None, size
             return f"there is no {what} '{name}'; give one of {', '.join(known)}"
     if parts.runner == "cuda-graphs" and device.type != "cuda":
         return f"the runner cuda-graphs needs a GPU, and the device is {device.type}; give calls"
-    if parts.runner != CALLS and parts.attention[0] == GATHERED:
+    if parts.runner != CALLS and parts.attention[0] in MEASURED:
         return (
             f"the runner {parts.runner} needs steps of few shapes, and what attention gathers differs from "
             f"step to step; give calls, or one of {', '.join(KERNELS)} first"
         )
-    if parts.fused and parts.attention[0] == GATHERED:
+    if parts.fused and parts.attention[0] in MEASURED:
         return (
-            "gathered attention is for numbers that keep their bits, and compiled layers do not; leave them "
-            f"as they are, or give one of {', '.join(KERNELS)} first"
+            f"{parts.attention[0]} attention is for numbers that keep their bits, and compiled layers do "
+            f"not; leave them as they are, or give one of {', '.join(KERNELS)} first"
         )
+    if NATIVE in parts.attention and device.type != "cpu":
+        return "native attention computes on a CPU; leave it out"
     if parts.linears == "packed" and (device.type != "cpu" or dtype not in (None, *PACKED_DTYPES)):
         return "packed linear layers compute in float32 or bfloat16 on a CPU; give ordinary"
     if parts.linears == "int8" and (device.type != "cpu" or dtype not in (None, torch.float32)):
@@ -89,7 +93,7 @@ def obstacle(parts: Parts, device: torch.device, dtype: torch.dtype | None, size
 
 def kernels(names: tuple[str, ...]) -> list[Kernel]:
     """Returns those of these attention kernels that this installation has what they are made of."""
-    return [found for name in names if name != GATHERED and (found := _kernel(name)) is not None]
+    return [found for name in names if name not in MEASURED and (found := _kernel(name)) is not None]
 
 
 def _kernel(name: str) -> Kernel | None:

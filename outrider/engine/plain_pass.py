@@ -17,12 +17,19 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from outrider.engine.activations import PlacelessActivation, silu, silu_of_rows
 from outrider.engine.attention import RUNNING, LayerAttention, run_model
 from outrider.engine.gathered_attention import BLOCK_SIZE, GatheredAttention
+from outrider.engine.native_attention import NativeAttention, keeping_bits
+from outrider.engine.native_layers import Layer, NativeLinear, run, run_gated
+from outrider.engine.norms import ShortNorm
 from outrider.engine.packed import PackedColumns
 from outrider.engine.step_inputs import Work
 
 # Decoder layers of transformers' that are exactly this.
 USUAL = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer")
 PROBED = (1, 2, 33)  # tokens of the steps of a trial
+ALIKE = (
+    0.05  # how far the logits of native.cpp may lie from those of the model's own code, as a share of their
+)
+# length: in 8 bits a number that is rounded otherwise takes others with it
 
 Positions = tuple[torch.Tensor, torch.Tensor]  # [T, 1, D] cosines, and sines with the sign of each half
 
@@ -69,6 +76,47 @@ class PlainLayer:
         return attended.reshape(x.shape[0], -1)
 
 
+class NativeLayer(PlainLayer):
+    """The same in three calls of native.cpp beside attention: they do the norms and the activation, too."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__(layer)
+        first, second = self.query_key_value.__self__, self.gate_up.__self__
+        self._inner = _behind(layer.input_layernorm, first)
+        self._both = _behind(layer.post_attention_layernorm, second)
+        self._output, self._down = layer.self_attn.o_proj.layer, layer.mlp.down_proj.layer
+        self.first_norm = nn.Identity().forward
+        self.query_key_value = lambda x: run(self._inner, x)
+
+    @classmethod
+    def fits(cls, layer: Any) -> bool:
+        attention, mlp = layer.self_attn, layer.mlp
+        joined = attention.q_proj.together.linear, mlp.gate_proj.together.linear
+        return (
+            all(isinstance(each, NativeLinear) for each in (*joined, attention.o_proj, mlp.down_proj))
+            and all(
+                isinstance(norm, ShortNorm | nn.Identity)
+                for norm in (layer.input_layernorm, layer.post_attention_layernorm)
+            )
+            and isinstance(mlp.act_fn, PlacelessActivation)
+            and mlp.act_fn.function in (silu, silu_of_rows)
+        )
+
+    def __call__(self, x: torch.Tensor, positions: Positions) -> torch.Tensor:
+        step = RUNNING.get()
+        if isinstance(step.attention, NativeAttention):  # which turns queries and keys, too
+            step.layers[self.index] = self.how
+            heads = run(self._inner, x).view(len(x), -1, self.how.width).transpose(0, 1)
+            attended = step.attention.attend_turned(self.index, heads, positions, step.inputs, self.how)
+        else:
+            attended = self._attended(x, positions)
+        return run_gated(self._both, self._down, run(self._output, attended, x))
+
+
+def _behind(norm: nn.Module, linear: NativeLinear) -> Layer:
+    return linear.after(norm) if isinstance(norm, ShortNorm) else linear.layer
+
+
 class PlainPass:
     """A whole model's forward pass."""
 
@@ -102,13 +150,15 @@ def run_plainly(model: Any) -> bool:
     gates = [each for each in activations if isinstance(each, PlacelessActivation) and each.function is silu]
     for gate in gates:
         gate.function = silu_of_rows
-    attention = GatheredAttention.on(model, -(-sum(PROBED) // BLOCK_SIZE))
+    native = all(NativeLayer.fits(layer) for layer in model.base_model.layers)
+    attention = keeping_bits(model, -(-sum(PROBED) // BLOCK_SIZE), native)
     own = _trial(model, attention), dict(attention.layers)
     model.forward = PlainPass(model)
     for layer in model.base_model.layers:
-        layer.forward = PlainLayer(layer)
+        layer.forward = (NativeLayer if native else PlainLayer)(layer)
     plain = _trial(model, attention), dict(attention.layers)
-    if own[1] == plain[1] and all(map(torch.equal, own[0], plain[0])):
+    same = _alike if native else torch.equal
+    if own[1] == plain[1] and all(map(same, own[0], plain[0])):
         return True
     for module in (model, *model.base_model.layers):
         del module.forward
@@ -127,6 +177,10 @@ def is_usual(model: Any, linear: type[nn.Module]) -> bool:
         and isinstance(layer.mlp.gate_proj, linear)
         for layer in decoder.layers
     )
+
+
+def _alike(some: torch.Tensor, others: torch.Tensor) -> bool:
+    return bool((some - others).norm() <= ALIKE * some.norm())
 
 
 def _trial(model: Any, attention: GatheredAttention) -> list[torch.Tensor]:

@@ -11,6 +11,7 @@ weights are read once for both, and reading them is what takes the time of a ste
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -43,7 +44,7 @@ prepack = torch.ops.onednn.qlinear_prepack
 class Int8Linear(PackedLinear):
     """x @ weight.T + bias for a weight [out, in], float32 in and out."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, parts: Sequence[int] = ()) -> None:
         nn.Module.__init__(self)
         self.out_features, self.in_features = weight.shape
         self.dtype = torch.float32
@@ -92,8 +93,8 @@ class EvenInt8Linear(Int8Linear):
     It may do the work of an RMS norm before it, too, whose weights are all one: that multiplies a row by a
     number, which changes none of its bytes."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        super().__init__(weight, bias)
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, parts: Sequence[int] = ()) -> None:
+        super().__init__(weight, bias, parts)
         self._eps: torch.Tensor | None = None  # of the norm
 
     def norm(self, eps: float) -> None:

@@ -299,6 +299,7 @@ async def test_what_a_short_step_found_is_on_its_way_before_the_next_one_begins(
         await until(idle(stepper, drafting))
         sender = asyncio.create_task(send())
         for _ in range(5):
+            told.clear()  # of what was there before
             steps.clear()
             sent.clear()
             await commit(stepper, drafting, [(tokens(drafting)[0] + 1) % VOCAB])  # not what was drafted

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from outrider.engine import native
 from outrider.engine.engine import Engine
 from outrider.engine.loading import load_engine
 from tests.tiny_models import build
@@ -39,3 +40,12 @@ def engine(checkpoint: Callable[..., Path]) -> Callable[..., Engine]:
         return load_engine(str(checkpoint(arch, **overrides)), kv_memory_bytes=2**24)
 
     return load
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing of our own is compiled: torch does the work."""
+    monkeypatch.setattr(native, "COMPILERS", ("compiler",))
+    native.library.cache_clear()
+    yield
+    native.library.cache_clear()

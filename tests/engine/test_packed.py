@@ -145,8 +145,10 @@ def test_many_rows_are_rounded_up_and_keep_their_bits() -> None:
 STEPS_OF_MANY_SIZES = """
 import sys
 from outrider.engine.engine import Work
+from outrider.engine import native
 from outrider.engine.loading import load_engine
 
+native.COMPILERS = ("none",)
 engine = load_engine(sys.argv[1], threads=1, kv_memory_bytes=2**24)
 engine.make_ready(40)
 table = engine.pool.open([])

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from outrider.engine.loading import load_engine
+from outrider.engine.native import library
 from outrider.engine.parts import KERNELS, LINEARS, RECORDS, Parts, obstacle, usual
 from outrider.errors import StartupError
 from tests.exact.test_tensor_parallel import one_by_one, run, sessions
@@ -22,6 +23,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
     "parts",
     [
         Parts(("gathered",), "calls", "ordinary"),
+        Parts(("native", "gathered"), "calls", "ordinary"),
         Parts(("reference",), "calls", "packed"),
         Parts(("reference",), "called-again", "ordinary"),
         Parts(("reference", "gathered"), "called-again", "packed"),
@@ -32,6 +34,8 @@ def test_parts_that_go_together_give_the_same_tokens(parts: Parts, checkpoint: C
     folder = str(checkpoint("llama"))
     expected = one_by_one(load_engine(folder, kv_memory_bytes=2**24))
     engine = load_engine(folder, kv_memory_bytes=2**24, parts=parts)
+    if parts.attention[0] == "native" and library() is None:
+        pytest.skip("nothing can be compiled here")
     assert engine.attention.name == parts.attention[0]
     assert engine.runner.name == ("calls" if parts.runner == "calls" else "replayed")
     assert engine.linears.name == parts.linears
@@ -69,7 +73,7 @@ def test_what_is_usual_goes_together() -> None:
             CPU,
             torch.float32,
             1,
-            "there is no attention 'flash'; give one of gathered, varlen",
+            "there is no attention 'flash'; give one of native, gathered",
         ),
         (Parts(()), CPU, torch.float32, 1, "there is no attention ''"),
         (Parts(runner="graphs"), CPU, torch.float32, 1, "there is no runner 'graphs'; give one of calls"),
@@ -86,6 +90,7 @@ def test_what_is_usual_goes_together() -> None:
         (Parts(fused=True), GPU, torch.bfloat16, 1, "leave them as they are, or give one of varlen"),
         (Parts(linears="packed"), CPU, torch.float16, 1, "in float32 or bfloat16 on a CPU; give ordinary"),
         (Parts(linears="int8"), CPU, torch.bfloat16, 1, "in float32 on a CPU; give ordinary"),
+        (Parts(("native", "gathered")), GPU, torch.bfloat16, 1, "native attention computes on a CPU"),
         (Parts(linears="int8"), GPU, None, 1, "in float32 on a CPU; give ordinary"),
         (Parts(linears="int8"), CPU, torch.float32, 2, "not divided among processes; give packed"),
     ],

@@ -40,6 +40,7 @@ async def test_steps_have_other_threads_from_the_next_on(folder: str) -> None:
     engine.close()
 
 
+@pytest.mark.usefixtures("no_compiler")
 def test_threads_that_give_other_bits_are_not_used(
     folder: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

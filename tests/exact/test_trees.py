@@ -13,6 +13,7 @@ from llguidance import LLMatcher
 
 from outrider.engine.engine import Engine
 from outrider.engine.loading import load_engine, load_tokenizer
+from outrider.engine.parts import Parts
 from outrider.grammar import Grammars
 from outrider.options.engine import StepLimits
 from outrider.sampling.params import SamplingParams
@@ -167,8 +168,19 @@ async def check(engine: Engine, expected: Found, tokenizer: str, seeds: Sequence
     return branched
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma3", "lfm2", "llama4_text"])
-async def test_any_tree_of_guesses_gives_the_text_of_no_drafts(architecture: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "attention"),
+    [
+        ("llama", "native"),
+        ("llama", "gathered"),
+        ("gemma3", "native"),
+        ("lfm2", "native"),
+        ("llama4_text", "native"),
+    ],
+)
+async def test_any_tree_of_guesses_gives_the_text_of_no_drafts(
+    architecture: str, attention: str, tmp_path: Path
+) -> None:
     """Windows, chunks and short convolutions see what stands before a row on its own branch."""
     folder = tmp_path / "target"
     if architecture in tiny_models.ARCHITECTURES:
@@ -176,7 +188,8 @@ async def test_any_tree_of_guesses_gives_the_text_of_no_drafts(architecture: str
     else:
         zoo.build(architecture, folder)
         tiny_models.save_tokenizer(folder)
-    engine = load_engine(str(folder), threads=1, kv_memory_bytes=2**24)
+    parts = Parts((attention, "gathered"), linears="packed")
+    engine = load_engine(str(folder), threads=1, kv_memory_bytes=2**24, parts=parts)
     tokenizer = load_tokenizer(str(folder)).json
     expected = await run(engine, specs(), tokenizer)
     assert sum(len(set(text)) > 5 for text in expected.texts) > 4, "the texts vary"

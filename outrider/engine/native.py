@@ -1,0 +1,95 @@
+"""Our code in C++, native_*.cpp, compiled for the processor at hand when it is first needed.
+
+Where that cannot be done, torch does the work: see packed.py, quantized.py and gathered_attention.py. A row
+keeps its bits in any company by either, but they are not the same bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from outrider.errors import in_one_line
+
+log = logging.getLogger(__name__)
+
+HERE = Path(__file__).parent
+SOURCES = sorted(HERE.glob("native_*.cpp"))
+COMPILERS = ("g++", "clang++")
+# The OpenMP library is torch's own, which is loaded before: a second one would have threads of its own.
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-shared", "-fPIC")
+SECONDS = 300.0  # that compiling may take: on an idle machine it takes two
+
+
+def pointers(*names: str) -> tuple[tuple[str, type[ctypes.c_void_p]], ...]:
+    """Returns fields of a structure."""
+    return tuple((name, ctypes.c_void_p) for name in names)
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """Returns the compiled library; None where it cannot be had, which is logged once."""
+    if platform.machine() != "x86_64":
+        return None
+    try:
+        found = ctypes.CDLL(str(_compiled()))
+    except (OSError, subprocess.SubprocessError) as error:
+        log.warning("torch runs all of the model, which takes longer: %s", in_one_line(error))
+        return None
+    layer, numbers, count, threads = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+    step, heads, given = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
+    found.linear.argtypes = (layer, numbers, count, numbers, numbers, threads)
+    found.gated.argtypes = (layer, layer, numbers, count, numbers, threads)
+    found.attend.argtypes = (step, heads, given, given, given, numbers, numbers, numbers, threads)
+    return found
+
+
+def multiplies_bytes() -> bool:
+    """Returns whether it has products in 8 bits for this processor."""
+    found = library()
+    return found is not None and bool(found.knows_bytes())
+
+
+def _compiled() -> Path:
+    """Returns the library's file, kept in the user's cache for each processor, compiler and source."""
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if compiler is None:
+        raise FileNotFoundError(f"there is no {' or '.join(COMPILERS)}")
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    processor = [line for line in lines if line.startswith(("model name", "flags"))][:2]
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=SECONDS).stdout
+    hashed = hashlib.sha256(version)
+    for source in (HERE / "native.h", *SOURCES):
+        hashed.update(source.read_bytes())
+    hashed.update("\n".join([*FLAGS, *processor]).encode())
+    name = f"native-{hashed.hexdigest()[:16]}.so"
+    folder = _own_folder()
+    if not (folder / name).exists():
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:  # several processes may do this at once
+            made = Path(scratch) / name
+            command = [compiler, *FLAGS, *map(str, SOURCES), "-o", str(made)]
+            subprocess.run(command, capture_output=True, check=True, timeout=SECONDS)
+            made.replace(folder / name)
+    return folder / name
+
+
+def _own_folder() -> Path:
+    """Returns a folder that nobody else may write to: what lies there is run."""
+    cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(cache_home) / "outrider"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+        if found.st_uid == os.getuid() and not found.st_mode & 0o022 and os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="outrider-"))

@@ -1,0 +1,268 @@
+// Attention to a paged pool: a token's keys are read where they lie, position after position.
+//
+// Keys lie by blocks of sixteen tokens, so that sixteen scores are computed side by side. A score is a sum over
+// the width, a head's output one over the positions, whatever else is in the step.
+#include "native.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <omp.h>
+#include <vector>
+
+// Who sees what in a step, as native_attention.py has it. Slots are counted over the pool's blocks.
+struct Step {
+    const int64_t* blocks;     // of all sessions, one session's after another's
+    const int64_t* first;      // [T] where those of a token's session begin
+    const int64_t* slots;      // [T] where its key and value go
+    const int64_t* positions;  // [T]
+    const int64_t* ends;       // [T] it sees what stands at positions before this one in their order, and then
+    const int64_t* branches;   // [T + 1] from where to where in
+    const int64_t* seen;       // these slots the rest of what is before it, and itself
+    int64_t tokens;
+};
+
+// How a layer attends, and its pool.
+struct Heads {
+    int64_t queries, keys, width, value_width, window, chunk;  // window, chunk: 0 = none
+    double scale, softcap;                                      // of scores; softcap: 0 = none
+    const float* sinks;                                         // [queries], or null
+    float* key_pool;    // [keys, blocks, width, LANES]
+    float* value_pool;  // [keys, blocks, LANES, filled value_width]
+    int64_t blocks;
+};
+
+// What is given of each token's heads; the numbers of one lie side by side.
+struct Given {
+    const float* start;
+    int64_t token, head;  // strides
+
+    const float* of(int64_t t, int64_t h) const { return start + t * token + h * head; }
+};
+
+namespace {
+
+int64_t filled(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
+
+// Turns a head by its position, as Llama does, if there are cosines and sines [D]; a sine has the sign of its half.
+void rotate(const float* x, const float* cosines, const float* sines, int64_t width, float scale, float* to) {
+    const int64_t half = width / 2;
+    for (int64_t i = 0; i < width; i++) {
+        const float other = cosines == nullptr ? 0 : i < half ? x[i + half] : x[i - half];
+        to[i] = (cosines == nullptr ? x[i] : x[i] * cosines[i] + other * sines[i]) * scale;
+    }
+}
+
+// Up to TILE rows that share a head of keys: heads of queries of consecutive tokens of one session.
+struct Task {
+    int64_t token, head;  // of the first row; rows go through a token's query heads, then to the next
+    int rows;
+};
+
+class Attention {
+  public:
+    Attention(const Step& step, const Heads& heads, Given query, const float* cosines, const float* sines, float* out)
+        : step(step), heads(heads), query(query), cosines(cosines), sines(sines), out(out),
+          sharing(heads.queries / heads.keys), wide(filled(heads.value_width)) {}
+
+    void store(int64_t t, Given key, Given value) const {
+        const int64_t block = step.slots[t] / LANES, lane = step.slots[t] % LANES;
+        std::vector<float> turned(heads.width);
+        for (int64_t h = 0; h < heads.keys; h++) {
+            rotate(key.of(t, h), row_of(cosines, t), row_of(sines, t), heads.width, 1, turned.data());
+            float* column = key_block(h, block) + lane;
+            for (int64_t i = 0; i < heads.width; i++) column[i * LANES] = turned[i];
+            memcpy(value_of(h, step.slots[t]), value.of(t, h), sizeof(float) * heads.value_width);
+        }
+    }
+
+    std::vector<Task> tasks() const {
+        std::vector<Task> found;
+        for (int64_t begin = 0, end; begin < step.tokens; begin = end) {
+            for (end = begin + 1; end < step.tokens && !branched(begin) && !branched(end) &&
+                                  step.first[end] == step.first[begin];)
+                end++;
+            const int64_t rows = (end - begin) * sharing;
+            for (int64_t head = 0; head < heads.keys; head++)
+                for (int64_t row = 0; row < rows; row += TILE)
+                    found.push_back({begin + row / sharing, head * sharing + row % sharing,
+                                     int(std::min<int64_t>(TILE, rows - row))});
+        }
+        return found;
+    }
+
+    void run(const Task& task) {
+        with_rows(task.rows, [&](auto rows) { attend<rows.value>(task); });
+    }
+
+  private:
+    const Step& step;
+    const Heads& heads;
+    Given query;
+    const float *cosines, *sines;
+    float* out;
+    int64_t sharing, wide;
+    std::vector<float> queries, weights, found;  // of a task: [R, D], [R, positions], [R, wide]
+
+    const float* row_of(const float* table, int64_t t) const {
+        return table == nullptr ? nullptr : table + t * heads.width;
+    }
+    bool branched(int64_t t) const { return step.branches[t + 1] > step.branches[t]; }
+    float* key_block(int64_t h, int64_t block) const {
+        return heads.key_pool + (h * heads.blocks + block) * heads.width * LANES;
+    }
+    float* value_of(int64_t h, int64_t slot) const { return heads.value_pool + (h * heads.blocks * LANES + slot) * wide; }
+
+    int64_t seen_from(int64_t position) const {
+        int64_t from = 0;
+        if (heads.window > 0) from = std::max<int64_t>(from, position + 1 - heads.window);
+        if (heads.chunk > 0) from = std::max<int64_t>(from, position / heads.chunk * heads.chunk);
+        return from;
+    }
+
+    template <int R>
+    void attend(const Task& task) {
+        const int64_t h = task.head / sharing, width = heads.width;
+        int64_t token[R], head[R], from[R], to[R];
+        queries.resize(R * width);
+        int64_t low = std::numeric_limits<int64_t>::max(), high = 0, least = low, most = 0;
+        for (int r = 0; r < R; r++) {
+            const int64_t row = task.head % sharing + r;
+            token[r] = task.token + row / sharing, head[r] = h * sharing + row % sharing;
+            rotate(query.of(token[r], head[r]), row_of(cosines, token[r]), row_of(sines, token[r]), width,
+                   heads.scale, &queries[r * width]);
+            from[r] = seen_from(step.positions[token[r]]), to[r] = step.ends[token[r]];
+            low = std::min(low, from[r]), most = std::max(most, from[r]);
+            high = std::max(high, to[r]), least = std::min(least, to[r]);
+        }
+        const int64_t begin = std::min(low, high) / LANES * LANES;
+        const int64_t* seen = step.seen + step.branches[token[0]];
+        const int64_t own = step.branches[token[0] + 1] - step.branches[token[0]];
+        const int64_t stride = filled(high + own - begin) + VECTORS * LANES;  // where there is room to write behind
+        weights.resize(R * stride);
+        const int64_t* blocks = step.blocks + step.first[token[0]];
+        int64_t key = begin;
+        for (; VECTORS > 1 && key + VECTORS * LANES <= high; key += VECTORS * LANES)
+            score<R, VECTORS>(h, blocks + key / LANES, stride, key - begin);
+        for (; key < high; key += LANES) score<R, 1>(h, blocks + key / LANES, stride, key - begin);
+        for (int64_t i = 0; i < own; i++) score_one<R>(h, seen[i], stride, high - begin + i);
+
+        found.assign(R * wide, 0);
+        float sums[R];
+        for (int r = 0; r < R; r++)
+            sums[r] = softmax(&weights[r * stride], std::max<int64_t>(from[r] - begin, 0), to[r] + own - begin, stride, head[r]);
+        // What all see is weighed together, the rest by those that see it: what others left there may be no number.
+        most = std::min(std::max(most, begin), least);
+        for (int r = 0; r < R; r++) weigh<1>(h, blocks, from[r], most, stride, begin, r);
+        weigh<R>(h, blocks, most, least, stride, begin, 0);
+        for (int r = 0; r < R; r++) weigh<1>(h, blocks, std::max(from[r], least), to[r], stride, begin, r);
+        for (int64_t i = 0; i < own; i++)
+            if (high + i >= low) weigh_one<R>(value_of(h, seen[i]), 1, stride, high - begin + i, 0);
+        for (int r = 0; r < R; r++) {
+            float* to_row = out + (token[r] * heads.queries + head[r]) * heads.value_width;
+            for (int64_t i = 0; i < heads.value_width; i++) to_row[i] = found[r * wide + i] / sums[r];
+        }
+    }
+
+    // Scores with N blocks of keys.
+    template <int R, int N>
+    void score(int64_t h, const int64_t* blocks, int64_t stride, int64_t at) {
+        const float* keys[N];
+        for (int n = 0; n < N; n++) keys[n] = key_block(h, blocks[n]);
+        Sums<R, N> scores{};
+        for (int64_t i = 0; i < heads.width; i++) scores.add_of(&queries[i], heads.width, keys, i * LANES);
+        scores.store(&weights[at], stride);
+    }
+
+    template <int R>
+    void score_one(int64_t h, int64_t slot, int64_t stride, int64_t at) {
+        const float* key = key_block(h, slot / LANES) + slot % LANES;
+        for (int r = 0; r < R; r++) {
+            float score = 0;
+            for (int64_t i = 0; i < heads.width; i++) score = std::fma(queries[r * heads.width + i], key[i * LANES], score);
+            weights[r * stride + at] = score;
+        }
+    }
+
+    // Turns scores into weights, and those outside [from, to) into zeros. Returns the sum.
+    float softmax(float* row, int64_t from, int64_t to, int64_t stride, int64_t head) const {
+        constexpr float LEAST = -std::numeric_limits<float>::infinity();
+        const int64_t end = filled(to);
+        std::fill(row, row + from, LEAST);
+        std::fill(row + to, row + end, LEAST);
+        const float cap = heads.softcap;
+        Lanes tops = Lanes{} + LEAST;
+        for (int64_t i = 0; i < end; i += LANES) {
+            Lanes some = lanes(row + i);
+            if (cap > 0) {
+                some = cap - 2 * cap / (1 + exponential(some * (2 / cap)));  // cap * tanh(score / cap)
+                put(row + i, some);
+            }
+            tops = some > tops ? some : tops;
+        }
+        if (cap > 0) {
+            std::fill(row, row + from, LEAST);
+            std::fill(row + to, row + end, LEAST);
+        }
+        float top = heads.sinks == nullptr ? LEAST : heads.sinks[head];
+        for (int lane = 0; lane < LANES; lane++) top = std::max(top, tops[lane]);
+        Lanes totals = {};
+        for (int64_t i = 0; i < end; i += LANES) {
+            const Lanes apart = lanes(row + i) - top, weight = apart < -87.0f ? Lanes{} : exponential(apart);
+            put(row + i, weight);
+            totals += weight;
+        }
+        float total = 0;
+        for (int lane = 0; lane < LANES; lane++) total += totals[lane];
+        if (heads.sinks != nullptr) total += exponential(Lanes{} + (heads.sinks[head] - top))[0];
+        return total;
+    }
+
+    // Adds the values of positions [from, to), weighed, to R rows from the `row`-th on.
+    template <int R>
+    void weigh(int64_t h, const int64_t* blocks, int64_t from, int64_t to, int64_t stride, int64_t begin, int row) {
+        while (from < to) {
+            const int64_t count = std::min(to - from, LANES - from % LANES);
+            weigh_one<R>(value_of(h, blocks[from / LANES] * LANES + from % LANES), count, stride, from - begin, row);
+            from += count;
+        }
+    }
+
+    // The same of `count` values that lie one after another.
+    template <int R>
+    void weigh_one(const float* values, int64_t count, int64_t stride, int64_t at, int row) {
+        int64_t i = 0;
+        for (; VECTORS > 1 && i + VECTORS * LANES <= wide; i += VECTORS * LANES)
+            weigh_some<R, VECTORS>(values + i, count, stride, at, row, i);
+        for (; i < wide; i += LANES) weigh_some<R, 1>(values + i, count, stride, at, row, i);
+    }
+
+    template <int R, int N>
+    void weigh_some(const float* values, int64_t count, int64_t stride, int64_t at, int row, int64_t i) {
+        Sums<R, N> sums;
+        sums.load(&found[row * wide + i], wide);
+        for (int64_t j = 0; j < count; j++) sums.add(&weights[row * stride + at + j], stride, values + j * wide);
+        sums.store(&found[row * wide + i], wide);
+    }
+};
+
+}  // namespace
+
+extern "C" {
+
+// Stores the step's keys and values, then lets each token see its session's: out [T, queries, value_width].
+// Queries and keys are turned first, if cosines and sines [T, width] are given: see rotate.
+void attend(const Step* step, const Heads* heads, const Given* query, const Given* key, const Given* value,
+            const float* cosines, const float* sines, float* out, int threads) {
+    const Attention all(*step, *heads, *query, cosines, sines, out);
+    const std::vector<Task> tasks = all.tasks();
+#pragma omp parallel num_threads(threads)
+    {
+        Attention mine = all;
+#pragma omp for
+        for (int64_t t = 0; t < step->tokens; t++) mine.store(t, *key, *value);
+#pragma omp for schedule(dynamic)
+        for (size_t i = 0; i < tasks.size(); i++) mine.run(tasks[i]);
+    }
+}
+}

@@ -1,0 +1,236 @@
+"""The attention backend that runs by native_attention.cpp, on a CPU in float32: keys are read where they lie,
+and no row's bits depend on the rows beside it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from outrider.engine.attention import LayerAttention
+from outrider.engine.flat_inputs import Shape
+from outrider.engine.gathered_attention import BLOCK_SIZE, GatheredAttention
+from outrider.engine.kv_pools import KvPools
+from outrider.engine.native import library, pointers
+from outrider.engine.step_inputs import StepInputs, Work, build_step
+
+LANES = 16  # tokens of a block, and numbers at a time, as in native.h
+TRIALS = (((70,), (33, 1, 5, 31)), ((200,), (1, 64, 130, 2, 3)))  # tokens of steps that must give the same
+
+
+class _Step(ctypes.Structure):
+    """`Step` of native_attention.cpp."""
+
+    _fields_ = (
+        *pointers("blocks", "first", "slots", "positions", "ends", "branches", "seen"),
+        ("tokens", ctypes.c_int64),
+    )
+
+
+class _Heads(ctypes.Structure):
+    """`Heads` of native_attention.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("queries", "keys", "width", "value_width", "window", "chunk")),
+        ("scale", ctypes.c_double),
+        ("softcap", ctypes.c_double),
+        *pointers("sinks", "key_pool", "value_pool"),
+        ("blocks", ctypes.c_int64),
+    )
+
+
+class _Given(ctypes.Structure):
+    """`Given` of native_attention.cpp: a tensor [H, T, W] whose rows are contiguous."""
+
+    _fields_ = (*pointers("start"), ("token", ctypes.c_int64), ("head", ctypes.c_int64))
+
+    @classmethod
+    def of(cls, heads: torch.Tensor) -> _Given:
+        return cls(heads.data_ptr(), heads.stride(1), heads.stride(0))
+
+
+class NativePools(KvPools):
+    """Keys [H, num_blocks + 1, D, LANES] and values [H, num_blocks + 1, LANES, filled Dv]."""
+
+    def made(self, layer: int, how: LayerAttention) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the pools of a layer that attends so."""
+        if layer not in self._layers:
+            like = torch.empty(0)
+            keys = self._zeros(like, (how.key_heads, self.num_blocks + 1, how.width, LANES))
+            filled = how.value_width + -how.value_width % LANES
+            values = self._zeros(like, (how.key_heads, self.num_blocks + 1, LANES, filled))
+            self._layers[layer] = keys, values
+        return self.of(layer)
+
+    def copy_slots(self, layer: int, copies: tuple[torch.Tensor, torch.Tensor] | None) -> None:
+        pools = self._layers.get(layer, ())
+        if copies is None or len(pools) != 2:
+            super().copy_slots(layer, copies)
+            return
+        (keys, values), (source, target) = pools, copies
+        keys[:, target // LANES, :, target % LANES] = keys[:, source // LANES, :, source % LANES]
+        slots = values.view(values.shape[0], -1, values.shape[3])
+        slots[:, target] = slots[:, source]
+
+    def _like(self, pool: torch.Tensor) -> torch.Tensor:
+        return self._zeros(pool, (pool.shape[0], self.num_blocks + 1, *pool.shape[2:]))
+
+
+class NativeAttention(GatheredAttention):
+    """Implements AttentionBackend."""
+
+    name = "native"
+    pools: NativePools
+
+    def __init__(self, pools: NativePools) -> None:
+        super().__init__(pools, torch.device("cpu"), torch.float32)
+        self._step: tuple[StepInputs, _Step, list[Any]] | None = None  # as native code reads it
+        self._heads: dict[int, tuple[LayerAttention, _Heads]] = {}
+
+    @classmethod
+    def on(cls, model: Any, num_blocks: int) -> NativeAttention:
+        return cls(NativePools(num_blocks, BLOCK_SIZE))
+
+    def prepare(self, works: Sequence[Work], shapes: Sequence[Shape] = ()) -> StepInputs:
+        return build_step(
+            works,
+            block_size=BLOCK_SIZE,
+            scratch_block=self.pools.scratch_block,
+            device=self._device,
+            mask_dtype=self._dtype,
+            views=(),
+        )
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,  # [Hq, T, D]
+        key: torch.Tensor,  # [Hkv, T, D]
+        value: torch.Tensor,  # [Hkv, T, Dv]
+        inputs: StepInputs,
+        how: LayerAttention,
+        sinks: torch.Tensor | None = None,  # [Hq]
+    ) -> torch.Tensor:
+        return self._attend(layer, (query, key, value), inputs, how, sinks=sinks)
+
+    def attend_turned(
+        self,
+        layer: int,
+        heads: torch.Tensor,  # [Hq + 2 Hkv, T, D] those of queries, keys and values
+        positions: tuple[torch.Tensor, torch.Tensor],  # [T, D] cosines, and sines with the sign of each half
+        inputs: Any,
+        how: LayerAttention,
+    ) -> torch.Tensor:
+        """The same with queries and keys that are turned by their positions first: [T, Hq * D]."""
+        ends = how.query_heads, how.query_heads + how.key_heads
+        given = heads[: ends[0]], heads[ends[0] : ends[1]], heads[ends[1] :]
+        return self._attend(layer, given, inputs, how, positions=positions).view(heads.shape[1], -1)
+
+    def _attend(
+        self,
+        layer: int,
+        given: Sequence[torch.Tensor],
+        inputs: StepInputs,
+        how: LayerAttention,
+        *,
+        sinks: torch.Tensor | None = None,
+        positions: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        self.pools.copy_slots(layer, inputs.moves)
+        given = [each if each.stride(2) == 1 else each.contiguous() for each in given]
+        heads = self._heads_of(layer, how)
+        kept = None if sinks is None else sinks.float().contiguous()
+        heads.sinks = None if kept is None else kept.data_ptr()
+        out = torch.empty(given[0].shape[1], how.query_heads, how.value_width)
+        turning = (None, None) if positions is None else (each.data_ptr() for each in positions)
+        ours = (ctypes.byref(each) for each in (self._step_of(inputs), heads, *map(_Given.of, given)))
+        native = library()
+        assert native is not None, "an engine has it only then"
+        native.attend(*ours, *turning, out.data_ptr(), torch.get_num_threads())
+        return out
+
+    def batch_rows(self) -> None:
+        """They do."""
+
+    def keeps_bits(self) -> bool:
+        ways = {replace(how, window=how.window and min(how.window, 40)) for how in self.layers.values()}
+        return all(
+            torch.equal(_tried(how, whole), _tried(how, parts)) for how in ways for whole, parts in TRIALS
+        )
+
+    def resized(self, num_blocks: int) -> NativeAttention:
+        return NativeAttention(self.pools.resized(num_blocks))
+
+    def _heads_of(self, layer: int, how: LayerAttention) -> _Heads:
+        found = self._heads.get(layer)
+        if found is None or found[0] != how:
+            keys, values = self.pools.made(layer, how)
+            heads = _Heads(
+                how.query_heads,
+                how.key_heads,
+                how.width,
+                how.value_width,
+                how.window or 0,
+                how.chunk or 0,
+                how.scale,
+                how.softcap or 0,
+                None,
+                keys.data_ptr(),
+                values.data_ptr(),
+                keys.shape[1],
+            )
+            found = self._heads[layer] = how, heads
+        return found[1]
+
+    def _step_of(self, inputs: StepInputs) -> _Step:
+        if self._step is None or self._step[0] is not inputs:
+            positions = inputs.position_ids[0].numpy()
+            ends, counts = positions + 1, np.zeros(len(positions) + 1, dtype=np.int64)
+            seen: list[np.ndarray[Any, Any]] = []
+            own = inputs.slots.numpy()
+            for token, branch in sorted(inputs.on_branches.items()):
+                ends[token], counts[token + 1] = branch.line, len(branch.seen)
+                seen.append(own[branch.seen[::-1]])
+            arrays = [
+                inputs.tables.blocks,
+                inputs.tables.first,
+                own,
+                positions,
+                ends,
+                np.cumsum(counts),
+                np.concatenate(seen) if seen else counts,
+            ]
+            arrays = [np.ascontiguousarray(each, dtype=np.int64) for each in arrays]
+            step = _Step(*(each.ctypes.data for each in arrays), len(positions))
+            self._step = inputs, step, arrays
+        return self._step[1]
+
+
+def keeping_bits(model: Any, num_blocks: int, native: bool) -> GatheredAttention:
+    """Returns the backend for numbers that keep their bits, with so many blocks. `native`: this one, if there
+    is a library."""
+    parameter = next(model.parameters())
+    suits = parameter.device.type == "cpu" and parameter.dtype == torch.float32
+    kind = NativeAttention if native and suits and library() is not None else GatheredAttention
+    return kind.on(model, num_blocks)
+
+
+def _tried(how: LayerAttention, chunks: Sequence[int]) -> torch.Tensor:
+    """Returns what a session's random tokens get, read in these steps: [T, Hq, Dv]."""
+    total, generator = sum(chunks), torch.Generator().manual_seed(2)
+    query = torch.randn(how.query_heads, total, how.width, generator=generator)
+    key = torch.randn(how.key_heads, total, how.width, generator=generator)
+    value = torch.randn(how.key_heads, total, how.value_width, generator=generator)
+    sinks = torch.randn(how.query_heads, generator=generator) if how.sinks else None
+    blocks = list(reversed(range(-(-total // BLOCK_SIZE))))
+    attention, found, start = NativeAttention(NativePools(len(blocks), BLOCK_SIZE)), [], 0
+    for count in chunks:
+        run = slice(start, start + count)
+        inputs = attention.prepare([Work(blocks, start, [0] * count, 0)])
+        found.append(attention.attend(0, query[:, run], key[:, run], value[:, run], inputs, how, sinks))
+        start += count
+    return torch.cat(found)

@@ -1,0 +1,147 @@
+"""Layers that run by native_products.cpp: right, and every row with its bits in any company."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from outrider.engine import native
+from outrider.engine.loading import load_engine
+from outrider.engine.native import library, multiplies_bytes
+from outrider.engine.native_layers import (
+    NativeEvenInt8Linear,
+    NativeInt8Linear,
+    NativeLinear,
+    run,
+    run_gated,
+)
+from outrider.engine.norms import ShortNorm
+from outrider.engine.plain_pass import NativeLayer
+
+needs_compiler = pytest.mark.skipif(library() is None, reason="nothing can be compiled here")
+needs_bytes = pytest.mark.skipif(not multiplies_bytes(), reason="there are no products in 8 bits")
+KINDS = [
+    NativeLinear,
+    *(pytest.param(kind, marks=needs_bytes) for kind in (NativeInt8Linear, NativeEvenInt8Linear)),
+]
+FAR = {NativeLinear: 1e-5, NativeInt8Linear: 0.01, NativeEvenInt8Linear: 0.02}  # as a share of the length
+SHAPES = [(64, 64), (5, 7), (130, 1300), (192, 2049)]  # outputs and inputs
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def apart(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    usual = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_product_is_right_and_a_row_has_its_bits_in_any_company(
+    kind: type[NativeLinear], shape: tuple[int, int]
+) -> None:
+    out, width = shape
+    weight, bias, x = random(out, width), random(out), random(130, width)
+    layer = kind(weight, bias, [out - out // 3, out // 3])
+    whole = layer(x)
+    assert apart(whole, F.linear(x.double(), weight.double(), bias.double())) < FAR[kind]
+    for first, count in ((0, 1), (1, 2), (3, 5), (8, 6), (14, 17), (31, 64), (60, 70)):
+        rows = slice(first, first + count)
+        assert torch.equal(layer(x[rows]), whole[rows])
+    with threads(2):
+        assert torch.equal(layer(x), whole) and torch.equal(layer(x[:1]), whole[:1])
+    assert torch.equal(layer(x.view(2, 5, 13, width)), whole.view(2, 5, 13, out))
+    assert layer(x[:0]).shape == (0, out)
+    assert torch.equal(layer(torch.zeros(1, width))[0], bias)
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layer_does_the_norm_before_it_and_the_sum_behind_it(kind: type[NativeLinear]) -> None:
+    weight, x, added = random(96, 200), random(9, 200) * 3, random(9, 96)
+    norm = ShortNorm(torch.nn.Parameter(random(200), requires_grad=False), 1e-5)
+    if kind is not NativeLinear:  # whose bytes a norm's weights would change
+        norm.weight.data.fill_(1)
+    expected = F.linear(norm(x), weight) + added
+    assert apart(run(kind(weight, None).after(norm), x, added), expected) < FAR[kind]
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gated_mlp_is_right_and_a_row_has_its_bits_in_any_company(kind: type[NativeLinear]) -> None:
+    gate, up, down, x = random(200, 96), random(200, 96), random(96, 200), random(90, 96)
+    norm = ShortNorm(torch.nn.Parameter(torch.ones(96), requires_grad=False), 1e-5)
+    joined, last = kind(torch.cat([gate, up]), None, [200, 200]), kind(down, None)
+    both = joined.after(norm)
+    whole = run_gated(both, last.layer, x)
+    inner = F.silu(F.linear(norm(x), gate)) * F.linear(norm(x), up)
+    assert apart(whole, x + F.linear(inner, down)) < 2 * FAR[kind]
+    for first, count in ((0, 1), (1, 5), (6, 64), (20, 70)):
+        rows = slice(first, first + count)
+        assert torch.equal(run_gated(both, last.layer, x[rows]), whole[rows])
+
+
+@needs_compiler
+def test_large_numbers_of_both_signs_pass_a_gate_and_what_is_no_number_stays_in_its_row() -> None:
+    one = NativeLinear(torch.eye(64).repeat(2, 1), None, [64, 64])
+    last = NativeLinear(torch.eye(64), None)
+    x = torch.linspace(-120, 120, 64 * 3).view(3, 64)
+    assert torch.allclose(run_gated(one.layer, last.layer, x), x + F.silu(x) * x, rtol=1e-6, atol=1e-6)
+    broken = x.clone()
+    broken[1, 5] = float("nan")
+    found = run_gated(one.layer, last.layer, broken)
+    assert torch.equal(found[[0, 2]], run_gated(one.layer, last.layer, x)[[0, 2]])
+
+
+@pytest.mark.usefixtures("no_compiler")
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_without_a_compiler_torch_does_the_work(
+    quantization: str | None, checkpoint: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        engine = load_engine(str(checkpoint("llama")), kv_memory_bytes=2**22, quantization=quantization)
+    assert engine.attention.name == "gathered" and engine.info.bit_exact and engine.attention.panel
+    assert not any(isinstance(module, NativeLinear) for module in engine.model.modules())
+    said = [record.getMessage() for record in caplog.records]
+    assert (
+        said[0] == "torch runs all of the model, which takes longer: FileNotFoundError: there is no compiler"
+    )
+
+
+@needs_compiler
+@pytest.mark.parametrize("quantization", [None, pytest.param("int8", marks=needs_bytes)])
+def test_a_usual_model_runs_by_it(quantization: str | None, checkpoint: Callable[..., Path]) -> None:
+    engine = load_engine(str(checkpoint("llama")), kv_memory_bytes=2**22, quantization=quantization)
+    assert engine.attention.name == "native" and engine.info.bit_exact and engine.attention.panel
+    assert all(isinstance(layer.forward, NativeLayer) for layer in engine.model.model.layers)
+
+
+@needs_compiler
+def test_what_is_compiled_is_kept_where_nobody_else_may_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "outrider"
+    kept = native._compiled()
+    assert kept.parent == folder and folder.stat().st_mode & 0o777 == 0o700
+    assert native._compiled() == kept and len(list(folder.iterdir())) == 1
+    folder.chmod(0o777)
+    assert native._own_folder() != folder
