@@ -114,8 +114,9 @@ class SessionRunner(Protocol):
         or Superseded; what was yielded before stays valid."""
         ...
 
-    def check_room(self, sessions: int = 1) -> None:
-        """Before anything is done for a request: raises Overloaded if so many would not be let in."""
+    def check_room(self, owner: str, sessions: int = 1) -> None:
+        """Before anything is done for a request: raises Overloaded if so many of that owner's would not be
+        let in."""
         ...
 
     def degraded(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -33,6 +34,7 @@ from router.transcript import Transcript
 from router.workers import Verifier
 
 DRAFT_KEY_BYTES = 16
+SPARED = 8  # one in so many places is not for the owner of all others
 
 
 class Sessions:
@@ -62,6 +64,7 @@ class Sessions:
         self._same_numerics = same_numerics
         self._random_bytes = random_bytes
         self._open: dict[SessionId, Session] = {}
+        self._of: Counter[str] = Counter()  # of them, by whose key they were asked with
         self._lasting = Lasting()
         self._pairs = Pairs()
         self._idle = asyncio.Event()
@@ -134,7 +137,7 @@ class Sessions:
             self._lasting.observe(lasted)
         session.close()
         if self._open.get(session.id) is session:
-            del self._open[session.id]
+            self._forget(session)
         if not self._open:
             self._idle.set()
 
@@ -142,7 +145,7 @@ class Sessions:
         model = self.model(request.model)
         if request.fingerprint not in (None, model.fingerprint):
             raise _another_checkpoint(model.name)
-        self.check_room()
+        self.check_room(request.owner)
         self._check_load(request, model.name)
         session_id = request.session_id or new_session_id(self._random_bytes)
         named = replace(request, model=model.name, session_id=session_id, fingerprint=model.fingerprint)
@@ -156,18 +159,21 @@ class Sessions:
         for model in self.models():
             if model.name == request.model and model.fingerprint != request.fingerprint:
                 raise _another_checkpoint(model.name)
-        self.check_room()
+        self.check_room(request.owner)
         return self._add(taken.transcript, taken)
 
     def pair(self, target: str, draft: str) -> PairAcceptance:
         """Returns what is known of a pair of models, by their fingerprints."""
         return self._pairs.of(target, draft)
 
-    def check_room(self, sessions: int = 1) -> None:
-        if len(self._open) + sessions > self._max_sessions:
+    def check_room(self, owner: str, sessions: int = 1) -> None:
+        there, most, whose = len(self._open), self._max_sessions, "here"
+        if owner and there + sessions <= most:  # some places are never one's own: others find one
+            there, most, whose = self._of[owner], most - most // SPARED, "for one API key"
+        if there + sessions > most:
             raise Overloaded(
-                f"{len(self._open)} requests are in progress, each prompt counted, and {self._max_sessions} "
-                "are the most here; try again shortly, or with fewer prompts",
+                f"{there} requests are in progress, each prompt counted, and {most} are the most {whose}; "
+                "try again shortly, or with fewer prompts",
                 retry_after=retry_after(self._lasting.seconds / self._max_sessions),
             )
 
@@ -199,9 +205,16 @@ class Sessions:
             self._drafters_per_session,
         )
         session = Session(draft, transcript, self._log_writer, self._fleet, taken, self._same_numerics)
+        if (former := self._open.get(session.id)) is not None:
+            self._forget(former)
         self._open[session.id] = session
+        self._of[transcript.request.owner] += 1
         self._idle.clear()
         return session
+
+    def _forget(self, session: Session) -> None:
+        del self._open[session.id]
+        self._of -= Counter([session.transcript.request.owner])
 
     def _cap(self, request: GenerationRequest) -> int:
         if request.num_speculative_tokens is None:

@@ -38,7 +38,7 @@ class Intake:
         sessions = choices(body)
         count_sessions(sessions)
         model = self.runner.model(body.model)
-        self.runner.check_room(sessions)
+        self.runner.check_room(owner(), sessions)
         prepared = await self.threads.run(
             prepared_in(body, size),
             owner(),

@@ -13,6 +13,7 @@ from outrider.wire.codec import sampling_from_wire
 from outrider.wire.session import FinishReason
 from router import session as session_module
 from router import session_log_writer as log_writer_module
+from router import sessions as sessions_module
 from router.requests import SessionBegun, SessionEnded, TokensCommitted
 from tests.router.asking import PROMPT, SAMPLING, Running, committed, finished, first_step, request
 
@@ -306,6 +307,28 @@ async def test_more_sessions_than_allowed_are_refused_and_admitted_again_later(r
     await verifier.next_command("open")
     for session in [*running, fifth]:
         session.task.cancel()
+
+
+async def test_one_owner_s_sessions_leave_places_to_others(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions_module, "SPARED", 4)  # of four places
+    verifier = await rig.verifier()
+    running = [Running(rig, request(owner="a")) for _ in range(3)]
+    for _ in running:
+        await verifier.next_command("open")
+    with pytest.raises(Overloaded, match=r"3 requests are in progress, .* 3 are the most for one API key"):
+        await Running(rig, request(owner="a")).task
+    other = Running(rig, request(owner="b"))
+    await verifier.next_command("open")
+    with pytest.raises(Overloaded, match=r"4 requests are in progress, .* 4 are the most here"):
+        await Running(rig, request(owner="b")).task
+    running[0].task.cancel()
+    await verifier.next_command("close")
+    again = Running(rig, request(owner="a"))
+    await verifier.next_command("open")
+    for session in [*running, other, again]:
+        session.task.cancel()
+    await asyncio.gather(*(session.task for session in [*running, other, again]), return_exceptions=True)
+    assert not rig.sessions._of and not rig.sessions.open
 
 
 async def test_models_are_found_by_name(rig: Any) -> None:

@@ -177,7 +177,7 @@ class ScriptedRunner:
     def ready(self) -> bool:
         return self.is_ready
 
-    def check_room(self, sessions: int = 1) -> None:
+    def check_room(self, owner: str, sessions: int = 1) -> None:
         if self.is_full:
             raise Overloaded("full", retry_after=7)
 
