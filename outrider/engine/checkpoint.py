@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,25 +121,29 @@ def config_text(folder: Path) -> bytes:
 
 
 @contextmanager
-def unchanged(checkpoint: Checkpoint) -> Iterator[None]:
+def unchanged(what: object, files: Callable[[], Iterable[Path]]) -> Iterator[None]:
     """Raises StartupError if the files are others at the end: then the model would not be what the
-    fingerprint says."""
+    fingerprint says. `what` they are, for people."""
 
-    def stamps() -> list[tuple[int, ...]]:
-        found = [file.stat() for file in _files(checkpoint)]
+    def stamps() -> list[tuple[int, ...]] | None:
+        try:
+            found = [file.stat() for file in files()]
+        except OSError:
+            return None
         return [(one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns) for one in found]
 
     before = stamps()
-    yield
-    try:
-        same = stamps() == before
-    except OSError:
-        same = False
-    if not same:
-        raise StartupError(f"{checkpoint} was changed while it was read; start again when it is complete")
+    if before is not None:
+        try:
+            yield
+        except OSError:  # one of them is gone
+            if stamps() == before:
+                raise
+    if before is None or stamps() != before:
+        raise StartupError(f"{what} was changed while it was read; start again when it is complete")
 
 
-def _files(checkpoint: Checkpoint) -> list[Path]:
+def files_of(checkpoint: Checkpoint) -> list[Path]:
     folder = checkpoint.folder
     return [folder / checkpoint.gguf] if checkpoint.gguf else [folder / "config.json", *weight_files(folder)]
 

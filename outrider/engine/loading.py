@@ -14,13 +14,13 @@ from transformers.distributed import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
 from outrider.engine.assembly import build_engine
-from outrider.engine.checkpoint import Checkpoint, fingerprint, locate, look_over, unchanged
+from outrider.engine.checkpoint import Checkpoint, files_of, fingerprint, locate, look_over, unchanged
 from outrider.engine.draft_vocabulary import read, reduce_output
 from outrider.engine.engine import Engine
 from outrider.engine.foreign_vocabulary import adopt
 from outrider.engine.gguf_file import complete, parsed_once, unused
 from outrider.engine.linear_layers import Int8
-from outrider.engine.lora import find_adapter, fingerprint_with, merge
+from outrider.engine.lora import adapter_files, find_adapter, fingerprint_with, merge
 from outrider.engine.model_class import auto_class, leave_text_part
 from outrider.engine.parts import Parts, check_parts, usual
 from outrider.engine.process_memory import leave_files
@@ -99,7 +99,7 @@ def load_engine(
     tell("looking over the checkpoint", 0.0)
     checkpoint = locate(path_or_id)
     look_over(checkpoint)
-    with parsed_once(checkpoint), unchanged(checkpoint):
+    with parsed_once(checkpoint), unchanged(checkpoint, lambda: files_of(checkpoint)):
         config = _config(checkpoint)
         quantized = prepare(config, checkpoint, target)
         digest = fingerprint(checkpoint) if ranks is None or ranks.leads else ""
@@ -111,8 +111,9 @@ def load_engine(
         leave_text_part(model)
     if adapter is not None:
         tell("merging the adapter", 0.4)
-        merge(model, adapter)
-        digest = fingerprint_with(adapter, digest)
+        with unchanged(adapter, lambda: adapter_files(adapter)):
+            digest = fingerprint_with(adapter, digest)
+            merge(model, adapter)
     info = describe(model, name or checkpoint_name(path_or_id), digest, str(target))
     info = replace(info, tensor_parallel_size=size)
     if quantized is not None and model.is_quantized:  # its layers are those of the package that quantised it

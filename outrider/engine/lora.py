@@ -50,11 +50,15 @@ def find_adapter(folder: str) -> Path:
     return path
 
 
+def adapter_files(adapter: Path) -> list[Path]:
+    return [adapter / CONFIG, adapter / WEIGHTS]
+
+
 def fingerprint_with(adapter: Path, fingerprint: str) -> str:
     """Returns the digest of a model that the adapter is merged into."""
     digest = hashlib.sha256(fingerprint.encode())
-    for name in (CONFIG, WEIGHTS):
-        digest.update(hashlib.sha256((adapter / name).read_bytes()).digest())
+    for file in adapter_files(adapter):
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from outrider.engine import lora as lora_module
 from outrider.engine.engine import Engine, Work
 from outrider.engine.kv_blocks import BlockTable
 from outrider.engine.loading import load_engine
@@ -121,6 +122,26 @@ def test_a_folder_without_an_adapter_is_refused(checkpoint: Callable[..., Path],
     assert "it holds no JSON object" in refusal(model, lora)
     (lora / "adapter_model.safetensors").unlink()
     assert "no folder of a LoRA adapter: adapter_model.safetensors is missing" in refusal(model, lora)
+
+
+@pytest.mark.parametrize(("call", "swap"), [("merge", "written again"), ("fingerprint_with", "gone")])
+def test_an_adapter_that_changes_while_it_is_merged_is_refused(
+    checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, swap: str
+) -> None:
+    """As a training run does it that saves its adapter again: the fingerprint would be of one, the weights of
+    the other, and texts would go on with them elsewhere."""
+    lora = adapter(tmp_path / "lora")
+    file, plain = lora / "adapter_model.safetensors", getattr(lora_module, call)
+
+    def overtaken(*arguments: object) -> object:
+        if swap == "gone":
+            file.unlink()
+        else:
+            file.write_bytes(file.read_bytes())
+        return plain(*arguments)
+
+    monkeypatch.setattr(f"outrider.engine.loading.{call}", overtaken)
+    assert f"{lora} was changed while it was read" in refusal(checkpoint("llama"), lora)
 
 
 def test_a_tied_weight_is_not_replaced(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
