@@ -24,8 +24,13 @@ class Models:
     target: str  # folder or hub id
     draft: str | None  # None = no draft model
     name: str  # by which clients ask for it; several with commas between
-    propose: str | None = None  # where guesses come from without a draft model; None = plain decoding then
+    propose: str | None = None  # where guesses come from without a draft model, or beside it
     chat: bool = False  # whether it is the model of the first command, which answers questions
+
+    @property
+    def both(self) -> bool:
+        """Returns whether a draft model guesses, and something else beside it."""
+        return self.draft is not None and self.propose is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,11 @@ class Workers:
     logging: Logging = field(default=Logging())
 
 
-def router_child(config: RouterConfig, logging: Logging) -> ChildSpec:
+def router_child(models: Models, config: RouterConfig, logging: Logging) -> ChildSpec:
+    """Returns the router. Where two guess, each session may have both."""
+    if models.both:
+        most = max(2, config.sessions.drafters_per_session)
+        config = replace(config, sessions=replace(config.sessions, drafters_per_session=most))
     return ChildSpec("router", "router", _outrider("router", config, logging), restart=False)
 
 
@@ -82,17 +91,9 @@ def worker_children(models: Models, workers: Workers, router: str) -> list[Child
         ChildSpec("verifier", name, command, restart=True, drain_seconds=verifier.drain_seconds)
         for name in _names("verifier", workers.verifiers)
     ]
-    drafter = None
-    if models.propose is not None:
-        drafter = DrafterConfig(
-            None,
-            models.propose,
-            registration,
-            protection=protection,
-            remember_answers=workers.remember_answers,
-        )
-    elif models.draft is not None:
-        drafter = DrafterConfig(
+    drafters: list[tuple[Sequence[str], DrafterConfig]] = []
+    if models.draft is not None:
+        with_model = DrafterConfig(
             models.draft,
             None,
             registration,
@@ -106,9 +107,20 @@ def worker_children(models: Models, workers: Workers, router: str) -> list[Child
             branches=workers.branches and not workers.lock_step,
             target=models.target,
         )
-    if drafter is not None:
+        drafters.append((_names("drafter", workers.drafters), with_model))
+    if models.propose is not None:
+        without = DrafterConfig(
+            None,
+            models.propose,
+            registration,
+            protection=protection,
+            remember_answers=workers.remember_answers,
+        )
+        names = [f"drafter-{models.propose}"] if models.both else _names("drafter", workers.drafters)
+        drafters.append((names, without))
+    for names, drafter in drafters:
         command = _outrider("drafter", drafter, workers.logging)
-        specs += [ChildSpec("drafter", name, command, True) for name in _names("drafter", workers.drafters)]
+        specs += [ChildSpec("drafter", name, command, True) for name in names]
     return specs
 
 

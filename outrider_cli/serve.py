@@ -42,7 +42,10 @@ class ServeOptions:
         shown=f"{smollm2.NAME} if it is installed, else the built-in pair",
     )
     draft: str | None = option(
-        None, "Folder, GGUF file or hub id of the draft model.", shown="that of the built-in pair"
+        None,
+        f"Folder, GGUF file or hub id of the draft model; {pair.NAME} = that of the built-in pair. With "
+        "--propose each request has both.",
+        shown="that of the built-in pair, if nothing else guesses",
     )
     served_model_name: str | None = same(VerifierConfig, "name")
     max_model_len: int | None = same(VerifierConfig, "max_model_len")
@@ -86,7 +89,7 @@ def _serve_command(**given: Any) -> None:
             fail("serve", f"--draft-quantization is of no use with {other}: leave one out", WRONG_USAGE)
         if told.advertise is not None and told.drafter_tokens is None:
             fail("serve", "--advertise is of no use without --drafter-tokens: leave it out", WRONG_USAGE)
-        router = router_child(build(RouterConfig, given), told.logging)
+        router = router_child(models, build(RouterConfig, given), told.logging)
         others = partial(worker_children, models, _workers(told, models))
         others("127.0.0.1:1")  # what workers could not be told is said before anything starts
         asked = told.api_keys is not None or API_KEYS in os.environ
@@ -146,12 +149,10 @@ def choose_models(target: str | None, draft: str | None, drafters: int, propose:
         fail("serve", "--draft names a model but --drafters 0 runs none: leave one of them out", WRONG_USAGE)
     if propose is not None and drafters == 0:
         fail("serve", "--propose is of no use with --drafters 0: leave one out", WRONG_USAGE)
-    if propose is not None and draft is not None:
-        fail("serve", "--draft and --propose both say where guesses come from: leave one out", WRONG_USAGE)
     if draft is not None and target is None:
         fail("serve", "--draft is given without --target: name both models of the pair", WRONG_USAGE)
-    if target == pair.NAME and draft is None:
-        return _built_in(drafters, propose)
+    if target == pair.NAME and draft in (None, pair.NAME):
+        return _built_in(drafters, propose, beside=draft is not None)
     if target is not None and draft is None and propose is None and drafters > 0:
         fail(
             "serve",
@@ -168,14 +169,15 @@ def choose_models(target: str | None, draft: str | None, drafters: int, propose:
     return Models(str(weights), None, smollm2.NAME, guesses, chat=True)
 
 
-def _built_in(drafters: int, propose: str | None) -> Models:
+def _built_in(drafters: int, propose: str | None, beside: bool = False) -> Models:
+    """`beside`: its draft guesses, too, if something else is to propose."""
     for folder in (pair.TARGET, pair.DRAFT):
         if not (folder / "config.json").is_file():
             fail(
                 "serve",
                 f"the built-in pair is missing ({folder}): name models of your own with --target and --draft",
             )
-    drafted = drafters > 0 and propose is None
+    drafted = drafters > 0 and (propose is None or beside)
     return Models(str(pair.TARGET), str(pair.DRAFT) if drafted else None, pair.NAME, propose)
 
 

@@ -88,6 +88,7 @@ async def service(
     display = Quiet()
     supervisor = Supervisor(display)
     router = router_child(
+        models,
         RouterConfig(port=0, grpc_port=0, sessions=replace(sessions, lock_step=workers.lock_step)),
         workers.logging,
     )

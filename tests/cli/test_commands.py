@@ -236,11 +236,6 @@ def test_a_pair_that_is_none(arguments: list[str], sentence: str) -> None:
             "outrider serve: --remember-answers is for --propose suffix: leave it out",
         ),
         (
-            ["serve", "--target", "t", "--draft", "d", "--propose", "suffix"],
-            2,
-            "outrider serve: --draft and --propose both say where guesses come from: leave one out",
-        ),
-        (
             ["serve", "--propose", "suffix", "--drafters", "0"],
             2,
             "outrider serve: --propose is of no use with --drafters 0: leave one out",
@@ -289,7 +284,7 @@ def test_serve_is_the_role_commands() -> None:
     workers = Workers(verifiers=2, drafters=1, engine=engine, lock_step=True)
     router = RouterConfig(port=0, grpc_port=0, sessions=SessionOptions(5, seed=7, lock_step=True))
     models = Models("t", "d", "name")
-    children = [router_child(router, Logging()), *worker_children(models, workers, "127.0.0.1:9")]
+    children = [router_child(models, router, Logging()), *worker_children(models, workers, "127.0.0.1:9")]
     assert [(child.name, child.restart) for child in children] == [
         ("router", False),
         ("verifier-1", True),
@@ -320,7 +315,7 @@ def test_serve_hands_its_protection_on() -> None:
         protection, logging = Protection(cert, key, authority, True), Logging("debug")
         workers = Workers(verifiers=1, drafters=1, protection=protection, logging=logging)
         config = RouterConfig("h", worker_port=9, protection=protection, api_keys=keys)
-        router = router_child(config, logging)
+        router = router_child(Models("t", "d", "n"), config, logging)
         values = {
             child.role: typer.main.get_command(app)  # type: ignore[attr-defined]
             .commands[child.role]

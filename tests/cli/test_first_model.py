@@ -42,6 +42,9 @@ def test_without_that_model_or_by_its_name_the_built_in_pair_is(
     assert choose_models(name, None, 1) == Models(str(pair.TARGET), str(pair.DRAFT), pair.NAME)
     assert choose_models(name, None, 0).draft is None
     assert choose_models(name, None, 1, "suffix") == Models(str(pair.TARGET), None, pair.NAME, "suffix")
+    both = Models(str(pair.TARGET), str(pair.DRAFT), pair.NAME, "suffix")
+    assert choose_models(pair.NAME, pair.NAME, 1, "suffix") == both
+    assert choose_models(pair.NAME, pair.NAME, 1) == replace(both, propose=None)
 
 
 @pytest.mark.parametrize(

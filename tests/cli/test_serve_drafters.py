@@ -1,0 +1,32 @@
+"""Which drafters `outrider serve` starts, and how many of them a session may have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from outrider.options.sessions import SessionOptions
+from outrider_cli.app import app
+from outrider_cli.children import Models, Workers, router_child, worker_children
+from outrider_cli.commands import Logging
+from router.config import RouterConfig
+
+
+def test_a_draft_model_and_something_beside_it_are_drafters_that_each_session_may_have() -> None:
+    workers, models = Workers(verifiers=1, drafters=2), Models("t", "d", "t", "suffix")
+    drafters = worker_children(models, workers, "127.0.0.1:9")[1:]
+    assert [child.name for child in drafters] == ["drafter-1", "drafter-2", "drafter-suffix"]
+    group: Any = typer.main.get_command(app)
+    told = [
+        group.commands["drafter"].make_context("drafter", list(child.command[4:])).params
+        for child in drafters
+    ]
+    assert [(one["draft"], one["propose"]) for one in told] == [("d", None)] * 2 + [(None, "suffix")]
+    for asked, given in ((1, 2), (3, 3)):
+        config = RouterConfig(sessions=SessionOptions(drafters_per_session=asked))
+        child = router_child(models, config, Logging())
+        values = group.commands["router"].make_context("router", list(child.command[4:])).params
+        assert values["drafters_per_session"] == given
+    alone = router_child(Models("t", None, "t", "suffix"), RouterConfig(), Logging())
+    assert "--drafters-per-session" not in alone.command
