@@ -13,7 +13,7 @@ from outrider.errors import InvalidRequest
 from router.api import neutral, schema
 from router.api.body import MAX_BODY_BYTES
 from router.api.fields import Fields, at_fault, checked_text, json_type, refused, shown, sized
-from router.api.structured import MAX_DESCRIPTION_BYTES, SCHEMA
+from router.api.structured import MAX_DESCRIPTION_BYTES, SCHEMA, Structure, response_format
 from router.api.template_fields import effort_variables
 from router.api.tools import NAMED_ONE, Tool, ToolChoice, document, tools
 from router.api.turns import (
@@ -38,8 +38,10 @@ THINKING_FIELDS = frozenset({"type", "thinking", "signature"})
 USE_FIELDS = frozenset({"type", "id", "name", "input", "cache_control", "caller"})
 RESULT_FIELDS = frozenset({"type", "tool_use_id", "content", "is_error", "cache_control"})
 TOOL_FIELDS = {"type", "name", "description", "input_schema", "strict", "cache_control"}
+TOOL_FIELDS |= {"eager_input_streaming"}  # arguments are told as they are written
 CHOICES: Mapping[str, str] = {"auto": "auto", "none": "none", "any": "required"}
 
+OUTPUT_EFFORTS = ("low", "medium", "high", "xhigh", "max")
 EFFORTS: Mapping[str, str] = {"disabled": "none", "enabled": "medium", "adaptive": "medium"}
 
 AUTO = ToolChoice()
@@ -161,6 +163,34 @@ def _choice(value: object) -> Choice:
     return Choice(ToolChoice(CHOICES[kind]), not single)
 
 
+@dataclass(frozen=True, slots=True)
+class Output:
+    """How much effort an answer is to take, and what its text is to be like."""
+
+    effort: str | None = None
+    format: Structure | None = None
+
+
+def _output(value: object) -> Output:
+    if not isinstance(value, dict):
+        raise refused(f"must be an object, not {json_type(value)}")
+    for name in value.keys() - {"effort", "format"}:
+        if value[name] is not None:
+            raise refused(f"has the field {shown(name)}, which is not supported")
+    effort, form = value.get("effort"), value.get("format")
+    if effort not in (None, *OUTPUT_EFFORTS):
+        raise refused(f"must have an effort of {', '.join(OUTPUT_EFFORTS)}, not {shown(effort)}")
+    if form is None:
+        return Output(effort)
+    if not isinstance(form, dict) or form.get("type") != "json_schema" or form.keys() - {"type", "schema"}:
+        raise refused("must have a format of type json_schema with a schema, and nothing else")
+    if not isinstance(form.get("schema"), dict | bool):
+        raise refused("must have a schema at format.schema")
+    found = response_format({"type": "json_schema", "json_schema": {"schema": form["schema"]}})
+    assert found is not None
+    return Output(effort, Structure("output_config.format.schema", found.kind, found.value))
+
+
 class ThinkingPart(BaseModel):
     """What the assistant thought."""
 
@@ -246,7 +276,21 @@ THINKING = {
         "display": {"enum": ["summarized", None]},
     },
 }
+OUTPUT = {
+    "type": "object",
+    "properties": {
+        "effort": {"enum": [*OUTPUT_EFFORTS, None]},
+        "format": {
+            "type": "object",
+            "required": ["type", "schema"],
+            "properties": {"type": {"enum": ["json_schema"]}, "schema": SCHEMA},
+            "additionalProperties": False,
+        },
+    },
+    "additionalProperties": False,
+}
 Thinking = Annotated[str, PlainValidator(_thinking), WithJsonSchema(THINKING)]
+OfOutput = Annotated[Output, PlainValidator(_output), WithJsonSchema(OUTPUT)]
 Turns = Annotated[list[Turn], schema.Messages]
 OfTools = Annotated[tuple[Tool, ...], PlainValidator(_tools), WithJsonSchema(TOOLS)]
 OfChoice = Annotated[Choice, PlainValidator(_choice), WithJsonSchema(CHOICE)]
@@ -262,10 +306,11 @@ class CountRequest(schema.ModelFields):
     tools: OfTools = Field(default=(), description="What the model may call.")
     tool_choice: OfChoice = Field(default=Choice(), description="Taken, and changes nothing.")
     thinking: Thinking | None = Field(default=None, description="Whether to think, as the template knows it.")
+    output_config: OfOutput = Field(default=Output(), description="How much to think.")
 
     @property
     def rendering(self) -> Rendering:
-        return Rendering(variables=effort_variables(self.thinking))
+        return Rendering(variables=effort_variables(effort(self)))
 
 
 class MessagesRequest(schema.SharedFields):
@@ -282,6 +327,9 @@ class MessagesRequest(schema.SharedFields):
     tools: OfTools = Field(default=(), description="What the model may call.")
     tool_choice: OfChoice = Field(default=Choice(), description="auto, any, none, or the tool to be called.")
     thinking: Thinking | None = Field(default=None, description="Whether to think, as the template knows it.")
+    output_config: OfOutput = Field(
+        default=Output(), description="How much to think, and a schema that the text obeys."
+    )
 
     def as_chat(self) -> schema.ChatRequest:
         return schema.as_chat(
@@ -289,11 +337,17 @@ class MessagesRequest(schema.SharedFields):
             turns(self),
             max_tokens=self.max_tokens,
             stop=self.stop_sequences,
-            reasoning_effort=self.thinking,
+            reasoning_effort=effort(self),
+            response_format=self.output_config.format,
             tools=self.tools,
             tool_choice=self.tool_choice.of,
             parallel_tool_calls=self.tool_choice.several,
         )
+
+
+def effort(body: MessagesRequest | CountRequest) -> str | None:
+    """Returns how much to think, as a chat says it; None = as the template has it."""
+    return "none" if body.thinking == "none" else body.output_config.effort or body.thinking
 
 
 def turns(body: MessagesRequest | CountRequest) -> Iterator[ChatMessage]:

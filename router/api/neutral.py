@@ -115,6 +115,9 @@ MESSAGES: Neutral = {  # Anthropic's
     "cache_control": OBJECT,
     "service_tier": _only("auto", "standard_only"),
     "mcp_servers": _only([]),
+    "speed": _only("standard"),
+    "user_profile_id": TEXT,
+    "workspace_id": TEXT,
 }
 RESPONSES: Neutral = {
     "store": _only(False),

@@ -1,7 +1,14 @@
 import json
 import sys
+from typing import Literal
 
 import anthropic
+from pydantic import BaseModel
+
+
+class Weather(BaseModel, extra="forbid"):
+    unit: Literal["celsius", "fahrenheit"]
+
 
 client = anthropic.Anthropic(base_url=sys.argv[1], api_key="none")
 asked = {"model": "", "messages": [{"role": "user", "content": sys.argv[2]}], "max_tokens": 24}
@@ -27,6 +34,7 @@ call = {
 used = client.messages.create(**call)
 with client.messages.stream(**call) as stream:
     streamed = stream.get_final_message()
+formatted = client.messages.parse(**{**told, "max_tokens": 80}, output_format=Weather)
 try:
     client.messages.create(**{**told, "model": "nothing"})
     refused = None
@@ -37,6 +45,7 @@ print(
         {
             "chat": [whole.content[0].text, "".join(pieces), final.content[0].text],
             "call": [each.content[-1].input["unit"] for each in (used, streamed)],
+            "format": [formatted.parsed_output.unit],
             "valid": [used.stop_reason == streamed.stop_reason == "tool_use"],
             "refused": [refused],
             "tokens": [whole.usage.output_tokens, final.usage.output_tokens],

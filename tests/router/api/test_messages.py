@@ -41,6 +41,8 @@ USAGE = {
     "output_tokens": len(IDS),
 }
 USE = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+FORMAT = {"type": "json_schema", "schema": SCHEMA}
 ROOMY = served(TOKENIZER, max_context=256)
 METRICS = {"speculative_decoding": speculation(4), "numerics_changes": 0}
 
@@ -75,6 +77,20 @@ async def test_a_message(client_of: ClientOf) -> None:
         "seed": DRAWN,
         "metrics": METRICS,
     }
+
+
+async def test_a_text_by_a_schema_is_asked_for_as_the_same_chat_asks(client_of: ClientOf) -> None:
+    runner = answering()
+    client = client_of(runner)
+    asked = {**ASKED, "output_config": {"format": FORMAT, "effort": "low"}, "user_profile_id": "ada"}
+    answer = await client.post("/v1/messages", json=asked)
+    assert answer.status_code == 200, answer.text
+    told = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    chat = {"max_tokens": ASKED["max_tokens"], "messages": ASKED["messages"], "response_format": told}
+    answer = await client.post("/v1/chat/completions", json={**chat, "reasoning_effort": "low"})
+    assert answer.status_code == 200, answer.text
+    message, same = (request.params for request in runner.requests)
+    assert message.grammar == same.grammar != "" and message.prompt == same.prompt
 
 
 async def test_it_asks_what_the_same_chat_asks(client_of: ClientOf) -> None:
@@ -167,6 +183,13 @@ async def test_a_stream_goes_on_after_any_event(client_of: ClientOf) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id in part 0"),
         ({"thinking": {"type": "often"}}, "thinking must be an object of type disabled, enabled, adaptive"),
         ({"thinking": {"type": {}}}, "thinking must be an object of type disabled, enabled, adaptive"),
+        ({"output_config": {"effort": "much"}}, "output_config must have an effort of low, medium, high"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config must have a schema at"),
+        (
+            {"output_config": {"format": {**FORMAT, "schema": {"uniqueItems": True}}}},
+            "output_config.format.schema",
+        ),
+        ({"output_config": {"speed": 1}}, "output_config has the field 'speed'"),
         ({"container": "c"}, "container is not supported by this server"),
         ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role must be user or assistant"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "messages must end with a turn of the user"),

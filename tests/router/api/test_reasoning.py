@@ -334,6 +334,7 @@ async def test_how_much_to_think_is_told_to_the_template(client_of: ClientOf) ->
         ("chat/completions", {**CHAT, "reasoning_effort": "high"}),
         ("responses", {**RESPONSE, "reasoning": {"effort": "high", "summary": "auto"}}),
         ("messages", {**MESSAGE, "thinking": {"type": "enabled", "budget_tokens": 1024}}),
+        ("messages", {**MESSAGE, "output_config": {"effort": "high"}}),
     ):
         answer = await client.post(f"/v1/{path}", json=body)
         assert answer.status_code == 200, answer.text
