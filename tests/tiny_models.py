@@ -54,8 +54,19 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", {}),
     "granite": ("granite", {"attention_multiplier": 0.25, "residual_multiplier": 0.7, "logits_scaling": 2.0}),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
+    "qwen3_5": (
+        "qwen3_5_text",
+        {
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 32,
+        },
+    ),
 }
-ARCHITECTURES = list(CONFIGS)
+RECURRENT = {"qwen3_5"}  # which cannot draft
+ARCHITECTURES = [name for name in CONFIGS if name not in RECURRENT]
 
 
 def build(arch: str, folder: Path, seed: int = 0, vocab_size: int = 199, **overrides: Any) -> Path:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from outrider.engine.branching import lay_out
 from outrider.engine.kv_blocks import BlockPool, Cached
 from outrider.engine.scheduler import Candidate, Grant, Limits, schedule
+from outrider.engine.state_slots import MOST_DRAFTS
 from outrider.options.engine import StepLimits
 from verifier.admission import admit
 from verifier.meter import Meter
@@ -38,6 +40,10 @@ class StepPlanner:
         steps that verify trees; 0 = a step verifies one path of a session's drafts."""
         scored = max(LEAST_SCORED, SCORED_BYTES // (4 * vocab_size))
         self.limits = Limits(limits.max_batch_tokens, limits.prefill_chunk, pool.block_size, scored)
+        self._most_drafts: int | None = None  # of a session
+        if pool.states is not None:
+            self.limits = replace(self.limits, sessions=pool.states.most_sessions)
+            self._most_drafts = MOST_DRAFTS
         self.preemptions = 0  # since the start
         self._pool = pool
         self._close = close
@@ -49,10 +55,11 @@ class StepPlanner:
         `sessions` stand in order of priority and arrival. If blocks run out, an orphan is closed or a session
         preempted, and the step is planned anew."""
         pool = self._pool
+        self._preempt_stateless(sessions.values())
         while True:
             everyone = list(sessions.values())
             least = self.least_beside(meter)
-            nodes = [running.nodes(NO_BRANCH if least is None else least) for running in everyone]
+            nodes = [self._nodes(running, NO_BRANCH if least is None else least) for running in everyone]
             decoding = sum(running.decoding for running in everyone)
             drafts = self._admit(nodes, decoding, meter)
             waiting = self._waiting(everyone)
@@ -98,6 +105,18 @@ class StepPlanner:
     def least_beside(self, meter: Meter) -> float | None:
         """Returns the survival with which a draft token beside a path may take part; None = none does."""
         return max(LEAST_BESIDE, BESIDE_PRICE * meter.price) if self._panel else None
+
+    def _nodes(self, running: Running, least: float) -> Nodes:
+        nodes = running.nodes(least)
+        return nodes if self._most_drafts is None else nodes.first(self._most_drafts)
+
+    def _preempt_stateless(self, everyone: Iterable[Running]) -> None:
+        """Lets sessions whose recurrent state was forgotten, as others needed its slot, be read again."""
+        states = self._pool.states
+        if states is not None:
+            for running in everyone:
+                if states.lost(running.table.blocks, running.table.length):
+                    self._preempt(running)
 
     def _waiting(self, everyone: Sequence[Running]) -> set[bytes]:
         """Returns the ids of those that have not begun and whose prompt an earlier one reads: once it is read

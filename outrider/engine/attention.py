@@ -18,6 +18,7 @@ from transformers import AttentionInterface
 
 from outrider.engine.flat_inputs import Shape
 from outrider.engine.kv_pools import KvPools
+from outrider.engine.recurrent_state import RecurrentLayer, RecurrentStates
 from outrider.engine.step_inputs import View, Work
 from outrider.engine.temperature import at_positions
 from outrider.errors import ModelRefused
@@ -81,6 +82,12 @@ class AttentionBackend(Protocol):
     def pools(self) -> KvPools: ...
 
     @property
+    def states(self) -> RecurrentStates | None:
+        """Returns the states of layers that keep one. If there are any, steps run in the order in which they
+        were prepared, each once."""
+        ...
+
+    @property
     def fills_shapes(self) -> bool:
         """Returns whether a step can be filled up to a shape, as recorded steps need it."""
         ...
@@ -127,6 +134,18 @@ class AttentionBackend(Protocol):
         Raises ModelRefused, with the reason as a phrase, if it cannot do that."""
         ...
 
+    def carry_on(
+        self,
+        layer: int,
+        which: RecurrentLayer,
+        rows: torch.Tensor,  # [T, W]
+        inputs: Any,
+    ) -> list[torch.Tensor]:
+        """Returns what each of the step's tokens reads of the state of all before and itself.
+
+        Raises ModelRefused, with the reason as a phrase, if it cannot do that."""
+        ...
+
     def batch_rows(self) -> None:
         """From now on rows attend together as far as this machine's kernels keep each row's bits."""
         ...
@@ -136,8 +155,9 @@ class AttentionBackend(Protocol):
         company. From then on `panel` is such that this holds on branches, too."""
         ...
 
-    def resized(self, num_blocks: int) -> Self:
-        """Returns the same for the same layers with so many empty blocks, whose memory is taken at once."""
+    def resized(self, num_blocks: int, num_states: int = 0) -> Self:
+        """Returns the same for the same layers with so many empty blocks, and slots for states, whose memory
+        is taken at once."""
         ...
 
 
@@ -154,6 +174,11 @@ class RunningStep:
         """As AttentionBackend's."""
         self.others.add(layer)
         return self.attention.earlier(layer, rows, self.inputs, count)
+
+    def carry_on(self, layer: int, which: RecurrentLayer, rows: torch.Tensor) -> list[torch.Tensor]:
+        """As AttentionBackend's."""
+        self.others.add(layer)
+        return self.attention.carry_on(layer, which, rows, self.inputs)
 
 
 RUNNING: ContextVar[RunningStep] = ContextVar("outrider_running_step")

@@ -64,7 +64,8 @@ class Engine:
         self.group = group or Alone(info.vocab_size)
         self.linears = linears or Ordinary()
         self.runner = runner or CallByCall(model, attention, self.group)
-        self.pool = BlockPool(attention.pools.num_blocks, attention.pools.block_size)
+        states = attention.states.slots if attention.states is not None else None
+        self.pool = BlockPool(attention.pools.num_blocks, attention.pools.block_size, states)
         self.divided = self.group.size > 1  # then blocks cannot be copied, and a rank is a token alone
         on_cpu = next(model.parameters()).device.type == "cpu"
         self.threads = torch.get_num_threads() if on_cpu else 1  # in a step

@@ -15,6 +15,7 @@ from outrider.engine.attention import LayerAttention
 from outrider.engine.branching import PANELS
 from outrider.engine.flat_inputs import Shape
 from outrider.engine.kv_pools import KvPools
+from outrider.engine.recurrent_state import RecurrentLayer, RecurrentStates
 from outrider.engine.step_inputs import RowBatching, StepInputs, Work, build_step
 
 BLOCK_SIZE = 16
@@ -33,23 +34,25 @@ class GatheredAttention:
         dtype: torch.dtype,
         row_batching: RowBatching | None = None,
         panel: int = PANELS[-1],
+        states: RecurrentStates | None = None,
     ) -> None:
         """`row_batching`: how rows attend together; None = each alone. `panel`: of keys, as trees need it."""
         self.pools = pools
+        self.states = states
         self.layers: dict[int, LayerAttention] = {}
         self.others: set[int] = set()
         self.row_batching = row_batching
-        self.panel = panel
+        self.panel = panel if states is None else 0  # states are of one path
         self._device, self._dtype = device, dtype
         self._shown: tuple[RowBatching, int] | None = None  # to keep bits, with so many threads
 
     @classmethod
     def on(cls, model: Any, num_blocks: int) -> GatheredAttention:
-        parameter = next(model.parameters())
-        return cls(KvPools(num_blocks, BLOCK_SIZE), parameter.device, parameter.dtype)
+        parameter, states = next(model.parameters()), RecurrentStates.of(model, num_blocks, BLOCK_SIZE)
+        return cls(KvPools(num_blocks, BLOCK_SIZE), parameter.device, parameter.dtype, states=states)
 
     def prepare(self, works: Sequence[Work], shapes: Sequence[Shape] = ()) -> StepInputs:
-        return build_step(
+        inputs = build_step(
             works,
             block_size=self.pools.block_size,
             scratch_block=self.pools.scratch_block,
@@ -59,6 +62,15 @@ class GatheredAttention:
             key_bytes=self.pools.key_bytes,
             row_batching=self.row_batching,
         )
+        return self._begun(works, inputs)
+
+    def _begun(self, works: Sequence[Work], inputs: StepInputs) -> StepInputs:
+        """Adds what the step does with states, if there are any."""
+        if self.states is not None:
+            if any(work.parents for work in works):
+                raise ValueError("recurrent states take no branches")
+            inputs.states = self.states.prepare(works, inputs.ends.tolist(), self._device)
+        return inputs
 
     def on_device(self, prepared: StepInputs) -> StepInputs:
         return prepared
@@ -87,16 +99,28 @@ class GatheredAttention:
         slots, missing = inputs.earlier(count)
         return self.pools.rows(layer, slots).masked_fill_(missing[..., None], 0)
 
+    def carry_on(
+        self,
+        layer: int,
+        which: RecurrentLayer,
+        rows: torch.Tensor,  # [T, W]
+        inputs: StepInputs,
+    ) -> list[torch.Tensor]:
+        assert self.states is not None
+        return self.states.carry_on(layer, which, rows, inputs.states)
+
     def batch_rows(self) -> None:
         self.row_batching = found = invariance.row_batching(self.layers.values())
         self._shown = None if found is None else (found, torch.get_num_threads())
 
     def keeps_bits(self) -> bool:
-        self.panel = invariance.panel(self.layers.values(), self.row_batching)
+        if self.states is None:
+            self.panel = invariance.panel(self.layers.values(), self.row_batching)
         if self._shown == (self.row_batching, torch.get_num_threads()):  # batch_rows has just tried it
             return True
         return invariance.attention_keeps_bits(self.layers.values(), self.row_batching)
 
-    def resized(self, num_blocks: int) -> GatheredAttention:
+    def resized(self, num_blocks: int, num_states: int = 0) -> GatheredAttention:
         pools = self.pools.resized(num_blocks)
-        return GatheredAttention(pools, self._device, self._dtype, self.row_batching, self.panel)
+        states = None if self.states is None else self.states.resized(num_states, num_blocks)
+        return GatheredAttention(pools, self._device, self._dtype, self.row_batching, self.panel, states)

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple
 
+from outrider.engine.state_slots import StateSlots
+
 
 class OutOfBlocks(Exception):
     """The pool has fewer blocks to give than were asked for; nothing was changed."""
@@ -45,9 +47,11 @@ class Cached(NamedTuple):
 class BlockPool:
     """Hands out blocks, shares equal prefixes, and forgets the least recently used when room is needed."""
 
-    def __init__(self, num_blocks: int, block_size: int = 16) -> None:
+    def __init__(self, num_blocks: int, block_size: int = 16, states: StateSlots | None = None) -> None:
+        """`states`: of a model that keeps some; then a prefix is shared up to where its state is held."""
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.states = states
         self.evictions = 0  # cached blocks forgotten since the start
         self._free = list(range(num_blocks - 1, -1, -1))  # hold nothing
         self._holders = [0] * num_blocks  # tables that hold each block
@@ -75,7 +79,7 @@ class BlockPool:
         `digests`: for who asks again and again, those of the first blocks, as far as they are known; more are
         added."""
         table = BlockTable(digest=_root(salt))
-        for block, digest in self._beginning(tokens, table.digest, digests):
+        for block, digest in self._shared(tokens, table.digest, digests):
             if self._holders[block] == 0:
                 del self._idle[block]
             self._holders[block] += 1
@@ -86,7 +90,7 @@ class BlockPool:
 
     def cached(self, tokens: Sequence[int], salt: bytes = b"", digests: list[bytes] | None = None) -> Cached:
         """Returns what `open` would find."""
-        blocks = [block for block, _ in self._beginning(tokens, _root(salt), digests)]
+        blocks = [block for block, _ in self._shared(tokens, _root(salt), digests)]
         return Cached(len(blocks) * self.block_size, sum(self._holders[block] > 0 for block in blocks))
 
     def extend(self, table: BlockTable, n: int) -> None:
@@ -203,6 +207,15 @@ class BlockPool:
                 if holders[block] != 1 or self._digests[block] is not None:
                     raise IntegrityError(f"block {block} may still be written and is shared or registered")
 
+    def _shared(
+        self, tokens: Sequence[int], digest: bytes, digests: list[bytes] | None
+    ) -> list[tuple[int, bytes]]:
+        """Returns the part of _beginning that a table can share."""
+        found = list(self._beginning(tokens, digest, digests))
+        while self.states is not None and found and not self.states.at_end_of(found[-1][0]):
+            found.pop()
+        return found
+
     def _beginning(
         self, tokens: Sequence[int], digest: bytes, digests: list[bytes] | None
     ) -> Iterator[tuple[int, bytes]]:
@@ -230,6 +243,8 @@ class BlockPool:
         if self._holders[block] == 0:
             if self._digests[block] is None:
                 self._free.append(block)
+                if self.states is not None:
+                    self.states.forget(block)
             else:
                 self._idle[block] = None
 
@@ -239,6 +254,8 @@ class BlockPool:
         assert digest is not None
         del self._by_digest[digest]
         self._digests[block] = None
+        if self.states is not None:
+            self.states.forget(block)
         self.evictions += 1
         return block
 

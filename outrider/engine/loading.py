@@ -18,6 +18,7 @@ from outrider.engine.checkpoint import Checkpoint, files_of, fingerprint, locate
 from outrider.engine.draft_vocabulary import read, reduce_output
 from outrider.engine.engine import Engine
 from outrider.engine.foreign_vocabulary import adopt
+from outrider.engine.gated_delta import is_gated_delta
 from outrider.engine.gguf_file import complete, parsed_once, unused
 from outrider.engine.linear_layers import Int8
 from outrider.engine.lora import adapter_files, find_adapter, fingerprint_with, merge
@@ -29,7 +30,7 @@ from outrider.engine.quantized_checkpoint import prepare
 from outrider.engine.ranks import Ranks, of_the_group
 from outrider.engine.sharding import check_divisible
 from outrider.engine.tokenizer import load_tokenizer
-from outrider.errors import PeerLost, StartupError
+from outrider.errors import ModelRefused, PeerLost, StartupError
 from outrider.options.engine import AUTO, EngineOptions
 from outrider.options.model_id import checkpoint_name
 from outrider.vocabulary import Reading
@@ -116,6 +117,11 @@ def load_engine(
             merge(model, adapter)
     info = describe(model, name or checkpoint_name(path_or_id), digest, str(target))
     info = replace(info, tensor_parallel_size=size)
+    if drafts and any(map(is_gated_delta, model.modules())):
+        raise ModelRefused(
+            f"{info.architecture} ({info.name}) cannot be a draft model: it keeps recurrent state, and "
+            "drafts are taken back over many steps; give one without, or say --propose suffix"
+        )
     if quantized is not None and model.is_quantized:  # its layers are those of the package that quantised it
         if quantization is not None:
             raise StartupError(f"--quantization is of no use with {checkpoint}, which {quantized} quantised")

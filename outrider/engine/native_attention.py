@@ -16,6 +16,7 @@ from outrider.engine.flat_inputs import Shape
 from outrider.engine.gathered_attention import BLOCK_SIZE, GatheredAttention
 from outrider.engine.kv_pools import KvPools
 from outrider.engine.native import library, pointers
+from outrider.engine.recurrent_state import RecurrentStates
 from outrider.engine.step_inputs import StepInputs, Work, build_step
 
 LANES = 16  # tokens of a block, and numbers at a time, as in native.h
@@ -86,17 +87,17 @@ class NativeAttention(GatheredAttention):
     name = "native"
     pools: NativePools
 
-    def __init__(self, pools: NativePools) -> None:
-        super().__init__(pools, torch.device("cpu"), torch.float32)
+    def __init__(self, pools: NativePools, states: RecurrentStates | None = None) -> None:
+        super().__init__(pools, torch.device("cpu"), torch.float32, states=states)
         self._step: tuple[StepInputs, _Step, list[Any]] | None = None  # as native code reads it
         self._heads: dict[int, tuple[LayerAttention, _Heads]] = {}
 
     @classmethod
     def on(cls, model: Any, num_blocks: int) -> NativeAttention:
-        return cls(NativePools(num_blocks, BLOCK_SIZE))
+        return cls(NativePools(num_blocks, BLOCK_SIZE), RecurrentStates.of(model, num_blocks, BLOCK_SIZE))
 
     def prepare(self, works: Sequence[Work], shapes: Sequence[Shape] = ()) -> StepInputs:
-        return build_step(
+        inputs = build_step(
             works,
             block_size=BLOCK_SIZE,
             scratch_block=self.pools.scratch_block,
@@ -104,6 +105,7 @@ class NativeAttention(GatheredAttention):
             mask_dtype=self._dtype,
             views=(),
         )
+        return self._begun(works, inputs)
 
     def attend(
         self,
@@ -162,8 +164,9 @@ class NativeAttention(GatheredAttention):
             torch.equal(_tried(how, whole), _tried(how, parts)) for how in ways for whole, parts in TRIALS
         )
 
-    def resized(self, num_blocks: int) -> NativeAttention:
-        return NativeAttention(self.pools.resized(num_blocks))
+    def resized(self, num_blocks: int, num_states: int = 0) -> NativeAttention:
+        states = None if self.states is None else self.states.resized(num_states, num_blocks)
+        return NativeAttention(self.pools.resized(num_blocks), states)
 
     def _heads_of(self, layer: int, how: LayerAttention) -> _Heads:
         found = self._heads.get(layer)

@@ -6,6 +6,8 @@ that counts from one, another order), it stays as it is.
 
 from __future__ import annotations
 
+from inspect import signature
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -31,6 +33,8 @@ def shortened(module: nn.Module) -> ShortNorm | None:
     change."""
     weight = module._parameters.get("weight")
     eps = getattr(module, "variance_epsilon", None)  # transformers' name for it, of RMS norms only
+    if len(signature(module.forward).parameters) > 1:  # it takes a gate, too
+        return None
     if weight is None or weight.dim() != 1 or not isinstance(eps, float) or len(module._parameters) > 1:
         return None
     found = ShortNorm(nn.Parameter(weight.detach(), requires_grad=False), eps)

@@ -15,6 +15,7 @@ import torch
 from outrider.engine.attention import LayerAttention
 from outrider.engine.flat_inputs import FlatInputs, FlatStep, Shape, exact, fitting, flatten, on_device
 from outrider.engine.kv_pools import PagedPools
+from outrider.engine.recurrent_state import RecurrentLayer
 from outrider.engine.step_inputs import Work
 from outrider.errors import ModelRefused
 
@@ -78,6 +79,7 @@ class PagedAttention:
 
     fills_shapes = True
     panel = 0  # a kernel lets a token see all before it
+    states = None
 
     def __init__(self, kernel: Kernel, pools: PagedPools, device: torch.device) -> None:
         self.kernel = kernel
@@ -120,6 +122,11 @@ class PagedAttention:
     def earlier(self, layer: int, rows: torch.Tensor, inputs: FlatInputs, count: int) -> torch.Tensor:
         raise ModelRefused("attention kernels know no short convolutions")
 
+    def carry_on(
+        self, layer: int, which: RecurrentLayer, rows: torch.Tensor, inputs: FlatInputs
+    ) -> list[torch.Tensor]:
+        raise ModelRefused("attention kernels know no recurrent states")
+
     def batch_rows(self) -> None:
         """Kernels do."""
 
@@ -127,5 +134,5 @@ class PagedAttention:
         """Nobody has measured it."""
         return False
 
-    def resized(self, num_blocks: int) -> PagedAttention:
+    def resized(self, num_blocks: int, num_states: int = 0) -> PagedAttention:
         return PagedAttention(self.kernel, self.pools.resized(num_blocks), self._device)

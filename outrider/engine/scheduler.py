@@ -46,6 +46,7 @@ class Limits:
     prefill_chunk: int  # most tokens of prompts in a step that others decode in
     block_size: int
     scored: int = 2**31  # most tokens of prompts in a step whose logits are asked for
+    sessions: int = 2**31  # most that have blocks at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ def schedule(
     reserve = len(decoding)  # a block of growth for each session that decodes
     chunk = limits.prefill_chunk if reading is None else min(reading, limits.prefill_chunk)
     reading, scored = min(budget, chunk) if decoding else budget, limits.scored
+    places = limits.sessions - sum(candidate.blocks > 0 for candidate in candidates)
     for index in sorted(range(len(candidates)), key=lambda index: _turn(candidates[index])):
         candidate = candidates[index]
         if candidate.decoding or candidate.waits or reading <= 0:
@@ -94,6 +96,8 @@ def schedule(
         if most == 0:
             continue
         count = min(candidate.pending, most)
+        if candidate.blocks == 0 and places <= 0:
+            continue
         if candidate.blocks == 0:
             # Newcomers start in order of arrival, where their whole prompt fits: what they find cached comes
             # out of the available blocks, too, where nobody else holds it. One that yields lets those pass
@@ -110,6 +114,7 @@ def schedule(
                 break
             if count == 0:
                 continue
+            places -= 1
         else:
             need = _blocks_needed(candidate, count, limits)
             if need > available:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import DynamicCache
 
-from outrider.engine import short_convolution, temperature
+from outrider.engine import gated_delta, short_convolution, temperature
 from outrider.engine.attention import NAME
 from outrider.engine.engine import Engine, Work
 from outrider.engine.invariance import linear_products, linears_keep_bits
@@ -80,6 +80,7 @@ def reference(model: Any, info: ModelInfo) -> Reference:
     model.set_attn_implementation(NAME)
     temperature.take_over(model)
     short_convolution.take_over(model)
+    gated_delta.take_over(model)
     return replace(found, bare=_bare(modules))
 
 
@@ -184,6 +185,8 @@ def _rounded(model: Any, info: ModelInfo, logits: torch.Tensor) -> Reference:
     """Returns the reference of a model whose numbers are coarse: what is allowed follows from how far its own
     two ways to attend lie apart."""
     found = Reference(logits, COARSE, MOST)
+    if any(map(gated_delta.is_gated_delta, model.modules())):  # most of its layers have the one way only
+        return found
     try:
         model.set_attn_implementation("sdpa")
     except ValueError:  # it has the one way only
@@ -293,6 +296,8 @@ def _keeps_state(model: Any) -> bool:
         return bool(getattr(model, "_is_stateful", False))
     if "conv" in kinds and any(map(short_convolution.is_short_convolution, model.modules())):
         kinds = {*kinds} - {"conv"}
+    if "linear_attention" in kinds and any(map(gated_delta.is_gated_delta, model.modules())):
+        kinds = {*kinds} - {"linear_attention"}
     return any("attention" not in kind or "linear" in kind for kind in {*kinds} - STATELESS)
 
 

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -138,7 +138,8 @@ class StepInputs:
     tables: Tables
     views: dict[View, tuple[TileKeys, ...]]
     before: dict[int, tuple[torch.Tensor, torch.Tensor]]  # what `earlier` has found
-    message: npt.NDArray[np.int32] | None = None  # the works as other ranks are told of them
+    ends: Ints  # [works] of each one's tokens in the step
+    states: Any = None  # what the step does with recurrent states: see recurrent_state.py
     on_branches: Mapping[int, OnBranch] = field(default_factory=dict)  # by the step's token
     moves: tuple[torch.Tensor, torch.Tensor] | None = None  # slots [n] from and to
 
@@ -324,8 +325,7 @@ def build_step(
     places = Tables(np.concatenate(tables), first_block[work_of])
     slots = places.slots(lying, block_size)
 
-    groups = []
-    token, lengths = 0, counts[order].tolist()
+    groups, token, lengths = [], 0, counts[order].tolist()
     for low, high in pairwise(group_bounds):
         first_token, of_group = token, []
         for begin, end in tiles:
@@ -365,6 +365,7 @@ def build_step(
         places,
         {},
         {},
+        end_of,
     )
     inputs.on_branches = branched
     if moves := [pair for work in works for pair in work.moves]:

@@ -32,6 +32,7 @@ EXACT = (
     "mimo_v2_flash",  # sinks beside values of another width than keys
     "llama4_text",  # chunks, and a temperature that depends on the position
     "lfm2",  # short convolutions between the layers that attend
+    "qwen3_next",  # linear attention by the gated delta rule, whose state is kept
     "qwen2_5_vl",  # the text part of a multimodal model
 )
 REFUSED = {
@@ -39,7 +40,7 @@ REFUSED = {
     "moshi": "its own cache forgets what layer 0 still attends to",
     "camembert": "its masks or positions mean something else",
     "deepseek_v32": "model.layers.0.self_attn (DeepseekV32Attention) raises TypeError",
-    "qwen3_next": "it keeps recurrent state",
+    "jamba": "it keeps recurrent state",
 }
 
 

@@ -1,0 +1,52 @@
+"""Models with a recurrent state: whatever is drafted, shared or lost, the text is that without drafts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from outrider.engine.engine import Engine
+from outrider.engine.gathered_attention import GatheredAttention
+from outrider.engine.kv_blocks import BlockPool
+from outrider.engine.loading import load_engine, load_tokenizer
+from outrider.errors import ModelRefused, StartupError
+from tests.exact.test_trees import run, specs
+from tests.tiny_models import build
+
+
+def with_slots(engine: Engine, slots: int) -> None:
+    attention = engine.attention
+    assert isinstance(attention, GatheredAttention) and attention.states is not None
+    attention.states = attention.states.resized(slots, attention.pools.num_blocks)
+    engine.pool = BlockPool(engine.pool.num_blocks, engine.pool.block_size, attention.states.slots)
+
+
+async def test_any_drafts_give_the_text_of_none(tmp_path: Path) -> None:
+    """Greedy and sampled; in other steps, of half the text that another verifier committed, and with so few
+    slots that most sessions wait for one."""
+    folder = build("qwen3_5", tmp_path / "target")
+    engine = load_engine(str(folder), threads=1, kv_memory_bytes=2**24)
+    assert engine.info.bit_exact
+    tokenizer = load_tokenizer(str(folder)).json
+    expected = await run(engine, specs(), tokenizer)
+    assert sum(len(set(text)) > 5 for text in expected.texts) > 4, "the texts vary"
+    for seed in range(2):
+        found = await run(engine, specs(), tokenizer, expected.texts, seed)
+        assert found.texts == expected.texts and found.logprobs == expected.logprobs
+        assert sum(outcome.accepted for outcome in found.outcomes) > 20 and found.branched == 0
+    halves = [
+        replace(each, output=tuple(text[: len(text) // 2]))
+        for each, text in zip(specs(), expected.texts, strict=True)
+    ]
+    with_slots(engine, 4)
+    assert (await run(engine, halves, tokenizer, expected.texts, 2)).texts == expected.texts
+
+
+def test_what_is_not_served_says_so(tmp_path: Path) -> None:
+    folder = str(build("qwen3_5", tmp_path / "target"))
+    with pytest.raises(ModelRefused, match="cannot be a draft model: it keeps recurrent state"):
+        load_engine(folder, threads=1, drafts=True)
+    with pytest.raises(StartupError, match=r"holds \d of the recurrent states .* give at least \d+KiB"):
+        load_engine(folder, threads=1, kv_memory_bytes=2**18)
