@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.hostile_kinds import KINDS, K, Kind, Text, drafts
 from outrider.errors import OutriderError
-from outrider.net.draft_right import right
+from outrider.net.draft_right import MOST_SEATS, right
 from outrider.wire.hello import Identity, Role
 from outrider.wire.methods import SPECULATE
 from outrider.wire.speculation import Attach, DraftBatch
@@ -32,11 +32,11 @@ SESSION = b"s" * 16
 TEXT = Text(truth, VOCAB, len(PROMPT))
 
 
-async def hostile(verifier: Verifier, kind: Kind) -> None:
-    """Drafts so until it is refused."""
+async def hostile(verifier: Verifier, kind: Kind, seat: int) -> None:
+    """Drafts so until it is refused: whatever its seat, the same."""
     outgoing: asyncio.Queue[DraftBatch] = asyncio.Queue()
-    outgoing.put_nowait(DraftBatch(hello=Identity(Role.DRAFTER, "d", 1).hello()))
-    outgoing.put_nowait(DraftBatch(attach=[Attach(SESSION, right(KEY, 0))]))
+    outgoing.put_nowait(DraftBatch(hello=Identity(Role.DRAFTER, f"d{seat}", 1).hello()))
+    outgoing.put_nowait(DraftBatch(attach=[Attach(SESSION, right(KEY, seat, seat))]))
 
     async def raws() -> AsyncIterator[bytes]:
         while True:
@@ -45,7 +45,7 @@ async def hostile(verifier: Verifier, kind: Kind) -> None:
     step, rng = 0, random.Random(1)
     loop = asyncio.get_running_loop()
     try:
-        async for batch in verifier.drafters.speculate(raws(), "host"):
+        async for batch in verifier.drafters.speculate(raws(), f"host {seat}"):
             for commit in batch.commits:
                 end = commit.base + len(commit.tokens)  # of what is committed
                 for steps, draft in drafts(kind, TEXT, SESSION, end, step, rng):
@@ -63,11 +63,11 @@ class Counted:
     read: int  # messages
 
 
-async def _counted(kind: Kind) -> Counted:
+async def _counted(kind: Kind, seats: int) -> Counted:
     """What is counted in SECONDS, after SECONDS."""
     verifier = Verifier(STEPS)
     serving = asyncio.create_task(verifier.serve(SESSION, K))
-    drafting = asyncio.create_task(hostile(verifier, kind))
+    drafting = [asyncio.create_task(hostile(verifier, kind, seat)) for seat in range(seats)]
     waits: list[float] = []
     judge = verifier.stepper._wait.judge
 
@@ -85,15 +85,15 @@ async def _counted(kind: Kind) -> Counted:
     assert running is not None
     output = running.session.log[len(PROMPT) :]
     assert output == [truth(len(PROMPT) + at) for at in range(len(output))]
-    for task in (serving, drafting):
+    for task in (serving, *drafting):
         task.cancel()
-    await asyncio.gather(serving, drafting, return_exceptions=True)
+    await asyncio.gather(serving, *drafting, return_exceptions=True)
     before, after = counts
     return Counted(after[0] - before[0], after[1] - before[1], after[2] - before[2], after[3] - before[3])
 
 
-def counted(kind: Kind) -> Counted:
-    found = run(_counted(kind))
+def counted(kind: Kind, seats: int = 1) -> Counted:
+    found = run(_counted(kind, seats))
     assert isinstance(found, Counted)
     return found
 
@@ -104,9 +104,21 @@ def test_there_are_nineteen() -> None:
 
 @pytest.mark.parametrize("name", list(KINDS))
 def test_a_hostile_drafter_costs_next_to_nothing(name: str) -> None:
-    found, plain = counted(KINDS[name]), SECONDS / STEP
+    judge(counted(KINDS[name]))
+
+
+@pytest.mark.parametrize(
+    "name", ["all wrong", "the wrong tail", "right and wrong by turns", "random full trees"]
+)
+def test_several_that_are_agreed_cost_no_more_than_one(name: str) -> None:
+    """In all seats of a session, and saying the same: a token that several say counts as likelier."""
+    judge(counted(KINDS[name], MOST_SEATS), MOST_SEATS)
+
+
+def judge(found: Counted, drafters: int = 1) -> None:
+    plain = SECONDS / STEP
     assert found.committed >= 0.97 * plain
     gained = max(found.committed - plain, 0.0)
     assert found.in_vain <= 0.05 * plain + 2.5 * gained
     assert found.waited <= 0.02 * plain + 0.5 * gained
-    assert found.read * MESSAGE_SECONDS <= IDENTITY_RATE * SECONDS + gained * STEP
+    assert found.read * MESSAGE_SECONDS <= drafters * (IDENTITY_RATE * SECONDS + gained * STEP)
