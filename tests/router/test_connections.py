@@ -23,6 +23,7 @@ from router.connections import (
     HEAD_BYTES,
     MOST_HEADERS,
     SILENT_SECONDS,
+    URL_BYTES,
     Connections,
     LimitedProtocol,
 )
@@ -184,6 +185,23 @@ async def test_a_head_of_many_headers_is_refused_before_they_are_kept(serve: Ser
         writer.close()
     reader, writer = await service.open()
     writer.write(GET[:-2] + b"a:\r\n" * (MOST_HEADERS - 1) + b"\r\n")
+    assert b"200 OK" in await reader.readuntil(b"ready\n")
+    writer.close()
+
+
+async def test_a_long_address_is_refused_before_it_is_taken_apart(serve: Serve) -> None:
+    """A query of so many parts kept the event loop for 20 ms."""
+    service = await serve()
+    for pieces in ([b"GET /health?" + b"a&" * URL_BYTES], [b"GET /health?", *[b"a&" * 2048] * 4]):
+        reader, writer = await service.open()
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 414 ") and b"at most 8192 bytes" in answer
+        writer.close()
+    reader, writer = await service.open()
+    writer.write(GET.replace(b"/health", b"/health?" + b"a" * (URL_BYTES - 8)))
     assert b"200 OK" in await reader.readuntil(b"ready\n")
     writer.close()
 
