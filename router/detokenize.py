@@ -28,12 +28,9 @@ class Detokenizer(Protocol):
         ...
 
 
-def detokenizer(
-    tokenizer: tokenizers.Tokenizer, markers: Sequence[str] = (), special: bool = False
-) -> Detokenizer:
-    """Returns the detokenizer that fits the tokenizer's decoder. `markers`: special tokens that are part of
-    the text; if `special`, all are."""
-    hidden = frozenset[int]() if special else hidden_ids(tokenizer, markers)
+def detokenizer(tokenizer: tokenizers.Tokenizer, hidden: frozenset[int] | None = None) -> Detokenizer:
+    """Returns the detokenizer that fits the tokenizer's decoder. `hidden`: ids that give no text; None =
+    those of special tokens."""
     if _byte_level(tokenizer):
         return ByteLevelDetokenizer(tokenizer, hidden)
     return WindowDetokenizer(tokenizer, hidden)
@@ -65,6 +62,8 @@ def _bytes_of(token: str) -> bytes:
 
 
 def hidden_ids(tokenizer: tokenizers.Tokenizer, markers: Sequence[str] = ()) -> frozenset[int]:
+    """Returns the ids of special tokens, but for `markers`. There are tokenizers with thousands of them, of
+    which it takes milliseconds."""
     return frozenset(
         id
         for id, token in tokenizer.get_added_tokens_decoder().items()

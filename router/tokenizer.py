@@ -35,6 +35,7 @@ class Tokenizer:
         self.longest_token = max((len(token.encode()) for token in self._tokenizer.get_vocab()), default=1)
         """bytes of text, at most"""
         self.special_ids = hidden_ids(self._tokenizer)
+        self._hidden: dict[tuple[str, ...], frozenset[int]] = {(): self.special_ids}  # by markers of formats
         try:
             self._template = TemplateProcess(files.chat_template, files.special_tokens)
         except Unavailable:  # that says nothing of the template
@@ -100,10 +101,12 @@ class Tokenizer:
         texts = [self._encode(text, add_special_tokens=False) for text in (first, last)]
         return infilling(found, self.encode("")[:1], *texts)
 
-    def detokenizer(self, markers: Sequence[str] = (), special: bool = False) -> Detokenizer:
+    def detokenizer(self, markers: tuple[str, ...] = (), special: bool = False) -> Detokenizer:
         """Returns a new detokenizer, for one output. `markers`: special tokens that are part of the text; if
         `special`, all are."""
-        return detokenizer(self._tokenizer, markers, special)
+        if markers not in self._hidden:
+            self._hidden[markers] = hidden_ids(self._tokenizer, markers)
+        return detokenizer(self._tokenizer, frozenset() if special else self._hidden[markers])
 
 
 def load(files: TokenizerFiles) -> Tokenizer:
