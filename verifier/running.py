@@ -143,9 +143,9 @@ class Running:
         return nodes if fitting == end else path.first(fitting)
 
     def awaited(self, gain: float = 1.0) -> list[Awaited]:
-        """Returns what it waits for, if it may verify more than it has: the next token of the drafter from
-        which most may be expected, of those that answer and have said all of the path that stands. What the
-        others say next stands already, or beside it; and one token more is all that comes, whoever says it.
+        """Returns what it waits for, if it may verify more than it has: the next tokens of the drafter from
+        which most may be expected, of those that answer. Of the path that stands a drafter has said a
+        beginning: what it says behind that is of use where all of that is right, and the path wrong after it.
 
         `gain`: by which all that may come is multiplied."""
         if not self.decoding:
@@ -153,31 +153,24 @@ class Running:
         tree, wanted = self.session.tree, self.session.wanted
         if len(tree.path) >= wanted:
             return []
-        said = len(tree.path)
-        if self.own is not None:  # what it guesses itself is no reason to wait for nobody
-            said = max((len(tree.said.get(seat, ())) for seat in self.seats), default=0)
-        seats = [
-            (seat, pace)
-            for seat in self.seats
-            if (pace := seat.pace) and not seat.arrivals.silent and len(tree.said.get(seat, ())) == said
-        ]
-        if not seats:
-            return []
-        tokens, stands = tree.path, gain * prod(tree.chances)
-        expected = [
-            Awaited(
+        chances, expected = [*tree.chances, 0.0], list[Awaited]()
+        for seat in self.seats:
+            if (pace := seat.pace) is None or seat.arrivals.silent:
+                continue
+            said = len(tree.said.get(seat, ()))
+            stands = gain * prod(chances[:said]) * (1 - chances[said])
+            found = Awaited(
                 seat.arrivals.committed_at,
                 seat.arrivals.last_at,
-                len(tokens),
+                said,
                 wanted,
                 seat.acceptance,
                 pace.lead,
                 pace.token,
-                stands * pace.punctual * seat.calibration.at(len(tokens)),
+                stands * pace.punctual * seat.calibration.at(said),
             )
-            for seat, pace in seats
-        ]
-        return [max(expected, key=lambda one: one.survival * one.acceptance)]
+            expected.append(found)
+        return [max(expected, key=lambda one: one.survival * one.acceptance)] if expected else []
 
     def settle(self, part: Part, chosen: list[int], now: float) -> Outcome:
         """Commits what a step chose for it, and lets each seat learn from what became of its drafts."""

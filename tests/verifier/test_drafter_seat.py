@@ -124,6 +124,21 @@ def test_a_drafter_that_has_gone_quiet_is_not_waited_for_though_the_other_s_draf
     assert not quiet.arrivals.silent and len(running.awaited()) == 1, "one token more, whoever says it"
 
 
+@pytest.mark.parametrize(("chance", "waits_for"), [(0.1, "the slow one"), (1.0, "the quick one")])
+def test_a_weak_guess_of_a_quick_drafter_keeps_nobody_from_waiting_for_a_better_one(
+    chance: float, waits_for: str
+) -> None:
+    """What comes behind a guess that is hardly right is worth little, and another in its place much."""
+    running, quick, slow = seated()
+    for seat in (quick, slow):
+        seat.offer(3, [9], (), b"", 0.1)
+    settle(running, [9, 8], 0.2)
+    running.table.length = len(running.session.log) - 1
+    quick.offer(5, [7], (), bytes([round(255 * chance)]), 0.3)
+    (awaited,) = running.awaited()
+    assert awaited.tokens == (0 if waits_for == "the slow one" else 1)
+
+
 def test_who_has_not_said_all_of_the_path_is_not_waited_for() -> None:
     running, behind, ahead = seated()
     for seat in (behind, ahead):
