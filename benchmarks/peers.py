@@ -210,8 +210,9 @@ async def measure(
     max_tokens: int,
     rounds: int,
     tick: Callable[[str], None],
+    came: Callable[[str, float, float], None],
 ) -> dict[str, dict[float, list[float]]]:
-    """Returns the rates of all answers, by way and temperature."""
+    """Returns the rates of all answers, by way and temperature. `came` is told of each as it comes."""
     rates: dict[str, dict[float, list[float]]] = {
         name: {temperature: [] for temperature in temperatures} for name in serving
     }
@@ -223,7 +224,9 @@ async def measure(
                     await server.ask(Request(prompt, WARM_UP, 0.0, 0))  # a prompt read before is cached
                     for temperature in temperatures:
                         reply = await server.ask(Request(prompt, max_tokens, temperature, seed))
-                        rates[name][temperature].append(measured(Answers([reply])).rate)
+                        rate = measured(Answers([reply])).rate
+                        rates[name][temperature].append(rate)
+                        came(name, temperature, rate)
     return rates
 
 
@@ -272,6 +275,7 @@ def main(
                 max_tokens,
                 rounds,
                 lambda name: progress.update(task, advance=1, description=name),
+                lambda name, temperature, rate: CONSOLE.print(f"{name} at {temperature:g}: {rate:.1f}"),
             )
         )
     found = {
