@@ -249,7 +249,7 @@ def _include(value: object) -> tuple[str, ...]:
 TOOLS = document(
     {
         "type": "object",
-        "required": ["type", "name"],
+        "required": ["name"],
         "properties": {"type": {"enum": ["function"]}, **nullable(FUNCTION)},
     }
 )

@@ -95,7 +95,7 @@ def document(item: Mapping[str, Any]) -> dict[str, Any]:
 CHAT_TOOLS = document(
     {
         "type": "object",
-        "required": ["type", "function"],
+        "required": ["function"],
         "properties": {
             "type": TYPE,
             "function": {"type": "object", "required": ["name"], "properties": nullable(FUNCTION)},

@@ -87,6 +87,7 @@ near = st.dictionaries(
             "priority",
             "return_speculation",
             "prediction",
+            "output_config",
             "parallel_tool_calls",
             "cache_salt",
             "stream_options",
