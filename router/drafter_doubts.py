@@ -31,6 +31,8 @@ class DrafterDoubts:
 
     def about(self, drafter_id: str, verifier_id: str) -> bool:
         """Returns whether others are preferred to the drafter for sessions of the verifier."""
+        if not self._until:  # as a rule; it is asked for each drafter that is looked at
+            return False
         now = self._clock()
         return any(self._until.get((drafter_id, of), 0.0) > now for of in ("", verifier_id))
 
