@@ -152,8 +152,8 @@ def _choice(value: object) -> Choice:
     for name in value.keys() - {"type", "name", "disable_parallel_tool_use"}:
         if value[name] is not None:
             raise refused(f"has the field {shown(name)}, which is not supported")
-    single = value.get("disable_parallel_tool_use") or False
-    if not isinstance(single, bool):
+    single = value.get("disable_parallel_tool_use")
+    if not (single is None or isinstance(single, bool)):
         raise refused("must have true or false as disable_parallel_tool_use")
     kind, name = value.get("type"), value.get("name")
     if kind == "tool" and isinstance(name, str):
@@ -264,7 +264,7 @@ CHOICE = {
     "properties": {
         "type": {"enum": [*CHOICES, "tool"]},
         "name": NAMED_ONE,
-        "disable_parallel_tool_use": {"type": "boolean"},
+        "disable_parallel_tool_use": {"type": ["boolean", "null"]},
     },
 }
 THINKING = {
@@ -281,7 +281,7 @@ OUTPUT = {
     "properties": {
         "effort": {"enum": [*OUTPUT_EFFORTS, None]},
         "format": {
-            "type": "object",
+            "type": ["object", "null"],
             "required": ["type", "schema"],
             "properties": {"type": {"enum": ["json_schema"]}, "schema": SCHEMA},
             "additionalProperties": False,

@@ -59,7 +59,7 @@ _LAST_EVENT_ID: Mapping[str, Any] = {
     "name": "Last-Event-ID",
     "in": "header",
     "description": "In a request for a stream that broke off: it goes on after that event.",
-    "schema": {"type": "string", **_text(f"{position.ID.pattern}:{position.POSITION.pattern}")},
+    "schema": {"type": "string", **_text(f"({position.ID.pattern}:{position.POSITION.pattern})?")},
 }
 
 

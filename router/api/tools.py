@@ -159,9 +159,10 @@ def described(index: int, function: object) -> Tool:
         if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
             raise refused(f"must have a JSON schema of an object as parameters; that of tool {index} is none")
         sized(parameters, MAX_SCHEMA_BYTES)
-    if not isinstance(function.get("strict") or False, bool):
+    strict = function.get("strict")
+    if not (strict is None or isinstance(strict, bool)):
         raise refused(f"must have true or false as strict; tool {index} has not")
-    return Tool(name, description, parameters or None, function.get("strict") or False)
+    return Tool(name, description, parameters or None, strict is True)
 
 
 def chat_choice(value: object) -> ToolChoice:

@@ -177,6 +177,8 @@ async def test_a_stream_goes_on_after_any_event(client_of: ClientOf) -> None:
         ({"tools": [{"input_schema": {}}]}, "that of tool 0 is null"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tool 0 is 'bash_20250124'"),
         ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
+        ({"tool_choice": {"type": "any", "disable_parallel_tool_use": 0}}, "must have true or false as"),
+        ({"tools": [{"name": "f", "input_schema": {}, "strict": 0}]}, "must have true or false as strict"),
         ({"tool_choice": {"type": "tool"}}, "of type auto, any, none, or tool with a name"),
         ({"messages": [{"role": "user", "content": [USE]}]}, "tool_use, which is the assistant's only"),
         ({"messages": [{"role": "user", "content": [{**USE, "input": "x"}]}]}, "an object as input"),
