@@ -20,7 +20,7 @@ from tests.e2e.two_routers import END_SECONDS, Service
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
-MAX_TOKENS = 300
+MAX_TOKENS = 200
 ENOUGH = 30  # tokens of every stream before something happens to its router
 
 
@@ -53,11 +53,11 @@ class Stream:
             self.broke = error.code()
 
 
-def asked(case: Case) -> generation_pb2.GenerateRequest:
+def asked(case: Case, max_tokens: int = MAX_TOKENS) -> generation_pb2.GenerateRequest:
     sampling = case.sampling
     return generation_pb2.GenerateRequest(
         token_ids=generation_pb2.TokenIds(ids=case.prompt),
-        max_tokens=MAX_TOKENS,
+        max_tokens=max_tokens,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
@@ -86,7 +86,7 @@ async def until_served(stub: Any) -> None:
     """Until the router has the verifier."""
     while True:
         probe = Stream(cases(1)[0])
-        await probe.read(stub.Generate(asked(probe.case)))
+        await probe.read(stub.Generate(asked(probe.case, max_tokens=1)))
         if probe.completed is not None:
             return
         assert probe.broke is grpc.StatusCode.UNAVAILABLE
