@@ -8,7 +8,7 @@ itself; each further one runs another draft model, and is there for what it adds
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from router.compatibility import tokenizer_fits
 from router.drafter_doubts import DrafterDoubts
@@ -34,11 +34,12 @@ class Wanted:
     acceptance: Acceptance
     beside: frozenset[str] = frozenset()  # fingerprints of the models that others draft with for it
     further: bool = False  # it is not to be its first drafter
+    sessions: str = ""  # which of the target's: merits are those of these; empty = all
 
     def but(self, one: Drafter) -> Wanted:
         """Returns the same without that one."""
         gave_up = self.gave_up | {one.instance}
-        return Wanted(self.verifier, gave_up, self.acceptance, self.beside, self.further)
+        return replace(self, gave_up=gave_up)
 
 
 class DrafterChoice:
@@ -74,13 +75,13 @@ class DrafterChoice:
         """Returns a drafter; None where the session is better off without."""
         drafter, on_trial = self._choose(wanted)
         if drafter is not None and on_trial:
-            self._merits(wanted).tried(wanted.verifier.identity.model_fingerprint, drafter.instance)
+            self._merits(wanted).tried(_of(wanted), drafter.instance)
         return drafter
 
     def drafter_after(self, former: Drafter, wanted: Wanted) -> Drafter | None:
         """Returns who is to draft on for a session: the former one, another that would clearly do more or is
         on trial, or None where the session is better off without."""
-        model, merits = wanted.verifier.identity.model_fingerprint, self._merits(wanted)
+        model, merits = _of(wanted), self._merits(wanted)
         merit = merits.of(model, former.instance)
         if merit is None or (merit >= PAYS and not (merits.may_try(model) or merits.may_change(model))):
             return former
@@ -114,15 +115,15 @@ class DrafterChoice:
                     wanted.acceptance(model, one.identity.model_fingerprint),
                     distrusted=self._doubts.about(one.identity.worker_id, target.worker_id),
                     unreported=one.unreported,
-                    merit=merits.of(model, one.instance),
-                    due=merits.due(model, one.instance),
+                    merit=merits.of(_of(wanted), one.instance),
+                    due=merits.due(_of(wanted), one.instance),
                     way=one.way_to(verifier),
                 )
                 for one in drafters
                 if one.way_to(verifier) and one.identity.model_fingerprint not in wanted.beside
             )
             some = usable(candidates, target.tokenizer_hash, wanted.gave_up)
-            fitting, on_trial = preferred(some, merits.may_try(model))
+            fitting, on_trial = preferred(some, merits.may_try(_of(wanted)))
             chosen = choose_drafter(fitting, target.tokenizer_hash, address, below=self._below)
             if chosen is None and some:
                 break  # none of a few pays: it is not worth to look at all, again and again
@@ -146,6 +147,11 @@ class DrafterChoice:
             few.update(dict.fromkeys(known))
             yield few
         yield (one for draft in fitting for one in self._of_draft[draft])
+
+
+def _of(wanted: Wanted) -> str:
+    """Returns the sessions whose merits count."""
+    return wanted.sessions or wanted.verifier.identity.model_fingerprint
 
 
 def _draft(drafter: Drafter) -> tuple[str, str]:

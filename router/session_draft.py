@@ -67,6 +67,9 @@ class SessionDraft:
         self._id = request.session_id
         self._fingerprint: str = request.fingerprint
         self._request = request
+        # Greedy text is guessed much better than drawn text: who is good at the one may be of no use for the
+        # other, so that merits are counted apart.
+        self._kind = self._fingerprint + " greedy" * request.params.sampling.greedy
         self._transcript = transcript
         self._draft_key = draft_key
         self._fleet = fleet
@@ -132,8 +135,8 @@ class SessionDraft:
     def committed(self, step: TokensCommitted) -> None:
         """A step of the session; changes its drafters, k and windows where that is due."""
         choice, verifier = self._fleet.choice, self._verifier
-        choice.merits.passed(self._fingerprint)
-        choice.added.passed(self._fingerprint)
+        choice.merits.passed(self._kind)
+        choice.added.passed(self._kind)
         if verifier is None:
             return
         if not verifier.load.drafts_rest:  # else that nothing was verified says nothing
@@ -215,7 +218,7 @@ class SessionDraft:
     def _wanted(self, place: Place, verifier: Verifier) -> Wanted:
         others = [drafter for other, drafter in self._seated if other is not place]
         beside = frozenset(drafter.identity.model_fingerprint for drafter in others)
-        return Wanted(verifier, self._gave_up, self._acceptance, beside, place.seat > 0)
+        return Wanted(verifier, self._gave_up, self._acceptance, beside, place.seat > 0, self._kind)
 
     def _acceptance(self, target: str, draft: str) -> float:
         return self._pair_for(target, draft).mean
@@ -264,12 +267,12 @@ class SessionDraft:
         if not (own.verified or ((place.heard or place.had >= READING_TOKENS) and welcomed)):
             return
         choice, cost = self._fleet.choice, bounded(verifier.load.draft_cost, 0.0, 1.0)
-        choice.merits.observe(self._fingerprint, drafter.instance, own.accepted - cost * own.verified)
+        choice.merits.observe(self._kind, drafter.instance, own.accepted - cost * own.verified)
         if len(self._seated) > 1:
             others = [one.accepted for one in counts.values() if one.turn != place.turn]
             without = max([*others, step.own.predicted_accepted, step.own.forced_accepted])
             added = max(0, own.accepted - without) - cost * own.alone
-            choice.added.observe(self._fingerprint, drafter.instance, added)
+            choice.added.observe(self._kind, drafter.instance, added)
 
     def _reconsider(self, place: Place, verifier: Verifier, tokens: int) -> None:
         """Now and then looks if another should draft, if nobody should, or if somebody should again."""

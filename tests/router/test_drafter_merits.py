@@ -45,14 +45,16 @@ class Simulation:
         (self.verifier,) = fleet.verifiers.values()
         self.gains = dict(zip(fleet.drafters, gains, strict=True))
         self.steps: Counter[str | None] = Counter()  # by who drafted
-        self.committed = 0
+        self.steps_of: dict[bool, Counter[str | None]] = {True: Counter(), False: Counter()}  # greedy or not
+        self.committed, self.mixed = 0, False
         self.pairs: dict[str, PairAcceptance] = {}
 
     def open(self) -> SessionDraft:
         self.sessions += 1
+        temperature = 0.0 if self.mixed and self.sessions % 2 else 1.0
         request = GenerationRequest(
             "m",
-            SessionParams((1, 2, 3), SamplingParams(seed=1), 10**6),
+            SessionParams((1, 2, 3), SamplingParams(temperature, seed=1), 10**6),
             session_id=SessionId(f"{self.sessions:016}".encode()),
             fingerprint=self.verifier.identity.model_fingerprint,
         )
@@ -76,6 +78,9 @@ class Simulation:
         (drafter,) = [drafter for _, drafter in draft._seated] or [None]
         name = None if drafter is None else drafter.identity.worker_id
         gain = self.gains[name](step, drafter.placed) if drafter is not None and name is not None else 0.0
+        greedy = draft._request.params.sampling.greedy
+        gain = 0.0 if self.mixed and not greedy else gain  # as suffix lookup, say
+        self.steps_of[greedy][name] += 1
         silent, gain = gain < 0, max(gain, 0.0)
         accepted = int(gain) + (self.rng.random() < gain % 1)
         self.steps[name] += 1
@@ -125,6 +130,16 @@ async def test_where_no_drafter_pays_sessions_decode_plainly_but_for_trials(gain
 async def test_a_magnet_gets_no_more_than_a_trial_whatever_it_says_of_its_pace() -> None:
     magnet = await simulated(always(SILENT), always(2.0), claims=(1e-6, 0.05))
     assert magnet.share(0) < 1 / TRIAL_SHARE
+
+
+async def test_one_that_is_good_at_greedy_text_alone_drafts_for_that_alone() -> None:
+    fleet = await fleet_of(1, 1)
+    simulation = Simulation(fleet, always(1.0))
+    simulation.mixed = True
+    simulation.run()
+    greedy, drawn = simulation.steps_of[True], simulation.steps_of[False]
+    assert greedy[None] == 0
+    assert drawn[None] > (1 - 1 / TRIAL_SHARE) * drawn.total() - STREAMS * TRIAL_STEPS
 
 
 async def test_a_drafter_that_has_become_good_is_found_again() -> None:
