@@ -54,9 +54,10 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", {}),
     "granite": ("granite", {"attention_multiplier": 0.25, "residual_multiplier": 0.7, "logits_scaling": 2.0}),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
-    "qwen3_5": (
-        "qwen3_5_text",
+    "qwen3_next": (
+        "qwen3_next",
         {
+            "mlp_only_layers": [0, 1, 2],
             "layer_types": ["linear_attention", "full_attention", "linear_attention"],
             "linear_num_key_heads": 2,
             "linear_num_value_heads": 4,
@@ -65,7 +66,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-RECURRENT = {"qwen3_5"}  # which cannot draft
+RECURRENT = {"qwen3_next"}  # which cannot draft
 ARCHITECTURES = [name for name in CONFIGS if name not in RECURRENT]
 
 

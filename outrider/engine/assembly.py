@@ -31,6 +31,8 @@ from outrider.errors import StartupError
 from outrider.options.memory import memory_text
 from outrider.wire.description import ModelInfo
 
+BLOCKS_WITHOUT_KEYS = 2**16  # of a model whose layers all keep a state instead
+MOST_STATES = 1024
 LEAST_STATES = 4  # slots: for two sessions
 WORTH_HUGE_PAGES = 2**26  # bytes of weights: more than the caches next to a core hold
 
@@ -123,18 +125,18 @@ def _whole(few: AttentionBackend, info: ModelInfo, kv_memory_bytes: int) -> Atte
     """Returns the backend with all of its blocks, taken now: a worker that has too little memory is not to
     become ready. The memory is that of all processes together."""
     bytes_per_block = few.pools.bytes_per_block * info.tensor_parallel_size
-    num_states = bytes_for_states = 0
+    for_blocks, num_states = kv_memory_bytes, 0
     if few.states is not None:
         most = kv_memory_bytes // 2 // few.states.bytes_per_slot
-        num_states = min(most, kv_memory_bytes // bytes_per_block)
-        bytes_for_states = num_states * few.states.bytes_per_slot
+        num_states = min(most, MOST_STATES)
+        for_blocks -= num_states * few.states.bytes_per_slot
         if most < LEAST_STATES:
             least = 2 * LEAST_STATES * few.states.bytes_per_slot
             raise StartupError(
                 f"a half of --kv-memory, {memory_text(kv_memory_bytes)}, holds {most} of the recurrent "
                 f"states of {info.name}, and {LEAST_STATES} are needed; give at least {-(-least // 1024)}KiB"
             )
-    num_blocks = (kv_memory_bytes - bytes_for_states) // bytes_per_block
+    num_blocks = for_blocks // bytes_per_block if bytes_per_block else BLOCKS_WITHOUT_KEYS
     if num_blocks < 2:
         raise StartupError(
             f"--kv-memory of {memory_text(kv_memory_bytes)} holds {num_blocks} blocks of {info.name}; "

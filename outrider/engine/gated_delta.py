@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from outrider.engine.activations import sigmoid, silu, softplus
+from outrider.engine.activations import sigmoid, softplus
 from outrider.engine.attention import RUNNING
-from outrider.engine.recurrent_state import MOST_BEFORE, RecurrentLayer
+from outrider.engine.recurrent_state import MOST_BEFORE, RecurrentLayer, convolved
 
 EPS = 1e-6  # of the norm of queries and keys
 product = torch.ops.aten.bmm.default  # not for placeless_calls.py: its shape is always the same
@@ -74,11 +74,7 @@ class GatedDelta(RecurrentLayer):
     def ready(self, rows: torch.Tensor) -> Ready:
         taps: torch.Tensor = self.taps  # type: ignore[assignment]
         count, width = len(rows) - self.before, taps.shape[1]
-        # one by one: a sum's order may depend on how many there are
-        mixed = rows[:count, :width].float() * taps[0].float()
-        for place in range(1, len(taps)):
-            mixed = mixed + rows[place : place + count, :width].float() * taps[place].float()
-        mixed = silu(mixed.to(rows.dtype).float()).to(rows.dtype).float()
+        mixed = convolved(rows, taps)
         keys_width = self.key_heads * self.key_width
         query, key, values = torch.split(mixed, [keys_width, keys_width, width - 2 * keys_width], dim=1)
         query, key = self._normed(query), self._normed(key)
@@ -124,14 +120,6 @@ def is_gated_delta(module: Any) -> bool:
         and hasattr(module, "A_log")
         and hasattr(module, "layer_idx")
     )
-
-
-def take_over(model: nn.Module) -> None:
-    """Puts this engine's layers into the place of the model's own."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if is_gated_delta(child):
-                setattr(parent, name, GatedDelta(child))
 
 
 def _parts(module: nn.Module) -> frozenset[str]:

@@ -13,12 +13,12 @@ from transformers import AutoConfig, modeling_gguf_pytorch_utils
 from transformers.distributed import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
+from outrider.engine import recurrent_layers
 from outrider.engine.assembly import build_engine
 from outrider.engine.checkpoint import Checkpoint, files_of, fingerprint, locate, look_over, unchanged
 from outrider.engine.draft_vocabulary import read, reduce_output
 from outrider.engine.engine import Engine
 from outrider.engine.foreign_vocabulary import adopt
-from outrider.engine.gated_delta import is_gated_delta
 from outrider.engine.gguf_file import complete, parsed_once, unused
 from outrider.engine.linear_layers import Int8
 from outrider.engine.lora import adapter_files, find_adapter, fingerprint_with, merge
@@ -117,7 +117,7 @@ def load_engine(
             merge(model, adapter)
     info = describe(model, name or checkpoint_name(path_or_id), digest, str(target))
     info = replace(info, tensor_parallel_size=size)
-    if drafts and any(map(is_gated_delta, model.modules())):
+    if drafts and recurrent_layers.are_in(model):
         raise ModelRefused(
             f"{info.architecture} ({info.name}) cannot be a draft model: it keeps recurrent state, and "
             "drafts are taken back over many steps; give one without, or say --propose suffix"

@@ -15,6 +15,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from outrider.engine.activations import silu
 from outrider.engine.state_slots import MOST_DRAFTS, NO_SLOT, StateSlots, Turn
 from outrider.engine.step_inputs import Work
 
@@ -121,3 +122,16 @@ class RecurrentStates:
     def _new(self, like: torch.Tensor) -> torch.Tensor:
         """Zeros, written at once: see KvPools."""
         return torch.zeros(self.slots.slots + 1, *like.shape, dtype=like.dtype, device=like.device).zero_()
+
+
+def convolved(rows: torch.Tensor, taps: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Mixes each token with the ones before it, and activates it by silu: of rows [before + n, at least W],
+    by taps [before + 1, W], [n, W] in float32."""
+    count, width = len(rows) - len(taps) + 1, taps.shape[1]
+    # one by one: a sum's order may depend on how many there are
+    mixed = rows[:count, :width].float() * taps[0].float()
+    for place in range(1, len(taps)):
+        mixed = mixed + rows[place : place + count, :width].float() * taps[place].float()
+    if bias is not None:
+        mixed = mixed + bias.float()
+    return silu(mixed.to(rows.dtype).float()).to(rows.dtype).float()

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import DynamicCache
 
-from outrider.engine import gated_delta, short_convolution, temperature
+from outrider.engine import recurrent_layers, short_convolution, temperature
 from outrider.engine.attention import NAME
 from outrider.engine.engine import Engine, Work
 from outrider.engine.invariance import linear_products, linears_keep_bits
@@ -67,6 +67,8 @@ def reference(model: Any, info: ModelInfo) -> Reference:
     Leaves the model set to the paged attention. Raises ModelRefused for what shows without running that."""
     if _keeps_state(model):
         raise _refused(info, "it keeps recurrent state, which cannot be taken back when a draft is rejected")
+    if (reason := recurrent_layers.obstacle(model)) is not None:
+        raise _refused(info, reason)
     if info.max_context < LENGTH + WINDOW:
         raise _refused(
             info, f"its context of {info.max_context} tokens is shorter than the check that it must pass"
@@ -80,7 +82,7 @@ def reference(model: Any, info: ModelInfo) -> Reference:
     model.set_attn_implementation(NAME)
     temperature.take_over(model)
     short_convolution.take_over(model)
-    gated_delta.take_over(model)
+    recurrent_layers.take_over(model)
     return replace(found, bare=_bare(modules))
 
 
@@ -97,7 +99,7 @@ def check(engine: Engine, expected: Reference, *, bits: bool) -> ModelInfo:
         ):
             logits = _run(engine, [[LENGTH]])[0]
         layers = _attending_layers(model)
-        if (attending := len(engine.attention.layers) + len(engine.attention.others)) != layers:
+        if (attending := len({*engine.attention.layers, *engine.attention.others})) != layers:
             raise _refused(
                 info,
                 f"{attending} of its {layers} layers attend through transformers' attention "
@@ -185,7 +187,7 @@ def _rounded(model: Any, info: ModelInfo, logits: torch.Tensor) -> Reference:
     """Returns the reference of a model whose numbers are coarse: what is allowed follows from how far its own
     two ways to attend lie apart."""
     found = Reference(logits, COARSE, MOST)
-    if any(map(gated_delta.is_gated_delta, model.modules())):  # most of its layers have the one way only
+    if recurrent_layers.are_in(model):  # most of its layers have the one way only
         return found
     try:
         model.set_attn_implementation("sdpa")
@@ -293,11 +295,11 @@ def _keeps_state(model: Any) -> bool:
     """Returns whether a layer keeps state. A class may be able to have such layers, and have none."""
     kinds = getattr(model.config.get_text_config(), "layer_types", None)
     if not kinds:
-        return bool(getattr(model, "_is_stateful", False))
+        return bool(getattr(model, "_is_stateful", False)) and not recurrent_layers.are_in(model)
     if "conv" in kinds and any(map(short_convolution.is_short_convolution, model.modules())):
         kinds = {*kinds} - {"conv"}
-    if "linear_attention" in kinds and any(map(gated_delta.is_gated_delta, model.modules())):
-        kinds = {*kinds} - {"linear_attention"}
+    if recurrent_layers.are_in(model):
+        kinds = {*kinds} - {"linear_attention", "hybrid"}  # these attend, too
     return any("attention" not in kind or "linear" in kind for kind in {*kinds} - STATELESS)
 
 

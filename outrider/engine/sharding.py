@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from outrider.engine.gated_delta import is_gated_delta
+from outrider.engine import recurrent_layers
 from outrider.engine.model_class import auto_class
 from outrider.engine.ranks import Ranks
 from outrider.errors import ModelRefused, StartupError
@@ -69,7 +69,7 @@ def check_divisible(config: Any, name: str, size: int) -> None:
 def obstacle(model: Any, size: int) -> str | None:
     """Returns why not, as a phrase."""
     plan = styles(model)
-    if any(map(is_gated_delta, model.modules())):
+    if recurrent_layers.are_in(model):
         return "it keeps recurrent state, which one process has to hold"
     if not any(re.search(r"\.\d+\.", name) for name in plan):
         return "transformers has no tensor-parallel plan for its layers"

@@ -33,7 +33,7 @@ EXACT = (
     "mimo_v2_flash",  # sinks beside values of another width than keys
     "llama4_text",  # chunks, and a temperature that depends on the position
     "lfm2",  # short convolutions between the layers that attend
-    "qwen3_next",  # linear attention by the gated delta rule, whose state is kept
+    "bamba",  # Mamba-2
     "qwen2_5_vl",  # the text part of a multimodal model
 )
 REFUSED = {
@@ -42,6 +42,7 @@ REFUSED = {
     "camembert": "its masks or positions mean something else",
     "deepseek_v32": "model.layers.0.self_attn (DeepseekV32Attention) raises TypeError",
     "jamba": "it keeps recurrent state",
+    "nemotron_h": "its own code limits time steps from below",
 }
 
 

@@ -17,7 +17,7 @@ def config_of(arch: str, **overrides: Any) -> Any:
     return AutoConfig.for_model(model_type, **{**BASE, **special, "vocab_size": 199, **overrides})
 
 
-@pytest.mark.parametrize("arch", sorted(set(CONFIGS) - {"gpt2", "opt", "qwen3_5"}))
+@pytest.mark.parametrize("arch", sorted(set(CONFIGS) - {"gpt2", "opt", "qwen3_next"}))
 def test_these_are_divided(arch: str) -> None:
     check_divisible(config_of(arch), "tiny", 2)
 
@@ -28,7 +28,7 @@ def test_these_are_divided(arch: str) -> None:
         ("gpt2", 2, {}, "transformers has no tensor-parallel plan for its layers"),
         ("opt", 2, {}, "transformers has no tensor-parallel plan for its layers"),
         ("gpt_oss", 2, {"num_local_experts": 4}, "transformers has no tensor-parallel plan for its layers"),
-        ("qwen3_5", 2, {}, "it keeps recurrent state, which one process has to hold"),
+        ("qwen3_next", 2, {}, "it keeps recurrent state, which one process has to hold"),
         ("llama", 2, {"num_key_value_heads": 1}, "it has 1 key-value heads"),
         ("llama", 4, {}, "it has 2 key-value heads"),
         ("qwen3", 3, {"num_key_value_heads": 3}, "it has 4 attention heads"),

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from outrider.engine.engine import Engine
 from outrider.engine.gathered_attention import GatheredAttention
@@ -14,6 +16,7 @@ from outrider.engine.loading import load_engine, load_tokenizer
 from outrider.errors import ModelRefused, StartupError
 from tests.exact.test_trees import run, specs
 from tests.tiny_models import build
+from tests.zoo.serving import own_text
 
 
 def with_slots(engine: Engine, slots: int) -> None:
@@ -26,12 +29,15 @@ def with_slots(engine: Engine, slots: int) -> None:
 async def test_any_drafts_give_the_text_of_none(tmp_path: Path) -> None:
     """Greedy and sampled; in other steps, of half the text that another verifier committed, and with so few
     slots that most sessions wait for one."""
-    folder = build("qwen3_5", tmp_path / "target")
+    folder = build("qwen3_next", tmp_path / "target")
     engine = load_engine(str(folder), threads=1, kv_memory_bytes=2**24)
     assert engine.info.bit_exact
     tokenizer = load_tokenizer(str(folder)).json
     expected = await run(engine, specs(), tokenizer)
     assert sum(len(set(text)) > 5 for text in expected.texts) > 4, "the texts vary"
+    own = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    greedy = expected.running[0].session.spec.params.prompt, expected.texts[0]
+    assert greedy[1] == own_text(own, greedy[0])[: len(greedy[1])]
     for seed in range(2):
         found = await run(engine, specs(), tokenizer, expected.texts, seed)
         assert found.texts == expected.texts and found.logprobs == expected.logprobs
@@ -45,7 +51,7 @@ async def test_any_drafts_give_the_text_of_none(tmp_path: Path) -> None:
 
 
 def test_what_is_not_served_says_so(tmp_path: Path) -> None:
-    folder = str(build("qwen3_5", tmp_path / "target"))
+    folder = str(build("qwen3_next", tmp_path / "target"))
     with pytest.raises(ModelRefused, match="cannot be a draft model: it keeps recurrent state"):
         load_engine(folder, threads=1, drafts=True)
     with pytest.raises(StartupError, match=r"holds \d of the recurrent states .* give at least \d+KiB"):

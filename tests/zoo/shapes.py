@@ -78,6 +78,7 @@ HALF_MROPE = {
 GEMMA4 = {"layer_types": PAIRS, "num_kv_shared_layers": 2, "head_dim": 16, "global_head_dim": 32}
 SPECIAL: dict[str, dict[str, Any]] = {
     "afmoe": {"num_dense_layers": 1},
+    "bamba": {"attn_layer_indices": [1, 3]},
     "cohere_compass_text": {
         "layer_types": PAIRS,
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in set(PAIRS)},
@@ -92,6 +93,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "gemma4_unified": {"text_config": GEMMA4},
     "gemma4_unified_text": GEMMA4,
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "mamba2": {"num_heads": 8},
