@@ -20,7 +20,7 @@ from tests.e2e.two_routers import END_SECONDS, Service
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
-MAX_TOKENS = 200
+MAX_TOKENS = 300
 ENOUGH = 30  # tokens of every stream before something happens to its router
 
 
