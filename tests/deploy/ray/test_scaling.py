@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 import threading
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
-import torch
-from tokenizers import Tokenizer
-from transformers import LlamaForCausalLM
 
-from outrider.sampling.params import SamplingParams
 from tests.deploy.ray.conftest import DEMO, Cluster, wait_until
-from tests.e2e.conftest import DRAFT, Alone
 from tests.redis_server import RedisServer
 
 pytestmark = [pytest.mark.ray, pytest.mark.process, pytest.mark.timeout(600)]
@@ -24,34 +17,14 @@ pytestmark = [pytest.mark.ray, pytest.mark.process, pytest.mark.timeout(600)]
 TOKENS = 100  # of an answer
 PROMPTS = [f"import os\n\nPATHS = {[index] * 20}\n\ndef step_{index}(self" for index in range(4)]
 MANY, ONE = 10, 1  # requests at a time
-PAUSE_SECONDS = 0.5  # of a client that is alone, so that it is no load
-TIMES_DEEPER = 4
+PAUSE_SECONDS = 0.5  # of each client, so that one alone is no load
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The draft with more layers, which add nothing: it is slower, and every draft is right. So drafts pay on
-    any machine, and sessions keep their drafters however busy it is."""
-    folder = tmp_path_factory.mktemp("deeper")
-    shutil.copytree(DRAFT, folder, dirs_exist_ok=True)
-    draft = LlamaForCausalLM.from_pretrained(DRAFT)
-    layers = draft.config.num_hidden_layers
-    draft.config.num_hidden_layers = TIMES_DEEPER * layers
-    deeper = LlamaForCausalLM(draft.config)
-    deeper.load_state_dict(draft.state_dict(), strict=False)
-    with torch.no_grad():
-        for layer in deeper.model.layers[layers:]:
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
-    deeper.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def application(cluster: Cluster, target: Path) -> Iterator[Cluster]:
+def application(cluster: Cluster) -> Iterator[Cluster]:
     with RedisServer() as redis:
         cluster.serve_run(
-            *(f"{key}={value}" for key, value in {**DEMO, "target": target}.items()),
+            *(f"{key}={value}" for key, value in DEMO.items()),
             f"store={redis.url}",
             "verifier.max_replicas=2",
             "verifier.kv_memory=4MiB",  # four requests fit in
@@ -68,18 +41,16 @@ def application(cluster: Cluster, target: Path) -> Iterator[Cluster]:
 class Clients:
     """Ask again and again, each for a text that is known."""
 
-    def __init__(self, application: Cluster, target: Path) -> None:
+    def __init__(self, application: Cluster, expected: Callable[..., str]) -> None:
         self._application = application
-        self._texts = _texts(target)
+        self._texts = {prompt: expected(prompt, TOKENS, temperature=0.0) for prompt in PROMPTS}
         self._prompts = itertools.cycle(PROMPTS)
         self._threads: list[tuple[threading.Thread, threading.Event]] = []
         self.wrong: list[str] = []
         self.right = 0
-        self._pause = 0.0
 
     def be(self, count: int) -> None:
-        """Returns when so many ask from now on. Many leave no pause, so they are a load on a fast machine."""
-        self._pause = PAUSE_SECONDS if count == 1 else 0.0
+        """Returns when so many ask from now on."""
         while len(self._threads) < count:
             stop = threading.Event()
             thread = threading.Thread(target=self._ask, args=(next(self._prompts), stop))
@@ -92,7 +63,7 @@ class Clients:
             thread.join()
 
     def _ask(self, prompt: str, stop: threading.Event) -> None:
-        while not stop.wait(self._pause):
+        while not stop.wait(PAUSE_SECONDS):
             try:
                 answer = self._application.complete(prompt, TOKENS, temperature=0)
             except (AssertionError, httpx.HTTPError) as error:
@@ -104,19 +75,8 @@ class Clients:
                 self.wrong.append(answer["choices"][0]["text"])
 
 
-def _texts(target: Path) -> dict[str, str]:
-    """What the target alone writes."""
-    alone, tokenizer = Alone(target), Tokenizer.from_file(str(target / "tokenizer.json"))
-
-    def text(prompt: str) -> str:
-        tokens = alone.tokens(tokenizer.encode(prompt).ids, SamplingParams(temperature=0.0), TOKENS)
-        return str(tokenizer.decode(tokens, skip_special_tokens=False))
-
-    return {prompt: text(prompt) for prompt in PROMPTS}
-
-
 def test_both_pools_grow_and_shrink_with_the_load_and_no_stream_breaks(
-    application: Cluster, target: Path
+    application: Cluster, expected: Callable[..., str]
 ) -> None:
     def workers() -> tuple[int, int]:
         return application.workers("verifier"), application.workers("drafter")
@@ -131,7 +91,7 @@ def test_both_pools_grow_and_shrink_with_the_load_and_no_stream_breaks(
         return largest == (2, 2)
 
     assert workers() == (1, 1)
-    clients = Clients(application, target)
+    clients = Clients(application, expected)
     try:
         clients.be(MANY)
         wait_until(lambda: clients.wrong != [] or grown(), "both pools have grown")
