@@ -27,9 +27,9 @@ def application(cluster: Cluster) -> Iterator[Cluster]:
             *(f"{key}={value}" for key, value in DEMO.items()),
             f"store={redis.url}",
             "verifier.max_replicas=2",
-            "verifier.kv_memory=4MiB",  # four requests fit in
+            "verifier.kv_memory=3328KiB",  # three or four requests fit in
             "drafter.max_replicas=2",
-            "drafter.kv_memory=1MiB",  # four as well
+            "drafter.kv_memory=704KiB",  # as many
             "autoscaling.upscale_seconds=1",
             "autoscaling.downscale_seconds=2",
             "autoscaling.look_back_seconds=10.5",
