@@ -51,6 +51,8 @@ class _Given(ctypes.Structure):
 
     @classmethod
     def of(cls, heads: torch.Tensor) -> _Given:
+        if heads.dtype != torch.float32 or heads.stride(2) != 1:
+            raise TypeError(f"a row of heads is contiguous and in float32, not in {heads.dtype}")
         return cls(heads.data_ptr(), heads.stride(1), heads.stride(0))
 
 
@@ -60,7 +62,7 @@ class NativePools(KvPools):
     def made(self, layer: int, how: LayerAttention) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the pools of a layer that attends so."""
         if layer not in self._layers:
-            like = torch.empty(0)
+            like = torch.empty(0, dtype=torch.float32)
             keys = self._zeros(like, (how.key_heads, self.num_blocks + 1, how.width, LANES))
             filled = how.value_width + -how.value_width % LANES
             values = self._zeros(like, (how.key_heads, self.num_blocks + 1, LANES, filled))
@@ -128,6 +130,8 @@ class NativeAttention(GatheredAttention):
         how: LayerAttention,
     ) -> torch.Tensor:
         """The same with queries and keys that are turned by their positions first: [T, Hq * D]."""
+        if any(each.shape[-1] != how.width or each.dtype != torch.float32 for each in positions):
+            raise TypeError(f"there are {how.width} cosines and sines of each position, in float32")
         ends = how.query_heads, how.query_heads + how.key_heads
         given = heads[: ends[0]], heads[ends[0] : ends[1]], heads[ends[1] :]
         return self._attend(layer, given, inputs, how, positions=positions).view(heads.shape[1], -1)
@@ -147,7 +151,9 @@ class NativeAttention(GatheredAttention):
         heads = self._heads_of(layer, how)
         kept = None if sinks is None else sinks.float().contiguous()
         heads.sinks = None if kept is None else kept.data_ptr()
-        out = torch.empty(given[0].shape[1], how.query_heads, how.value_width)
+        # The default type is another while a model is loaded beside this one, in other numbers.
+        shape = given[0].shape[1], how.query_heads, how.value_width
+        out = torch.empty(shape, dtype=torch.float32)
         turning = (None, None) if positions is None else (each.data_ptr() for each in positions)
         ours = (ctypes.byref(each) for each in (self._step_of(inputs), heads, *map(_Given.of, given)))
         native = library()
@@ -225,10 +231,10 @@ def keeping_bits(model: Any, num_blocks: int, native: bool) -> GatheredAttention
 def _tried(how: LayerAttention, chunks: Sequence[int]) -> torch.Tensor:
     """Returns what a session's random tokens get, read in these steps: [T, Hq, Dv]."""
     total, generator = sum(chunks), torch.Generator().manual_seed(2)
-    query = torch.randn(how.query_heads, total, how.width, generator=generator)
-    key = torch.randn(how.key_heads, total, how.width, generator=generator)
-    value = torch.randn(how.key_heads, total, how.value_width, generator=generator)
-    sinks = torch.randn(how.query_heads, generator=generator) if how.sinks else None
+    query = torch.randn(how.query_heads, total, how.width, generator=generator, dtype=torch.float32)
+    key = torch.randn(how.key_heads, total, how.width, generator=generator, dtype=torch.float32)
+    value = torch.randn(how.key_heads, total, how.value_width, generator=generator, dtype=torch.float32)
+    sinks = torch.randn(how.query_heads, generator=generator, dtype=torch.float32) if how.sinks else None
     blocks = list(reversed(range(-(-total // BLOCK_SIZE))))
     attention, found, start = NativeAttention(NativePools(len(blocks), BLOCK_SIZE)), [], 0
     for count in chunks:

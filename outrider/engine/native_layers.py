@@ -104,6 +104,7 @@ class NativeEvenInt8Linear(NativeInt8Linear):
 def run(layer: Layer, x: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
     """Returns the product with x [..., in] and, if given, something [..., out] added to it. Both are
     contiguous."""
+    _check(x, added)
     found = torch.empty(*x.shape[:-1], layer.out, dtype=torch.float32)
     count = x.numel() // layer.width
     other = None if added is None else added.data_ptr()
@@ -115,6 +116,7 @@ def run(layer: Layer, x: torch.Tensor, added: torch.Tensor | None = None) -> tor
 
 def run_gated(both: Layer, down: Layer, x: torch.Tensor) -> torch.Tensor:
     """Returns x + down(silu(gate(x)) * up(x)) for x [T, H], where `both` is gate and up behind a norm."""
+    _check(x)
     found = torch.empty_like(x)
     _library().gated(
         ctypes.byref(both),
@@ -125,6 +127,12 @@ def run_gated(both: Layer, down: Layer, x: torch.Tensor) -> torch.Tensor:
         torch.get_num_threads(),
     )
     return found
+
+
+def _check(*tensors: torch.Tensor | None) -> None:
+    for tensor in tensors:
+        if tensor is not None and (tensor.dtype != torch.float32 or not tensor.is_contiguous()):
+            raise TypeError(f"rows are contiguous and in float32, not in {tensor.dtype}")
 
 
 def _library() -> ctypes.CDLL:

@@ -145,3 +145,13 @@ def test_what_is_compiled_is_kept_where_nobody_else_may_write(
     assert native._compiled() == kept and len(list(folder.iterdir())) == 1
     folder.chmod(0o777)
     assert native._own_folder() != folder
+
+
+@needs_compiler
+def test_what_is_not_in_float32_or_not_contiguous_is_refused_before_it_is_read() -> None:
+    layer = NativeLinear(random(64, 64), None)
+    for x in (random(3, 64).to(torch.bfloat16), random(64, 3).T):
+        with pytest.raises(TypeError, match="rows are contiguous and in float32"):
+            run(layer.layer, x)
+    with pytest.raises(TypeError, match="rows are contiguous and in float32"):
+        layer(random(3, 64).double())

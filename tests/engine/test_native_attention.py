@@ -138,3 +138,22 @@ def test_slots_are_copied_and_what_others_left_there_does_no_harm() -> None:
     assert torch.equal(torch.cat([first, rest]), read(text, [60]))
     bigger = attention.resized(3 * BLOCKS)
     assert [pool.shape[1] for pool in bigger.pools.of(0)] == [3 * BLOCKS + 1] * 2
+
+
+def test_a_model_that_is_loaded_beside_it_in_other_numbers_changes_nothing() -> None:
+    """While transformers loads one, torch's default is the type of that one's numbers."""
+    text = Text(USUAL, 5, 60)
+    expected, usual = read(text, [60]), torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = read(text, [60])
+    finally:
+        torch.set_default_dtype(usual)
+    assert found.dtype == torch.float32 and torch.equal(found, expected)
+
+
+def test_what_is_not_in_float32_is_refused_before_it_is_read() -> None:
+    text = Text(USUAL, 6, 20)
+    text.value = text.value.to(torch.bfloat16)
+    with pytest.raises(TypeError, match="in float32, not in"):
+        read(text, [20])
