@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from outrider.engine.step_inputs import Work
+if TYPE_CHECKING:  # a drafter without a model, which keeps books of blocks too, does not load torch
+    from outrider.engine.step_inputs import Work
 
 MOST_DRAFTS = 32  # tokens behind a state of which it is kept what they would do to it
 NO_SLOT = -1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,7 +44,8 @@ class Door:
         async with channel(self.address) as connection:
             call = converse(connection, JOIN, token=token)
             try:
-                await call.write(DrafterEvents(info=info))
+                with suppress(grpc.aio.AioRpcError):  # it may be refused before it has spoken
+                    await call.write(DrafterEvents(info=info))
                 yield Stream(call)
             finally:
                 call.cancel()

@@ -29,7 +29,7 @@ def application(cluster: Cluster) -> Iterator[Cluster]:
             "verifier.max_replicas=2",
             "verifier.kv_memory=3328KiB",  # three or four requests fit in
             "drafter.max_replicas=2",
-            "drafter.kv_memory=704KiB",  # as many
+            "drafter.kv_memory=1MiB",  # four
             "autoscaling.upscale_seconds=1",
             "autoscaling.downscale_seconds=2",
             "autoscaling.look_back_seconds=10.5",
