@@ -38,7 +38,7 @@ def test_everything_is_measured_in_one_run(tmp_path: Path) -> None:
     ran = outrider(
         *("bench", "--target", str(models[0]), "--draft", str(models[1]), "--kv-memory", "32MiB"),
         *("--workload", "code", "--temperature", "0", "--streams", "1,2", "--rtt", "0,4"),
-        *("--repetitions", "1", "--max-tokens", "24", "--cores", f"{target}/{draft}"),
+        *("--repetitions", "1", "--max-tokens", "96", "--cores", f"{target}/{draft}"),
         *("--write", str(written)),
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -124,7 +124,9 @@ def check(streams: list[Stream], alone: Alone) -> None:
         assert stream.completed is not None
         usage, drafts = stream.completed.usage, stream.completed.speculative_decoding
         assert usage.completion_tokens == MAX_TOKENS
-        assert sum(drafts.acceptance_histogram) == drafts.num_spec_steps > 0
+        # Whether anything was drafted for it follows from what drafts bring on this machine just now. That
+        # drafters take over in the middle of a text is tested where nothing has a pace: tests/exact.
+        assert sum(drafts.acceptance_histogram) == drafts.num_spec_steps
         assert drafts.num_accepted_draft_tokens <= drafts.num_draft_tokens
 
 
