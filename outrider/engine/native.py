@@ -83,13 +83,12 @@ def _compiled() -> Path:
 
 def _own_folder() -> Path:
     """Returns a folder that nobody else may write to: what lies there is run."""
-    cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(cache_home) / "outrider"
     try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outrider"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()
         if found.st_uid == os.getuid() and not found.st_mode & 0o022 and os.access(folder, os.W_OK):
             return folder
-    except OSError:
+    except (OSError, RuntimeError):  # this for a user without a home, as some clusters have
         pass
     return Path(tempfile.mkdtemp(prefix="outrider-"))

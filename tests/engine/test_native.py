@@ -146,6 +146,13 @@ def test_what_is_compiled_is_kept_where_nobody_else_may_write(
     folder.chmod(0o777)
     assert native._own_folder() != folder
 
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    assert native._own_folder().is_dir(), "a user that a cluster makes up has no home"
+
 
 @needs_compiler
 def test_what_is_not_in_float32_or_not_contiguous_is_refused_before_it_is_read() -> None:
