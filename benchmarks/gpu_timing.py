@@ -52,7 +52,7 @@ class Device:
         except RuntimeError:
             raise SystemExit(f"--device {name} is not a device; give cuda, cuda:N or cpu") from None
         if device.type == "cuda":
-            torch.cuda.set_device(device)
+            torch.cuda.set_device(device.index or 0)
         return cls(device)
 
     @property
