@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
+from drafter.acceptance_model import ALTERNATIVES
 from drafter.config import DrafterConfig
 from drafter.masks import MOST_GUESSES, mask_token
 from drafter.proposer import OnChange, OnFailed, Source
@@ -12,6 +13,7 @@ from drafter.retokenized import Retokenizing
 from drafter.stepper import DraftStepper
 from drafter.target_tokenizer import target_tokenizer
 from outrider.engine.engine import Engine
+from outrider.engine.warm_up import warm_up
 from outrider.grammar import Grammars
 from outrider.net.tls import opened
 from outrider.vocabulary import Reading, Vocabulary, reading
@@ -71,6 +73,7 @@ async def model_source(config: DrafterConfig, start_followers: StartFollowers | 
         read_by=read_by,
     )
     await engine.run(engine.make_ready, config.limits.max_batch_tokens)
+    await engine.run(warm_up, engine, config.limits.max_batch_tokens, 1 + ALTERNATIVES)
     if other is not None:
         return foreign_source(config, engine, info, other)
     grammars = Grammars(tokenizer.json, info.model.eos_token_ids)

@@ -164,8 +164,8 @@ class DraftStepper:
 
     def _is_short(self, parts: Sequence[Part]) -> bool:
         """Returns True if a step is over sooner than two threads have taken turns on a busy machine. Commits
-        wait for its end anyway."""
-        if self._engine.divided or self._engine.threads > 1:  # see Engine.run
+        wait for its end anyway. While a GPU computes the loop has other work."""
+        if not self._engine.on_cpu or self._engine.divided or self._engine.threads > 1:  # see Engine.run
             return False
         tokens = sum(len(part.tokens) for part in parts)
         seconds = self._token_seconds * max(1 + part.masks for part in parts)

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import grpc.aio
 
 from outrider.engine.process_memory import give_back_freed_memory
+from outrider.engine.warm_up import warm_up
 from outrider.errors import StepHung, Unavailable
 from outrider.grammar import Grammars
 from outrider.net.heartbeat import HEARTBEAT_SECONDS
@@ -243,6 +244,7 @@ async def start(
         "tensor_parallel_size": config.engine.tensor_parallel_size,
         "max_batch_tokens": config.limits.max_batch_tokens,
     }
+    await engine.run(warm_up, engine, config.limits.max_batch_tokens)
     step_time = await engine.run(
         remembered,
         config.cache,

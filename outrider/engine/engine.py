@@ -67,8 +67,8 @@ class Engine:
         states = attention.states.slots if attention.states is not None else None
         self.pool = BlockPool(attention.pools.num_blocks, attention.pools.block_size, states)
         self.divided = self.group.size > 1  # then blocks cannot be copied, and a rank is a token alone
-        on_cpu = next(model.parameters()).device.type == "cpu"
-        self.threads = torch.get_num_threads() if on_cpu else 1  # in a step
+        self.on_cpu = next(model.parameters()).device.type == "cpu"
+        self.threads = torch.get_num_threads() if self.on_cpu else 1  # in a step
         self.resting_threads = self.threads  # another number of them that gives the same bits
         self._thread: ThreadPoolExecutor | None = None  # from the first run to close
 

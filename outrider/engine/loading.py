@@ -63,7 +63,7 @@ def load_engine(
 
     `name` is what clients call it (default: the last part of `path_or_id`); `dtype` is float32, bfloat16 or
     float16 (default: float32 on CPU, the checkpoint's own elsewhere); `threads` are torch's, for the whole
-    process. `progress` hears what is being done and the share of the work before it, 0 to 1.
+    process, on a CPU. `progress` hears what is being done and the share of the work before it, 0 to 1.
 
     With `ranks`, each of which makes this call, the model is divided among them: the leader gets an engine to
     use, the others one to `follow` with. `device` is this rank's own; the KV memory is that of all together.
@@ -95,8 +95,7 @@ def load_engine(
     chosen = parts or usual(target, wanted, quantization)
     check_parts(chosen, target, wanted, size)
     adapter = find_adapter(lora) if lora is not None else None
-    if threads:
-        torch.set_num_threads(threads)
+    use_threads(target, threads)
     tell("looking over the checkpoint", 0.0)
     checkpoint = locate(path_or_id)
     look_over(checkpoint)
@@ -167,6 +166,15 @@ def load_model(path_or_id: str) -> tuple[Any, ModelInfo]:
     with parsed_once(checkpoint):
         model = _model(checkpoint, _config(checkpoint), torch.float32, torch.device("cpu"), None)
     return model, describe(model, checkpoint_name(path_or_id), fingerprint(checkpoint), "cpu")
+
+
+def use_threads(device: torch.device, threads: int | None) -> None:
+    """Gives this thread so many for its arithmetic (None: as many as it has), and for a GPU's engine one: as
+    the thread that runs the steps has, since what is compiled is compiled for a number of threads."""
+    if device.type != "cpu":
+        torch.set_num_threads(1)
+    elif threads:
+        torch.set_num_threads(threads)
 
 
 def describe(model: Any, name: str, fingerprint: str, device: str) -> ModelInfo:

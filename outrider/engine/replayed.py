@@ -37,6 +37,13 @@ class Replayed:
         self.graphs = graphs
         self._vocab_size = vocab_size
 
+    @property
+    def compiled(self) -> bool:
+        return self.calls.compiled
+
+    def stop_compiling(self) -> None:
+        self.calls.stop_compiling()
+
     def prepare(self, works: Sequence[Work]) -> Any:
         return self.calls.attention.prepare(works, self.graphs.shapes)
 

@@ -22,6 +22,15 @@ class Runner(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def compiled(self) -> bool:
+        """Returns whether torch's compiler compiles what steps run."""
+        ...
+
+    def stop_compiling(self) -> None:
+        """From now on what has not been compiled runs as it is."""
+        ...
+
     def prepare(self, works: Sequence[Work]) -> Any:
         """Returns the step as the attention backend makes it. Reads the works, changes nothing."""
         ...
@@ -46,13 +55,24 @@ class CallByCall:
         self.attention = attention
         self.group = group
         self.device: torch.device = next(model.parameters()).device
+        self._may_compile = True
+
+    @property
+    def compiled(self) -> bool:
+        return any(module._compiled_call_impl is not None for module in self.model.modules())
+
+    def stop_compiling(self) -> None:
+        self._may_compile = not self.compiled
 
     def prepare(self, works: Sequence[Work]) -> Any:
         return self.attention.prepare(works)
 
     def run(self, inputs: Inputs) -> torch.Tensor:
         """Returns [n, V] of the tokens to keep, or this process's part, in the model's own number format."""
-        return run_model(self.model, self.attention, inputs)
+        if self._may_compile:
+            return run_model(self.model, self.attention, inputs)
+        with torch.compiler.set_stance("eager_on_recompile"):
+            return run_model(self.model, self.attention, inputs)
 
     def logits(self, prepared: Any) -> torch.Tensor:
         inputs = self.attention.on_device(prepared)

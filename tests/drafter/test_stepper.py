@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,7 @@ from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.loading import load_engine
 from outrider.options.engine import StepLimits
 from outrider.sampling.params import SamplingParams
+from outrider.sampling.ranked import Ranked
 from outrider.wire.session import SessionParams
 from tests.tiny_models import build
 
@@ -306,6 +309,25 @@ async def test_what_a_short_step_found_is_on_its_way_before_the_next_one_begins(
             await until(idle(stepper, drafting))
             assert sent[:2] == [1, 2]
         sender.cancel()
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+async def test_no_step_of_a_gpu_runs_on_the_event_loops_thread(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, on_cpu: bool
+) -> None:
+    monkeypatch.setattr("drafter.stepper.SHORT_SECONDS", 60.0)
+    engine.on_cpu = on_cpu
+    ran, rank = list[threading.Thread](), engine.rank
+
+    def noted(*arguments: Any) -> list[Ranked]:
+        ran.append(threading.current_thread())
+        return rank(*arguments)
+
+    monkeypatch.setattr(engine, "rank", noted)
+    async with running(engine, Heard()) as stepper:
+        await until(idle(stepper, stepper.open(DraftSession(spec(), 8))))
+    assert len(ran) >= 8
+    assert (threading.current_thread() in ran) is on_cpu
 
 
 async def test_a_resting_session_takes_no_forward_and_then_catches_up(engine: Engine) -> None:

@@ -1,0 +1,83 @@
+"""What is compiled before an engine serves is there on its own thread, and nothing is compiled after that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from outrider.engine.engine import Engine, Work
+from outrider.engine.fusing import fused, unfuse
+from outrider.engine.loading import load_engine, use_threads
+from outrider.engine.paged_attention import PagedAttention
+from outrider.engine.parts import Parts
+from outrider.engine.reference_attention import KERNEL as REFERENCE
+from outrider.engine.self_check import reference
+from outrider.engine.warm_up import warm_up
+
+MOST_TOKENS = 128
+GPU = torch.device("cuda")  # none is needed: this is about the host's threads
+
+
+def compiled() -> int:
+    return int(counters["stats"]["unique_graphs"])
+
+
+def on_gpu_threads(folder: Path) -> Engine:
+    """An engine with compiled layers, made as for a GPU. The compiler makes no code of them here."""
+    use_threads(GPU, 3)
+    running = load_engine(str(folder), dtype="bfloat16", kv_memory_bytes=2**24, parts=Parts())
+    running.model.set_attn_implementation("eager")
+    expected = reference(running.model, running.info)
+    found = Engine(running.model, running.info, PagedAttention.on(running.model, 256, REFERENCE))
+    counters.clear()
+    assert fused(found, expected, "eager")
+    return found
+
+
+@pytest.fixture
+def engine(checkpoint: Callable[..., Path]) -> Iterator[Engine]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)  # as another thread has by itself on a machine of three cores
+    with ThreadPoolExecutor(1) as loading:
+        found = loading.submit(on_gpu_threads, checkpoint("llama")).result()
+    found.threads = 1  # as on a GPU
+    yield found
+    found.close()
+    unfuse(found.model)
+    torch._dynamo.reset()
+    torch.set_num_threads(threads)
+
+
+def step(engine: Engine, tokens: int) -> torch.Tensor:
+    return engine.step([Work(list(range(16)), 0, [1] * tokens, 1)]).clone()
+
+
+async def test_the_engines_thread_finds_what_the_loading_thread_had_compiled(engine: Engine) -> None:
+    before = compiled()
+    assert before > 0
+    for tokens in (30, 7, 12):
+        await engine.run(step, engine, tokens)
+    assert compiled() == before
+
+
+async def test_nothing_is_compiled_once_an_engine_is_warm(engine: Engine) -> None:
+    await engine.run(warm_up, engine, MOST_TOKENS, 4)
+    before = compiled()
+    for tokens in (1, 30, 128, 2):
+        await engine.run(step, engine, tokens)
+    assert compiled() == before, "steps of sizes that it was not warmed with"
+    expected = await engine.run(step, engine, 9)
+    await engine.run(torch.set_num_threads, 2)  # compiled code is for one
+    assert torch.equal(await engine.run(step, engine, 9), expected)
+    assert compiled() == before, "what was not compiled runs as it is"
+
+
+def test_an_engine_of_which_nothing_is_compiled_needs_no_warming(checkpoint: Callable[..., Path]) -> None:
+    plain = load_engine(str(checkpoint("llama")), kv_memory_bytes=2**22)
+    plain.choose = None  # type: ignore[assignment,method-assign]  # no step runs
+    warm_up(plain, MOST_TOKENS)
