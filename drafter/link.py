@@ -193,6 +193,7 @@ class VerifierLink:
             self._resting = batch.rest
             for each in self._sessions.values():
                 each.resting = batch.rest
+                each.tell_anew()  # what was told before is forgotten there
         if batch.beside != self._beside:
             self._beside = batch.beside
             for each in self._sessions.values():

@@ -111,7 +111,8 @@ class DrafterSeat:
             self.peer.calibration.judge(likeliest, beside)
         verified = sum(chance is not None for chance in said)
         self.arrivals = self.arrivals.committed(now, verified, self.session.tree.length_of(self))
-        if self.arrivals.missed and self.pace is not None and self.session.wanted > 0:
+        expected = self.session.wanted > 0 and not self.session.resting
+        if self.arrivals.missed and self.pace is not None and expected:
             self.pace.missed()
 
     def judge(self, right: int, judged: int) -> None:

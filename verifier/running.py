@@ -95,8 +95,8 @@ class Running:
 
     @property
     def drafted(self) -> bool:
-        """Returns whether anybody guesses for it."""
-        return self.own is not None or any(seat.pace is not None for seat in self.seats)
+        """Returns whether a drafter guesses for it."""
+        return any(seat.pace is not None for seat in self.seats)
 
     @property
     def lost(self) -> bool:
@@ -132,7 +132,7 @@ class Running:
     def nodes(self, least: float = NO_BRANCH) -> Nodes:
         """Returns the draft tokens that it may verify now: the likeliest path, and beside it what survives
         with `least` at least."""
-        if not (self.decoding and self.drafted):
+        if not (self.decoding and (self.own is not None or self.drafted)):
             return NO_NODES
         nodes = self.session.nodes(least)
         if self.place is None or not nodes.tokens:
@@ -148,7 +148,7 @@ class Running:
         beginning: what it says behind that is of use where all of that is right, and the path wrong after it.
 
         `gain`: by which all that may come is multiplied."""
-        if not self.decoding:
+        if not self.decoding or self.session.resting:
             return []
         tree, wanted = self.session.tree, self.session.wanted
         if len(tree.path) >= wanted:

@@ -27,6 +27,7 @@ class DraftFate(Enum):
     """What became of a Draft message; everything but TAKEN is counted under its name."""
 
     TAKEN = "taken"
+    RESTING = "resting"  # none are taken for now
     STALE = "stale"  # differs from what was committed since, or lies wholly before it, or was known
     AHEAD = "ahead"  # starts beyond the log: no drafter of this session can know that
     BEFORE_OUTPUT = "before_output"  # guesses at the prompt
@@ -68,7 +69,7 @@ class Session:
     def __init__(self, spec: SessionSpec, num_speculative_tokens: int) -> None:
         self.spec = spec
         self.num_speculative_tokens = num_speculative_tokens
-        self.resting = False  # no drafts are taken for now
+        self.resting = False  # nothing of drafters is taken for now
         self.log: list[int] = [*spec.params.prompt, *spec.output]
         self.tree = DraftTree()
         self._stop_token_ids = frozenset(spec.params.stop_token_ids)
@@ -117,13 +118,20 @@ class Session:
             return DraftFate.BAD_TOKEN
         if behind >= count:
             return DraftFate.STALE
+        if self.resting:
+            return DraftFate.RESTING
         added = self.tree.add(self.log[base:], tokens, parents, survival, source)
         return DraftFate.TAKEN if added else DraftFate.STALE
 
     @property
     def wanted(self) -> int:
         """Returns the most draft tokens to verify now: the last output token is always the target's own."""
-        return 0 if self.resting else min(self.num_speculative_tokens, self.room - 1)
+        return min(self.num_speculative_tokens, self.room - 1)
+
+    def rest(self, resting: bool) -> None:
+        """Takes nothing of drafters from now on, or takes it again. What they said is forgotten: it will be
+        old when they are heard again. What the verifier itself guesses is added with the next commit."""
+        self.resting, self.tree = resting, DraftTree()
 
     def nodes(self, least: float = NO_BRANCH) -> Nodes:
         """Returns the draft tokens that may be verified now: the likeliest path, and beside it what survives

@@ -273,10 +273,10 @@ class Stepper:
         return report
 
     def _rest(self, resting: bool) -> None:
-        """Takes drafts, or none, from the next step on. What drafters were slow in meanwhile is no fault of
-        theirs."""
+        """Takes drafts, or none but the verifier's own guesses, from the next step on. What drafters were
+        slow in meanwhile is no fault of theirs."""
         for running in self._sessions.values():
-            running.session.resting = resting
+            running.session.rest(resting)
             for seat in running.seats:
                 seat.arrivals = Arrivals()
 

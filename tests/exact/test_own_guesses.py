@@ -16,6 +16,7 @@ from outrider.wire.session import SessionParams
 from router.requests import GenerationRequest
 from tests.in_process import Answer, Cluster
 from tests.tiny_models import build, near_copy
+from verifier.ways import Ways
 
 PROMPT = (5, 9, 30, 31, 7)
 MOST = 60
@@ -34,6 +35,9 @@ SCHEMA = {
     "x-guidance": {"whitespace_flexible": False},
 }
 GRAMMAR = LLMatcher.grammar_from_json_schema(json.dumps(SCHEMA))
+SEVERAL = {"type": "array", "items": SCHEMA, "minItems": 4, "x-guidance": SCHEMA["x-guidance"]}
+LONG = LLMatcher.grammar_from_json_schema(json.dumps(SEVERAL))
+LONG_TOKENS = 200
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +57,7 @@ async def ask(
     on_tokens: Any = None,
 ) -> Answer:
     stop = tuple(cluster.sessions.model("").eos_token_ids) if grammar else ()
-    most = 3 * MOST if grammar else MOST
+    most = LONG_TOKENS if grammar else MOST
     params = SessionParams(PROMPT, sampling, most, stop, salt, grammar=grammar, prediction=tuple(prediction))
     return await cluster.ask_for(GenerationRequest("", params, k), on_tokens)
 
@@ -105,6 +109,24 @@ async def test_forced_tokens_change_no_text(pair: tuple[Path, Path]) -> None:
                 both = await ask(cluster, variant, edited(answer.tokens), GRAMMAR)
                 assert both.tokens == answer.tokens
                 assert both.own.forced > 0 < both.own.predicted
+
+
+async def test_while_drafts_rest_forced_tokens_and_predictions_save_their_steps(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Cluster(pair[0], k=K) as cluster:
+        await cluster.add_drafter(pair[1])
+        plain = [await ask(cluster, variant, grammar=LONG, k=0) for variant in VARIANTS]
+        monkeypatch.setattr(Ways, "resting", property(lambda _: True))
+        for variant, answer in zip(VARIANTS, plain, strict=True):
+            assert answer.steps == len(answer.tokens) == LONG_TOKENS
+            forced = await ask(cluster, variant, grammar=LONG)
+            assert forced.tokens == answer.tokens
+            assert 1.3 * forced.steps < answer.steps
+            assert (forced.own.forced, forced.own.forced_accepted) == (forced.verified, forced.accepted)
+            both = await ask(cluster, variant, edited(answer.tokens), LONG)
+            assert both.tokens == answer.tokens
+            assert both.steps < forced.steps and both.own.predicted_accepted > 0
 
 
 async def test_a_prediction_goes_on_at_another_verifier(pair: tuple[Path, Path]) -> None:

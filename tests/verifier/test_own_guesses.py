@@ -17,7 +17,7 @@ from verifier.nodes import NO_NODES, Nodes
 from verifier.own_guesses import Own, OwnGuesses, Prediction, counts
 from verifier.part import Part
 from verifier.running import Running
-from verifier.session import Session, SessionSpec
+from verifier.session import DraftFate, Session, SessionSpec
 
 TEXT = list(range(100, 300))
 
@@ -139,7 +139,7 @@ def test_each_kind_is_counted_by_itself() -> None:
 def test_a_session_s_step_tells_who_guessed_and_leads_to_the_next_guesses() -> None:
     params = SessionParams((1, 2, 3), SamplingParams(), 20, guesses=True, prediction=(7, 8, 9, 10))
     running = Running(Session(SessionSpec(b"s" * 16, params, (), 100, b""), 2), None)
-    assert running.drafted
+    assert running.own is not None and not running.drafted
     first = running.settle(Part(running, 0, 3, NO_NODES, True), [7], 0.0)
     assert first.own == OwnCounts()
     tree = running.session.tree
@@ -149,6 +149,21 @@ def test_a_session_s_step_tells_who_guessed_and_leads_to_the_next_guesses() -> N
     assert (step.tokens, step.own) == ((8, 4), OwnCounts(2, 1))
     assert [guess.drafter for guess in step.guesses] == ["prediction"] * 2
     assert tree.path == [10] or tree.path == [10, *tree.path[1:]]  # 4 in the place of 9
-    running.session.resting = True
-    running.settle(Part(running, 5, 1, NO_NODES, True), [10], 0.0)
-    assert running.session.wanted == 0
+
+
+def test_while_drafts_rest_nothing_but_its_own_guesses_stands_in_the_tree() -> None:
+    params = SessionParams((1, 2, 3), SamplingParams(), 20, prediction=(7, 8, 9, 10))
+    running = Running(Session(SessionSpec(b"s" * 16, params, (), 100, b""), 2), None)
+    running.settle(Part(running, 0, 3, NO_NODES, True), [7], 0.0)
+    session = running.session
+    assert session.offer(4, [50, 51, 52], (), b"", running.seats[0]) is DraftFate.TAKEN
+    session.rest(True)
+    assert not session.tree.size
+    assert session.offer(4, [50, 51, 52], (), b"", running.seats[0]) is DraftFate.RESTING
+    assert session.offer(4, [100], (), b"", running.seats[0]) is DraftFate.BAD_TOKEN  # which counts as ever
+    assert running.awaited() == []
+    running.settle(Part(running, 4, 1, NO_NODES, True), [8], 0.0)
+    assert session.tree.path == [9, 10]
+    assert set(session.tree.said) == {Own.PREDICTION}
+    session.rest(False)
+    assert session.offer(5, [50], (), b"", running.seats[0]) is DraftFate.TAKEN
