@@ -24,7 +24,7 @@ from outrider.store.store import Store
 from outrider.store.url import parse_store_url
 from outrider.wire.hello import Identity, Role
 from router.api.access import Access, HttpAccess
-from router.api.compression import Gzip
+from router.api.compression import Compression
 from router.api.http import create_app
 from router.api.intake import Intake
 from router.api.keys import Keys
@@ -109,7 +109,7 @@ class Router:
                 allow_headers=["*"],
                 expose_headers=["*"],
             )
-        self.app.add_middleware(Gzip)
+        self.app.add_middleware(Compression)
         self.app.add_middleware(RequestIds)  # the last one added is asked first
         self.discovery = WorkerDiscovery(store, self.fleet, self.identity, tls=tls)
         self._tasks: list[asyncio.Task[Any]] = []

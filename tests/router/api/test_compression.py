@@ -1,16 +1,17 @@
-"""Whole answers come in gzip where they are asked for so; streams never do."""
+"""Whole answers come in brotli or gzip where they are asked for so; streams never do."""
 
 from __future__ import annotations
 
 import gzip
 import threading
 
+import brotli
 import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
 from router.api import compression
-from router.api.compression import Gzip
+from router.api.compression import Compression
 from router.api.http import create_app
 from router.api.intake import Intake
 from router.metrics import Metrics
@@ -20,19 +21,34 @@ TOKENIZER = byte_level()
 IDS = TOKENIZER.encode("the fox " * 400, add_special_tokens=False).ids
 ASKED = {"prompt": "x", "max_tokens": len(IDS), "seed": 1}
 GZIP = {"accept-encoding": "gzip"}
+BOTH = {"accept-encoding": "gzip, deflate, br"}
+
+
+def made() -> httpx.AsyncClient:
+    runner = ScriptedRunner(served(TOKENIZER, max_context=8192), lambda request: steps(IDS, 4))
+    app = create_app(Intake(runner, lambda limit: 0), Metrics())
+    app.add_middleware(Compression)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router")
 
 
 @pytest.fixture
 def client() -> httpx.AsyncClient:
-    runner = ScriptedRunner(served(TOKENIZER, max_context=8192), lambda request: steps(IDS, 4))
-    app = create_app(Intake(runner, lambda limit: 0), Metrics())
-    app.add_middleware(Gzip)
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router")
+    return made()
 
 
 @pytest.mark.parametrize(
     ("accepted", "encoding"),
-    [("gzip", "gzip"), ("br, GZIP;q=0.5", "gzip"), ("identity", None), ("gzip;q=0", None), ("br", None)],
+    [
+        ("gzip", "gzip"),
+        ("br", "br"),
+        ("gzip, deflate, br", "br"),
+        ("br;q=0.4, GZIP;q=0.5", "gzip"),
+        ("br;q=0, gzip", "gzip"),
+        ("gzip;q=0, br;q=0.000", None),
+        ("br;q=what, gzip;q=0.5", "br"),
+        ("gzip;q=nan", "gzip"),
+        ("identity", None),
+    ],
 )
 async def test_a_whole_answer(client: httpx.AsyncClient, accepted: str, encoding: str | None) -> None:
     response = await client.post("/v1/completions", json=ASKED, headers={"accept-encoding": accepted})
@@ -41,8 +57,26 @@ async def test_a_whole_answer(client: httpx.AsyncClient, accepted: str, encoding
     assert (int(response.headers["content-length"]) < 1000) is (encoding is not None)
 
 
+async def test_without_its_package_brotli_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compression, "brotli", None)
+    client = made()
+    for accepted, encoding in (("br", None), ("br, gzip;q=0.1", "gzip")):
+        response = await client.post("/v1/completions", json=ASKED, headers={"accept-encoding": accepted})
+        assert response.headers.get("content-encoding") == encoding
+        assert response.json()["choices"][0]["text"] == "the fox " * 400
+
+
+async def test_brotli_is_what_it_says(client: httpx.AsyncClient) -> None:
+    async with client.stream("GET", "/openapi.json", headers=BOTH) as response:
+        raw = b"".join([part async for part in response.aiter_raw()])
+    assert response.headers["vary"] == "Accept-Encoding"
+    assert (
+        brotli.decompress(raw) == (await client.get("/openapi.json", headers={"accept-encoding": ""})).content
+    )
+
+
 async def test_a_stream_is_not_held_back(client: httpx.AsyncClient) -> None:
-    response = await client.post("/v1/completions", json={**ASKED, "stream": True}, headers=GZIP)
+    response = await client.post("/v1/completions", json={**ASKED, "stream": True}, headers=BOTH)
     assert "content-encoding" not in response.headers and response.text.endswith("data: [DONE]\n\n")
 
     async def parts(scope: Scope, receive: Receive, send: Send) -> None:
@@ -50,8 +84,10 @@ async def test_a_stream_is_not_held_back(client: httpx.AsyncClient) -> None:
         for more in (True, False):
             await send({"type": "http.response.body", "body": b"x" * 5000, "more_body": more})
 
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(Gzip(parts)), base_url="http://x") as large:
-        response = await large.get("/", headers=GZIP)
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(Compression(parts)), base_url="http://x"
+    ) as large:
+        response = await large.get("/", headers=BOTH)
     assert "content-encoding" not in response.headers and response.content == b"x" * 10_000
 
 
