@@ -54,14 +54,17 @@ def application(told: AppArgs, host: str | None = None) -> Application:
             "where the same router happens to be asked",
             told.router.replicas,
         )
-    source = shared or serve.deployment(name="Registry", **registry_options(told))(Registry).bind()
-    verifiers = serve.deployment(name="Verifier", **verifier_options(told))(VerifierReplica)
+    serve_logs = {"encoding": network.logging.log_format.upper()}  # what Serve itself says there
+    logged: Options = {"logging_config": serve_logs}
+    registry = serve.deployment(name="Registry", **registry_options(told), **logged)(Registry)
+    source = shared or registry.bind()
+    verifiers = serve.deployment(name="Verifier", **verifier_options(told), **logged)(VerifierReplica)
     workers = [verifiers.bind(target, name, told.verifier, network, source)]
     if told.has_drafters:
-        drafters = serve.deployment(name="Drafter", **drafter_options(told))(DrafterReplica)
+        drafters = serve.deployment(name="Drafter", **drafter_options(told), **logged)(DrafterReplica)
         workers.append(drafters.bind(draft, told.propose, told.drafter, network, source))
-    options = RouterOptions(told.sessions, network.protection, told.api_keys)
-    routers = serve.deployment(name="Router", **router_options(told))(Ingress)
+    options = RouterOptions(told.sessions, network.protection, told.api_keys, network.logging)
+    routers = serve.deployment(name="Router", **router_options(told), **logged)(Ingress)
     return routers.bind(options, source, *workers)
 
 

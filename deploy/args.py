@@ -17,9 +17,10 @@ from deploy.option_args import WRONG, refused, with_options
 from drafter.config import DrafterConfig
 from outrider.errors import StartupError
 from outrider.options.engine import EngineOptions, StepLimits
-from outrider.options.option import build, default_of
+from outrider.options.option import build, default_of, options
 from outrider.options.protection import Protection
 from outrider.options.sessions import SessionOptions
+from outrider.options.telemetry import Logging
 from verifier.config import VerifierConfig
 
 Count = Annotated[int, Field(ge=1)]
@@ -119,12 +120,17 @@ class TlsArgs(Settings):
     domain: Name | None = None  # workers are ADDRESS-WITH-DASHES.DOMAIN there; None = by address
 
 
+@with_options(Logging)
 class NetworkArgs(Settings):
-    """How a worker is reached: what it needs of AppArgs."""
+    """How a worker is reached, and how it logs: what it needs of AppArgs."""
 
     tls: TlsArgs | None = None
     insecure: bool = False
     host: str | None = None  # where it listens; None = at its node's address
+
+    @property
+    def logging(self) -> Logging:
+        return build(Logging, dict(self))
 
     @property
     def protection(self) -> Protection:
@@ -139,6 +145,7 @@ class NetworkArgs(Settings):
         return f"{host.replace('.', '-').replace(':', '-')}.{self.tls.domain}"
 
 
+@with_options(Logging)
 @with_options(SessionOptions, only=("num_speculative_tokens", "seed"))
 class AppArgs(Settings):
     """Everything, validated. Without target it is the demo pair; with a target alone it is plain decoding."""
@@ -162,7 +169,8 @@ class AppArgs(Settings):
 
     @property
     def network(self) -> NetworkArgs:
-        return NetworkArgs(tls=self.tls, insecure=self.insecure)
+        logging = {told.name: getattr(self, told.name) for told in options(Logging)}
+        return NetworkArgs(tls=self.tls, insecure=self.insecure, **logging)
 
     @model_validator(mode="before")
     @classmethod

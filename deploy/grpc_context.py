@@ -29,10 +29,21 @@ class ServeContext:
 
     def __init__(self, context: RayServegRPCContext) -> None:
         self._context = context
+        self._code: grpc.StatusCode | None = None
+        self._trailing: list[tuple[str, str]] = []
 
     def invocation_metadata(self) -> Sequence[tuple[str, str]]:
         metadata: Sequence[tuple[str, str]] = self._context.invocation_metadata()
         return metadata
+
+    async def send_initial_metadata(self, metadata: Sequence[tuple[str, str]]) -> None:
+        """Sends it with the end of the call: Serve sends none before."""
+        self._trailing += metadata
+        self._context.set_trailing_metadata(self._trailing)
+
+    def code(self) -> grpc.StatusCode | None:
+        """Returns the status with which the call was ended, if it was."""
+        return self._code
 
     def time_remaining(self) -> float | None:
         """Returns None: Serve does not pass a client's deadline on."""
@@ -41,10 +52,11 @@ class ServeContext:
     async def abort(
         self, code: grpc.StatusCode, details: str, trailing_metadata: Sequence[tuple[str, str]] = ()
     ) -> NoReturn:
+        self._code = code
         self._context.set_code(code)
         self._context.set_details(details)
         if trailing_metadata:
-            self._context.set_trailing_metadata(list(trailing_metadata))
+            self._context.set_trailing_metadata([*self._trailing, *trailing_metadata])
         raise Ended(f"{code.name}: {details}")
 
     @asynccontextmanager

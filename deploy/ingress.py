@@ -17,17 +17,19 @@ from ray.serve.handle import DeploymentHandle
 from deploy.grpc_context import call, stream
 from deploy.registry import StoreSource, open_store
 from outrider.errors import Unhealthy
-from outrider.log_record import keep_to_lines
 from outrider.net.grpc_health import HealthServicer
 from outrider.net.tls import opened
 from outrider.options.protection import Protection
 from outrider.options.sessions import SessionOptions
+from outrider.options.telemetry import Logging
+from outrider.telemetry.logs import log_to_stderr
 from outrider.worker.garbage import spare_what_is_there
 from router.api.access import guarded
 from router.api.generation_wire import SERVICE
 from router.api.grpc_generation import GenerationServicer
 from router.api.keys import keys_of
 from router.api.reading import Formats
+from router.api.request_id import GrpcRequestIds
 from router.router import Router
 
 SERVICER_FUNCTIONS = [
@@ -46,6 +48,7 @@ class RouterOptions:
     sessions: SessionOptions
     protection: Protection
     api_keys: str | None  # file on this node
+    logging: Logging
 
 
 @serve.ingress()
@@ -56,7 +59,7 @@ class Ingress:
         self, options: RouterOptions, source: StoreSource, *workers: DeploymentHandle[Any]
     ) -> None:
         """`workers` are named only so that Serve deploys them: they are found in the store."""
-        keep_to_lines()
+        log_to_stderr(options.logging)
         file, sessions = options.api_keys, options.sessions
         keys = keys_of(None, os.environ.get(API_KEYS)) if file is None else keys_of(Path(file), None)
         self._router = Router(
@@ -78,7 +81,7 @@ class Ingress:
         spare_what_is_there()
         self._end = asyncio.create_task(self._router.wait())
         generation = GenerationServicer(self._router.intake, self._router.metrics)
-        self._generation: Any = guarded(generation, self._router.access)
+        self._generation: Any = GrpcRequestIds(guarded(generation, self._router.access))
         self._health = HealthServicer(self._router.sessions.ready, [SERVICE])
 
     def __serve_build_asgi_app__(self) -> FastAPI:

@@ -19,8 +19,8 @@ from deploy.autoscaling import need_of_drafts
 from deploy.followers import FollowerActors, claim_threads
 from deploy.registry import StoreSource, open_store, present
 from outrider.errors import OutriderError, PeerLost, Unhealthy
-from outrider.log_record import keep_to_lines
 from outrider.options.option import build, options
+from outrider.telemetry.logs import log_to_stderr, take_over
 from outrider.wire.hello import Role
 from outrider.worker.garbage import spare_what_is_there, spared_imports
 
@@ -41,7 +41,7 @@ class Replica:
     _probe_seconds: float
 
     async def _start(self, worker: Worker, probe_seconds: float) -> None:
-        keep_to_lines()
+        take_over()
         self._worker = worker
         self._probe_seconds = probe_seconds
         await worker.start()
@@ -73,6 +73,7 @@ class VerifierReplica(Replica):
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, target: str, name: str | None, args: VerifierArgs, network: NetworkArgs, source: StoreSource
     ) -> None:
+        log_to_stderr(network.logging)
         claim_threads(args.threads)
         with spared_imports():
             from verifier.service import start
@@ -97,6 +98,7 @@ class DrafterReplica(Replica):
         network: NetworkArgs,
         source: StoreSource,
     ) -> None:
+        log_to_stderr(network.logging)
         claim_threads(args.threads)
         with spared_imports():
             from drafter.service import start

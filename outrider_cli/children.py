@@ -10,8 +10,8 @@ from drafter.config import DrafterConfig
 from outrider.options.engine import EngineOptions
 from outrider.options.option import words
 from outrider.options.protection import Protection
+from outrider.options.telemetry import Logging
 from outrider.options.worker import Listen, Registration
-from outrider_cli.commands import Logging
 from outrider_cli.supervisor import ChildSpec
 from router.config import RouterConfig
 from verifier.config import VerifierConfig

@@ -4,25 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING
 from typing import Annotated, Any, Literal
 
 import typer
 
-from outrider.options.option import Option, option, options
-
-LEVELS = ("debug", "info", "warning", "error")
-
-
-@dataclass(frozen=True, slots=True)
-class Logging:
-    """What a process says of itself."""
-
-    log_level: str = option(
-        "warning",
-        "From which on to log. Prompts, answers and secrets never are.",
-        choices=LEVELS,
-    )
+from outrider.options.option import Option, options
 
 
 def command(run: Callable[..., None], name: str, help: str, *groups: type) -> Callable[..., None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 
 from rich.console import Console
 from rich.progress import (
@@ -77,6 +78,40 @@ class ServeDisplay:
 
     def _print(self, text: Text) -> None:
         self._console.print(text, soft_wrap=True, highlight=False)
+
+
+class JsonDisplay:
+    """A supervisor's Display of JSON lines: those that children log, with their names, and their other words
+    as such lines."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def starting(self, name: str) -> None:
+        self.note(f"starting {name}")
+
+    def ready(self, name: str) -> None:
+        """Its own words say so."""
+
+    def line(self, name: str, text: str) -> None:
+        logged: object = None
+        if text.startswith("{"):
+            with contextlib.suppress(ValueError):
+                logged = json.loads(text)
+        self._print({"process": name, **(logged if isinstance(logged, dict) else {"message": text})})
+
+    def note(self, text: str) -> None:
+        self._print({"process": "serve", "message": text})
+
+    def block(self, text: str) -> None:
+        self.note(text)
+
+    def close(self) -> None:
+        """There is nothing to take away."""
+
+    def _print(self, told: dict[str, object]) -> None:
+        line = json.dumps(told, ensure_ascii=False)
+        self._console.print(Text(line), soft_wrap=True, highlight=False)
 
 
 class BenchDisplay:

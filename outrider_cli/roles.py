@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from functools import partial
 from importlib import import_module
@@ -11,29 +10,30 @@ from pathlib import Path
 from typing import Any
 
 from drafter.config import DrafterConfig
-from outrider.log_record import keep_to_lines
 from outrider.options.option import build
+from outrider.options.telemetry import Logging
+from outrider.telemetry.logs import log_to_stderr, take_over
 from outrider.worker.garbage import spared_imports
-from outrider_cli.commands import Logging, command
+from outrider_cli.commands import command
 from outrider_cli.interrupts import ending_at_once
 from outrider_cli.reporting import reported
 from router.config import RouterConfig
 from verifier.config import VerifierConfig
 
-ROOMS = ("outrider", "router", "verifier", "drafter")  # whose loggers are ours
 API_KEYS = "OUTRIDER_API_KEYS"  # of the environment: the lines of the file that --api-keys would name
 SPINS = "2000"  # of a thread that waits for others of its step, before it gives its core to other programs
 TOKEN = "OUTRIDER_TOKEN"  # of the environment: what --token would say
 STORE = "OUTRIDER_STORE"  # of the environment: what --store would say, if nobody is to see its password
 
 
-def _run(role: str, config: type, *, log_level: str, **given: Any) -> None:
-    _log_to_stderr(log_level)
+def _run(role: str, config: type, **given: Any) -> None:
+    log_to_stderr(build(Logging, given))
     with reported(role):
         told: Any = build(config, with_environment(given))
         with ending_at_once():  # the service heeds signals as soon as there is something to end
             with spared_imports():
                 service = import_module(f"{role}.service")  # heavy; torch reads how many threads it may have
+            take_over()
             asyncio.run(service.serve(told))
 
 
@@ -74,15 +74,6 @@ drafter = command(
     DrafterConfig,
     Logging,
 )
-
-
-def _log_to_stderr(level: str) -> None:
-    """Logs to stderr. Others' code is heard from warnings on: what it logs below may hold what was asked."""
-    keep_to_lines()
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # or each stranger's handshake would be a line
-    for room in ROOMS:
-        logging.getLogger(room).setLevel(level.upper())
 
 
 def _cache_folder() -> Path | None:

@@ -20,10 +20,11 @@ from outrider.options.model_id import checkpoint_name
 from outrider.options.option import build, option, same
 from outrider.options.protection import Protection
 from outrider.options.sessions import SessionOptions
+from outrider.options.telemetry import Logging
 from outrider.options.worker import Listen
 from outrider_cli.children import Models, Workers, router_child, threads_each, worker_children
-from outrider_cli.commands import Logging, command
-from outrider_cli.display import PersistentConsole, ServeDisplay
+from outrider_cli.commands import command
+from outrider_cli.display import JsonDisplay, PersistentConsole, ServeDisplay
 from outrider_cli.reporting import WRONG_USAGE, fail, reported
 from outrider_cli.roles import API_KEYS, STORE
 from outrider_cli.supervisor import ChildDied, ChildSpec, Supervisor
@@ -101,7 +102,8 @@ def _serve_command(**given: Any) -> None:
             ca=told.protection.tls_ca,
             page=told.sessions.page,
         )
-        asyncio.run(run(router, others, announce))
+        display = JsonDisplay if told.logging.log_format == "json" else ServeDisplay
+        asyncio.run(run(router, others, announce, display(PersistentConsole())))
 
 
 def _workers(told: ServeOptions, models: Models) -> Workers:
@@ -185,13 +187,13 @@ async def run(
     router: ChildSpec,
     others: Callable[[str], list[ChildSpec]],
     announce: Callable[[str, str], str],
+    display: ServeDisplay | JsonDisplay,
 ) -> None:
     """Runs a router and, once it is known where workers register, the others, until a signal. Leaves no
     process. `announce` makes what is said when all are ready, of the HTTP url and the gRPC host:port.
 
     A failure ends the process with one line and a non-zero code; a signal is the usual end and none. The
     children have their time to drain then, unless a second one comes."""
-    display = ServeDisplay(PersistentConsole())
     supervisor = Supervisor(display)
     stopped = asyncio.Event()
 
@@ -218,7 +220,7 @@ async def run(
 
 async def _serve(
     supervisor: Supervisor,
-    display: ServeDisplay,
+    display: ServeDisplay | JsonDisplay,
     router: ChildSpec,
     others: Callable[[str], list[ChildSpec]],
     announce: Callable[[str, str], str],

@@ -357,6 +357,7 @@ class SessionMetrics:
         self._resumed = resumed
         self._prompt_tokens = prompt_tokens
         self._started = metrics.clock()
+        self.first_token: float | None = None  # when it was there
         self._last_token: float | None = None
         # What every step counts: to look a metric up by its labels takes longer than to count.
         self._inter_token, self._tokens = (
@@ -369,6 +370,7 @@ class SessionMetrics:
     def committed(self, event: TokensCommitted) -> None:
         metrics, model, now = self._metrics, self._model, self._metrics.clock()
         if self._last_token is None and not self._resumed:
+            self.first_token = now
             metrics.first_token.labels(model).observe(now - self._started)
             metrics.prompt_tokens.labels(model).inc(self._prompt_tokens)
         elif self._last_token is not None:

@@ -166,7 +166,7 @@ class HttpAccess:
             return
         try:
             key = self._access.identify(_authorization(scope))
-            if not _generates(scope):
+            if not generates(scope):
                 await self._app(scope, receive, send)
                 return
             with self._access.admitted(key):
@@ -183,7 +183,7 @@ def _authorization(scope: Scope) -> str | None:
     return headers.get("authorization", None if key is None else f"Bearer {key}")
 
 
-def _generates(scope: Scope) -> bool:
+def generates(scope: Scope) -> bool:
     """Returns True if limits hold for the request."""
     return bool(scope["method"] == "POST" or scope["path"].endswith("/events"))
 

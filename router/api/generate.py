@@ -9,6 +9,7 @@ from contextlib import aclosing
 from outrider.errors import DeadlineExceeded, OutriderError
 from outrider.wire.logprobs import PromptLogprobs
 from outrider.wire.session import FinishReason
+from router.api.asked import asked
 from router.api.logprobs import Scoring
 from router.api.output import Chunk, Output, Result, Usage
 from router.api.prompt_logprobs import ScoredPrompt
@@ -117,6 +118,8 @@ async def generate(
         raise
     finally:
         measured.ended(ended)
+        if (request := asked()) is not None:
+            request.session_over(output.usage, output.speculation, ended, measured.first_token)
 
 
 async def _retold(
@@ -155,6 +158,9 @@ async def generate_all(
     one id is told for all. The first error of any session ends all of them and is raised, and so is the end
     of their time if none of them has any text."""
     told = False
+    if (request := asked()) is not None:
+        prompts = generation.sessions[:: generation.n]
+        request.asks(prompts[0].model, sum(len(one.params.prompt) for one in prompts))
     async with aclosing(_side_by_side(start, generation, metrics, after, retelling)) as items:
         async for index, item in items:
             if isinstance(item, Result) and item.cut is not None and not told:

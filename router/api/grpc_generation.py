@@ -21,6 +21,7 @@ from router.api.generate import generate_all
 from router.api.intake import Intake
 from router.api.output import Chunk, Result
 from router.api.record import Record, check_owner, recalled
+from router.api.request_id import GrpcRequestIds
 from router.api.stream import Items, internal_error
 from router.api.threads import TINY_BYTES, Retelling
 from router.api.validation import Generation
@@ -154,5 +155,5 @@ def add_generation_service(
     """Adds Generation, the standard health service and server reflection. Call it before the server
     starts."""
     generation = GenerationServicer(intake, metrics)
-    generation_wire.add_to_server(guarded(generation, access), server)
+    generation_wire.add_to_server(GrpcRequestIds(guarded(generation, access)), server)
     add_health(server, intake.runner.ready, generation_wire.SERVICE)

@@ -43,6 +43,7 @@ from router.api.openapi import (
 from router.api.output import Details, Result
 from router.api.record import Record, recalled
 from router.api.refusals import MESSAGES, refusal
+from router.api.request_id import CLIENT_CLOSED_REQUEST, identify
 from router.api.responses import Json
 from router.api.responses_request import NAMES, ResponsesRequest
 from router.api.stream import Items, internal_error, last_words, to_json
@@ -54,7 +55,6 @@ from router.requests import Events, GenerationRequest, ServedModel, SessionBegun
 
 READ = ["GET", "HEAD"]
 REFUSED = answers.AnthropicError  # at Anthropic's routes
-CLIENT_CLOSED_REQUEST = 499  # nginx's code; nobody is there to read it
 
 Kind = TypeVar("Kind", bound=Fields)
 Generating = TypeVar(
@@ -352,4 +352,6 @@ def _add_error_handlers(app: FastAPI, metrics: Metrics) -> None:
     @app.exception_handler(Exception)
     async def unforeseen(request: Request, error: Exception) -> Response:
         metrics.request_refused(OutriderError.kind)  # the server logs the error itself
-        return refusal(internal_error(), request.url.path)
+        answer = refusal(internal_error(), request.url.path)
+        identify(answer.headers, request.scope)  # it is sent by what stands before everything else
+        return answer

@@ -1,21 +1,27 @@
-"""`x-request-id`: a client's own comes back with the answer; a request without one gets one."""
+"""`x-request-id`: a client's own comes back, or one that is made; and the log's line of each request."""
 
 from __future__ import annotations
 
-import re
-import secrets
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any
 
+import grpc
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from outrider.wire.trace_context import TRACEPARENT, TRACESTATE, TraceContext
+from router.api.access import generates, owner
+from router.api.asked import REQUEST_ID, begin
 from router.api.refusals import MESSAGES
 
-REQUEST_ID = "x-request-id"
-GIVEN = re.compile(r"[!-~]{1,128}")  # what is worth to be given back: printable ASCII without blanks
+CLIENT_CLOSED_REQUEST = 499  # nginx's code; nobody is there to read it
+GENERATION = "outrider.v1.Generation"
+STATUS_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
 class RequestIds:
-    """An application whose answers carry the id of their request."""
+    """An application whose answers carry the id of their request, and which logs a line for each."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -24,15 +30,92 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get(REQUEST_ID, "")
-        request_id = given if GIVEN.fullmatch(given) else f"req_{secrets.token_hex(16)}"
+        headers = Headers(scope=scope)
+        trace = TraceContext.read(headers.get(TRACEPARENT), headers.get(TRACESTATE))
+        request = begin(f"{scope['method']} {scope['path']}", headers.get(REQUEST_ID, ""), trace)
+        scope[REQUEST_ID] = request.id  # for an answer that does not come by here
+        status = CLIENT_CLOSED_REQUEST
 
         async def answer(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers[REQUEST_ID] = request_id
-                if scope["path"].startswith(MESSAGES):
-                    headers["request-id"] = request_id  # as Anthropic's clients know it
+                status = message["status"]
+                identify(MutableHeaders(scope=message), scope)
             await send(message)
 
-        await self._app(scope, receive, answer)
+        try:
+            await self._app(scope, receive, answer)
+        except Exception:
+            status = 500
+            raise
+        finally:
+            request.over(status, owner(), generates(scope))
+
+
+def identify(headers: MutableHeaders, scope: Scope) -> None:
+    """Adds the id of the request to the headers of its answer."""
+    if (request_id := scope.get(REQUEST_ID)) is None:
+        return
+    headers[REQUEST_ID] = request_id
+    if scope["path"].startswith(MESSAGES):
+        headers["request-id"] = request_id  # as Anthropic's clients know it
+
+
+class GrpcRequestIds:
+    """Generation, whose calls have ids in their initial metadata, and a line each in the log."""
+
+    def __init__(self, generation: Any) -> None:
+        self._generation = generation
+
+    async def Generate(self, request: Any, context: Any) -> AsyncGenerator[Any, None]:
+        async with aclosing(self._stream("Generate", self._generation.Generate, request, context)) as told:
+            async for response in told:
+                yield response
+
+    async def Resume(self, request: Any, context: Any) -> AsyncGenerator[Any, None]:
+        async with aclosing(self._stream("Resume", self._generation.Resume, request, context)) as told:
+            async for response in told:
+                yield response
+
+    async def Cancel(self, request: Any, context: Any) -> Any:
+        asked = await self._begin("Cancel", context)
+        ended = False
+        try:
+            answer = await self._generation.Cancel(request, context)
+            ended = True
+            return answer
+        finally:
+            asked.over(_status(context, ended), owner(), True)
+
+    async def _stream(
+        self, method: str, call: Callable[..., AsyncGenerator[Any, None]], request: Any, context: Any
+    ) -> AsyncGenerator[Any, None]:
+        asked = await self._begin(method, context)
+        ended = False
+        try:
+            async with aclosing(call(request, context)) as responses:
+                async for response in responses:
+                    yield response
+            ended = True
+        finally:
+            asked.over(_status(context, ended), owner(), True)
+
+    async def _begin(self, method: str, context: Any) -> Any:
+        metadata = dict(context.invocation_metadata() or ())
+        trace = TraceContext.read(_text(metadata, TRACEPARENT), _text(metadata, TRACESTATE))
+        asked = begin(f"{GENERATION}/{method}", _text(metadata, REQUEST_ID), trace)
+        await context.send_initial_metadata(((REQUEST_ID, asked.id),))
+        return asked
+
+
+def _text(metadata: dict[str, Any], name: str) -> str:
+    value = metadata.get(name, "")
+    return value if isinstance(value, str) else ""
+
+
+def _status(context: Any, ended: bool) -> str:
+    """Returns the name of a call's status. One without any that did not come to its end was left by its
+    client."""
+    code = context.code()
+    number = code.value[0] if isinstance(code, grpc.StatusCode) else code or 0
+    return STATUS_NAMES[number] if number or ended else grpc.StatusCode.CANCELLED.name

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from outrider_cli.display import PersistentConsole, ServeDisplay
 from outrider_cli.serve import run
 from outrider_cli.supervisor import ChildSpec
 from router.banner import banner
@@ -23,7 +24,8 @@ def child(role: str, folder: str, behaviour: str) -> ChildSpec:
 def main(folder: str, router: str, verifier: str, drafter: str) -> None:
     announce = partial(banner, model="some-model")
     others = [child("verifier", folder, verifier), child("drafter", folder, drafter)]
-    asyncio.run(run(child("router", folder, router), lambda address: others, announce))
+    display = ServeDisplay(PersistentConsole())
+    asyncio.run(run(child("router", folder, router), lambda address: others, announce, display))
 
 
 if __name__ == "__main__":

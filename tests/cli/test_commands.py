@@ -19,9 +19,9 @@ from outrider.options.engine import EngineOptions
 from outrider.options.option import options
 from outrider.options.protection import Protection
 from outrider.options.sessions import SessionOptions
+from outrider.options.telemetry import Logging
 from outrider_cli.app import app
 from outrider_cli.children import Models, Workers, router_child, threads_each, worker_children
-from outrider_cli.commands import Logging
 from outrider_cli.serve import reachable, router_addresses
 from router.config import RouterConfig
 from verifier.config import VerifierConfig
@@ -101,7 +101,8 @@ def test_help_loads_no_heavy_library() -> None:
 )
 def test_options_and_configuration_agree(command: str, config: Any) -> None:
     told = parameters(command)
-    assert told.pop("log_level").default == "warning"  # of the process, whatever it runs
+    logging = {option.name: option.default for option in options(Logging)}  # of the process, whatever it runs
+    assert {name: told.pop(name).default for name in logging} == logging
     fields = {option.name: option for option in options(config)}
     assert told.keys() == fields.keys()
     for name, option in fields.items():

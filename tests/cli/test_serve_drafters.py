@@ -7,9 +7,9 @@ from typing import Any
 import typer
 
 from outrider.options.sessions import SessionOptions
+from outrider.options.telemetry import Logging
 from outrider_cli.app import app
 from outrider_cli.children import Models, Workers, router_child, worker_children
-from outrider_cli.commands import Logging
 from router.config import RouterConfig
 
 
