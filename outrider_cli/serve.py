@@ -163,7 +163,9 @@ def choose_models(target: str | None, draft: str | None, drafters: int, propose:
             WRONG_USAGE,
         )
     if target is not None:
-        return Models(target, draft, checkpoint_name(target), propose)
+        name = target if target == pair.NAME else checkpoint_name(target)
+        found = _found(target, pair.TARGET)
+        return Models(found, None if draft is None else _found(draft, pair.DRAFT), name, propose)
     weights = smollm2.weights()
     if weights is None:
         return _built_in(drafters, propose)
@@ -173,14 +175,21 @@ def choose_models(target: str | None, draft: str | None, drafters: int, propose:
 
 def _built_in(drafters: int, propose: str | None, beside: bool = False) -> Models:
     """`beside`: its draft guesses, too, if something else is to propose."""
-    for folder in (pair.TARGET, pair.DRAFT):
-        if not (folder / "config.json").is_file():
-            fail(
-                "serve",
-                f"the built-in pair is missing ({folder}): name models of your own with --target and --draft",
-            )
+    target, draft = _found(pair.NAME, pair.TARGET), _found(pair.NAME, pair.DRAFT)
     drafted = drafters > 0 and (propose is None or beside)
-    return Models(str(pair.TARGET), str(pair.DRAFT) if drafted else None, pair.NAME, propose)
+    return Models(target, draft if drafted else None, pair.NAME, propose)
+
+
+def _found(model: str, built_in: Path) -> str:
+    """Returns where a model is: `built_in`, if that is what is meant, else as it was told."""
+    if model != pair.NAME:
+        return model
+    if not (built_in / "config.json").is_file():
+        fail(
+            "serve",
+            f"the built-in pair is missing ({built_in}): name models of your own with --target and --draft",
+        )
+    return str(built_in)
 
 
 async def run(

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 
-from outrider.errors import Overloaded, Unavailable, UnknownModel
+from outrider.errors import InvalidRequest, Overloaded, Unavailable, UnknownModel
 from outrider.wire.session import FinishReason, SessionId, new_session_id
 from router.admission import Lasting, refused, retry_after
 from router.fleet import Fleet
@@ -167,15 +167,24 @@ class Sessions:
         return self._pairs.of(target, draft)
 
     def check_room(self, owner: str, sessions: int = 1) -> None:
-        there, most, whose = len(self._open), self._max_sessions, "here"
-        if owner and there + sessions <= most:  # some places are never one's own: others find one
-            there, most, whose = self._of[owner], most - most // SPARED, "for one API key"
-        if there + sessions > most:
-            raise Overloaded(
-                f"{there} requests are in progress, each prompt counted, and {most} are the most {whose}; "
-                "try again shortly, or with fewer prompts",
-                retry_after=retry_after(self._lasting.seconds / self._max_sessions),
-            )
+        """Raises Overloaded if so many more are too many now, InvalidRequest if they always are."""
+        most = self._max_sessions
+        limits = [(len(self._open), most, "here")]
+        if owner:  # some places are never one's own: others find one
+            limits.append((self._of[owner], most - most // SPARED, "for one API key"))
+        for _, most, whose in limits:
+            if sessions > most:
+                raise InvalidRequest(
+                    f"the request asks for {sessions} answers, and {most} are the most at a time {whose}: "
+                    "ask for fewer together"
+                )
+        for there, most, whose in limits:
+            if there + sessions > most:
+                raise Overloaded(
+                    f"{there} requests are in progress, each prompt counted, and {most} are the most "
+                    f"{whose}; try again shortly, or with fewer prompts",
+                    retry_after=retry_after(self._lasting.seconds / self._max_sessions),
+                )
 
     def _check_load(self, request: GenerationRequest, model: str) -> None:
         """Refuses what would wait too long for its first token."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from demo import pair, smollm2
 from outrider.options.engine import EngineOptions
@@ -72,3 +73,20 @@ def test_models_of_ones_own() -> None:
     )
     assert choose_models("a/b/", None, 0) == Models("a/b/", None, "b")
     assert choose_models("a/b", None, 1, "suffix") == Models("a/b", None, "b", "suffix")
+
+
+def test_either_of_the_built_in_pair_goes_with_another_model() -> None:
+    assert choose_models(pair.NAME, "folder/small", 1) == Models(str(pair.TARGET), "folder/small", pair.NAME)
+    both = Models(str(pair.TARGET), "folder/small", pair.NAME, "suffix")
+    assert choose_models(pair.NAME, "folder/small", 1, "suffix") == both
+    assert choose_models("org/big-one", pair.NAME, 1) == Models("org/big-one", str(pair.DRAFT), "big-one")
+
+
+def test_a_pair_that_is_not_there_is_said_to_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pair, "TARGET", tmp_path / "away")
+    for draft in ("folder/small", pair.NAME):
+        with pytest.raises(typer.Exit):
+            choose_models(pair.NAME, draft, 1)
+        assert "the built-in pair is missing" in capsys.readouterr().err

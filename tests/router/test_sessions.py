@@ -331,6 +331,26 @@ async def test_one_owner_s_sessions_leave_places_to_others(rig: Any, monkeypatch
     assert not rig.sessions._of and not rig.sessions.open
 
 
+async def test_more_answers_than_there_ever_is_room_for_are_refused_for_good(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions_module, "SPARED", 4)  # of four places
+    for owner, sessions, most in (("", 5, "4 are the most at a time here"), ("a", 4, "3 .* for one API key")):
+        with pytest.raises(InvalidRequest, match=f"asks for {sessions} answers, and {most}"):
+            rig.sessions.check_room(owner, sessions)
+        rig.sessions.check_room(owner, sessions - 1)
+    verifier = await rig.verifier()
+    running = [Running(rig, request(owner="b")) for _ in range(2)]
+    for _ in running:
+        await verifier.next_command("open")
+    with pytest.raises(InvalidRequest):  # it would not help to wait for the others' end
+        rig.sessions.check_room("a", 4)
+    with pytest.raises(Overloaded):
+        rig.sessions.check_room("a", 3)
+    for session in running:
+        session.task.cancel()
+
+
 async def test_models_are_found_by_name(rig: Any) -> None:
     with pytest.raises(Unavailable, match="no target worker is registered"):
         rig.sessions.model("m")
