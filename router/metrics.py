@@ -71,7 +71,10 @@ MOST_LEFT = 256  # workers that have left whose counts are still told: new ones 
 
 
 def _gauged(load: VerifierLoad) -> tuple[float, ...]:
-    return load.running, load.waiting, load.kv_usage, load.drafts_rest, load.draft_gain
+    return (
+        *(load.running, load.waiting, load.kv_usage),
+        *(load.drafts_rest, load.draft_gain, load.draft_starvation),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,11 @@ class Metrics:
             gauge(
                 "outrider_draft_gain",
                 "Tokens a second with drafts over without, as a verifier compared them last; 0 = not yet.",
+                WORKER,
+            ),
+            gauge(
+                "outrider_draft_starvation",
+                "Share of sessions that want drafts and had none in a step, 0 to 1, moving average.",
                 WORKER,
             ),
         ]
@@ -206,6 +214,8 @@ class Metrics:
             MODEL,
         )
         self.connected = gauge("outrider_workers", "Workers connected.", ["role"])
+        for role in (Role.VERIFIER, Role.DRAFTER):  # that none has come yet is told, too
+            self.workers(role.name.lower(), 0)
         self.degraded = Gauge(
             "outrider_store_degraded",
             "1 while the store is away: sessions go on, but cannot be resumed by another router.",

@@ -12,6 +12,8 @@ import yaml
 from deploy.validate import schema
 from deploy.validate.manifest import Manifest, groups
 
+OPERATORS_PORT = "metrics"  # which KubeRay adds to every pod
+
 
 @cache
 def _rules() -> Any:
@@ -26,6 +28,19 @@ def check(manifest: Manifest, manifests: list[Manifest]) -> Iterator[schema.Prob
         for label, value in _wanted(selector):
             if not any(labels.get(label) == value for labels in pods):
                 yield path, f"selects {label}={value}, which no pod here has"
+    if manifest["kind"] == "PodMonitor":
+        yield from _ports_that_no_pod_has(manifest, manifests)
+
+
+def _ports_that_no_pod_has(monitor: Manifest, manifests: list[Manifest]) -> Iterator[schema.Problem]:
+    """Yields the ports that a PodMonitor names and no pod of a RayService here has."""
+    services = [each for each in manifests if each["kind"] == "RayService"]
+    containers = [one for service in services for group in groups(service) for one in group.containers]
+    known = {OPERATORS_PORT, *(port.get("name") for one in containers for port in one.get("ports") or [])}
+    for i, endpoint in enumerate(monitor["spec"].get("podMetricsEndpoints") or []):
+        if endpoint.get("port") not in known:
+            told = f"names the port {endpoint.get('port')!r}, which no pod here has"
+            yield f"spec.podMetricsEndpoints[{i}].port", told
 
 
 def _pod_labels(manifest: Manifest) -> Iterator[dict[str, str]]:

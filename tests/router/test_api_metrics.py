@@ -39,7 +39,7 @@ def test_a_verifiers_load_shows_until_it_leaves() -> None:
     labels = {"model_name": "demo", "engine": "v1"}
 
     def report(preemptions: int, step_seconds: float = 0.0) -> None:
-        load = VerifierLoad(3, 2, 0.5, step_seconds, 9, preemptions=preemptions)
+        load = VerifierLoad(3, 2, 0.5, step_seconds, 9, preemptions=preemptions, draft_starvation=0.25)
         metrics.observe_load("v1", "demo", load)
 
     def value(name: str, labels: Mapping[str, str] = labels) -> float | None:
@@ -51,7 +51,7 @@ def test_a_verifiers_load_shows_until_it_leaves() -> None:
     report(preemptions=4, step_seconds=0.25)
     report(preemptions=6)
     assert (value("vllm:num_requests_running"), value("vllm:num_requests_waiting")) == (3, 2)
-    assert value("vllm:kv_cache_usage_perc") == 0.5
+    assert (value("vllm:kv_cache_usage_perc"), value("outrider_draft_starvation")) == (0.5, 0.25)
     assert (of_model("outrider_step_seconds_count"), of_model("outrider_step_seconds_sum")) == (1, 0.25)
     assert of_model("outrider_step_tokens_sum") == 9
     assert value("outrider_preemptions_total") == 6
@@ -86,7 +86,7 @@ def test_of_workers_that_left_the_last_ones_are_remembered() -> None:
         metrics.worker_left(
             (Role.VERIFIER, f"w{number}"), "demo"
         )  # with the last of them, "stays" as it was before is forgotten
-    gauges = 5
+    gauges = 6
     assert told("first") == whole - gauges
     comes("last")
     metrics.worker_left((Role.VERIFIER, "last"), "demo")
@@ -116,6 +116,7 @@ def test_a_drafter_with_the_name_of_a_verifier_takes_none_of_its_figures_along()
 
 def test_what_the_session_layer_reports_is_exposed() -> None:
     metrics = Metrics()
+    assert 'outrider_workers{role="verifier"} 0.0' in metrics.exposition().decode(), "none has come yet"
     metrics.workers("drafter", 2)
     metrics.draft_window("demo", 5)
     metrics.request_refused("rate_limit_error")

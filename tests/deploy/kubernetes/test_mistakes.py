@@ -264,6 +264,27 @@ OTHERS: dict[str, tuple[str, str, Plant, str, str]] = {
         "spec.selector",
         "pool=drafts",
     ),
+    "a monitor of a port that no pod has": (
+        "PodMonitor",
+        "outrider-router",
+        lambda m: m["spec"]["podMetricsEndpoints"][0].update(port="https"),
+        "spec.podMetricsEndpoints[0].port",
+        "'https', which no pod here has",
+    ),
+    "an alert that says for how long in no unit": (
+        "PrometheusRule",
+        "outrider",
+        lambda m: m["spec"]["groups"][0]["rules"][0].update({"for": "60"}),
+        "spec.groups[0].rules[0].for",
+        "must be a time such as 5m",
+    ),
+    "an alert without a severity": (
+        "PrometheusRule",
+        "outrider",
+        lambda m: m["spec"]["groups"][0]["rules"][0].update(labels={}),
+        "spec.groups[0].rules[0].labels",
+        "'severity' is a required property",
+    ),
     "a kind in the wrong group": (
         "StatefulSet",
         "outrider-redis",

@@ -37,8 +37,21 @@ def test_an_overlay_has_no_mistakes(overlay: str, rendered: Rendered) -> None:
 
 
 def test_what_has_no_schema_here_is_said(rendered: Rendered) -> None:
-    (said,) = validate(rendered("gpu")).unchecked
-    assert "PodMonitor/outrider" in said
+    said = validate(rendered("gpu")).unchecked
+    names = ("PodMonitor/outrider", "PodMonitor/outrider-router", "PrometheusRule/outrider")
+    assert sorted(line.split(": ")[1] for line in said) == list(names)
+
+
+def test_prometheus_reaches_routers_at_the_ports_that_serve_gives_them(rendered: Rendered) -> None:
+    from ray.serve._private.constants import RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT as FIRST
+
+    manifests = rendered("gpu")
+    (router,) = [group for group in groups(one(manifests, "RayService")) if group.name == "router"]
+    ports = {port["name"]: port["containerPort"] for port in router.containers[0]["ports"]}
+    endpoints = one(manifests, "PodMonitor", "outrider-router")["spec"]["podMetricsEndpoints"]
+    asked = [ports[endpoint["port"]] for endpoint in endpoints]
+    (rule,) = one(manifests, "NetworkPolicy", "outrider-router-metrics")["spec"]["ingress"]
+    assert asked == [port["port"] for port in rule["ports"]] == [FIRST, FIRST + 1]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
