@@ -18,46 +18,8 @@ from outrider.wire.load import VerifierLoad
 from router.guess_metrics import GuessMetrics
 from router.requests import TokensCommitted
 
-_FAST = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.15,
-    0.25,
-    0.5,
-    0.75,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    40.0,
-)
-_SLOW = (
-    0.1,
-    0.3,
-    0.5,
-    0.8,
-    1.0,
-    1.5,
-    2.0,
-    2.5,
-    5.0,
-    10.0,
-    15.0,
-    20.0,
-    30.0,
-    60.0,
-    120.0,
-    240.0,
-    480.0,
-    960.0,
-)
+_FAST = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 40)
+_SLOW = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 60, 120, 240, 480, 960)
 _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _DROPPED = "dropped: "  # before a reason
 _CREATED = "_created"  # after a counter's name: when it was made
@@ -71,10 +33,8 @@ MOST_LEFT = 256  # workers that have left whose counts are still told: new ones 
 
 
 def _gauged(load: VerifierLoad) -> tuple[float, ...]:
-    return (
-        *(load.running, load.waiting, load.kv_usage),
-        *(load.drafts_rest, load.draft_gain, load.draft_starvation),
-    )
+    told = load.running, load.waiting, load.kv_usage
+    return *told, load.drafts_rest, load.draft_gain, load.draft_starvation
 
 
 @dataclass(frozen=True, slots=True)
