@@ -13,6 +13,7 @@ from drafter.retokenized import Retokenizing
 from drafter.stepper import DraftStepper
 from drafter.target_tokenizer import target_tokenizer
 from outrider.engine.engine import Engine
+from outrider.engine.in_use import in_use
 from outrider.engine.warm_up import warm_up
 from outrider.grammar import Grammars
 from outrider.net.tls import opened
@@ -102,14 +103,14 @@ def foreign_source(config: DrafterConfig, engine: Engine, info: WorkerInfo, othe
 
         return Retokenizing(stepper, other.draft, other.target, context, on_change, on_failed)
 
-    notes = (other.note, _note(engine))
     proposer = by_token if other.by_token else as_text
-    return Source(info, other.tokenizer, proposer, ", ".join(filter(None, notes)))
+    return Source(info, other.tokenizer, proposer, f"{other.note}, {_note(engine)}")
 
 
 def _note(engine: Engine) -> str:
     mask = mask_token(engine.model.config)
-    return "" if mask is None else f"guesses up to {MOST_GUESSES} tokens a pass"
+    guesses = "" if mask is None else f"guesses up to {MOST_GUESSES} tokens a pass, "
+    return guesses + in_use(engine)
 
 
 def _stepper(

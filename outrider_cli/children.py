@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from drafter.config import DrafterConfig
 from outrider.options.engine import EngineOptions
+from outrider.options.memory import Share
 from outrider.options.option import words
 from outrider.options.protection import Protection
 from outrider.options.telemetry import Logging
@@ -15,6 +16,9 @@ from outrider.options.worker import Listen, Registration
 from outrider_cli.supervisor import ChildSpec
 from router.config import RouterConfig
 from verifier.config import VerifierConfig
+
+BESIDE_DRAFTS = Share(70)  # of a GPU's free memory, for a target with whose draft model it is shared
+LEFT_FOR_DRAFTS = Share(50)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,7 @@ def router_child(models: Models, config: RouterConfig, logging: Logging) -> Chil
 def worker_children(models: Models, workers: Workers, router: str) -> list[ChildSpec]:
     """Returns the verifiers and drafters that register with the router at host:port."""
     registration = Registration(router=router)
+    for_verifiers, for_drafters = kv_memory(workers, models.draft is not None)
     # They are on this machine: without an authority for their certificates they speak in the clear.
     told = replace(workers.protection, insecure=False)
     protection = told if told.tls_ca is not None else Protection()
@@ -72,7 +77,7 @@ def worker_children(models: Models, workers: Workers, router: str) -> list[Child
         registration,
         protection=protection,
         name=models.name,
-        engine=workers.engine,
+        engine=replace(workers.engine, kv_memory=for_verifiers),
         lock_step=workers.lock_step,
         compare=workers.compare,
         trees=workers.trees,
@@ -100,6 +105,7 @@ def worker_children(models: Models, workers: Workers, router: str) -> list[Child
             protection=protection,
             engine=replace(
                 workers.engine,
+                kv_memory=for_drafters,
                 tensor_parallel_size=1,
                 lora=None,
                 quantization=workers.draft_quantization or workers.engine.quantization,
@@ -120,8 +126,25 @@ def worker_children(models: Models, workers: Workers, router: str) -> list[Child
         drafters.append((names, without))
     for names, drafter in drafters:
         command = _outrider("drafter", drafter, workers.logging)
-        specs += [ChildSpec("drafter", name, command, True) for name in names]
+        last = drafter.draft is not None and isinstance(workers.engine.memory_for_kv, Share)
+        specs += [ChildSpec("drafter", name, command, True, last=last) for name in names]
     return specs
+
+
+def kv_memory(workers: Workers, drafting: bool) -> tuple[str | None, str | None]:
+    """Returns the --kv-memory of each verifier and of each drafter with a model, if any is `drafting`.
+
+    A size is for each. A share is the verifiers', which divide it: drafters start after them, for there is no
+    telling before what they leave, and divide a half of that."""
+    told = workers.engine.kv_memory
+    share = workers.engine.memory_for_kv
+    if not isinstance(share, Share) or (not drafting and workers.verifiers == 1):
+        return told, told
+    if told is None and drafting:
+        share = BESIDE_DRAFTS
+    for_verifiers = str(Share(share.percent / workers.verifiers))
+    for_drafters = str(Share(LEFT_FOR_DRAFTS.percent / max(workers.drafters, 1)))
+    return for_verifiers, for_drafters if drafting else told
 
 
 def threads_each(cores: int, workers: int) -> int:

@@ -36,6 +36,7 @@ class ChildSpec:
     command: tuple[str, ...]
     restart: bool  # whether a death after the ready line is repaired
     drain_seconds: float = 0.0  # that it may go on after SIGTERM with what it has
+    last: bool = False  # whether it starts once the others are ready
 
 
 class Display(Protocol):
@@ -92,14 +93,16 @@ class Supervisor:
         return child.ready.result()
 
     async def start_all(self, specs: Sequence[ChildSpec]) -> None:
-        """Starts children side by side and waits until all are ready. Raises ChildDied if one ends."""
-        starts = [asyncio.create_task(self.start(spec)) for spec in specs]
-        try:
-            await asyncio.gather(*starts)
-        finally:
-            for start in starts:
-                start.cancel()
-            await asyncio.gather(*starts, return_exceptions=True)
+        """Starts children side by side, and those that come last after them, and waits until all are ready.
+        Raises ChildDied if one ends."""
+        for last in (False, True):
+            starts = [asyncio.create_task(self.start(spec)) for spec in specs if spec.last is last]
+            try:
+                await asyncio.gather(*starts)
+            finally:
+                for start in starts:
+                    start.cancel()
+                await asyncio.gather(*starts, return_exceptions=True)
 
     def pid(self, name: str) -> int:
         """Returns the process id of the child of that name, of its latest run. Raises KeyError if none was

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider.errors import StartupError
-from outrider.options.memory import memory_text, parse_memory
+from outrider.options.memory import Share, memory_text, parse_memory, parse_memory_or_share
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,22 @@ def test_sizes_are_told_as_they_are_given(count: int, text: str) -> None:
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(StartupError, match="--kv-memory must be a size such as 512MiB or 2GiB"):
         parse_memory(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("60%", Share(60)), (" 12.5 % ", Share(12.5)), ("100%", Share(100)), ("2GiB", 2**31)]
+)
+def test_shares(text: str, found: int | Share) -> None:
+    assert parse_memory_or_share(text) == found
+    assert parse_memory_or_share(str(found)) == found
+
+
+@pytest.mark.parametrize("text", ["0%", "100.1%", "-1%", "%", "1e1%", "60 percent"])
+def test_what_is_no_share(text: str) -> None:
+    with pytest.raises(StartupError, match=r"--kv-memory must be a (size .* or a share such|share above)"):
+        parse_memory_or_share(text)
+
+
+def test_the_bytes_of_a_share() -> None:
+    assert Share(60).of(1000) == 600
+    assert Share(60).of(-5) == 0, "where others have taken all"

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import grpc.aio
 
+from outrider.engine.in_use import in_use
 from outrider.engine.process_memory import give_back_freed_memory
 from outrider.engine.warm_up import warm_up
 from outrider.errors import StepHung, Unavailable
@@ -272,7 +273,8 @@ async def start(
     service.add_to(server)
     if join_server is not None:
         service.let_joined_in(join_server)
-    return Worker(info, address, service, server, Registered(registrar), join_address, join_server)
+    registered = Registered(registrar)
+    return Worker(info, address, service, server, registered, join_address, join_server, in_use(engine))
 
 
 async def serve(config: VerifierConfig) -> None:

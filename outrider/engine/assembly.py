@@ -5,16 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from outrider.engine.attention import AttentionBackend
 from outrider.engine.engine import Engine
 from outrider.engine.fusing import fused
 from outrider.engine.group import Alone
 from outrider.engine.kernel_choice import with_kernel
+from outrider.engine.kv_memory import with_all_blocks
 from outrider.engine.linear_layers import LinearLayers
 from outrider.engine.native_attention import keeping_bits
 from outrider.engine.numerics import numerics
@@ -28,19 +27,16 @@ from outrider.engine.runner import CallByCall
 from outrider.engine.self_check import PROBE_BLOCKS, Reference, check, check_rounded, reference, same_bits
 from outrider.engine.sharding import connect, localize
 from outrider.errors import StartupError
-from outrider.options.memory import memory_text
+from outrider.options.memory import Share
 from outrider.wire.description import ModelInfo
 
-BLOCKS_WITHOUT_KEYS = 2**16  # of a model whose layers all keep a state instead
-MOST_STATES = 1024
-LEAST_STATES = 4  # slots: for two sessions
 WORTH_HUGE_PAGES = 2**26  # bytes of weights: more than the caches next to a core hold
 
 
 def build_engine(
     model: Any,
     info: ModelInfo,
-    kv_memory_bytes: int,
+    kv_memory_bytes: int | Share,
     parts: Parts,
     *,
     progress: Callable[[str, float], None],
@@ -79,7 +75,9 @@ def build_engine(
     may_rest = resting_threads is not None and same_bits(gathering, resting_threads)
     if probe is not gathering:  # of a kernel nobody has measured the bits
         checked = replace(checked, bit_exact=False)
-    attention = _whole(probe.attention, info, kv_memory_bytes)
+    attention = with_all_blocks(
+        probe.attention, info, kv_memory_bytes, next(model.parameters()).device, group
+    )
     checked = replace(checked, bit_exact=group.agree(checked.bit_exact))
     calls = CallByCall(model, attention, group)
     engine = Engine(model, checked, attention, group, linears, calls, vocabulary)
@@ -119,46 +117,3 @@ def _with_kernel(probe: Engine, expected: Reference, parts: Parts) -> Engine:
         asked = ", ".join(parts.attention)
         raise StartupError(f"attention by {asked} does not work for {probe.info.name} here; add {GATHERED}")
     return found
-
-
-def _whole(few: AttentionBackend, info: ModelInfo, kv_memory_bytes: int) -> AttentionBackend:
-    """Returns the backend with all of its blocks, taken now: a worker that has too little memory is not to
-    become ready. The memory is that of all processes together."""
-    bytes_per_block = few.pools.bytes_per_block * info.tensor_parallel_size
-    for_blocks, num_states = kv_memory_bytes, 0
-    if few.states is not None:
-        most = kv_memory_bytes // 2 // few.states.bytes_per_slot
-        num_states = min(most, MOST_STATES)
-        for_blocks -= num_states * few.states.bytes_per_slot
-        if most < LEAST_STATES:
-            least = 2 * LEAST_STATES * few.states.bytes_per_slot
-            raise StartupError(
-                f"a half of --kv-memory, {memory_text(kv_memory_bytes)}, holds {most} of the recurrent "
-                f"states of {info.name}, and {LEAST_STATES} are needed; give at least {-(-least // 1024)}KiB"
-            )
-    num_blocks = for_blocks // bytes_per_block if bytes_per_block else BLOCKS_WITHOUT_KEYS
-    if num_blocks < 2:
-        raise StartupError(
-            f"--kv-memory of {memory_text(kv_memory_bytes)} holds {num_blocks} blocks of {info.name}; "
-            f"give at least {-(-2 * bytes_per_block // 1024)}KiB"
-        )
-    wanted = f"there is no room for --kv-memory of {memory_text(kv_memory_bytes)} beside the model"
-    if few.pools.on_cpu and num_blocks * few.pools.bytes_per_block > (free := _available_bytes()):
-        # The system would promise it, and end some process once it is written.
-        raise StartupError(f"{wanted}: {memory_text(free)} are free; give less")
-    try:
-        return few.resized(num_blocks, num_states)
-    except (MemoryError, torch.OutOfMemoryError):
-        raise StartupError(f"{wanted}; give less") from None
-
-
-def _available_bytes() -> float:
-    """Returns the memory that can be had without taking any from others; infinite if the system does not
-    tell."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return float("inf")
-    return 1024 * next(
-        (int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), float("inf")
-    )

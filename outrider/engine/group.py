@@ -59,6 +59,10 @@ class Group(Protocol):
         """Returns whether it is true of every process."""
         ...
 
+    def least(self, number: int) -> int:
+        """Returns the least of every process's."""
+        ...
+
     def encode(self, works: Sequence[Work]) -> Words | None:
         """Returns what the other processes have to be told of a step, as far as it is known before it
         runs."""
@@ -108,6 +112,9 @@ class Alone:
 
     def agree(self, flag: bool) -> bool:
         return flag
+
+    def least(self, number: int) -> int:
+        return number
 
     def encode(self, works: Sequence[Work]) -> None:
         return None

@@ -32,13 +32,13 @@ from outrider.engine.sharding import check_divisible
 from outrider.engine.tokenizer import load_tokenizer
 from outrider.errors import ModelRefused, PeerLost, StartupError
 from outrider.options.engine import AUTO, EngineOptions
+from outrider.options.memory import Share, memory_text
 from outrider.options.model_id import checkpoint_name
 from outrider.vocabulary import Reading
 from outrider.wire.description import ModelInfo, TokenizerFiles
 
 __all__ = ["load_engine", "load_model", "load_tokenizer", "tokenizer_of"]
 
-USUAL = EngineOptions()
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -48,7 +48,7 @@ def load_engine(
     name: str | None = None,
     device: str = "cpu",
     dtype: str | None = None,
-    kv_memory_bytes: int = USUAL.kv_memory_bytes,
+    kv_memory_bytes: int | Share | None = None,
     threads: int | None = None,
     progress: Callable[[str, float], None] | None = None,
     ranks: Ranks | None = None,
@@ -63,7 +63,8 @@ def load_engine(
 
     `name` is what clients call it (default: the last part of `path_or_id`); `dtype` is float32, bfloat16 or
     float16 (default: float32 on CPU, the checkpoint's own elsewhere); `threads` are torch's, for the whole
-    process, on a CPU. `progress` hears what is being done and the share of the work before it, 0 to 1.
+    process, on a CPU. `kv_memory_bytes` may be a share of what is free once the model is loaded; None: as
+    EngineOptions has it. `progress` hears what is being done and the share of the work before it, 0 to 1.
 
     With `ranks`, each of which makes this call, the model is divided among them: the leader gets an engine to
     use, the others one to `follow` with. `device` is this rank's own; the KV memory is that of all together.
@@ -92,6 +93,8 @@ def load_engine(
     size = ranks.group.size if ranks is not None else 1
     if quantization == AUTO:
         quantization = Int8.name if exact_here() else None
+    if kv_memory_bytes is None:
+        kv_memory_bytes = EngineOptions(device=target.type).memory_for_kv
     chosen = parts or usual(target, wanted, quantization)
     check_parts(chosen, target, wanted, size)
     adapter = find_adapter(lora) if lora is not None else None
@@ -271,9 +274,20 @@ def _model(
         report = {**report, "unexpected_keys": {*report["unexpected_keys"], *unused(model, checkpoint)}}
     _all_used(checkpoint, type(model).__name__, report)
     if not {"distributed_config", "device_map"} & told.keys():  # otherwise it is there
-        model = model.to(device)
+        model = _on_device(model, device, checkpoint)
     leave_files(tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.device.type == "cpu")
     return model.eval().requires_grad_(False)
+
+
+def _on_device(model: Any, device: torch.device, checkpoint: Checkpoint) -> Any:
+    try:
+        return model.to(device)
+    except torch.OutOfMemoryError:
+        free = memory_text(torch.cuda.mem_get_info(device)[0])
+        raise StartupError(
+            f"there is no room on {device} for the weights in {checkpoint}: {free} are left; another worker "
+            "there may take less for keys and values, by its --kv-memory"
+        ) from None
 
 
 def _all_used(checkpoint: Checkpoint, architecture: str, report: Mapping[str, Any]) -> None:

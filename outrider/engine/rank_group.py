@@ -71,6 +71,9 @@ class RankGroup:
     def agree(self, flag: bool) -> bool:
         return self.ranks.agree(flag)
 
+    def least(self, number: int) -> int:
+        return self.ranks.least(number)
+
     def encode(self, works: Sequence[Work]) -> Words | None:
         return encode_works(works) if self.leading is not None else None
 

@@ -140,6 +140,10 @@ class Ranks:
         """Returns whether it is true of every rank."""
         return all(bool(other) for other in self.gather(torch.tensor([float(flag)])))
 
+    def least(self, number: int) -> int:
+        """Returns the least of every rank's."""
+        return min(int(other) for other in self.gather(torch.tensor([number])))
+
     def keep_from_compiler(self) -> None:
         """From now on torch's compiler does not look into what the model's parts do together, which it would
         compile anew for each number of tokens."""

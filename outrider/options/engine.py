@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from outrider.options.memory import parse_memory
+from outrider.options.memory import Share, parse_memory_or_share
 from outrider.options.option import check, option, wrong
 
 DTYPES = ("float32", "bfloat16", "float16")
 AUTO = "auto"  # a kind of quantization: int8 where this processor computes it exactly, else none
 LEAST_KV_BYTES = 2**20
+ON_CPU, ON_GPU = "1GiB", "90%"  # memory for keys and values where none is told
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,13 @@ class EngineOptions:
         choices=DTYPES,
         shown="float32 on cpu, bfloat16 on cuda",
     )
-    kv_memory: str = option("1GiB", "Memory for the keys and values of a worker.", metavar="SIZE")
+    kv_memory: str | None = option(
+        None,
+        "Memory for the keys and values of a worker: a size, or a share, such as 60%, of what its device has "
+        "free once the model is loaded.",
+        metavar="SIZE",
+        shown=f"{ON_CPU} on cpu, {ON_GPU} on cuda",
+    )
     threads: int | None = option(
         None,
         "CPU threads for the model's arithmetic, in each of its processes.",
@@ -55,7 +62,8 @@ class EngineOptions:
             raise wrong("lora", "is for a model in one process: merge the adapter with peft, or leave it out")
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise wrong("device", f"must be cpu, cuda or cuda:N, not {self.device!r}")
-        if self.kv_memory_bytes < LEAST_KV_BYTES:
+        kv_memory = self.memory_for_kv
+        if not isinstance(kv_memory, Share) and kv_memory < LEAST_KV_BYTES:
             raise wrong("kv_memory", f"must be at least 1MiB, not {self.kv_memory}")
         if self.quantization is not None:
             self._check_quantization(self.quantization)
@@ -68,9 +76,9 @@ class EngineOptions:
             raise wrong("quantization", f"{kind} is for a model in one process: leave it out")
 
     @property
-    def kv_memory_bytes(self) -> int:
-        """Returns the size of the KV pool, of all its processes together."""
-        return parse_memory(self.kv_memory)
+    def memory_for_kv(self) -> int | Share:
+        """Returns the bytes of the KV pool, of all its processes together, or their share of what is free."""
+        return parse_memory_or_share(self.kv_memory or (ON_CPU if self.device == "cpu" else ON_GPU))
 
     @property
     def number_format(self) -> str:

@@ -63,7 +63,7 @@ def follow(spec: FollowerSpec) -> None:
             spec.model,
             device=spec.options.device,
             dtype=spec.options.number_format,
-            kv_memory_bytes=spec.options.kv_memory_bytes,
+            kv_memory_bytes=spec.options.memory_for_kv,
             threads=spec.options.threads,
             ranks=ranks,
             parts=spec.parts,

@@ -63,7 +63,7 @@ async def load(
                 name=name,
                 device=device,
                 dtype=options.number_format,
-                kv_memory_bytes=options.kv_memory_bytes,
+                kv_memory_bytes=options.memory_for_kv,
                 threads=options.threads,
                 progress=progress,
                 ranks=ranks,

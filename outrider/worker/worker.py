@@ -198,7 +198,7 @@ async def _serve_until_stopped(worker: Worker, role: str, drain_seconds: float) 
         elif not announced:
             announced = True
             spare_what_is_there()
-            say(_ready_line(worker.info, worker.address, worker.note))
+            say(ready_line(worker.info, worker.address, worker.note))
         elif missing:
             say(f"outrider {role}: registered again")
         missing = taken_in_by is None
@@ -225,7 +225,9 @@ def say(line: str) -> None:
     print(printable(line, MAX_LINE), flush=True)
 
 
-def _ready_line(info: WorkerInfo, address: str, note: str) -> str:
+def ready_line(info: WorkerInfo, address: str, note: str) -> str:
+    """Returns what a worker says of itself once a router has taken it in; `note`: what else there is to
+    say."""
     model = info.model
     ready = f"outrider {info.identity.role.name.lower()} ready: {address}"
     if not model.parameters:

@@ -96,6 +96,22 @@ async def test_workers_start_side_by_side(parent: Supervisor, record: Record, tm
     assert sorted(record.became_ready) == ["verifier-0", "verifier-1"]
 
 
+async def test_the_last_starts_once_the_others_are_ready(
+    parent: Supervisor, record: Record, tmp_path: Path
+) -> None:
+    program = (
+        "import sys, time, pathlib; me, other = sys.argv[1:]; time.sleep(.5); pathlib.Path(me).touch()\n"
+        "print('outrider', 'drafter' if pathlib.Path(other).exists() else 'verifier', 'ready: here')\n"
+        "time.sleep(600)"
+    )
+    paths = [str(tmp_path / "a"), str(tmp_path / "b")]
+    commands = [(sys.executable, "-c", program, *order) for order in (paths, paths[::-1])]
+    drafter = ChildSpec("drafter", "drafter", commands[0], True, last=True)
+    async with asyncio.timeout(120):
+        await parent.start_all([drafter, ChildSpec("verifier", "verifier", commands[1], True)])
+    assert record.became_ready == ["verifier", "drafter"]
+
+
 async def test_a_death_before_ready_is_told_in_the_childs_own_words(parent: Supervisor, fake: Any) -> None:
     with pytest.raises(ChildDied) as death:
         await parent.start_all([fake("drafter", "hangs"), fake("verifier", "refuses")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ import torch
 from outrider.engine.runner import CallByCall
 from outrider.options.engine import EngineOptions
 from outrider.store.memory import MemoryStore
+from outrider.worker.worker import ready_line
 from tests.tiny_models import build
 from verifier.config import VerifierConfig
 from verifier.service import start
@@ -74,6 +76,10 @@ async def test_its_arithmetic_runs_on_one_thread(tmp_path: Path, monkeypatch: py
     )
     loading = ran_on.count("loading")
     assert 0 < loading < len(ran_on)  # the checks of the engine, then the profile
+    said = ready_line(worker.info, worker.address, worker.note)
+    assert re.search(
+        r" (native|gathered) attention, packed products, layers as they are, steps call by call\)$", said
+    )
     await worker.start()
     try:
         await asyncio.gather(worker.check(60.0), worker.check(60.0))

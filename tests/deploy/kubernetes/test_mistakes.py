@@ -148,7 +148,7 @@ RAYSERVICE: dict[str, tuple[Plant, str, str]] = {
         "most_replicas",
     ),
     "a value that the application refuses": (
-        serve("kv_memory: 12GiB", "kv_memory: plenty"),
+        serve("labels: {pool: draft}", "labels: {pool: draft}\n      kv_memory: plenty"),
         "spec.serveConfigV2: applications[0].args",
         "drafter.kv_memory",
     ),

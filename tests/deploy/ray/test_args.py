@@ -57,7 +57,7 @@ def test_settings_of_one_pool_may_come_in_both_ways() -> None:
         ({"verifier.dtype": "int8"}, "verifier.dtype: must be one of float32, bfloat16, float16, not 'int8'"),
         (
             {"verifier.kv_memory": "much"},
-            "verifier.kv_memory: must be a size such as 512MiB or 2GiB, not 'much'",
+            "verifier.kv_memory: must be a size such as 512MiB or 2GiB or a share such as 60%, not 'much'",
         ),
         ({"store": "http://:secret@host"}, "store: must be redis://HOST:PORT or rediss://HOST:PORT"),
         ({"seed": -1}, "seed: must be from 0 to 18446744073709551615, not -1"),
