@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from outrider.engine.step_inputs import Work
+from outrider.engine.uploading import uploaded
 
 Ints = npt.NDArray[np.int64]
 
@@ -178,7 +179,7 @@ def flatten(works: Sequence[Work], shape: Shape, *, block_size: int, scratch_blo
 
 def on_device(step: FlatStep, device: torch.device) -> FlatInputs:
     """Returns the step's arrays copied, for a run that is not recorded."""
-    parts = arrays(torch.from_numpy(step.buffer).to(device), step.shape, step.pages, torch.int64, torch.int32)
+    parts = arrays(uploaded(step.buffer, device), step.shape, step.pages, torch.int64, torch.int32)
     return flat_inputs(parts, parts.tables, step.shape, max(step.rows, 1), step.rows)
 
 

@@ -9,6 +9,8 @@ from typing import Self
 import numpy as np
 import torch
 
+from outrider.engine.uploading import uploaded
+
 
 class KvPools:
     """One pool of keys and one of values for each layer, made when the layer first shows its shapes; for a
@@ -151,11 +153,11 @@ class PagedPools(KvPools):
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         if not pairs:
             return
-        sources, targets = (list(blocks) for blocks in zip(*pairs, strict=True))
+        pools = [pool for layer in self._layers.values() for pool in layer]
+        sources, targets = uploaded(np.array(pairs, dtype=np.int64).T.copy(), pools[0].device)
         with torch.inference_mode():
-            for pools in self._layers.values():
-                for pool in pools:
-                    pool[targets] = pool[sources]
+            for pool in pools:
+                pool.index_copy_(0, targets, pool.index_select(0, sources))
 
     def _like(self, pool: torch.Tensor) -> torch.Tensor:
         return self._zeros(pool, (self.num_blocks + 1, self.block_size, *pool.shape[2:]))

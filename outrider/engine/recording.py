@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 import torch
@@ -42,7 +43,24 @@ class CudaGraphs:
                 function()
         current.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # Another thread of the process may use the device meanwhile: its errors are its own.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            function()
+        try:
+            # Another thread of the process may use the device meanwhile: its errors are its own.
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ):
+                function()
+        except BaseException:
+            self._unwind(current)
+            raise
         return graph.replay
+
+    def _unwind(self, usual: torch.cuda.Stream) -> None:
+        """Undoes what torch leaves where the end of a capture fails as well: all that this thread did from
+        then on would go to the capture's stream, and what it allocated to the memory of recorded steps."""
+        if torch.cuda.current_stream() == usual:
+            return
+        torch.cuda.set_stream(usual)
+        index = torch.cuda.current_device()
+        for undo in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
+            with suppress(RuntimeError):  # torch did it before it failed
+                undo(index, self._pool)

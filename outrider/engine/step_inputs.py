@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, groupby, pairwise
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ import numpy.typing as npt
 import torch
 
 from outrider.engine.branching import KEY_BLOCK, OnBranch, put_on_branches, sight
+from outrider.engine.uploading import uploaded
 
 KEY_MULTIPLE = 64  # keys are padded to a multiple of it
 # Keys before a sliding window are left out in whole blocks of torch's CPU attention kernel: such a block,
@@ -166,8 +168,8 @@ class StepInputs:
             for token, branch in self.on_branches.items():
                 seen = branch.seen[: count + 1]
                 slots[token, count + 1 - len(seen) :] = own[seen[::-1]]
-            on_device = (torch.from_numpy(each).to(self.slots.device) for each in (slots, positions < 0))
-            found = self.before[count] = (next(on_device), next(on_device))
+            device = self.slots.device
+            found = self.before[count] = uploaded(slots, device), uploaded(positions < 0, device)
         return found
 
     def _tiles_of(self, group: Group, view: View) -> list[TileKeys]:
@@ -203,7 +205,7 @@ class StepInputs:
             .expand(-1, -1, self._filled(sharing) if each.shape[1] == 1 else -1, -1)
             for each, end in zip(of_calls, ends, strict=True)
         )
-        everywhere = torch.from_numpy(blocks).to(self.slots.device)
+        everywhere = uploaded(blocks, self.slots.device)
         found = []
         for tile in group.tiles:
             count = tile.sessions.stop - tile.sessions.start
@@ -256,15 +258,15 @@ class StepInputs:
         last = int(places.max())
         band = np.full(last + keys, -np.inf, dtype=np.float32)  # [last - place + key]
         band[max(0, last + 1 - window) if window else 0 : last + 1] = 0.0
-        bands = torch.from_numpy(band).to(self.slots.device, self.mask_dtype).unfold(0, keys, 1)
-        return bands.index_select(0, torch.from_numpy(last - places).to(self.slots.device))
+        bands = uploaded(band, self.slots.device).to(self.mask_dtype).unfold(0, keys, 1)
+        return bands.index_select(0, uploaded(last - places, self.slots.device))
 
     def _spans(self, begins: Ints, places: Ints, keys: int) -> torch.Tensor:
         """Returns [T, keys] of 0 and -inf for tokens that see the keys from a place on, up to their own."""
         key = np.arange(keys)
         seen = (key >= begins[:, None]) & (key <= places[:, None])
         mask = np.where(seen, np.float32(0.0), np.float32(-np.inf))
-        return torch.from_numpy(mask).to(self.slots.device, self.mask_dtype)
+        return uploaded(mask, self.slots.device).to(self.mask_dtype)
 
 
 def seen_from(positions: Ints, view: View) -> Ints:
@@ -348,9 +350,7 @@ def build_step(
     keep = np.concatenate([np.arange(end - work.rows, end) for work, end in zip(works, end_of, strict=True)])
     rows = len(keep)
 
-    def tensor(values: Ints) -> torch.Tensor:
-        return torch.from_numpy(values).to(device)
-
+    tensor = partial(uploaded, device=device)
     inputs = StepInputs(
         tensor(flat_ids)[None],
         tensor(positions)[None],

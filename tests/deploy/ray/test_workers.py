@@ -99,7 +99,7 @@ def test_a_worker_is_told_what_its_pool_was_told() -> None:
     for config in (verifier, drafter):
         assert config.listen.advertised_address(9) == "10.0.0.1:9"
         engine = config.engine
-        assert (engine.kv_memory_bytes, engine.threads, config.limits.prefill_chunk) == (2 * 2**30, 3, 64)
+        assert (engine.memory_for_kv, engine.threads, config.limits.prefill_chunk) == (2 * 2**30, 3, 64)
         assert (engine.device, engine.number_format) == ("cuda", "bfloat16")
 
 
