@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import Any
 
 import torch
 
 from outrider.engine.attention import LayerAttention
+from outrider.engine.attention_kernel import Kernel
 from outrider.engine.engine import Engine, Work
 from outrider.engine.flat_inputs import exact, flatten, on_device
-from outrider.engine.paged_attention import Kernel
 from outrider.engine.recording import CudaGraphs
 from outrider.engine.replayed import Replayed
 from outrider.sampling.sampler import Row
@@ -159,9 +160,11 @@ def attention_seconds(
         step = flatten(works, exact(works), block_size=kernel.block_size, scratch_block=blocks)
         inputs.append(on_device(step, device.torch))
 
+    room: dict[Any, Any] = {}
+
     def all_sets() -> None:
         for one in inputs:
-            kernel.attend(query, keys, values, one, how)
+            kernel.attend(query, keys, values, one, how, None, room)
 
     with torch.inference_mode():
         # Recorded, since a kernel of some microseconds would wait for the host to ask for it.

@@ -119,6 +119,12 @@ class FlatStep:
     sessions: int  # that are real
     rows: int  # logits wanted
 
+    @property
+    def keep(self) -> torch.Tensor:
+        """Returns the places [rows] of the tokens whose logits are wanted."""
+        kept = arrays(self.buffer, self.shape, self.pages, np.int64, np.int32).keep[: self.rows]
+        return torch.from_numpy(kept)
+
 
 @dataclass(frozen=True, slots=True)
 class FlatInputs:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
+from outrider.engine.attention_kernel import Kernel
 from outrider.engine.engine import Engine
-from outrider.engine.paged_attention import Kernel, PagedAttention
+from outrider.engine.paged_attention import PagedAttention
 from outrider.engine.self_check import Reference, check
 from outrider.errors import PeerLost, in_one_line
 

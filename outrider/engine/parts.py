@@ -9,8 +9,8 @@ from importlib import import_module
 
 import torch
 
+from outrider.engine.attention_kernel import Kernel
 from outrider.engine.linear_layers import Int8, LinearLayers, Ordinary, Packed
-from outrider.engine.paged_attention import Kernel
 from outrider.engine.recording import CudaGraphs, Record, called_again
 from outrider.errors import StartupError
 

@@ -3,46 +3,46 @@ tests, on any device and in any number format."""
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F
+from typing import Any
 
-from outrider.engine.paged_attention import Kernel
+import torch
+
+from outrider.engine.attention import LayerAttention
+from outrider.engine.attention_kernel import Kernel
+from outrider.engine.flat_inputs import FlatInputs
 
 
 def reference_attention(
     query: torch.Tensor,  # [T, Hq, D]
     keys: torch.Tensor,  # [blocks, block_size, Hkv, D]
-    values: torch.Tensor,  # [blocks, block_size, Hkv, D]
-    query_ends: torch.Tensor,  # [S + 1] int32
-    key_ends: torch.Tensor | None,
-    longest: int,
-    most_keys: int,
-    *,
-    scale: float,
-    window_size: tuple[int, int],
-    enable_gqa: bool,
-    seqused_k: torch.Tensor,  # [S] int32
-    block_table: torch.Tensor,  # [S, pages] int32
-    num_splits: int,
+    values: torch.Tensor,  # [blocks, block_size, Hkv, Dv]
+    inputs: FlatInputs,
+    how: LayerAttention,
+    sinks: torch.Tensor | None,  # [Hq]
+    _room: dict[Any, Any],
 ) -> torch.Tensor:
-    """As torch.nn.attention.varlen.varlen_attn: [T, Hq, D]."""
+    """As Kernel's: [T, Hq, Dv]."""
+    ends = inputs.query_ends[1:]
     token = torch.arange(query.shape[0], dtype=torch.int32, device=query.device)
-    session = torch.searchsorted(query_ends[1:].contiguous(), token, right=True)  # [T]
-    seen = seqused_k[session] - query_ends[1:][session] + token  # [T] position of each token
-    tables = block_table[session].long()  # [T, pages]
+    session = torch.searchsorted(ends.contiguous(), token, right=True)  # [T]
+    position = (inputs.keys[session] - ends[session] + token)[:, None]  # [T, 1]
+    tables = inputs.tables[session].long()  # [T, pages]
     key = torch.arange(tables.shape[1] * keys.shape[1], device=query.device)  # [K]
-    hidden = key > seen[:, None]
-    if window_size[0] >= 0:
-        hidden |= key < seen[:, None] - window_size[0]
-    attended = F.scaled_dot_product_attention(
-        query[:, :, None],  # [T, Hq, 1, D]
-        keys[tables].flatten(1, 2).transpose(1, 2),  # [T, Hkv, K, D]
-        values[tables].flatten(1, 2).transpose(1, 2),
-        attn_mask=~hidden[:, None, None],
-        scale=scale,
-        enable_gqa=enable_gqa,
-    )
-    return attended[:, :, 0]
+    hidden = key > position
+    if how.window is not None:
+        hidden |= key <= position - how.window
+    if how.chunk is not None:
+        hidden |= key < position // how.chunk * how.chunk
+    by_head = len(query), how.key_heads, how.sharing, -1
+    scores = torch.einsum("thgd,tkhd->thgk", query.reshape(by_head), keys[tables].flatten(1, 2))
+    scores = scores.flatten(1, 2) * how.scale  # [T, Hq, K]
+    if how.softcap is not None:
+        scores = torch.tanh(scores / how.softcap) * how.softcap
+    scores = scores.masked_fill(hidden[:, None], -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.to(scores)[None, :, None].expand(len(scores), -1, 1)], 2)
+    weights = scores.softmax(2)[:, :, : len(key)].reshape(by_head)
+    return torch.einsum("thgk,tkhd->thgd", weights, values[tables].flatten(1, 2)).flatten(1, 2)
 
 
-KERNEL = Kernel("reference", 16, reference_attention, on_gpu=False)
+KERNEL = Kernel("reference", 16, reference_attention, lambda _how, _dtype: None, may_keep_bits=False)

@@ -1,138 +1,364 @@
-"""Attention over a paged pool as a Triton kernel, for installations whose torch has none of its own.
+"""Attention over a paged pool as a Triton kernel.
 
 A program takes one head of keys and a few tokens of one session, together with all query heads that share
 that head of keys, so that each key is read once for all of them. The softmax runs along the keys as they come
-(Dao et al., "FlashAttention", 2022). A token's result does not depend on what else is in the step.
+(Dao et al., "FlashAttention", 2022).
+
+Keys are summed in pieces whose bounds follow from their positions alone, and the pieces are added in order.
+So a token gets the same bits whoever adds them: one program that goes through all pieces, or a program for
+each piece of which the last to end adds up what all have found ("Flash-Decoding"). Which it is depends on how
+much the step has for the device to do. A compiler that contracts a product and a sum into one operation may
+do so in one way and not in the other, so it is told not to.
+
+A fixed number of programs share out what there is to do, since a recorded step has room for more than it
+mostly has.
 """
 
 from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from outrider.engine.paged_attention import Kernel
+from outrider.engine.attention import LayerAttention
+from outrider.engine.attention_kernel import WIDEST, Kernel
+from outrider.engine.flat_inputs import FlatInputs
 
 BLOCK_SIZE = 64
+PIECE = (
+    256  # keys of the first pieces; each is an eighth of what stands before it, rounded down, if that is more
+)
 ROWS = 16  # of a program: tokens times query heads; the least that the matrix units take
+PROGRAMS = 4  # on each of a GPU's multiprocessors
+MOST_PARTS = 4096  # sums of pieces that are kept until they are added: 34 MB where values are 128 wide
+WARPS = 4
+STAGES = 3
 LOG2_E = 1.4426950408889634
 
 
 @triton.jit
+def _piece_of(key, PIECE: tl.constexpr):
+    """The piece that a key is in: its position as a number of three binary digits and an exponent."""
+    unit = key // PIECE
+    exponent = tl.maximum((unit.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 130, 0)
+    return 8 * exponent + (unit >> exponent)
+
+
+@triton.jit
+def _begin_of(piece, PIECE: tl.constexpr):
+    """The first key of a piece."""
+    exponent = tl.maximum(piece // 8 - 1, 0)
+    return ((piece - 8 * exponent) << exponent) * PIECE
+
+
+@triton.jit
+def _lowest(position, window, stretch, STRETCHED: tl.constexpr):
+    """The first key that a token at a position sees."""
+    lowest = tl.where(window >= 0, tl.maximum(position - window, 0), 0)
+    if STRETCHED:
+        lowest = tl.maximum(lowest, position // stretch * stretch)
+    return lowest
+
+
+@triton.jit
+def _added(best, total, sums, more_best, more_total, more_sums):
+    """A row's sums with those of one more piece. A piece in which it sees nothing changes no bit."""
+    higher = tl.maximum(best, more_best)
+    level = tl.where(higher == float("-inf"), 0.0, higher)  # where nothing has been seen yet
+    old = tl.exp2(best - level)
+    new = tl.exp2(more_best - level)
+    return higher, total * old + more_total * new, sums * old[:, None] + more_sums * new[:, None]
+
+
+@triton.jit
+def _divided(best, total, sums, sinks, query_head, real, SINKS: tl.constexpr, LOG2: tl.constexpr):
+    """What a row's sums come to, with the score that no key gets."""
+    if SINKS:
+        sink = tl.load(sinks + query_head, mask=real, other=0.0).to(tl.float32) * LOG2
+        higher = tl.maximum(best, sink)
+        fade = tl.exp2(best - higher)
+        total = total * fade + tl.exp2(sink - higher)
+        sums = sums * fade[:, None]
+    return sums / total[:, None]
+
+
+@triton.jit
+def _part(sums_room, bests_room, totals_room, at, there, real, wanted):
+    """What was kept of one piece; where it is not wanted, that of a piece in which nothing is seen."""
+    best = tl.load(bests_room + at, mask=real & wanted, other=float("-inf"))
+    total = tl.load(totals_room + at, mask=real & wanted, other=0.0)
+    return best, total, tl.load(sums_room, mask=there & wanted, other=0.0)
+
+
+@triton.jit(do_not_specialize=["sessions", "pages", "window", "stretch", "most_parts", "share_of"])
 def _attend(
     query,
     keys,
     values,
     out,
+    sinks,  # [Hq]; anything where there are none
+    sums_room,  # [parts, ROWS, Dv] float32
+    bests_room,  # [parts, ROWS] float32
+    totals_room,
+    arrivals,  # [parts] int32, zeros between two launches
     query_ends,
     keys_used,
     tables,
+    sessions,
     pages,  # of a table
     scale,  # of the scores, in units of log2
+    cap,  # of the scores, in the same units
     window,  # keys that a token sees before its own; -1 = all
+    stretch,  # a token sees nothing before the last multiple of it
     query_token,
     query_head,  # strides
-    pool_block,
-    pool_token,
-    pool_head,
+    key_block,
+    key_token,
+    key_head,
+    value_block,
+    value_token,
+    value_head,
+    most_parts,  # of a head
+    share_of,  # programs of a head
     BLOCK: tl.constexpr,  # keys of a block
+    PIECE: tl.constexpr,
+    SESSIONS: tl.constexpr,  # their number's next power of two
+    HEADS: tl.constexpr,  # of keys
     SHARED: tl.constexpr,  # query heads that share a head of keys
-    TOKENS: tl.constexpr,  # of a program
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,  # the width's next power of two
+    VALUE_WIDTH: tl.constexpr,
+    VALUE_PADDED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    STRETCHED: tl.constexpr,
+    SINKS: tl.constexpr,
+    LOG2: tl.constexpr,
 ) -> None:
-    session, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    first = tl.load(query_ends + session)
-    count = tl.load(query_ends + session + 1) - first
-    if part * TOKENS < count:
-        used = tl.load(keys_used + session)
-        row = tl.arange(0, ROWS)
-        index = part * TOKENS + row // SHARED  # of the token in its session
-        real = (row < TOKENS * SHARED) & (index < count)
-        position = used - count + index
-        column = tl.arange(0, PADDED)
-        place = (first + index) * query_token + (head * SHARED + row % SHARED) * query_head
-        there = real[:, None] & (column < WIDTH)[None, :]
-        q = tl.load(query + place[:, None] + column[None, :], mask=there, other=0.0)
+    TOKENS: tl.constexpr = ROWS // SHARED  # of a run, which a program takes at a time
 
-        last = used - count + tl.minimum(part * TOKENS + TOKENS, count)  # keys that the last token sees
-        begin = tl.where(window >= 0, tl.maximum(used - count + part * TOKENS - window, 0) // BLOCK, 0)
+    # What there is to do: of each session runs of tokens, or runs times pieces where these are shared out.
+    entry = tl.arange(0, SESSIONS)
+    firsts = tl.load(query_ends + entry, mask=entry < sessions, other=0)
+    counts = tl.load(query_ends + entry + 1, mask=entry < sessions, other=0) - firsts
+    all_used = tl.load(keys_used + entry, mask=entry < sessions, other=0)
+    runs = tl.cdiv(counts, TOKENS)
+    lowest = _lowest(tl.maximum(all_used - counts, 0), window, stretch, STRETCHED)
+    span = all_used - lowest
+    pieces = _piece_of(tl.maximum(all_used - 1, 0), PIECE) - _piece_of(lowest, PIECE) + 1
+    share = tl.sum(runs * span, 0) // share_of
+    parts = tl.where((pieces > 1) & (span > 2 * share), runs * pieces, 0)
+    part_ends = tl.cumsum(parts, 0)
+    shared_out = (parts > 0) & (part_ends <= most_parts)
+    items = tl.where(shared_out, parts, runs)
+    ends = tl.cumsum(items, 0)
+
+    for turn in range(tl.program_id(0), tl.sum(items, 0) * HEADS, tl.num_programs(0)):
+        head = turn % HEADS
+        item = turn // HEADS
+        session = tl.sum((ends <= item).to(tl.int32), 0)
+        here = entry == session
+        item -= tl.sum(tl.where(here, ends - items, 0), 0)
+        together = tl.sum(tl.where(here & shared_out, pieces, 0), 0)  # programs that share a run's keys, or 0
+        first_part = tl.sum(tl.where(here, part_ends - parts, 0), 0)
+        first = tl.load(query_ends + session)
+        count = tl.load(query_ends + session + 1) - first
+        used = tl.load(keys_used + session)
+        before = used - count
+        session_runs = tl.cdiv(count, TOKENS)
+        run = item % session_runs
+        piece = item // session_runs
+
+        row = tl.arange(0, ROWS)
+        index = run * TOKENS + row // SHARED  # of the token in its session
+        real = (row < TOKENS * SHARED) & (index < count)
+        position = before + index
+        seen_from = _lowest(position, window, stretch, STRETCHED)
+        column = tl.arange(0, PADDED)
+        value_column = tl.arange(0, VALUE_PADDED)
+        of_head = head * SHARED + row % SHARED
+        place = (first + index) * query_token + of_head * query_head
+        q = tl.load(
+            query + place[:, None] + column[None, :],
+            mask=real[:, None] & (column < WIDTH)[None, :],
+            other=0.0,
+        )
+
+        begin = _lowest(before + run * TOKENS, window, stretch, STRETCHED) // BLOCK
+        end = tl.cdiv(before + tl.minimum(run * TOKENS + TOKENS, count), BLOCK)
+        if together > 0:
+            mine = _piece_of(_lowest(before, window, stretch, STRETCHED), PIECE) + piece
+            begin = tl.maximum(begin, _begin_of(mine, PIECE) // BLOCK)
+            end = tl.minimum(end, _begin_of(mine + 1, PIECE) // BLOCK)
+        edge = _begin_of(_piece_of(begin * BLOCK, PIECE) + 1, PIECE) // BLOCK
+
         best = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
-        sums = tl.zeros([ROWS, PADDED], tl.float32)
+        sums = tl.zeros([ROWS, VALUE_PADDED], tl.float32)
+        all_best = tl.full([ROWS], float("-inf"), tl.float32)
+        all_total = tl.zeros([ROWS], tl.float32)
+        all_sums = tl.zeros([ROWS, VALUE_PADDED], tl.float32)
         offset = tl.arange(0, BLOCK)
-        for page in range(begin, tl.cdiv(last, BLOCK)):
-            block = tl.load(tables + session * pages + page).to(tl.int64)
+        table = tables + session * pages
+        next_block = tl.load(table + begin, mask=begin < end, other=0)
+        for page in range(begin, end):
+            block = next_block.to(tl.int64)
+            next_block = tl.load(table + page + 1, mask=page + 1 < end, other=0)
             key = page * BLOCK + offset
-            inside = (key < used)[:, None] & (column < WIDTH)[None, :]
-            source = block * pool_block + head * pool_head + offset[:, None] * pool_token + column[None, :]
-            k = tl.load(keys + source, mask=inside, other=0.0)
-            v = tl.load(values + source, mask=inside, other=0.0)
-            scores = tl.dot(q, tl.trans(k)) * scale
-            ahead = key[None, :] - position[:, None]
-            seen = (ahead <= 0) & ((window < 0) | (ahead >= -window))
+            inside = (key < used)[:, None]
+            key_place = block * key_block + head * key_head + offset[:, None] * key_token + column[None, :]
+            k = tl.load(keys + key_place, mask=inside & (column < WIDTH)[None, :], other=0.0)
+            value_place = block * value_block + head * value_head + offset[:, None] * value_token
+            v = tl.load(
+                values + value_place + value_column[None, :],
+                mask=inside & (value_column < VALUE_WIDTH)[None, :],
+                other=0.0,
+            )
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+            if CAPPED:  # tanh x = 1 - 2 / (e^2x + 1)
+                scores = (1.0 - 2.0 / (tl.exp2(scores * (2.0 * LOG2 / cap)) + 1.0)) * cap
+            seen = (key[None, :] <= position[:, None]) & (key[None, :] >= seen_from[:, None])
             scores = tl.where(seen, scores, float("-inf"))
             higher = tl.maximum(best, tl.max(scores, 1))
-            level = tl.where(higher == float("-inf"), 0.0, higher)  # where nothing has been seen yet
+            level = tl.where(higher == float("-inf"), 0.0, higher)
             weights = tl.exp2(scores - level[:, None])
             fade = tl.exp2(best - level)
             total = total * fade + tl.sum(weights, 1)
-            sums = sums * fade[:, None] + tl.dot(weights.to(v.dtype), v)
+            sums = tl.dot(weights.to(v.dtype), v, acc=sums * fade[:, None], input_precision="ieee")
             best = higher
-        tl.store(out + place[:, None] + column[None, :], (sums / total[:, None]).to(q.dtype), mask=there)
+            if (page + 1 == edge) | (page + 1 == end):
+                all_best, all_total, all_sums = _added(all_best, all_total, all_sums, best, total, sums)
+                best = tl.full([ROWS], float("-inf"), tl.float32)
+                total = tl.zeros([ROWS], tl.float32)
+                sums = tl.zeros([ROWS, VALUE_PADDED], tl.float32)
+                edge = _begin_of(_piece_of((page + 1) * BLOCK, PIECE) + 1, PIECE) // BLOCK
+
+        there = real[:, None] & (value_column < VALUE_WIDTH)[None, :]
+        out_place = ((first + index) * (HEADS * SHARED) + of_head)[:, None] * VALUE_WIDTH + value_column[
+            None, :
+        ]
+        if together == 0:
+            found = _divided(all_best, all_total, all_sums, sinks, of_head, real, SINKS, LOG2)
+            tl.store(out + out_place, found.to(out.dtype.element_ty), mask=there)
+        else:
+            group = (first_part + run * together) * HEADS + head
+            at = (group + piece * HEADS) * ROWS + row
+            tl.store(sums_room + at[:, None] * VALUE_WIDTH + value_column[None, :], all_sums, mask=there)
+            tl.store(bests_room + at, all_best, mask=real)
+            tl.store(totals_room + at, all_total, mask=real)
+            tl.debug_barrier()  # all of this program's threads have written
+            if tl.atomic_add(arrivals + group, 1, sem="acq_rel") == together - 1:
+                all_best = tl.full([ROWS], float("-inf"), tl.float32)
+                all_total = tl.zeros([ROWS], tl.float32)
+                all_sums = tl.zeros([ROWS, VALUE_PADDED], tl.float32)
+                for some in range(0, together, 2):  # two at a time are on their way
+                    one_at = (group + some * HEADS) * ROWS + row
+                    one_kept = sums_room + one_at[:, None] * VALUE_WIDTH + value_column[None, :]
+                    other_at = one_at + HEADS * ROWS
+                    other_kept = one_kept + HEADS * ROWS * VALUE_WIDTH
+                    one = _part(one_kept, bests_room, totals_room, one_at, there, real, True)
+                    two = _part(
+                        other_kept, bests_room, totals_room, other_at, there, real, some + 1 < together
+                    )
+                    all_best, all_total, all_sums = _added(
+                        all_best, all_total, all_sums, one[0], one[1], one[2]
+                    )
+                    all_best, all_total, all_sums = _added(
+                        all_best, all_total, all_sums, two[0], two[1], two[2]
+                    )
+                found = _divided(all_best, all_total, all_sums, sinks, of_head, real, SINKS, LOG2)
+                tl.store(out + out_place, found.to(out.dtype.element_ty), mask=there)
+                tl.store(arrivals + group, 0)
 
 
 def triton_attention(
     query: torch.Tensor,  # [T, Hq, D]
     keys: torch.Tensor,  # [blocks, block_size, Hkv, D]
-    values: torch.Tensor,  # [blocks, block_size, Hkv, D]
-    query_ends: torch.Tensor,  # [S + 1] int32
-    key_ends: torch.Tensor | None,
-    longest: int,
-    most_keys: int,
-    *,
-    scale: float,
-    window_size: tuple[int, int],
-    enable_gqa: bool,
-    seqused_k: torch.Tensor,  # [S] int32
-    block_table: torch.Tensor,  # [S, pages] int32
-    num_splits: int,
+    values: torch.Tensor,  # [blocks, block_size, Hkv, Dv]
+    inputs: FlatInputs,
+    how: LayerAttention,
+    sinks: torch.Tensor | None,  # [Hq]
+    room: dict[Any, Any],
 ) -> torch.Tensor:
-    """As torch.nn.attention.varlen.varlen_attn: [T, Hq, D]."""
-    query = query.contiguous()
-    out = torch.empty_like(query)
-    heads, width = keys.shape[2], query.shape[2]
-    shared = query.shape[1] // heads
+    """As Kernel's: [T, Hq, Dv]."""
+    if query.stride(2) != 1:
+        query = query.contiguous()
+    heads, shared, value_width = keys.shape[2], how.sharing, values.shape[3]
     rows = max(ROWS, triton.next_power_of_2(shared))
-    tokens = min(rows // shared, triton.next_power_of_2(longest))
-    grid = (len(seqused_k), heads, triton.cdiv(longest, tokens))
+    programs = PROGRAMS * _multiprocessors(query.device)
+    out = query.new_empty(query.shape[0], how.query_heads, value_width)
     on_its_device = torch.cuda.device_of(query)  # type: ignore[no-untyped-call]
     with on_its_device:  # Triton launches on the current one
-        _attend[grid](
+        _attend[(programs,)](
             query,
             keys,
             values,
             out,
-            query_ends,
-            seqused_k,
-            block_table,
-            block_table.stride(0),
-            scale * LOG2_E,
-            window_size[0],
+            query if sinks is None else sinks,
+            *_room(room, query.device, rows, value_width),
+            inputs.query_ends,
+            inputs.keys,
+            inputs.tables,
+            len(inputs.keys),
+            inputs.tables.stride(0),
+            how.scale * LOG2_E,
+            (how.softcap or 1.0) * LOG2_E,
+            -1 if how.window is None else how.window - 1,
+            how.chunk or 1,
             query.stride(0),
             query.stride(1),
-            keys.stride(0),
-            keys.stride(1),
-            keys.stride(2),
+            *keys.stride()[:3],
+            *values.stride()[:3],
+            MOST_PARTS // heads,
+            max(1, programs // heads),
             BLOCK=keys.shape[1],
+            PIECE=PIECE,
+            SESSIONS=next((size for size in (16, 64) if size >= len(inputs.keys)), 512),
+            HEADS=heads,
             SHARED=shared,
-            TOKENS=tokens,
             ROWS=rows,
-            WIDTH=width,
-            PADDED=triton.next_power_of_2(width),
+            WIDTH=how.width,
+            PADDED=max(16, triton.next_power_of_2(how.width)),
+            VALUE_WIDTH=value_width,
+            VALUE_PADDED=max(16, triton.next_power_of_2(value_width)),
+            CAPPED=how.softcap is not None,
+            STRETCHED=how.chunk is not None,
+            SINKS=sinks is not None,
+            LOG2=LOG2_E,
+            num_warps=WARPS,
+            num_stages=STAGES,
+            enable_fp_fusion=False,
         )
     return out
 
 
-KERNEL = Kernel("triton", BLOCK_SIZE, triton_attention)
+@lru_cache
+def _multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _room(room: dict[Any, Any], device: torch.device, rows: int, width: int) -> tuple[torch.Tensor, ...]:
+    """Returns where the sums of pieces are kept, made once for all layers that are alike."""
+    found: tuple[torch.Tensor, ...] | None = room.get((rows, width))
+    if found is None:
+        sums = torch.empty(MOST_PARTS, rows, width, dtype=torch.float32, device=device)
+        bests, totals = torch.empty(2, MOST_PARTS, rows, dtype=torch.float32, device=device)
+        arrivals = torch.zeros(MOST_PARTS, dtype=torch.int32, device=device)
+        found = room[rows, width] = sums, bests, totals, arrivals
+    return found
+
+
+def _obstacle(how: LayerAttention, dtype: torch.dtype) -> str | None:
+    if dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"they do not compute in {str(dtype).removeprefix('torch.')}"
+    if max(how.width, how.value_width) > WIDEST or how.width % 8 or how.value_width % 8:
+        return f"they take no heads of width {how.width}"
+    return None
+
+
+KERNEL = Kernel("triton", BLOCK_SIZE, triton_attention, _obstacle)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from torch._dynamo.utils import counters
 
 from outrider.engine import replayed
 from outrider.engine.attention import LayerAttention
+from outrider.engine.attention_kernel import Kernel
 from outrider.engine.engine import Engine, Work
 from outrider.engine.flat_inputs import (
     Shape,
@@ -29,7 +29,7 @@ from outrider.engine.fusing import fused, unfuse
 from outrider.engine.kernel_choice import with_kernel
 from outrider.engine.kv_blocks import BlockTable
 from outrider.engine.loading import load_engine
-from outrider.engine.paged_attention import Kernel, PagedAttention
+from outrider.engine.paged_attention import PagedAttention
 from outrider.engine.parts import Parts, kernels
 from outrider.engine.recording import Record, called_again
 from outrider.engine.reference_attention import KERNEL as REFERENCE
@@ -250,7 +250,7 @@ def test_copied_blocks_hold_the_same_keys(engine: Callable[..., Engine]) -> None
     assert not torch.equal(first, other.step(row[0]))
 
 
-def wrong_attention(query: torch.Tensor, *others: object, **named: object) -> torch.Tensor:
+def wrong_attention(query: torch.Tensor, *others: object) -> torch.Tensor:
     return query
 
 
@@ -280,12 +280,12 @@ def test_the_first_kernel_that_computes_right_is_taken(
     assert with_kernel(running, expected, []) is running
 
 
-def test_a_model_with_capped_scores_gathers_its_keys(
+def test_a_model_whose_layers_no_kernel_can_do_gathers_its_keys(
     half: Callable[[str], tuple[Engine, Reference]], caplog: pytest.LogCaptureFixture
 ) -> None:
     running, expected = half("gemma2")
     running.step([Work([0], 0, [1], 1)])
-    assert with_kernel(running, expected, [REFERENCE]) is running
+    assert with_kernel(running, expected, [Kernel("bare", 16, wrong_attention)]) is running
     assert [record.message for record in caplog.records] == [
         "attention gathers keys, which is slower: attention kernels cannot be used: they cap no scores"
     ]
@@ -319,20 +319,11 @@ def apart(kernel: Kernel, device: str, dtype: torch.dtype) -> float:
             pool = (401, kernel.block_size, key_heads, width)
             keys, values = torch.randn(2, *pool, dtype=dtype, device=device)
             how = LayerAttention(heads, key_heads, width, width, window, width**-0.5, None)
-            plain = replace(kernel, attention=reference_attention)
-            expected = plain.attend(query.float(), keys.float(), values.float(), inputs, how)
-            found = kernel.attend(query, keys, values, inputs, how)
+            pools = keys.float(), values.float()
+            expected = reference_attention(query.float(), *pools, inputs, how, None, {})
+            found = kernel.attend(query, keys, values, inputs, how, None, {})
             largest = max(largest, float((found - expected).abs().max()))
     return largest
-
-
-def test_the_triton_kernel_computes_the_same() -> None:
-    """The kernel runs in Triton's interpreter, which has to be asked for before anything imports Triton."""
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("needs Triton, and TRITON_INTERPRET=1")
-    from outrider.engine.triton_attention import KERNEL
-
-    assert apart(replace(KERNEL, block_size=BLOCK), "cpu", torch.float32) < 1e-5
 
 
 @pytest.mark.gpu

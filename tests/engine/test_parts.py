@@ -119,17 +119,17 @@ def test_a_kernel_that_does_not_work_here_is_refused_unless_gathering_may_stand_
 
 
 KERNEL_FILE = """
-from outrider.engine.paged_attention import Kernel
+from outrider.engine.attention_kernel import Kernel
 from outrider.engine.reference_attention import reference_attention
 
 calls = 0
 
-def attention(*arrays, **options):
+def attention(*given):
     global calls
     calls += 1
-    return reference_attention(*arrays, **options)
+    return reference_attention(*given)
 
-KERNEL = Kernel("another", 8, attention, on_gpu=False)
+KERNEL = Kernel("another", 8, attention, lambda how, dtype: None)
 """
 
 
