@@ -63,7 +63,7 @@ def application(told: AppArgs, host: str | None = None) -> Application:
     if told.has_drafters:
         drafters = serve.deployment(name="Drafter", **drafter_options(told), **logged)(DrafterReplica)
         workers.append(drafters.bind(draft, told.propose, told.drafter, network, source))
-    options = RouterOptions(told.sessions, network, told.api_keys)
+    options = RouterOptions(told.sessions, network.protection, told.api_keys, network.logging)
     routers = serve.deployment(name="Router", **router_options(told), **logged)(Ingress)
     return routers.bind(options, source, *workers)
 

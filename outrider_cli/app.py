@@ -15,7 +15,6 @@ from outrider_cli.keys import keys
 from outrider_cli.roles import drafter, router, verifier
 from outrider_cli.serve import serve
 from outrider_cli.sizing import plan
-from outrider_cli.top import top
 
 app = typer.Typer(
     name="outrider",
@@ -25,7 +24,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, generate, router, verifier, drafter, distill, plan, bench, batch, top):
+for command in (serve, generate, router, verifier, drafter, distill, plan, bench, batch):
     app.command()(command)
 app.add_typer(keys)
 

@@ -89,7 +89,11 @@ def build_engine(
     if parts.runner != CALLS and attention.fills_shapes:
         record = RECORDS[parts.runner](calls.device)
         engine.runner = recorded(
-            calls, checked, record, lambda share: tell("recording steps", 0.9 + 0.1 * share)
+            calls,
+            checked,
+            record,
+            lambda share: tell("recording steps", 0.9 + 0.1 * share),
+            vocabulary=vocabulary,
         )
     engine.info = replace(checked, numerics=numerics(engine))
     if may_rest and resting_threads is not None:

@@ -25,7 +25,7 @@ from outrider.engine.step_inputs import Work
 from outrider.engine.step_message import Kind, Words
 from outrider.sampling.logprobs import Scores
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.sampler import Ranked, Row, draw, rank
+from outrider.sampling.sampler import Ranked, Row, draw
 from outrider.sampling.vocab_parallel import Draws
 from outrider.wire.description import ModelInfo
 
@@ -114,8 +114,11 @@ class Engine:
         if self.divided:
             return [Ranked((token,), (0.5,)) for token in self.choose(step, rows, vocab_size)]
         with self.group.step(Kind.LOGITS, step.works):
-            logits = self.runner.logits(step.prepared)  # [rows, V]
-            return rank(logits, rows, count, vocab_size, self.vocabulary) if rows else []
+            if not rows:
+                self.runner.logits(step.prepared)
+                return []
+            limit = min(vocab_size or self.info.vocab_size, self.info.vocab_size)
+            return self.runner.rank(step.prepared, rows, count, limit, self.vocabulary)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies KV blocks, (from, to) each, between two steps."""

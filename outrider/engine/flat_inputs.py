@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from outrider.engine.step_inputs import Work
-from outrider.engine.uploading import uploaded
+from outrider.uploading import uploaded
 
 Ints = npt.NDArray[np.int64]
 

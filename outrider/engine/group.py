@@ -46,6 +46,10 @@ class Group(Protocol):
         [R] int64."""
         ...
 
+    def everyones(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Returns all processes' numbers [n, N], given this one's [n]."""
+        ...
+
     def choose(self, logits: torch.Tensor, draws: Draws) -> list[int]:
         """Returns a token for each row of what the model gave; only the process that has the rows draws
         all."""
@@ -103,6 +107,9 @@ class Alone:
 
     def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
         return logits.argmax(-1)
+
+    def everyones(self, numbers: torch.Tensor) -> torch.Tensor:
+        return numbers[:, None]
 
     def choose(self, logits: torch.Tensor, draws: Draws) -> list[int]:
         return draw(logits, draws.rows, draws.vocab_size).tolist() if draws.rows else []

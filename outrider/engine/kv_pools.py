@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 import torch
 
-from outrider.engine.uploading import uploaded
+from outrider.uploading import uploaded
 
 
 class KvPools:

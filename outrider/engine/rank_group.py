@@ -49,6 +49,9 @@ class RankGroup:
     def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
         return likeliest(logits, self.ids.start, self.ranks.gather)
 
+    def everyones(self, numbers: torch.Tensor) -> torch.Tensor:
+        return torch.stack(self.ranks.gather(numbers), 1)
+
     def choose(self, logits: torch.Tensor, draws: Draws) -> list[int]:
         if not draws.numbers:
             return []

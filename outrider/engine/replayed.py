@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from outrider.engine.flat_inputs import FlatStep, recorded_shapes
@@ -19,8 +20,10 @@ from outrider.engine.step_graphs import StepGraphs
 from outrider.engine.step_inputs import Work
 from outrider.errors import PeerLost, in_one_line
 from outrider.sampling.how import How
-from outrider.sampling.sampler import draw
-from outrider.sampling.vocab_parallel import Draws
+from outrider.sampling.ranked import Ranked
+from outrider.sampling.sampler import MOST_RANKED, Row, draw, rank
+from outrider.sampling.vocab_parallel import Draws, vocab_parallel
+from outrider.uploading import uploaded
 from outrider.wire.description import ModelInfo
 
 log = logging.getLogger(__name__)
@@ -61,13 +64,30 @@ class Replayed:
         if noisy := draws.which(How.NOISY):
             self.graphs.draw_noisy(noisy, [draws.numbers[index] for index in noisy])
         if whole := draws.which(How.WHOLE):
-            some = self.calls.group.whole(logits[torch.tensor(whole, device=logits.device)])
+            some = self.calls.group.whole(logits[uploaded(np.array(whole), logits.device)])
             if draws.rows:
                 rows = [draws.rows[index] for index in whole]
                 self.graphs.replace(whole, draw(some, rows, draws.vocab_size))
         if not draws.numbers:
             self.calls.wait()
         return self.graphs.tokens(len(draws.numbers))
+
+    def rank(
+        self,
+        prepared: FlatStep,
+        rows: Sequence[Row],
+        count: int,
+        vocab_size: int,
+        vocabulary: torch.Tensor | None,
+    ) -> list[Ranked]:
+        if prepared.shape not in self.graphs.shapes:
+            return self.calls.rank(prepared, rows, count, vocab_size, vocabulary)
+        self.graphs.allow(vocab_size)
+        logits = self.graphs.run(prepared)
+        numbers = [vocab_parallel(row) for row in rows]
+        if count > MOST_RANKED or any(one.how is How.WHOLE for one in numbers):
+            return rank(logits, rows, count, vocab_size, vocabulary)
+        return self.graphs.rank(numbers, count)
 
 
 def recorded(
@@ -76,9 +96,12 @@ def recorded(
     record: Record,
     progress: Callable[[float], None],
     most_tokens: int | None = None,
+    vocabulary: torch.Tensor | None = None,
 ) -> Runner:
     """Returns a runner that repeats the steps of up to so many tokens, which it records; or, with the reason
-    logged, `calls`, where a process of the group cannot record them. The KV pool keeps what it holds."""
+    logged, `calls`, where a process of the group cannot record them. The KV pool keeps what it holds.
+
+    `vocabulary` [K]: ids that logits are of, rising; None: of all."""
     pools, group = calls.attention.pools, calls.group
     found: Replayed | None = None
     try:
@@ -90,6 +113,7 @@ def recorded(
             block_size=pools.block_size,
             scratch_block=pools.scratch_block,
             device=calls.device,
+            vocabulary=vocabulary,
         )
         graphs.record(record, progress)
         found = Replayed(calls, graphs, info.vocab_size)

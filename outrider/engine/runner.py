@@ -13,6 +13,8 @@ import torch
 from outrider.engine.attention import AttentionBackend, Inputs, run_model
 from outrider.engine.group import Group
 from outrider.engine.step_inputs import Work
+from outrider.sampling.ranked import Ranked
+from outrider.sampling.sampler import Row, rank
 from outrider.sampling.vocab_parallel import Draws
 
 
@@ -42,6 +44,17 @@ class Runner(Protocol):
 
     def choose(self, prepared: Any, draws: Draws) -> list[int]:
         """Returns the tokens drawn. The step is over on the device when this returns."""
+        ...
+
+    def rank(
+        self,
+        prepared: Any,
+        rows: Sequence[Row],
+        count: int,
+        vocab_size: int,
+        vocabulary: torch.Tensor | None,
+    ) -> list[Ranked]:
+        """Returns the `count` best tokens of each row, of which there are some; see sampler.rank."""
         ...
 
 
@@ -83,6 +96,16 @@ class CallByCall:
         if not chosen:
             self.wait()
         return chosen
+
+    def rank(
+        self,
+        prepared: Any,
+        rows: Sequence[Row],
+        count: int,
+        vocab_size: int,
+        vocabulary: torch.Tensor | None,
+    ) -> list[Ranked]:
+        return rank(self.logits(prepared), rows, count, vocab_size, vocabulary)
 
     def wait(self) -> None:
         """Waits until the device has done what it was asked for."""

@@ -1,17 +1,20 @@
 """Steps of a few shapes that are recorded once and then repeated: on a GPU, Python leaves the step.
 
 A recorded step reads its inputs from buffers that stay where they are, and leaves logits and the likeliest
-token of each row in others. A second kind of record draws with noise, for so many rows. Where the model is
-divided among processes, each records its own part, with what the group does together in it.
+token of each row in others. A second kind of record draws with noise, for so many rows, and a third ranks a
+row's best tokens. Where the model is divided among processes, each records its own part, with what the group
+does together in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 
+from outrider.engine.drawing import drawing_for
 from outrider.engine.flat_inputs import (
     SIZES,
     Arrays,
@@ -25,19 +28,22 @@ from outrider.engine.flat_inputs import (
 )
 from outrider.engine.group import Group
 from outrider.engine.recording import Record, Repeat
-from outrider.sampling.noise import gumbel_from
+from outrider.sampling.how import How
+from outrider.sampling.ranked import Ranked, ranked_of
+from outrider.sampling.sampler import MOST_RANKED
 from outrider.sampling.vocab_parallel import VocabParallelRow
-
-DRAWN_AT_ONCE = 64  # rows, which bounds the memory that their noise takes
+from outrider.uploading import uploaded
 
 
 class Upload:
-    """A buffer on the device, and where its next contents stand until they are copied."""
+    """A buffer on the device, and where its next contents stand until they are copied.
 
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    Flat, since only what lies in one piece is copied without the host waiting for it."""
+
+    def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
-        self.staged = torch.zeros(shape, dtype=dtype, pin_memory=on_gpu)
-        self.buffer = torch.zeros(shape, dtype=dtype, device=device)
+        self.staged = torch.zeros(size, dtype=dtype, pin_memory=on_gpu)
+        self.buffer = torch.zeros(size, dtype=dtype, device=device)
         self._device = device
         self._copied = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
 
@@ -46,9 +52,9 @@ class Upload:
         if self._copied is not None:
             self._copied.synchronize()
 
-    def start(self, part: tuple[slice, ...]) -> None:
-        """Copies a part of what is staged."""
-        self.buffer[part].copy_(self.staged[part], non_blocking=True)
+    def start(self, size: int) -> None:
+        """Copies the first of what is staged."""
+        self.buffer[:size].copy_(self.staged[:size], non_blocking=True)
         if self._copied is not None:
             self._copied.record(torch.cuda.current_stream(self._device))
 
@@ -66,8 +72,10 @@ class StepGraphs:
         block_size: int,
         scratch_block: int,
         device: torch.device,
+        vocabulary: torch.Tensor | None = None,
     ) -> None:
-        """`forward` gives the model's logits of the tokens to keep; `most_pages` are blocks of a session."""
+        """`forward` gives the model's logits of the tokens to keep; `most_pages` are blocks of a session;
+        `vocabulary` [K]: ids that logits are of, rising; None: of all."""
         self.shapes = tuple(shapes)
         self._forward = forward
         self._group = group
@@ -77,25 +85,25 @@ class StepGraphs:
         rows = max(shape.tokens for shape in shapes)
         sessions = max(shape.sessions for shape in shapes)
         size = max(buffer_bytes(shape, most_pages) for shape in shapes)
-        self._inputs = Upload((size,), torch.uint8, device)
+        self._inputs = Upload(size, torch.uint8, device)
         self._tables = torch.full((sessions, most_pages), scratch_block, dtype=torch.int32, device=device)
         # One row more than there are tokens, for draws that fill up a record.
         self._spare_row = rows
-        ids = group.ids
-        self._logits = torch.zeros(rows + 1, ids.stop - ids.start, dtype=torch.float32, device=device)
-        self._tokens = torch.zeros(rows + 1, dtype=torch.int64, device=device)
-        self._ids = torch.arange(ids.start, ids.stop, device=device)
-        self._allowed = ids.stop
-        self._limit = torch.full((1,), self._allowed, dtype=torch.int64, device=device)
-        self._draws = Upload((3, rows), torch.int64, device)  # row, key, bits of the float64 temperature
+        self.drawing = drawing_for(group, rows + 1, device, vocabulary)
+        self._vocabulary = vocabulary
+        self._allowed = 0
+        self._draws = Upload(3 * rows, torch.int64, device)
+        self._ranked = torch.zeros(rows, 2, MOST_RANKED, dtype=torch.int32, device=device)
         self._steps: dict[Shape, Repeat] = {}
         self._noisy: dict[int, Repeat] = {}
+        self._ranks: dict[int, Repeat] = {}
 
     def record(self, record: Record, progress: Callable[[float], None]) -> None:
         """Records every shape, the largest first, whose memory the others then use; `progress` hears the
         share that is done. Raises whatever the model or the device makes of it."""
         sizes = [size for size in SIZES if size <= self._spare_row]
         total = len(self.shapes) + len(sizes)
+        self.allow(self._group.ids.stop)
         with torch.inference_mode():
             for index, shape in enumerate(reversed(self.shapes)):
                 progress(index / total)
@@ -104,7 +112,10 @@ class StepGraphs:
             for index, size in enumerate(reversed(sizes), len(self.shapes)):
                 progress(index / total)
                 self._load_draws([], [], size)
-                self._noisy[size] = record(self._draw_of(size))
+                numbers = self._draws.buffer[: 3 * size].view(3, size)
+                self._noisy[size] = record(partial(self.drawing.draw, numbers))
+                if self._group.size == 1:  # else how clearly a token won is not known in one place
+                    self._ranks[size] = record(partial(self.drawing.rank, numbers, self._ranked[:size]))
         progress(1.0)
 
     def run(self, step: FlatStep) -> torch.Tensor:
@@ -115,13 +126,13 @@ class StepGraphs:
             repeat = self._steps[step.shape]
             self._load(step)
             repeat()
-        return self._logits[: step.rows]
+        return self.drawing.logits[: step.rows]
 
     def allow(self, vocab_size: int) -> None:
         """From the next step on, ids from `vocab_size` on have a logit of -inf."""
         if vocab_size != self._allowed:
             self._allowed = vocab_size
-            self._limit.fill_(vocab_size)
+            self.drawing.limit.fill_(vocab_size)
 
     def draw_noisy(self, rows: Sequence[int], drawn: Sequence[VocabParallelRow]) -> None:
         """Replaces the tokens of these rows of the last step by tokens drawn with noise."""
@@ -130,33 +141,49 @@ class StepGraphs:
             self._load_draws(rows, drawn, size)
             self._noisy[size]()
 
+    def rank(self, drawn: Sequence[VocabParallelRow], count: int) -> list[Ranked]:
+        """Returns the `count` best, up to MOST_RANKED, of each row of the last step, in order: as `tokens`,
+        here the host waits."""
+        size = next(size for size in SIZES if size >= len(drawn))
+        with torch.inference_mode():
+            self._load_draws(range(len(drawn)), drawn, size)
+            self._ranks[size]()
+        return ranked_of(self._ranked[: len(drawn)].cpu().numpy(), min(count, self._ids_allowed()))
+
     def replace(self, rows: Sequence[int], tokens: torch.Tensor) -> None:
         """Sets the tokens of rows of the last step."""
         with torch.inference_mode():
-            self._tokens[torch.tensor(rows, device=self._tokens.device)] = tokens
+            self.drawing.tokens[uploaded(np.array(rows), self.drawing.tokens.device)] = tokens
 
     def tokens(self, rows: int) -> list[int]:
         """Returns the last step's tokens: here, and only here, the host waits for the device."""
-        chosen: list[int] = self._tokens[:rows].tolist()
+        chosen: list[int] = self.drawing.tokens[:rows].tolist()
         return chosen
+
+    def _ids_allowed(self) -> int:
+        if self._vocabulary is None:
+            return min(self._allowed, self.drawing.logits.shape[1])
+        return max(1, int(torch.searchsorted(self._vocabulary, self._allowed)))
 
     def _load(self, step: FlatStep) -> None:
         size = len(step.buffer)
         self._inputs.wait()
         self._inputs.staged[:size].copy_(torch.from_numpy(step.buffer))
-        self._inputs.start((slice(size),))
+        self._inputs.start(size)
         parts = self._arrays(step.shape, step.pages)
         self._tables[: step.shape.sessions, : step.pages].copy_(parts.tables)
 
     def _load_draws(self, rows: Sequence[int], drawn: Sequence[VocabParallelRow], size: int) -> None:
         self._draws.wait()
-        row, key, temperature = self._draws.staged.numpy()[:, :size]
+        row, key, temperature = self._draws.staged[: 3 * size].view(3, size).numpy()
         count = len(rows)
         row[:count], row[count:] = rows, self._spare_row
         key[:count] = np.array([one.key for one in drawn], dtype=np.uint64).view(np.int64)
-        temperature.view(np.float64)[:count] = [one.temperature for one in drawn]
+        temperature.view(np.float64)[:count] = [
+            0.0 if one.how is How.GREEDY else one.temperature for one in drawn
+        ]
         temperature.view(np.float64)[count:] = 1.0
-        self._draws.start((slice(None), slice(size)))
+        self._draws.start(3 * size)
 
     def _arrays(self, shape: Shape, pages: int) -> Arrays:
         return arrays(self._inputs.buffer, shape, pages, torch.int64, torch.int32)
@@ -167,21 +194,6 @@ class StepGraphs:
         inputs = flat_inputs(self._arrays(shape, 0), tables, shape, shape.tokens, shape.tokens)
 
         def step() -> None:
-            logits = self._logits[: shape.tokens]
-            logits.copy_(self._group.part(self._forward(inputs)))
-            logits.masked_fill_(self._ids >= self._limit, -torch.inf)
-            self._tokens[: shape.tokens].copy_(self._group.likeliest(logits))
+            self.drawing.take(self._group.part(self._forward(inputs)))
 
         return step
-
-    def _draw_of(self, size: int) -> Callable[[], None]:
-        def draw() -> None:
-            for first in range(0, size, DRAWN_AT_ONCE):
-                rows, keys, temperature = self._draws.buffer[:, first : min(first + DRAWN_AT_ONCE, size)]
-                logits = self._logits.index_select(0, rows)  # [r, w]
-                most = self._group.greatest(logits)[:, None]
-                shaped = (logits - most) / temperature.view(torch.float64).float()[:, None]
-                noisy = shaped + gumbel_from(keys, logits.shape[1], self._group.ids.start)
-                self._tokens.index_copy_(0, rows, self._group.likeliest(noisy))
-
-        return draw

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 
 from outrider.engine.branching import KEY_BLOCK, OnBranch, put_on_branches, sight
-from outrider.engine.uploading import uploaded
+from outrider.uploading import uploaded
 
 KEY_MULTIPLE = 64  # keys are padded to a multiple of it
 # Keys before a sliding window are left out in whole blocks of torch's CPU attention kernel: such a block,

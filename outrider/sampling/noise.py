@@ -45,8 +45,12 @@ def gumbel(
 
 def gumbel_at(keys: Sequence[int], ids: torch.Tensor) -> torch.Tensor:
     """Returns the numbers [R, K] float32 that `gumbel` has for these token ids [K], on their device."""
-    counters = (ids + 1) * _signed(GOLDEN)
-    return gumbel_of(mix64_tensor(_starts(keys, ids.device)[:, None] + counters))
+    return gumbel_of_ids(_starts(keys, ids.device), ids)
+
+
+def gumbel_of_ids(starts: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Returns the same, from keys [R] int64 with the bits of the row keys, on the ids' device."""
+    return gumbel_of(mix64_tensor(starts[:, None] + (ids + 1) * _signed(GOLDEN)))
 
 
 def gumbel_from(starts: torch.Tensor, vocab_size: int, offset: int = 0) -> torch.Tensor:

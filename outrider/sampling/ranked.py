@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
@@ -17,3 +20,9 @@ class Ranked:
         """Returns the same without what can never be drawn."""
         count = max(1, sum(share > 0 for share in self.shares))
         return Ranked(self.ids[:count], self.shares[:count])
+
+
+def ranked_of(found: npt.NDArray[np.int32], count: int) -> list[Ranked]:
+    """Returns the first `count` of each row of [n, 2, most]: ids, and the bits of their float32 shares."""
+    ids, shares = found[:, 0, :count].tolist(), found[:, 1, :count].view(np.float32).tolist()
+    return [Ranked(tuple(of_row), tuple(chances)) for of_row, chances in zip(ids, shares, strict=True)]

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from outrider.sampling.draw_kernels import draw_kernels
 from outrider.sampling.how import How, how
 from outrider.sampling.noise import gumbel, gumbel_at, row_key
 from outrider.sampling.noisy_argmax import Ids, NoisyArgmax, noisy_argmax, row_keys, rows_at_once
@@ -23,6 +24,8 @@ from outrider.sampling.waves import in_waves
 
 __all__ = ["Ranked", "Row", "TokenCounts", "draw", "rank"]
 
+MOST_RANKED = 4  # tokens of a row that are ranked without waiting: a draft's and its alternatives
+MOST_IDS = 2**31 - 1
 ROUNDS = 2  # of rows_at_once, from which on more rows in a draw do not make each of them cheaper
 
 
@@ -36,6 +39,8 @@ def draw(logits: torch.Tensor, rows: Sequence[Row], vocab_size: int | None = Non
 
     Each row takes the way that its own parameters ask for: what others ask for changes neither its token nor
     what it costs."""
+    if kernels := draw_kernels(logits.device, logits.shape[1]):
+        return kernels.draw(logits, rows, vocab_size if vocab_size is not None else MOST_IDS)
     if vocab_size is not None:
         logits = logits[:, :vocab_size]
     ways = {id(row.params): how(row.params) for row in rows}
@@ -61,6 +66,9 @@ def rank(
     """Returns the `count` best of each row of logits [R, V], by what `draw` takes the largest of.
 
     With a `vocabulary` [K] the logits are [R, K], of these ids, which rise; the others cannot be drawn."""
+    if kernels := draw_kernels(logits.device, logits.shape[1], vocabulary is not None):
+        limit = vocab_size if vocab_size is not None else MOST_IDS
+        return _possible(kernels.rank(logits, rows, count, limit, vocabulary), rows)
     if vocabulary is None:
         scores = _scored(logits[:, :vocab_size].clone(), rows)
     else:
@@ -69,6 +77,10 @@ def rank(
     ids_of = best.indices if vocabulary is None else vocabulary[best.indices]
     shares = (best.values - scores.logsumexp(-1, keepdim=True)).exp()
     ranked = [Ranked(tuple(ids), tuple(of)) for ids, of in zip(ids_of.tolist(), shares.tolist(), strict=True)]
+    return _possible(ranked, rows)
+
+
+def _possible(ranked: Sequence[Ranked], rows: Sequence[Row]) -> list[Ranked]:
     return [each if row.allowed is None else each.possible for each, row in zip(ranked, rows, strict=True)]
 
 

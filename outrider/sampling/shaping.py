@@ -114,17 +114,18 @@ def _penalize(logits: torch.Tensor, rows: Sequence[Row]) -> None:
             raise ValueError("a row with penalties needs its history")
         ids, counts = row.history.committed
         if id(row.history) not in subtracted:
-            subtracted[id(row.history)] = _less(params, counts)
+            subtracted[id(row.history)] = penalty_of(params, counts)
         committed.append((index, params, ids, subtracted[id(row.history)]))
         if row.drafted:
             ids, counts = row.history.with_drafted(row.drafted)
-            drafted.append((index, params, ids, _less(params, counts)))
+            drafted.append((index, params, ids, penalty_of(params, counts)))
     changes = [_penalized(logits, entries) for entries in (committed, drafted) if entries]
     for row_of, token, value in changes:
         logits[row_of, token] = value
 
 
-def _less(params: SamplingParams, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+def penalty_of(params: SamplingParams, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """Returns what frequency and presence penalty subtract of logits of tokens that occur so often: [n]."""
     less = params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
     return less.astype(np.float32)
 

@@ -1,0 +1,54 @@
+"""How recorded steps draw tokens on a GPU: by kernels, in two passes over the logits."""
+
+from __future__ import annotations
+
+import torch
+
+from outrider.engine.drawing import Numbers
+from outrider.engine.group import Group
+from outrider.sampling.kernel_draws import Columns, Drawn, best, rank_into, score, take
+
+
+class KernelDrawing:
+    """Implements Drawing."""
+
+    def __init__(
+        self, group: Group, rows: int, device: torch.device, vocabulary: torch.Tensor | None = None
+    ) -> None:
+        """See TorchDrawing."""
+        self._group = group
+        width = group.ids.stop - group.ids.start
+        self.logits = torch.zeros(rows, width, dtype=torch.float32, device=device)
+        self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.limit = torch.zeros(1, dtype=torch.int64, device=device)
+        ids = None if vocabulary is None else vocabulary.to(device)
+        self._columns = Columns(group.ids.start, width, self.limit, ids)
+        tiles = self._columns.tiles
+        self._parts = torch.zeros(rows, tiles, dtype=torch.int64, device=device)
+        # What is best of each row, in parts: tiles, or the ranks' slices.
+        self._best = self._parts if group.size == 1 else self._parts.new_zeros(rows, group.size)
+
+    def take(self, given: torch.Tensor) -> None:
+        rows = slice(len(given))
+        take(self.logits[rows], self._parts[rows], self._columns, given)
+        if self._group.size > 1:
+            self._best[rows] = self._everyones(self._parts[rows])
+        best(self._best[rows], self.tokens)
+
+    def draw(self, numbers: Numbers) -> None:
+        drawn = _drawn(numbers)
+        found, _ = score(self.logits, self._best, self._columns, drawn)
+        best(found if self._group.size == 1 else self._everyones(found), self.tokens, drawn.at)
+
+    def rank(self, numbers: Numbers, out: torch.Tensor) -> None:
+        rank_into(out, self.logits, self._best, self._columns, _drawn(numbers))
+
+    def _everyones(self, parts: torch.Tensor) -> torch.Tensor:
+        """Returns the best of each process's part of the rows [n, N], given those of its tiles."""
+        own = parts.new_empty(len(parts))
+        best(parts, own, keys=True)
+        return self._group.everyones(own)
+
+
+def _drawn(numbers: Numbers) -> Drawn:
+    return Drawn(numbers[0], numbers[1], numbers[2].view(torch.float64))
