@@ -62,7 +62,11 @@ def application(told: AppArgs, host: str | None = None) -> Application:
     workers = [verifiers.bind(target, name, told.verifier, network, source)]
     if told.has_drafters:
         drafters = serve.deployment(name="Drafter", **drafter_options(told), **logged)(DrafterReplica)
-        workers.append(drafters.bind(draft, told.propose, told.drafter, network, source))
+        propose = None if told.both else told.propose
+        workers.append(drafters.bind(draft, propose, told.drafter, network, source))
+    if told.both:
+        lookup = serve.deployment(name="Lookup", **lookup_options(told), **logged)(DrafterReplica)
+        workers.append(lookup.bind(None, told.propose, told.lookup, network, source))
     options = RouterOptions(told.sessions, network.protection, told.api_keys, network.logging)
     routers = serve.deployment(name="Router", **router_options(told), **logged)(Ingress)
     return routers.bind(options, source, *workers)
@@ -97,6 +101,11 @@ def drafter_options(args: AppArgs) -> Options:
     settle = {"settle_seconds": SETTLING * args.autoscaling.look_back_seconds}
     policy = {"policy_function": DrafterPolicy, "policy_kwargs": settle}
     return _pool(args, args.drafter, policy) | {"graceful_shutdown_timeout_s": LEAVE_SECONDS}
+
+
+def lookup_options(args: AppArgs) -> Options:
+    """Returns options of the one that guesses beside draft models."""
+    return _pool(args, args.lookup, {}) | {"graceful_shutdown_timeout_s": LEAVE_SECONDS}
 
 
 def _pool(args: AppArgs, pool: PoolArgs, policy: Options) -> Options:

@@ -7,6 +7,7 @@ under `args:`, where a pool's settings may be nested.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -27,6 +28,7 @@ Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(ge=0)]
 Resource = Annotated[float, Field(ge=0)]  # may be a fraction
 Name = Annotated[str, Field(min_length=1)]
+LOOKUP_CPUS = 0.2  # of what looks up guesses beside a draft model
 Labels = dict[str, str]  # of nodes, as Ray's label selectors: {"pool": "target"}
 
 
@@ -99,6 +101,8 @@ class VerifierArgs(PoolArgs):
 
     # For its sessions to end when it leaves; the rest goes on elsewhere.
     drain_seconds: Seconds = default_of(VerifierConfig, "drain_seconds")
+    # While drafters rest: more than threads, if these are on the same node and their cores are idle then.
+    resting_threads: Count | None = default_of(VerifierConfig, "resting_threads")
 
 
 class AutoscalingArgs(Settings):
@@ -146,13 +150,13 @@ class NetworkArgs(Settings):
 
 
 @with_options(Logging)
-@with_options(SessionOptions, only=("num_speculative_tokens", "seed"))
+@with_options(SessionOptions, only=("num_speculative_tokens", "seed", "drafters_per_session"))
 class AppArgs(Settings):
     """Everything, validated. Without target it is the demo pair; with a target alone it is plain decoding."""
 
-    target: Name | None = None  # folder or hub id of the target model
-    draft: Name | None = None  # folder or hub id of the draft model
-    propose: str | None = default_of(DrafterConfig, "propose")  # in the place of a draft model: suffix
+    target: Name | None = None  # folder or hub id of the target model; outrider-demo = that of the demo pair
+    draft: Name | None = None  # folder or hub id of the draft model; outrider-demo = that of the demo pair
+    propose: str | None = default_of(DrafterConfig, "propose")  # suffix; beside draft, if that is given
     name: Name | None = None  # under which clients ask for it; None = the checkpoint's own
     store: str | None = None  # redis://... or rediss://...; None = a small deployment of its own
     tls: TlsArgs | None = None  # between routers, verifiers and drafters; None = in the clear
@@ -165,7 +169,8 @@ class AppArgs(Settings):
 
     @property
     def sessions(self) -> SessionOptions:
-        return build(SessionOptions, {**dict(self), **dict(self.router)})
+        told = build(SessionOptions, {**dict(self), **dict(self.router)})
+        return replace(told, drafters_per_session=max(2, told.drafters_per_session)) if self.both else told
 
     @property
     def network(self) -> NetworkArgs:
@@ -188,12 +193,26 @@ class AppArgs(Settings):
     def _a_pair(self) -> Self:
         if self.draft is not None and self.target is None:
             raise ValueError("draft is given without target: name both models of the pair")
-        if self.propose is not None:  # what drafters could not be told is said before anything starts
+        # What workers could not be told is said before anything starts.
+        with refused("verifier", VerifierArgs.model_fields):
+            build(VerifierConfig, {**dict(self.verifier), "target": self.target or pair.NAME})
+        if self.propose is not None:
+            pool = self.lookup if self.both else self.drafter
             with refused("drafter", PoolArgs.model_fields):
-                build(DrafterConfig, {**dict(self.drafter), "propose": self.propose})
-            if self.draft is not None:
-                raise ValueError("draft and propose both say where guesses come from: leave one out")
+                build(DrafterConfig, {**dict(pool), "propose": self.propose})
         return self
+
+    @property
+    def both(self) -> bool:
+        """Returns whether a draft model guesses, and something else beside it."""
+        return self.draft is not None and self.propose is not None
+
+    @property
+    def lookup(self) -> PoolArgs:
+        """Returns the pool of one of what guesses beside a draft model: it is where the drafters are."""
+        return PoolArgs(
+            cpus=LOOKUP_CPUS, labels=self.drafter.labels, probe_seconds=self.drafter.probe_seconds
+        )
 
     @property
     def has_drafters(self) -> bool:
@@ -206,11 +225,16 @@ def models(args: AppArgs) -> tuple[str, str | None, str | None]:
     if args.target is None:
         draft = None if args.propose else str(pair.DRAFT)
         return str(pair.TARGET), draft, args.name or pair.NAME
-    return _absolute(args.target), args.draft and _absolute(args.draft), args.name
+    draft = None if args.draft is None else _found(args.draft, pair.DRAFT)
+    name = pair.NAME if args.target == pair.NAME else None
+    return _found(args.target, pair.TARGET), draft, args.name or name
 
 
-def _absolute(model: str) -> str:
-    """Returns a folder as every replica finds it, wherever it runs; a hub id as it is."""
+def _found(model: str, built_in: Path) -> str:
+    """Returns a folder as every replica finds it, wherever it runs; a hub id as it is. `built_in`: that of
+    the demo pair, if it is meant."""
+    if model == pair.NAME:
+        return str(built_in)
     return str(Path(model).resolve()) if Path(model).is_dir() else model
 
 

@@ -43,7 +43,8 @@ def with_options(*groups: type, only: tuple[str, ...] = ()) -> Callable[[type[T]
         fields: dict[str, Any] = {
             each.name: (each.type, each.default) for each in taken if each.name not in settings.model_fields
         }
-        validators: dict[str, Any] = {f"_{settings.__name__}_options": model_validator(mode="after")(checked)}
+        name = "_".join(("", *(group.__name__ for group in groups)))  # settings may be given options twice
+        validators: dict[str, Any] = {name: model_validator(mode="after")(checked)}
         return create_model(
             settings.__name__,
             __base__=settings,

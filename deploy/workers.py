@@ -74,7 +74,7 @@ class VerifierReplica(Replica):
         self, target: str, name: str | None, args: VerifierArgs, network: NetworkArgs, source: StoreSource
     ) -> None:
         log_to_stderr(network.logging)
-        claim_threads(args.threads)
+        claim_threads(max(args.threads, args.resting_threads or 0))
         with spared_imports():
             from verifier.service import start
 

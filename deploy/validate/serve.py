@@ -74,6 +74,8 @@ def check_room(rayservice: Manifest) -> Iterator[Problem]:
     pools: dict[str, RouterArgs | PoolArgs] = {"router": args.router, "verifier": args.verifier}
     if args.has_drafters:
         pools["drafter"] = args.drafter
+    if args.both:
+        pools["propose"] = args.lookup
     for name, pool in pools.items():
         if sentence := _unmet(pool, groups(rayservice)[1:]):
             yield name, sentence

@@ -32,6 +32,7 @@ def application(cluster: Cluster) -> Cluster:
     cluster.serve(
         {
             **DEMO,
+            "propose": "suffix",
             "seed": 7,
             "router.max_sessions": MAX_SESSIONS,
             "verifier": {
@@ -57,6 +58,17 @@ def test_a_divided_target_gives_its_own_text(application: Cluster, expected: Cal
     assert greedy["choices"][0]["text"] == expected(PROMPT, 48, temperature=0.0)
     drawn = application.complete("import os\n", 48, temperature=0.8, seed=11)
     assert drawn["choices"][0]["text"] == expected("import os\n", 48, temperature=0.8, seed=11)
+
+
+def test_a_text_that_repeats_itself_is_drafted_by_both(application: Cluster) -> None:
+    """Which of them is tried first is drawn, and the model is there later than the look-up."""
+
+    def drafted() -> bool:
+        answer = application.complete("def f(n):\n    return n\n" * 4, 64, temperature=0)
+        return len(answer["metrics"]["speculative_decoding"].get("drafters", ())) == 2
+
+    wait_until(lambda: application.workers("drafter") == 2, "both drafters are there")
+    wait_until(drafted, "both drafted for a session")
 
 
 def test_drafts_take_part(application: Cluster) -> None:
@@ -115,7 +127,7 @@ def test_there_is_one_deployment_for_each_pool(application: Cluster) -> None:
     from ray import serve
 
     found = serve.status().applications["outrider"].deployments
-    assert set(found) == {"Router", "Verifier", "Drafter", "Registry"}
+    assert set(found) == {"Router", "Verifier", "Drafter", "Lookup", "Registry"}
 
 
 def in_progress(application: Cluster) -> list[httpx.Response]:

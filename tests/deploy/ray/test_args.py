@@ -30,9 +30,11 @@ def test_settings_of_one_pool_may_come_in_both_ways() -> None:
         ({"router.cpu": 1}, "there is no argument router.cpu; there is replicas, cpus"),
         ({"draft": "D"}, "draft is given without target: name both models of the pair"),
         (
-            {"target": "T", "draft": "D", "propose": "suffix"},
-            "draft and propose both say where guesses come from: leave one out",
+            {"verifier.resting_threads": 4, "verifier.device": "cuda"},
+            "verifier.resting_threads: is for a model on a CPU in one process: leave it out",
         ),
+        ({"num_speculative_tokens": -1}, "num_speculative_tokens: must be at least 0, not -1"),
+        ({"drafters_per_session": 5}, "drafters_per_session: must be from 1 to 4, not 5"),
         ({"propose": "luck"}, "propose: must be one of suffix, not 'luck'"),
         (
             {"propose": "suffix", "drafter.device": "cuda"},

@@ -13,7 +13,14 @@ import yaml
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig
 
-from deploy.app import build, drafter_options, registry_options, router_options, verifier_options
+from deploy.app import (
+    build,
+    drafter_options,
+    lookup_options,
+    registry_options,
+    router_options,
+    verifier_options,
+)
 from deploy.args import models, parse
 from deploy.autoscaling import DrafterPolicy, VerifierPolicy
 from deploy.ingress import SERVICER_FUNCTIONS
@@ -39,6 +46,10 @@ def deployments(application: Application) -> set[str]:
         ({"store": "redis://10.0.0.1:6379/0", "insecure": True}, {"Router", "Verifier", "Drafter"}),
         ({"target": "T"}, {"Router", "Verifier", "Registry"}),
         ({"target": "T", "propose": "suffix"}, {"Router", "Verifier", "Drafter", "Registry"}),
+        (
+            {"target": "T", "draft": "D", "propose": "suffix"},
+            {"Router", "Verifier", "Drafter", "Lookup", "Registry"},
+        ),
         ({"target": "T", "draft": "D", "store": "rediss://host"}, {"Router", "Verifier", "Drafter"}),
     ],
 )
@@ -70,6 +81,33 @@ def test_a_folder_is_named_as_every_node_finds_it(tmp_path: Path, monkeypatch: p
     assert name == "mine"
     target, draft, _ = models(parse({"propose": "suffix"}))
     assert Path(target, "config.json").is_file() and draft is None
+
+
+def test_either_of_the_demo_pair_goes_with_another_model() -> None:
+    target, draft, name = models(parse({"target": "outrider-demo", "draft": "org/draft"}))
+    assert Path(target, "config.json").is_file() and (draft, name) == ("org/draft", "outrider-demo")
+    target, draft, name = models(parse({"target": "org/big", "draft": "outrider-demo"}))
+    assert draft is not None and Path(draft, "config.json").is_file() and (target, name) == ("org/big", None)
+
+
+def test_what_guesses_beside_a_draft_model_is_one_where_the_drafters_are() -> None:
+    both = {"target": "T", "draft": "D", "propose": "suffix", "drafter.labels": {"pool": "draft"}}
+    told = parse({**both, "drafter.device": "cuda", "drafter.max_replicas": 4})
+    options = lookup_options(told)
+    assert options["num_replicas"] == 1
+    assert options["ray_actor_options"] == {
+        "num_cpus": 0.2,
+        "num_gpus": 0,
+        "label_selector": {"pool": "draft"},
+    }
+    router, _, _, drafter, lookup = build(both)._bound_deployment.init_args
+    assert router.sessions.drafters_per_session == 2
+    asked = [each._bound_deployment.init_args[:2] for each in (drafter, lookup)]
+    assert asked == [("D", None), (None, "suffix")]
+    router, *_ = build({**both, "drafters_per_session": 3})._bound_deployment.init_args
+    assert router.sessions.drafters_per_session == 3
+    router, *_ = build({"target": "T", "draft": "D"})._bound_deployment.init_args
+    assert router.sessions.drafters_per_session == 1
 
 
 def test_the_registry_runs_where_the_routers_do() -> None:

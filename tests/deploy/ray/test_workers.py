@@ -103,6 +103,12 @@ def test_a_worker_is_told_what_its_pool_was_told() -> None:
         assert (engine.device, engine.number_format) == ("cuda", "bfloat16")
 
 
+def test_a_verifier_may_have_more_threads_while_drafters_rest() -> None:
+    told = parse({"verifier.resting_threads": 4})
+    config = verifier_config("T", None, told.verifier, told.network, "127.0.0.1")
+    assert (config.engine.threads, config.resting_threads) == (1, 4)
+
+
 def test_every_option_of_the_engine_and_of_its_steps_is_an_argument_of_a_pool() -> None:
     """With the same default; threads are the exception: the node's other cores are others'."""
     for group in (EngineOptions, StepLimits):
