@@ -17,8 +17,10 @@ from drafter.link import VerifierLink
 from drafter.proposer import Proposer, Source
 from drafter.session import DraftSession, DraftSpec
 from outrider.errors import OutriderError, StepHung
+from outrider.net.diagnosis import why_unreachable
 from outrider.net.heartbeat import HEARTBEAT_SECONDS, IDLE_HEARTBEATS
 from outrider.net.rpc import WORKER_PING_SECONDS, add_methods, bind, new_server
+from outrider.net.tasks import cancel
 from outrider.net.tls import Credentials, Trust, opened
 from outrider.store.store import Registrar
 from outrider.wire.codec import session_id_from_wire
@@ -31,6 +33,7 @@ from outrider.wire.drafter_sessions import (
     DrafterCommand,
     DrafterEvents,
     OpenDraft,
+    ReachVerifier,
     SetWindow,
 )
 from outrider.wire.hello import Role, read_hello
@@ -50,6 +53,7 @@ class RouterPeer:
 
     def __init__(self) -> None:
         self.ended: list[DraftEnded] = []
+        self.reached: str | None = None  # as DrafterEvents has it
         self.sessions = 0  # of its, here
         self.over = False
         self.wake = asyncio.Event()
@@ -92,6 +96,7 @@ class DrafterService:
         self._links: dict[str, VerifierLink] = {}  # by verifier address
         self._link_of: dict[bytes, VerifierLink] = {}  # by session
         self._busy = BusyShare()
+        self._reaching: asyncio.Task[str] | None = None  # the last verifier that was to be reached
 
     def use(self, proposer: Proposer) -> None:
         self._proposer = proposer
@@ -179,12 +184,13 @@ class DrafterService:
                     round_trips=changed,
                 )
                 beats += 1
-                due = ended or peer.sessions or beats >= IDLE_HEARTBEATS
+                reached, peer.reached = peer.reached, None
+                due = ended or reached is not None or peer.sessions or beats >= IDLE_HEARTBEATS
                 if not (due or told is None or load.is_news(told)):
                     continue
                 beats, told, trips = 0, load, {key: trips.get(key, found[key]) for key in found} | changed
                 load = replace(load, busy=busy.since_last(self.proposer.busy_seconds))
-                yield DrafterEvents(load=load, ended=ended)
+                yield DrafterEvents(load=load, ended=ended, reached=reached)
             await reader  # raises what ended it
         finally:
             reader.cancel()
@@ -208,9 +214,22 @@ class DrafterService:
                         self.proposer.set_window(session_id, window)
                     case CloseDraft(session_id, opening) if self._owns(peer, session_id, opening):
                         self._close(session_id)
+                    case ReachVerifier(address) if self._reaching is None or self._reaching.done():
+                        self._reaching = asyncio.create_task(self._reach(peer, address))
         finally:
             peer.over = True
             peer.wake.set()
+
+    async def _reach(self, peer: RouterPeer, address: str) -> str:
+        """Tells the router whether a verifier is reached; returns the same."""
+        why = await why_unreachable(address, self._tls)
+        peer.reached = why and f"the drafter does not reach the verifier at {address}: {why}"
+        peer.wake.set()
+        return why and f"no draft of it reaches the verifier at {address}: {why}"
+
+    async def trouble(self) -> str:
+        """Returns why nothing that it drafts is of use, as far as that is known; empty = it is not known."""
+        return await asyncio.shield(self._reaching) if self._reaching is not None else ""
 
     def _owns(self, peer: RouterPeer, session_id: bytes, opening: int) -> bool:
         """Returns True if it is so that the session was opened last; another router may have it since."""
@@ -299,6 +318,8 @@ class DrafterService:
         self._give_up(session.id, DraftEndCause.FAILED, reason)
 
     async def close(self) -> None:
+        if self._reaching is not None:
+            await cancel([self._reaching])
         for link in list(self._links.values()):
             await link.close()
 
@@ -339,7 +360,7 @@ async def start(
     membership = Joined(config.joining, service, credentials) if registrar is None else Registered(registrar)
     port = int(address.rpartition(":")[2])
     own = config.listen.advertised_address(port)
-    return Worker(found.info, own, service, server, membership, note=found.note)
+    return Worker(found.info, own, service, server, membership, note=found.note, trouble=service.trouble)
 
 
 async def serve(config: DrafterConfig) -> None:

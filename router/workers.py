@@ -23,6 +23,7 @@ from outrider.wire.drafter_sessions import (
     DrafterCommand,
     DrafterEvents,
     OpenDraft,
+    ReachVerifier,
     SetWindow,
 )
 from outrider.wire.hello import Identity, check_hello
@@ -303,6 +304,7 @@ class Drafter(Worker[DrafterListener]):
         self._reported: DrafterLoad | None = None
         self._round_trips: OrderedDict[str, float] = OrderedDict()  # the last that it told
         self.on_load: Callable[[Drafter, DrafterLoad], None] | None = None
+        self._on_unreached: Callable[[str], None] | None = None  # until it has answered
 
     @property
     def joined(self) -> bool:
@@ -331,15 +333,8 @@ class Drafter(Worker[DrafterListener]):
         listener: DrafterListener,
     ) -> None:
         opened = OpenDraft(
-            session_id,
-            params,
-            tuple(output),
-            verifier_address,
-            draft_key,
-            window,
-            target_vocab_size,
-            self._opened(session_id, listener),
-            target,
+            *(session_id, params, tuple(output), verifier_address, draft_key, window, target_vocab_size),
+            *(self._opened(session_id, listener), target),
         )
         self._send(DrafterCommand(command=opened))
 
@@ -351,6 +346,11 @@ class Drafter(Worker[DrafterListener]):
         if opening := self._opening_of(session_id):
             del self._listeners[session_id]
             self._send(DrafterCommand(command=CloseDraft(session_id, opening)))
+
+    def reach(self, verifier: Verifier, on_unreached: Callable[[str], None]) -> None:
+        """Lets it find out if it reaches a verifier; `on_unreached` hears why, if it does not."""
+        self._on_unreached = on_unreached
+        self._send(DrafterCommand(command=ReachVerifier(self.way_to(verifier))))
 
     def _note_round_trips(self, changed: Mapping[str, float]) -> None:
         for address, seconds in changed.items():
@@ -368,6 +368,10 @@ class Drafter(Worker[DrafterListener]):
             self.load = replace(events.load, round_trips=self._round_trips)
             if self.on_load is not None:
                 self.on_load(self, self.load)
+        if events.reached is not None:
+            told, self._on_unreached = self._on_unreached, None
+            if told is not None and events.reached:
+                told(events.reached)
         assert self._allowance is not None
         for end in self._allowance.entries(events.ended):
             listener = self._listener(end.session_id, end.opening, over=True)
