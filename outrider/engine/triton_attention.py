@@ -36,6 +36,7 @@ PROGRAMS = 4  # on each of a GPU's multiprocessors
 MOST_PARTS = 4096  # sums of pieces that are kept until they are added: 34 MB where values are 128 wide
 WARPS = 4
 STAGES = 3
+REGISTERS = 168  # of a thread: with these, as many programs fit on a multiprocessor as with its other memory
 LOG2_E = 1.4426950408889634
 
 
@@ -330,6 +331,7 @@ def triton_attention(
             LOG2=LOG2_E,
             num_warps=WARPS,
             num_stages=STAGES,
+            maxnreg=REGISTERS if how.width <= 128 else None,
             enable_fp_fusion=False,
         )
     return out
