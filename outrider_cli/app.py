@@ -15,6 +15,7 @@ from outrider_cli.keys import keys
 from outrider_cli.roles import drafter, router, verifier
 from outrider_cli.serve import serve
 from outrider_cli.sizing import plan
+from outrider_cli.top import top
 
 app = typer.Typer(
     name="outrider",
@@ -24,7 +25,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, generate, router, verifier, drafter, distill, plan, bench, batch):
+for command in (serve, generate, router, verifier, drafter, distill, plan, bench, batch, top):
     app.command()(command)
 app.add_typer(keys)
 
