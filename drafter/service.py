@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import grpc.aio
 
 from drafter.config import DrafterConfig
+from drafter.draft_spans import DraftSpans
 from drafter.joining import Joined, token_of
 from drafter.link import VerifierLink
 from drafter.proposer import Proposer, Source
@@ -23,6 +24,7 @@ from outrider.net.rpc import WORKER_PING_SECONDS, add_methods, bind, new_server
 from outrider.net.tasks import cancel
 from outrider.net.tls import Credentials, Trust, opened
 from outrider.store.store import Registrar
+from outrider.telemetry.spans import tracer_of
 from outrider.wire.codec import session_id_from_wire
 from outrider.wire.description import TokenizerFiles, WorkerInfo
 from outrider.wire.drafter_sessions import (
@@ -45,6 +47,7 @@ from outrider.worker.stepwatch import Pulse, StepWatch, watched
 from outrider.worker.worker import Worker, serve_until_stopped
 
 if TYPE_CHECKING:
+    from outrider.telemetry.otlp import Otlp
     from outrider.worker.followers import StartFollowers
 
 
@@ -85,8 +88,14 @@ class BusyShare:
 class DrafterService:
     """The service: one object for all streams; the sessions themselves live in the proposer."""
 
-    def __init__(self, info: WorkerInfo, tokenizer: TokenizerFiles, tls: Credentials | None = None) -> None:
-        """`tls`: for the connections to verifiers."""
+    def __init__(
+        self,
+        info: WorkerInfo,
+        tokenizer: TokenizerFiles,
+        tls: Credentials | None = None,
+        tracer: Otlp | None = None,
+    ) -> None:
+        """`tls`: for the connections to verifiers. `tracer` ends with the service."""
         self._info = info
         self._tls = tls
         self._tokenizer = tokenizer
@@ -97,6 +106,7 @@ class DrafterService:
         self._link_of: dict[bytes, VerifierLink] = {}  # by session
         self._busy = BusyShare()
         self._reaching: asyncio.Task[str] | None = None  # the last verifier that was to be reached
+        self._spans = DraftSpans(tracer, info.model.name)
 
     def use(self, proposer: Proposer) -> None:
         self._proposer = proposer
@@ -243,6 +253,7 @@ class DrafterService:
             draft_key=asked.draft_key,
             target_vocab_size=asked.target_vocab_size,
             target=asked.target,
+            trace=asked.trace,
         )
         reason = self._unfit(spec)
         if reason is not None:
@@ -265,6 +276,7 @@ class DrafterService:
                 self._tls,
             )
         self._link_of[spec.session_id] = link
+        self._spans.begin(session, asked.verifier_address)
         link.add(session)
 
     def _unfit(self, spec: DraftSpec) -> str | None:
@@ -298,10 +310,12 @@ class DrafterService:
         link = self._link_of.pop(session_id, None)
         if link is not None:
             link.remove(session_id)
+        self._spans.over(session_id)
 
     def _give_up(self, session_id: bytes, cause: DraftEndCause, reason: str) -> None:
         """Stops drafting for a session by ourselves; its router is told."""
         peer, opening = self._owners.get(session_id, (None, 0))
+        self._spans.given_up(session_id, reason)
         self._close(session_id)
         if peer is not None:
             peer.end(session_id, opening, cause, reason)
@@ -322,6 +336,7 @@ class DrafterService:
             await cancel([self._reaching])
         for link in list(self._links.values()):
             await link.close()
+        self._spans.close()
 
 
 async def source(config: DrafterConfig, start_followers: StartFollowers | None = None) -> Source:
@@ -354,7 +369,8 @@ async def start(
         encrypted = any(url.encrypted for url in config.joining.urls)
         credentials = Trust(config.joining.join_ca) if encrypted else None
     found = await source(config, start_followers)
-    service = DrafterService(found.info, found.tokenizer, credentials)
+    tracer = tracer_of(config.export, found.info.identity)
+    service = DrafterService(found.info, found.tokenizer, credentials, tracer)
     service.use(found.proposer(service.on_change, service.on_failed))
     service.add_to(server, called=registrar is not None)
     membership = Joined(config.joining, service, credentials) if registrar is None else Registered(registrar)

@@ -30,6 +30,7 @@ from outrider.wire.hello import Identity, check_hello
 from outrider.wire.load import DrafterLoad, Load, VerifierLoad
 from outrider.wire.methods import DRAFTER_SESSIONS, GET_TOKENIZER, VERIFIER_SESSIONS, Method
 from outrider.wire.session import FinishReason, SessionId, SessionParams
+from outrider.wire.trace_context import TraceContext
 from outrider.wire.verifier_sessions import (
     CancelSession,
     CloseSession,
@@ -109,10 +110,8 @@ class Worker(Generic[Listener]):
         return len(self._listeners)
 
     async def greet(self, hello: object) -> Any:
-        """Exchanges hellos and returns the worker's.
-
-        Raises PeerRefused or Unavailable if the worker at the address is not the registered one.
-        """
+        """Exchanges hellos and returns the worker's. Raises PeerRefused or Unavailable if the worker at the
+        address is not the registered one."""
         self._send(hello)
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
@@ -244,9 +243,10 @@ class Verifier(Worker[VerifierListener]):
         num_speculative_tokens: int,
         draft_key: bytes,
         listener: VerifierListener,
+        trace: TraceContext | None = None,
     ) -> None:
-        opening = self._opened(session_id, listener)
-        self._tell(OpenSession(session_id, params, tuple(output), num_speculative_tokens, draft_key, opening))
+        k, opening = num_speculative_tokens, self._opened(session_id, listener)
+        self._tell(OpenSession(session_id, params, tuple(output), k, draft_key, opening, trace))
 
     def set_speculation(self, session_id: SessionId, num_speculative_tokens: int) -> None:
         self._tell(SetSpeculation(session_id, self._opening_of(session_id), num_speculative_tokens))
@@ -331,10 +331,11 @@ class Drafter(Worker[DrafterListener]):
         target_vocab_size: int,
         target: str,
         listener: DrafterListener,
+        trace: TraceContext | None = None,
     ) -> None:
         opened = OpenDraft(
             *(session_id, params, tuple(output), verifier_address, draft_key, window, target_vocab_size),
-            *(self._opened(session_id, listener), target),
+            *(self._opened(session_id, listener), target, trace),
         )
         self._send(DrafterCommand(command=opened))
 

@@ -44,7 +44,7 @@ class ReachVerifier(_message.Message):
     def __init__(self, verifier_address: _Optional[str] = ...) -> None: ...
 
 class OpenDraft(_message.Message):
-    __slots__ = ("session_id", "params", "output", "verifier_address", "draft_key", "window", "target_vocab_size", "target", "opening")
+    __slots__ = ("session_id", "params", "output", "verifier_address", "draft_key", "window", "target_vocab_size", "target", "opening", "traceparent", "tracestate")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +54,8 @@ class OpenDraft(_message.Message):
     TARGET_VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     OPENING_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    TRACESTATE_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     params: _common_pb2.SessionParams
     output: _containers.RepeatedScalarFieldContainer[int]
@@ -63,7 +65,9 @@ class OpenDraft(_message.Message):
     target_vocab_size: int
     target: str
     opening: int
-    def __init__(self, session_id: _Optional[bytes] = ..., params: _Optional[_Union[_common_pb2.SessionParams, _Mapping]] = ..., output: _Optional[_Iterable[int]] = ..., verifier_address: _Optional[str] = ..., draft_key: _Optional[bytes] = ..., window: _Optional[int] = ..., target_vocab_size: _Optional[int] = ..., target: _Optional[str] = ..., opening: _Optional[int] = ...) -> None: ...
+    traceparent: str
+    tracestate: str
+    def __init__(self, session_id: _Optional[bytes] = ..., params: _Optional[_Union[_common_pb2.SessionParams, _Mapping]] = ..., output: _Optional[_Iterable[int]] = ..., verifier_address: _Optional[str] = ..., draft_key: _Optional[bytes] = ..., window: _Optional[int] = ..., target_vocab_size: _Optional[int] = ..., target: _Optional[str] = ..., opening: _Optional[int] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ...) -> None: ...
 
 class SetWindow(_message.Message):
     __slots__ = ("session_id", "window", "opening")

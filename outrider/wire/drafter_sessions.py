@@ -22,6 +22,7 @@ from outrider.wire.description import WorkerInfo
 from outrider.wire.hello import Hello, Role, check_hello, hello_from_wire, hello_to_wire
 from outrider.wire.load import DrafterLoad
 from outrider.wire.session import SessionParams
+from outrider.wire.trace_context import TraceContext
 
 MOST_ENDED = 256  # sessions in one message
 MAX_EVENTS_BYTES = 2**18  # so many with their reasons, and the round trips to some thousand verifiers
@@ -40,6 +41,7 @@ class OpenDraft:
     target_vocab_size: int  # ids at or above it are never drafted
     opening: int  # number of this command on its stream
     target: str = ""  # fingerprint of the target model
+    trace: TraceContext | None = None  # to which belongs what is done for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,7 @@ def _command_to_wire(said: DrafterCommand) -> drafter_pb2.DrafterCommand:
                 target_vocab_size=asked.target_vocab_size,
                 opening=asked.opening,
                 target=asked.target,
+                **({} if asked.trace is None else asked.trace.fields),
             )
             return drafter_pb2.DrafterCommand(open=opened)
         case SetWindow(session_id, opening, window):
@@ -147,6 +150,7 @@ def _command_from_wire(message: drafter_pb2.DrafterCommand) -> DrafterCommand:
                 asked.target_vocab_size,
                 asked.opening,
                 asked.target,
+                TraceContext.of(asked),
             )
             return DrafterCommand(command=opened)
         case "window":
