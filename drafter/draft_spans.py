@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from drafter.session import DraftSession
-from outrider.telemetry.spans import Span
+from outrider.telemetry.spans import Figures, Span
 
 if TYPE_CHECKING:
     from outrider.telemetry.otlp import Otlp
@@ -23,7 +23,7 @@ class DraftSpans:
     def begin(self, session: DraftSession, verifier_address: str) -> None:
         if self._tracer is None:
             return
-        told = {
+        told: Figures = {
             "outrider.session.id": session.id.hex(),
             "gen_ai.request.model": self._model,
             "outrider.verifier.address": verifier_address,
