@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,7 +61,8 @@ def _print_once(http: httpx.Client, url: str, console: Console) -> None:
     from outrider_cli.live_board import Board, frame
 
     board = Board()
-    board.take(next(live(http, url)))
+    with closing(live(http, url)) as moments:
+        board.take(next(moments))
     if not console.is_terminal:
         console.width = max(console.width, ASKED_WIDTH)
     console.print(frame(board, url, console.width))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import httpx
@@ -18,7 +18,7 @@ FOR_EVER = frozenset({400, 401, 403, 404, 405})  # statuses after which trying a
 Told = dict[str, Any]  # docs/api.md, "The live service"
 
 
-def live(http: httpx.Client, url: str) -> Iterator[Told]:
+def live(http: httpx.Client, url: str) -> Generator[Told, None, None]:
     """Yields what the router at `url` tells, twice a second. Raises Unavailable where it cannot be reached,
     breaks off or refuses for now, Unauthenticated where it wants another key, InvalidRequest where this is
     no router."""
