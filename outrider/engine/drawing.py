@@ -1,4 +1,4 @@
-"""How tokens are drawn in recorded steps: from logits that stay where they are, by numbers on the device.
+"""How tokens are drawn in recorded steps: from logits that stay where they are.
 
 Here by torch's own operations; kernel_drawing.py has a GPU's own. Both give the tokens that `draw` does.
 """
@@ -6,16 +6,20 @@ Here by torch's own operations; kernel_drawing.py has a GPU's own. Both give the
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from outrider.engine.group import Group
 from outrider.errors import in_one_line
 from outrider.sampling.draw_kernels import draw_kernels
 from outrider.sampling.noise import gumbel_of_ids
-from outrider.sampling.shaping import MOST
+from outrider.sampling.sampler import draw
+from outrider.sampling.shaping import MOST, Row
+from outrider.uploading import uploaded
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +30,7 @@ for the likeliest token."""
 
 
 class Drawing(Protocol):
-    """Everything in it can be recorded."""
+    """What `take`, `draw` and `rank` do can be recorded. The host waits for nothing here."""
 
     @property
     def logits(self) -> torch.Tensor:
@@ -54,6 +58,11 @@ class Drawing(Protocol):
     def rank(self, numbers: Numbers, out: torch.Tensor) -> None:
         """Leaves the best ids of each row, and the bits of their float32 shares, in `out` [n, 2, count]
         int32. For a model that is not divided."""
+        ...
+
+    def draw_whole(self, rows: Sequence[Row], at: Sequence[int], vocab_size: int) -> None:
+        """Leaves the tokens of rows that stand `at` these places, whatever they ask for. Their logits may
+        change. Processes that follow have no rows, and no tokens to leave."""
         ...
 
 
@@ -97,6 +106,9 @@ class TorchDrawing:
             out[some, 0, places] = self._ids[best.indices].int()
             out[some, 1, places] = shares.view(torch.int32)
 
+    def draw_whole(self, rows: Sequence[Row], at: Sequence[int], vocab_size: int) -> None:
+        draw_whole(self, self._group, rows, at, vocab_size)
+
     def _barred(self) -> torch.Tensor:
         barred = self._ids >= self.limit
         if self._named:
@@ -109,6 +121,16 @@ class TorchDrawing:
         most = self._group.greatest(logits)[:, None]
         shaped = (logits - most) / temperature.view(torch.float64).float()[:, None]
         return shaped + gumbel_of_ids(keys, self._ids)
+
+
+def draw_whole(
+    drawing: Drawing, group: Group, rows: Sequence[Row], at: Sequence[int], vocab_size: int
+) -> None:
+    """Draws from copies of the rows' logits, which the processes of the group bring together."""
+    places = uploaded(np.array(at), drawing.logits.device)
+    logits = group.whole(drawing.logits.index_select(0, places))
+    if rows:
+        drawing.tokens.index_copy_(0, places, draw(logits, rows, vocab_size))
 
 
 def drawing_for(

@@ -10,6 +10,7 @@ from collections.abc import Coroutine, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 
 from outrider.engine.engine import Engine
@@ -20,6 +21,7 @@ from outrider.engine.step_message import Kind, Words, decode, encode, encode_wor
 from outrider.sampling.how import How
 from outrider.sampling.sampler import draw
 from outrider.sampling.vocab_parallel import Draws, choose_vocab_parallel, greatest, likeliest
+from outrider.uploading import uploaded
 
 
 class RankGroup:
@@ -61,7 +63,7 @@ class RankGroup:
             allowed, draws.numbers, self.ids.start, self.ranks.gather
         ).tolist()
         if whole := draws.which(How.WHOLE):
-            some = self.whole(logits[torch.tensor(whole, device=logits.device)])
+            some = self.whole(logits[uploaded(np.array(whole), logits.device)])
             if draws.rows:
                 drawn = draw(some, [draws.rows[index] for index in whole], draws.vocab_size).tolist()
                 for index, token in zip(whole, drawn, strict=True):

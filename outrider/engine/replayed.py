@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from outrider.engine.flat_inputs import FlatStep, recorded_shapes
@@ -21,9 +20,8 @@ from outrider.engine.step_inputs import Work
 from outrider.errors import PeerLost, in_one_line
 from outrider.sampling.how import How
 from outrider.sampling.ranked import Ranked
-from outrider.sampling.sampler import MOST_RANKED, Row, draw, rank
+from outrider.sampling.sampler import MOST_RANKED, Row, rank
 from outrider.sampling.vocab_parallel import Draws, vocab_parallel
-from outrider.uploading import uploaded
 from outrider.wire.description import ModelInfo
 
 log = logging.getLogger(__name__)
@@ -60,14 +58,12 @@ class Replayed:
         if prepared.shape not in self.graphs.shapes:
             return self.calls.choose(prepared, draws)
         self.graphs.allow(draws.vocab_size)
-        logits = self.graphs.run(prepared)
+        self.graphs.run(prepared)
         if noisy := draws.which(How.NOISY):
             self.graphs.draw_noisy(noisy, [draws.numbers[index] for index in noisy])
         if whole := draws.which(How.WHOLE):
-            some = self.calls.group.whole(logits[uploaded(np.array(whole), logits.device)])
-            if draws.rows:
-                rows = [draws.rows[index] for index in whole]
-                self.graphs.replace(whole, draw(some, rows, draws.vocab_size))
+            rows = [draws.rows[index] for index in whole] if draws.rows else []
+            self.graphs.drawing.draw_whole(rows, whole, draws.vocab_size)
         if not draws.numbers:
             self.calls.wait()
         return self.graphs.tokens(len(draws.numbers))

@@ -32,7 +32,6 @@ from outrider.sampling.how import How
 from outrider.sampling.ranked import Ranked, ranked_of
 from outrider.sampling.sampler import MOST_RANKED
 from outrider.sampling.vocab_parallel import VocabParallelRow
-from outrider.uploading import uploaded
 
 
 class Upload:
@@ -149,11 +148,6 @@ class StepGraphs:
             self._load_draws(range(len(drawn)), drawn, size)
             self._ranks[size]()
         return ranked_of(self._ranked[: len(drawn)].cpu().numpy(), min(count, self._ids_allowed()))
-
-    def replace(self, rows: Sequence[int], tokens: torch.Tensor) -> None:
-        """Sets the tokens of rows of the last step."""
-        with torch.inference_mode():
-            self.drawing.tokens[uploaded(np.array(rows), self.drawing.tokens.device)] = tokens
 
     def tokens(self, rows: int) -> list[int]:
         """Returns the last step's tokens: here, and only here, the host waits for the device."""

@@ -195,10 +195,12 @@ def _cut(
     logits: torch.Tensor, parts: torch.Tensor, columns: Columns, packed: PackedRows, fields: Fields
 ) -> torch.Tensor:
     counted = packed.rows if packed.top_k or packed.top_p else 0
-    tables = parts.new_zeros(counted, 2 * triton_cuts.PARTS * triton_cuts.BINS.value)
+    tables = parts.new_zeros(counted, 2, triton_cuts.PARTS, triton_cuts.BINS.value)
+    states = parts.new_empty(counted, 2, 2)
     cuts = parts.new_empty(packed.rows)
-    rows = (logits, parts, fields.at, fields.temperature, fields.top_k, fields.top_p)
-    named = (columns.ids, columns.limit, tables)
+    cut_by = (fields.top_k, fields.top_p)
+    rows = (logits, parts, fields.at, fields.temperature, *cut_by)
+    found = (columns.ids, columns.limit, tables, states)
     where = (columns.first, columns.width, logits.stride(0), parts.shape[1])
     how = {
         "PADDED": triton.next_power_of_2(parts.shape[1]),
@@ -208,12 +210,15 @@ def _cut(
     }
     tiles = triton.cdiv(columns.width, triton_cuts.TILE)
     with _on(logits):
-        for mass in [each for each, wanted in ((False, packed.top_k), (True, packed.top_p)) if wanted]:
+        for mass in [each for each, wanted in ((0, packed.top_k), (1, packed.top_p)) if wanted]:
             for part in range(triton_cuts.PARTS):
                 triton_cuts.count_part[(tiles, packed.rows)](
-                    *rows, *named, *where, MASS=mass, PART=part, **how
+                    *rows, *found, *where, MASS=mass, PART=part, **how
                 )
-        triton_cuts.find_cut[(packed.rows,)](*rows, fields.floor, *named, cuts, *where, **how)
+                triton_cuts.narrow[(packed.rows,)](
+                    *cut_by, tables, states, MASS=mass, PART=part, BINS=triton_cuts.BINS.value
+                )
+        triton_cuts.find_cut[(packed.rows,)](*rows, fields.floor, *found, cuts, *where, **how)
     return cuts
 
 

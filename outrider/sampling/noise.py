@@ -20,7 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
+
+from outrider.uploading import uploaded
 
 MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -92,7 +95,7 @@ def _bits(starts: torch.Tensor, width: int, offset: int = 0) -> Iterator[tuple[s
 
 
 def _starts(keys: Sequence[int], device: torch.device) -> torch.Tensor:
-    return torch.tensor([_signed(key) for key in keys], dtype=torch.int64, device=device)
+    return uploaded(np.array(keys, dtype=np.uint64).view(np.int64), device)
 
 
 def _uniform(bits: torch.Tensor) -> torch.Tensor:

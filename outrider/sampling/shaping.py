@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from outrider.grammar import Allowed
 from outrider.sampling.cuts import beyond_mass, kth_largest
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.token_counts import TokenCounts
+from outrider.uploading import uploaded
 
 SMALLEST_TEMPERATURE = 1e-30  # below it float32 divides by zero; as good as greedy already
 MOST = torch.finfo(torch.float32).max
@@ -46,16 +47,13 @@ def change(logits: torch.Tensor, rows: Sequence[Row]) -> None:
     for index, row in enumerate(rows):
         if row.allowed is not None and (mask := row.allowed()) is not None:
             bits = np.unpackbits(mask, count=logits.shape[1], bitorder="little")
-            logits[index, torch.from_numpy(bits == 0).to(logits.device)] = -torch.inf
+            logits[index].masked_fill_(uploaded(bits == 0, logits.device), -torch.inf)
 
 
 def shape(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
     """Returns log p' [R, V] up to a constant a row: -inf where a token is ruled out, 0 at the likeliest."""
-    temperature = torch.tensor(
-        [max(row.params.temperature, SMALLEST_TEMPERATURE) for row in rows],
-        dtype=logits.dtype,
-        device=logits.device,
-    )
+    of_rows = [max(row.params.temperature, SMALLEST_TEMPERATURE) for row in rows]
+    temperature = uploaded(np.array(of_rows, np.float32), logits.device)
     most = logits.amax(-1, keepdim=True)
     shaped = ((logits - most) / temperature[:, None]).clamp_(-MOST, MOST)
     for params, which in _by_params(rows):
@@ -160,8 +158,8 @@ def _there(
     logits: torch.Tensor, row_of: Ids, token: Ids, *columns: npt.NDArray[np.float32]
 ) -> list[torch.Tensor]:
     """Returns the columns on the logits' device, without ids that cannot be drawn: a prompt may hold some."""
-    found = [torch.from_numpy(column).to(logits.device) for column in (row_of, token, *columns)]
+    found: list[npt.NDArray[Any]] = [row_of, token, *columns]
     if token.max(initial=0) >= logits.shape[1]:
-        there = found[1] < logits.shape[1]
+        there = token < logits.shape[1]
         found = [column[there] for column in found]
-    return found
+    return [uploaded(column, logits.device) for column in found]

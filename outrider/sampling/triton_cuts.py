@@ -18,7 +18,7 @@ TWICE = tl.constexpr(20)
 LOWEST = tl.constexpr(2**10 - 1)  # the bits of one
 BINS = tl.constexpr(2**11)  # of a part
 PARTS = 3
-TILE = 4096  # ids of a program, which also looks through the bins
+TILE = 4096  # ids of a program
 WARPS = 8
 UNIT = tl.constexpr(2.0**44)  # units of the likeliest token's mass; 2**18 such tokens are below 2**63
 
@@ -35,34 +35,9 @@ def magnitude_of(shaped):
 
 
 @triton.jit
-def limit_in(table, wanted):
-    """Returns the first bin with which `wanted` is reached, and what the bins before it have together."""
-    place = tl.arange(0, BINS)
-    bins = tl.load(table + place)
-    found = tl.sum((tl.cumsum(bins, 0) < wanted).to(tl.int32), 0)
-    return found, tl.sum(tl.where(place < found, bins, 0), 0)
-
-
-@triton.jit
-def kth_of(table, k):
-    """Returns the magnitude of the k-th likeliest token, from the counts of all three parts."""
-    first, before = limit_in(table, k)
-    second, more = limit_in(table + BINS, k - before)
-    third, _ = limit_in(table + 2 * BINS, k - before - more)
-    return (first << TWICE) | (second << BITS) | third
-
-
-@triton.jit
 def last_of(magnitude):
     """Returns the key of a number of this magnitude that all tokens with as much reach."""
     return key_of(-(magnitude.to(tl.float32, bitcast=True)), tl.full([], HIGHEST, tl.int32))
-
-
-@triton.jit
-def wanted_mass(table, top_p):
-    """Returns of how much mass before it a token is ruled out, from that of the first part's bins."""
-    total = tl.sum(tl.load(table + tl.arange(0, BINS)), 0)
-    return tl.ceil(top_p * total.to(tl.float64)).to(tl.int64)
 
 
 @triton.jit
@@ -76,12 +51,13 @@ def count_part(
     ids_of,
     limit_at,
     tables,  # int64 of each row: counts and masses, [2, 3, BINS]
+    states,  # int64 of each row: for top_k and for top_p, see `narrow`, [2, 2]
     first,
     width,
     stride,
     count,
     PADDED: tl.constexpr,
-    MASS: tl.constexpr,  # whether for top_p, or for top_k
+    MASS: tl.constexpr,  # 1 for top_p, 0 for top_k
     PART: tl.constexpr,
     NAMED: tl.constexpr,
     TILE: tl.constexpr,
@@ -91,15 +67,12 @@ def count_part(
     at = tl.load(rows + row)
     temperature = tl.load(temperatures + row).to(tl.float32)
     k = tl.load(top_ks + row)
-    top_p = tl.load(top_ps + row)
-    counts = tables + row * 6 * BINS
-    table = counts
-    wanted_here = (temperature > 0) & (k > 0)
+    table = tables + ((row * 2 + MASS) * 3 + PART) * BINS
+    cut = k > 0
     if MASS:
-        table = counts + 3 * BINS
-        wanted_here = (temperature > 0) & (top_p < 1)
-    if wanted_here:
-        _place, _inside, allowed, _ids, value, most, _best = row_of(
+        cut = tl.load(top_ps + row) < 1
+    if cut & (temperature > 0):
+        _, _, member, _, value, most, _ = row_of(
             logits + at * stride,
             parts + at * count,
             count,
@@ -114,27 +87,50 @@ def count_part(
         )
         shaped = shaped_of(value, most, temperature)
         magnitude = magnitude_of(shaped)
-        member = allowed
-        if MASS and k > 0:
-            member = member & (magnitude <= kth_of(counts, k))
-        if PART == 0:
-            place_of_bin = magnitude >> TWICE
-        else:
-            wanted = wanted_mass(table, top_p) if MASS else k
-            prefix, before = limit_in(table, wanted)
-            if PART == 1:
-                member = member & ((magnitude >> TWICE) == prefix)
-                place_of_bin = (magnitude >> BITS) & LOWEST
-            else:
-                second, _more = limit_in(table + BINS, wanted - before)
-                member = member & ((magnitude >> BITS) == ((prefix << BITS) | second))
-                place_of_bin = magnitude & LOWEST
         if MASS:
             weight = mass_of(shaped)
             member = member & (weight > 0)
+            if k > 0:
+                member = member & (magnitude <= tl.load(states + row * 4))
         else:
             weight = tl.full(magnitude.shape, 1, tl.int64)
-        tl.atomic_add(table + PART * BINS + place_of_bin, weight, mask=member, sem="relaxed")
+        if PART == 0:
+            place = magnitude >> TWICE
+        else:
+            prefix = tl.load(states + row * 4 + 2 * MASS)
+            if PART == 1:
+                member = member & ((magnitude >> TWICE) == prefix)
+                place = (magnitude >> BITS) & LOWEST
+            else:
+                member = member & ((magnitude >> BITS) == prefix)
+                place = magnitude & LOWEST
+        tl.atomic_add(table + place, weight, mask=member, sem="relaxed")
+
+
+@triton.jit
+def narrow(
+    top_ks, top_ps, tables, states, MASS: tl.constexpr, PART: tl.constexpr, BINS: tl.constexpr
+) -> None:
+    """Leaves in which bin of a part the last token that stays is: the bits so far of its magnitude, and what
+    is still wanted of tokens with these bits."""
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.arange(0, BINS)
+    bins = tl.load(tables + ((row * 2 + MASS) * 3 + PART) * BINS + place)
+    state = states + row * 4 + 2 * MASS
+    if PART > 0:
+        prefix = tl.load(state)
+        wanted = tl.load(state + 1)
+    else:
+        prefix = tl.full([], 0, tl.int64)
+        if MASS:
+            total = tl.sum(bins, 0).to(tl.float64)
+            wanted = tl.ceil(tl.load(top_ps + row) * total).to(tl.int64)
+        else:
+            wanted = tl.load(top_ks + row)
+    found = tl.sum((tl.cumsum(bins, 0) < wanted).to(tl.int64), 0)
+    before = tl.sum(tl.where(place < found, bins, 0), 0)
+    tl.store(state, (prefix << BITS) | found)
+    tl.store(state + 1, wanted - before)
 
 
 @triton.jit
@@ -149,6 +145,7 @@ def find_cut(
     ids_of,
     limit_at,
     tables,
+    states,
     cuts,  # int64: keys, see triton_draws.score
     first,
     width,
@@ -162,29 +159,22 @@ def find_cut(
     row = tl.program_id(0).to(tl.int64)
     at = tl.load(rows + row)
     temperature = tl.load(temperatures + row).to(tl.float32)
-    k = tl.load(top_ks + row)
-    top_p = tl.load(top_ps + row)
     floor = tl.load(floors + row).to(tl.float32)
-    counts = tables + row * 6 * BINS
     cut = tl.full([], NOTHING, tl.int64)
-    if (temperature > 0) & (k > 0):
-        cut = last_of(kth_of(counts, k))
-    if (temperature > 0) & (top_p < 1):
-        masses = counts + 3 * BINS
-        wanted = wanted_mass(masses, top_p)
-        prefix, before = limit_in(masses, wanted)
-        second, more = limit_in(masses + BINS, wanted - before)
-        third, most_more = limit_in(masses + 2 * BINS, wanted - before - more)
-        magnitude = (prefix << TWICE) | (second << BITS) | third
-        unit = mass_of(-(magnitude.to(tl.float32, bitcast=True)))
-        staying = (wanted - before - more - most_more + unit - 1) // unit  # of those that are equal
+    if (temperature > 0) & (tl.load(top_ks + row) > 0):
+        cut = last_of(tl.load(states + row * 4).to(tl.int32))
+    if (temperature > 0) & (tl.load(top_ps + row) < 1):
+        magnitude = tl.load(states + row * 4 + 2).to(tl.int32)
+        value = -(magnitude.to(tl.float32, bitcast=True))
+        unit = mass_of(value)
+        staying = (tl.load(states + row * 4 + 3) + unit - 1) // unit  # of those that are equal
         cut = last_of(magnitude)
-        if staying * unit < tl.load(masses + 2 * BINS + third):
+        if staying * unit < tl.load(tables + ((row * 2 + 1) * 3 + 2) * BINS + (magnitude & LOWEST)):
             limit = tl.load(limit_at)
             seen = tl.full([], 0, tl.int64)
             last = tl.full([], 0, tl.int32)
             for tile in range(tl.cdiv(width, TILE)):
-                place, _inside, allowed, _ids, value, most, _best = row_of(
+                place, _, allowed, _, logit, most, _ = row_of(
                     logits + at * stride,
                     parts + at * count,
                     count,
@@ -197,11 +187,11 @@ def find_cut(
                     PADDED,
                     TILE,
                 )
-                equal = allowed & (magnitude_of(shaped_of(value, most, temperature)) == magnitude)
+                equal = allowed & (magnitude_of(shaped_of(logit, most, temperature)) == magnitude)
                 order = seen + tl.cumsum(equal.to(tl.int64), 0)
                 last = tl.maximum(last, tl.max(tl.where(equal & (order <= staying), place, 0), 0))
                 seen += tl.sum(equal.to(tl.int64), 0)
-            cut = key_of(-(magnitude.to(tl.float32, bitcast=True)), first + last)
+            cut = key_of(value, first + last)
     if temperature > 0:
         cut = tl.maximum(cut, key_of(floor, tl.full([], HIGHEST, tl.int32)))
     tl.store(cuts + row, cut)

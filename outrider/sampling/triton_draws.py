@@ -37,6 +37,11 @@ def value_of(key):
 
 
 @triton.jit
+def finite(value):
+    return tl.where(value == float("-inf"), 0.0, value)
+
+
+@triton.jit
 def place_of(key):
     return ((key & HIGHEST) ^ HIGHEST).to(tl.int32)
 
@@ -207,9 +212,7 @@ def score(
         key = tl.where(inside, key_of(value, first + place), NOTHING)
         top = tl.max(key, 0)
         if SHARES:
-            level = value_of(top)
-            terms = tl.where(level == float("-inf"), 0.0, tl.exp(value - level))
-            tl.store(sums + row * tiles + tile, tl.sum(terms, 0))
+            tl.store(sums + row * tiles + tile, tl.sum(tl.exp(value - finite(value_of(top))), 0))
         tl.store(target, top)
         for index in tl.static_range(1, COUNT):
             key = tl.where(key == top, NOTHING, key)
@@ -247,7 +250,7 @@ def merge_shares(
     place = tl.arange(0, WIDE)
     keys = tl.load(parts + row * tiles * COUNT + place, mask=place < tiles * COUNT, other=NOTHING)
     top = tl.max(keys, 0)
-    level = value_of(top)
+    level = finite(value_of(top))
     tile = tl.arange(0, PADDED)
     of_tile = value_of(tl.load(parts + (row * tiles + tile) * COUNT, mask=tile < tiles, other=NOTHING))
     own = tl.load(sums + row * tiles + tile, mask=tile < tiles, other=0.0)

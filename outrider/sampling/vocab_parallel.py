@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 
 from outrider.sampling.how import How, how
 from outrider.sampling.noise import gumbel, row_key
 from outrider.sampling.shaping import SMALLEST_TEMPERATURE, Row
+from outrider.uploading import uploaded
 
 Gather = Callable[
     [torch.Tensor], tuple[torch.Tensor, ...]
@@ -73,11 +75,12 @@ def choose_vocab_parallel(
     Of equals the lowest id is taken, since ranks hold ascending slices."""
     noisy = [index for index, row in enumerate(rows) if row.how is How.NOISY]
     if noisy:
-        index = torch.tensor(noisy, device=logits.device)
+        index = uploaded(np.array(noisy), logits.device)
         most = greatest(logits[index], gather)[:, None]  # [n, 1] of the whole row
         if logits.shape[1]:
             some = [rows[i] for i in noisy]
-            temperature = torch.tensor([row.temperature for row in some], device=logits.device)[:, None]
+            of_rows = np.array([row.temperature for row in some], np.float32)
+            temperature = uploaded(of_rows, logits.device)[:, None]
             noise = gumbel([row.key for row in some], logits.shape[1], logits.device, first)
             logits = logits.index_copy(0, index, (logits[index] - most) / temperature + noise)
     return likeliest(logits, first, gather)

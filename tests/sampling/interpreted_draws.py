@@ -170,7 +170,7 @@ def test_recorded_steps_draw_the_same_with_kernels_and_without(named: bool) -> N
     ways: list[Drawing] = [
         way(Alone(VOCAB), 9, torch.device("cpu"), vocabulary) for way in (TorchDrawing, KernelDrawing)
     ]
-    for limit in (5, VOCAB, 2 * VOCAB):
+    for limit in (5, 1300, VOCAB, 2 * VOCAB):
         given = 3 * torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(limit)).half()
         rows = [any_row(rng, shaped=False) for _ in range(4)]
         told, greedy = numbers(rows, [3, 0, 5, 8]), numbers(rows, [1, 2, 3, 4])
@@ -188,6 +188,14 @@ def test_recorded_steps_draw_the_same_with_kernels_and_without(named: bool) -> N
         shares = [each[:, 1].contiguous().view(torch.float32) for each in ranks]
         assert torch.allclose(shares[0], shares[1], rtol=1e-4, atol=1e-30)
         assert ranks[0][:, 0, 0].tolist() == ranks[1][:, 0, 0].tolist()
+        if not named:
+            shaped = [any_row(rng, shaped=True) for _ in range(3)]
+            for way in ways:
+                way.draw_whole(shaped, [4, 1, 2], limit)
+            assert plain.tokens.tolist()[:6] == kernels.tokens.tolist()[:6]
+            assert (
+                kernels.tokens[[4, 1, 2]].tolist() == draw(given.float()[[4, 1, 2]], shaped, limit).tolist()
+            )
 
 
 def test_kernels_that_draw_wrongly_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

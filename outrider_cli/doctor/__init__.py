@@ -1,1 +1,0 @@
-"""The checks of `outrider doctor`: each returns what it found, and prints nothing."""
