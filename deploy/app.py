@@ -67,7 +67,7 @@ def application(told: AppArgs, host: str | None = None) -> Application:
     if told.both:
         lookup = serve.deployment(name="Lookup", **lookup_options(told), **logged)(DrafterReplica)
         workers.append(lookup.bind(None, told.propose, told.lookup, network, source))
-    options = RouterOptions(told.sessions, network.protection, told.api_keys, network.logging)
+    options = RouterOptions(told.sessions, network, told.api_keys)
     routers = serve.deployment(name="Router", **router_options(told), **logged)(Ingress)
     return routers.bind(options, source, *workers)
 

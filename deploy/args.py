@@ -6,6 +6,7 @@ under `args:`, where a pool's settings may be nested.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from outrider.options.engine import EngineOptions, StepLimits
 from outrider.options.option import build, default_of, options
 from outrider.options.protection import Protection
 from outrider.options.sessions import SessionOptions
-from outrider.options.telemetry import Logging
+from outrider.options.telemetry import Export, Logging, named_in
 from verifier.config import VerifierConfig
 
 Count = Annotated[int, Field(ge=1)]
@@ -124,9 +125,9 @@ class TlsArgs(Settings):
     domain: Name | None = None  # workers are ADDRESS-WITH-DASHES.DOMAIN there; None = by address
 
 
-@with_options(Logging)
+@with_options(Logging, Export)
 class NetworkArgs(Settings):
-    """How a worker is reached, and how it logs: what it needs of AppArgs."""
+    """How a process is reached, and what it says of itself: what it needs of AppArgs."""
 
     tls: TlsArgs | None = None
     insecure: bool = False
@@ -135,6 +136,11 @@ class NetworkArgs(Settings):
     @property
     def logging(self) -> Logging:
         return build(Logging, dict(self))
+
+    @property
+    def export(self) -> Export:
+        """Returns it as it is for a process of this node: its environment may name a collector."""
+        return build(Export, {**dict(self), "from_environment": named_in(os.environ)})
 
     @property
     def protection(self) -> Protection:
@@ -149,7 +155,7 @@ class NetworkArgs(Settings):
         return f"{host.replace('.', '-').replace(':', '-')}.{self.tls.domain}"
 
 
-@with_options(Logging)
+@with_options(Logging, Export)
 @with_options(SessionOptions, only=("num_speculative_tokens", "seed", "drafters_per_session"))
 class AppArgs(Settings):
     """Everything, validated. Without target it is the demo pair; with a target alone it is plain decoding."""
@@ -174,8 +180,8 @@ class AppArgs(Settings):
 
     @property
     def network(self) -> NetworkArgs:
-        logging = {told.name: getattr(self, told.name) for told in options(Logging)}
-        return NetworkArgs(tls=self.tls, insecure=self.insecure, **logging)
+        told = {each.name: getattr(self, each.name) for group in (Logging, Export) for each in options(group)}
+        return NetworkArgs(tls=self.tls, insecure=self.insecure, **told)
 
     @model_validator(mode="before")
     @classmethod

@@ -14,14 +14,13 @@ from ray import serve
 from ray.serve.grpc_util import RayServegRPCContext
 from ray.serve.handle import DeploymentHandle
 
+from deploy.args import NetworkArgs
 from deploy.grpc_context import call, stream
 from deploy.registry import StoreSource, open_store
 from outrider.errors import Unhealthy
 from outrider.net.grpc_health import HealthServicer
 from outrider.net.tls import opened
-from outrider.options.protection import Protection
 from outrider.options.sessions import SessionOptions
-from outrider.options.telemetry import Logging
 from outrider.telemetry.logs import log_to_stderr
 from outrider.worker.garbage import spare_what_is_there
 from router.api.access import guarded
@@ -46,9 +45,8 @@ class RouterOptions:
     """What a router is told."""
 
     sessions: SessionOptions
-    protection: Protection
+    network: NetworkArgs
     api_keys: str | None  # file on this node
-    logging: Logging
 
 
 @serve.ingress()
@@ -59,7 +57,7 @@ class Ingress:
         self, options: RouterOptions, source: StoreSource, *workers: DeploymentHandle[Any]
     ) -> None:
         """`workers` are named only so that Serve deploys them: they are found in the store."""
-        log_to_stderr(options.logging)
+        log_to_stderr(options.network.logging)
         file, sessions = options.api_keys, options.sessions
         keys = keys_of(None, os.environ.get(API_KEYS)) if file is None else keys_of(Path(file), None)
         self._router = Router(
@@ -75,13 +73,14 @@ class Ingress:
             same_numerics=sessions.same_numerics,
             drafters_per_session=sessions.drafters_per_session,
             keys=keys,
-            tls=opened(options.protection.tls),
+            tls=opened(options.network.protection.tls),
+            export=options.network.export,
         )
         await self._router.start()
         spare_what_is_there()
         self._end = asyncio.create_task(self._router.wait())
         generation = GenerationServicer(self._router.intake, self._router.metrics)
-        self._generation: Any = GrpcRequestIds(guarded(generation, self._router.access))
+        self._generation: Any = GrpcRequestIds(guarded(generation, self._router.access), self._router.tracer)
         self._health = HealthServicer(self._router.sessions.ready, [SERVICE])
 
     def __serve_build_asgi_app__(self) -> FastAPI:

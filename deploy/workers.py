@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -141,7 +142,8 @@ def _told(args: PoolArgs, network: NetworkArgs, host: str) -> dict[str, Any]:
     """Returns what a worker on that node is told, as the configurations name it."""
     host = network.host or host
     protection = {told.name: told.default for told in options(network.protection)}
-    return {**dict(args), **protection, "host": host, "advertise": network.advertised(host)}
+    export = asdict(network.export)
+    return {**dict(args), **protection, **export, "host": host, "advertise": network.advertised(host)}
 
 
 def _nodes() -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from outrider.options.memory import parse_memory
 from outrider.options.model_id import checkpoint_name
 from outrider.options.option import check, option, wrong
 from outrider.options.protection import Protection
+from outrider.options.telemetry import Export
 from outrider.options.worker import Joining, Listen, Registration, check_joining, check_worker
 
 
@@ -52,6 +53,7 @@ class DrafterConfig:
         metavar="SIZE",
         shown="none are remembered",
     )
+    export: Export = field(default=Export())
 
     def __post_init__(self) -> None:
         check(self)

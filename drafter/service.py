@@ -12,15 +12,19 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import grpc.aio
 
 from drafter.config import DrafterConfig
+from drafter.draft_spans import DraftSpans
 from drafter.joining import Joined, token_of
 from drafter.link import VerifierLink
 from drafter.proposer import Proposer, Source
 from drafter.session import DraftSession, DraftSpec
 from outrider.errors import OutriderError, StepHung
+from outrider.net.diagnosis import why_unreachable
 from outrider.net.heartbeat import HEARTBEAT_SECONDS, IDLE_HEARTBEATS
 from outrider.net.rpc import WORKER_PING_SECONDS, add_methods, bind, new_server
+from outrider.net.tasks import cancel
 from outrider.net.tls import Credentials, Trust, opened
 from outrider.store.store import Registrar
+from outrider.telemetry.spans import tracer_of
 from outrider.wire.codec import session_id_from_wire
 from outrider.wire.description import TokenizerFiles, WorkerInfo
 from outrider.wire.drafter_sessions import (
@@ -31,6 +35,7 @@ from outrider.wire.drafter_sessions import (
     DrafterCommand,
     DrafterEvents,
     OpenDraft,
+    ReachVerifier,
     SetWindow,
 )
 from outrider.wire.hello import Role, read_hello
@@ -42,6 +47,7 @@ from outrider.worker.stepwatch import Pulse, StepWatch, watched
 from outrider.worker.worker import Worker, serve_until_stopped
 
 if TYPE_CHECKING:
+    from outrider.telemetry.otlp import Otlp
     from outrider.worker.followers import StartFollowers
 
 
@@ -50,6 +56,7 @@ class RouterPeer:
 
     def __init__(self) -> None:
         self.ended: list[DraftEnded] = []
+        self.reached: str | None = None  # as DrafterEvents has it
         self.sessions = 0  # of its, here
         self.over = False
         self.wake = asyncio.Event()
@@ -81,8 +88,14 @@ class BusyShare:
 class DrafterService:
     """The service: one object for all streams; the sessions themselves live in the proposer."""
 
-    def __init__(self, info: WorkerInfo, tokenizer: TokenizerFiles, tls: Credentials | None = None) -> None:
-        """`tls`: for the connections to verifiers."""
+    def __init__(
+        self,
+        info: WorkerInfo,
+        tokenizer: TokenizerFiles,
+        tls: Credentials | None = None,
+        tracer: Otlp | None = None,
+    ) -> None:
+        """`tls`: for the connections to verifiers. `tracer` ends with the service."""
         self._info = info
         self._tls = tls
         self._tokenizer = tokenizer
@@ -92,6 +105,8 @@ class DrafterService:
         self._links: dict[str, VerifierLink] = {}  # by verifier address
         self._link_of: dict[bytes, VerifierLink] = {}  # by session
         self._busy = BusyShare()
+        self._reaching: asyncio.Task[str] | None = None  # the last verifier that was to be reached
+        self._spans = DraftSpans(tracer, info.model.name)
 
     def use(self, proposer: Proposer) -> None:
         self._proposer = proposer
@@ -179,12 +194,13 @@ class DrafterService:
                     round_trips=changed,
                 )
                 beats += 1
-                due = ended or peer.sessions or beats >= IDLE_HEARTBEATS
+                reached, peer.reached = peer.reached, None
+                due = ended or reached is not None or peer.sessions or beats >= IDLE_HEARTBEATS
                 if not (due or told is None or load.is_news(told)):
                     continue
                 beats, told, trips = 0, load, {key: trips.get(key, found[key]) for key in found} | changed
                 load = replace(load, busy=busy.since_last(self.proposer.busy_seconds))
-                yield DrafterEvents(load=load, ended=ended)
+                yield DrafterEvents(load=load, ended=ended, reached=reached)
             await reader  # raises what ended it
         finally:
             reader.cancel()
@@ -208,9 +224,22 @@ class DrafterService:
                         self.proposer.set_window(session_id, window)
                     case CloseDraft(session_id, opening) if self._owns(peer, session_id, opening):
                         self._close(session_id)
+                    case ReachVerifier(address) if self._reaching is None or self._reaching.done():
+                        self._reaching = asyncio.create_task(self._reach(peer, address))
         finally:
             peer.over = True
             peer.wake.set()
+
+    async def _reach(self, peer: RouterPeer, address: str) -> str:
+        """Tells the router whether a verifier is reached; returns the same."""
+        why = await why_unreachable(address, self._tls)
+        peer.reached = why and f"the drafter does not reach the verifier at {address}: {why}"
+        peer.wake.set()
+        return why and f"no draft of it reaches the verifier at {address}: {why}"
+
+    async def trouble(self) -> str:
+        """Returns why nothing that it drafts is of use, as far as that is known; empty = it is not known."""
+        return await asyncio.shield(self._reaching) if self._reaching is not None else ""
 
     def _owns(self, peer: RouterPeer, session_id: bytes, opening: int) -> bool:
         """Returns True if it is so that the session was opened last; another router may have it since."""
@@ -224,6 +253,7 @@ class DrafterService:
             draft_key=asked.draft_key,
             target_vocab_size=asked.target_vocab_size,
             target=asked.target,
+            trace=asked.trace,
         )
         reason = self._unfit(spec)
         if reason is not None:
@@ -246,6 +276,7 @@ class DrafterService:
                 self._tls,
             )
         self._link_of[spec.session_id] = link
+        self._spans.begin(session, asked.verifier_address)
         link.add(session)
 
     def _unfit(self, spec: DraftSpec) -> str | None:
@@ -279,10 +310,12 @@ class DrafterService:
         link = self._link_of.pop(session_id, None)
         if link is not None:
             link.remove(session_id)
+        self._spans.over(session_id)
 
     def _give_up(self, session_id: bytes, cause: DraftEndCause, reason: str) -> None:
         """Stops drafting for a session by ourselves; its router is told."""
         peer, opening = self._owners.get(session_id, (None, 0))
+        self._spans.given_up(session_id, reason)
         self._close(session_id)
         if peer is not None:
             peer.end(session_id, opening, cause, reason)
@@ -299,8 +332,11 @@ class DrafterService:
         self._give_up(session.id, DraftEndCause.FAILED, reason)
 
     async def close(self) -> None:
+        if self._reaching is not None:
+            await cancel([self._reaching])
         for link in list(self._links.values()):
             await link.close()
+        self._spans.close()
 
 
 async def source(config: DrafterConfig, start_followers: StartFollowers | None = None) -> Source:
@@ -333,13 +369,14 @@ async def start(
         encrypted = any(url.encrypted for url in config.joining.urls)
         credentials = Trust(config.joining.join_ca) if encrypted else None
     found = await source(config, start_followers)
-    service = DrafterService(found.info, found.tokenizer, credentials)
+    tracer = tracer_of(config.export, found.info.identity)
+    service = DrafterService(found.info, found.tokenizer, credentials, tracer)
     service.use(found.proposer(service.on_change, service.on_failed))
     service.add_to(server, called=registrar is not None)
     membership = Joined(config.joining, service, credentials) if registrar is None else Registered(registrar)
     port = int(address.rpartition(":")[2])
     own = config.listen.advertised_address(port)
-    return Worker(found.info, own, service, server, membership, note=found.note)
+    return Worker(found.info, own, service, server, membership, note=found.note, trouble=service.trouble)
 
 
 async def serve(config: DrafterConfig) -> None:

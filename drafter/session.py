@@ -13,6 +13,7 @@ from drafter.survival import FIRST_RECENT, recent_after
 from outrider.engine.kv_blocks import BlockTable
 from outrider.sampling.params import SamplingParams
 from outrider.wire.session import SessionParams
+from outrider.wire.trace_context import TraceContext
 
 MOST_WITH_OTHERS = 128  # tokens told at a time, if some only stand in the place of others
 
@@ -35,6 +36,7 @@ class DraftSpec:
     draft_key: bytes
     target_vocab_size: int
     target: str = ""  # fingerprint of the model; empty = not known
+    trace: TraceContext | None = None  # to which belongs what is done for it
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,13 @@ from outrider import __version__
 from outrider_cli.batch import batch
 from outrider_cli.bench_command import bench
 from outrider_cli.distill import distill
+from outrider_cli.doctor_command import doctor
 from outrider_cli.generate import generate
 from outrider_cli.keys import keys
 from outrider_cli.roles import drafter, router, verifier
 from outrider_cli.serve import serve
 from outrider_cli.sizing import plan
+from outrider_cli.top import top
 
 app = typer.Typer(
     name="outrider",
@@ -24,7 +26,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, generate, router, verifier, drafter, distill, plan, bench, batch):
+for command in (serve, generate, router, verifier, drafter, distill, plan, bench, batch, top, doctor):
     app.command()(command)
 app.add_typer(keys)
 

@@ -11,7 +11,7 @@ from outrider.options.engine import EngineOptions
 from outrider.options.memory import Share
 from outrider.options.option import words
 from outrider.options.protection import Protection
-from outrider.options.telemetry import Logging
+from outrider.options.telemetry import Export, Logging
 from outrider.options.worker import Listen, Registration
 from outrider_cli.supervisor import ChildSpec
 from router.config import RouterConfig
@@ -55,6 +55,7 @@ class Workers:
     protection: Protection = field(default=Protection())
     joined: Listen | None = None  # where verifiers listen for drafters that join; None = none do
     logging: Logging = field(default=Logging())
+    export: Export = field(default=Export())
 
 
 def router_child(models: Models, config: RouterConfig, logging: Logging) -> ChildSpec:
@@ -83,6 +84,7 @@ def worker_children(models: Models, workers: Workers, router: str) -> list[Child
         trees=workers.trees,
         resting_threads=workers.resting_threads,
         max_model_len=workers.max_model_len,
+        export=workers.export,
     )
     if workers.joined is not None:
         verifier = replace(
@@ -112,6 +114,7 @@ def worker_children(models: Models, workers: Workers, router: str) -> list[Child
             ),
             branches=workers.branches and not workers.lock_step,
             target=models.target,
+            export=workers.export,
         )
         drafters.append((_names("drafter", workers.drafters), with_model))
     if models.propose is not None:
@@ -121,6 +124,7 @@ def worker_children(models: Models, workers: Workers, router: str) -> list[Child
             registration,
             protection=protection,
             remember_answers=workers.remember_answers,
+            export=workers.export,
         )
         names = [f"drafter-{models.propose}"] if models.both else _names("drafter", workers.drafters)
         drafters.append((names, without))

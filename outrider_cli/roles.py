@@ -11,7 +11,7 @@ from typing import Any
 
 from drafter.config import DrafterConfig
 from outrider.options.option import build
-from outrider.options.telemetry import Logging
+from outrider.options.telemetry import Logging, named_in
 from outrider.telemetry.logs import log_to_stderr, take_over
 from outrider.worker.garbage import spared_imports
 from outrider_cli.commands import command
@@ -48,6 +48,7 @@ def with_environment(given: dict[str, Any]) -> dict[str, Any]:
         added["threads"] = _claim_threads(given["threads"], given["tensor_parallel_size"])
         if "OMP_WAIT_POLICY" not in os.environ:
             os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
+    added["from_environment"] = named_in(os.environ)
     if given.get("api_keys") is None:
         added["api_key_lines"] = os.environ.get(API_KEYS)
     return given | added

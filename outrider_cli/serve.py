@@ -20,7 +20,7 @@ from outrider.options.model_id import checkpoint_name
 from outrider.options.option import build, option, same
 from outrider.options.protection import Protection
 from outrider.options.sessions import SessionOptions
-from outrider.options.telemetry import Logging
+from outrider.options.telemetry import Export, Logging
 from outrider.options.worker import Listen
 from outrider_cli.children import Models, Workers, router_child, threads_each, worker_children
 from outrider_cli.commands import command
@@ -75,6 +75,7 @@ class ServeOptions:
         shown="same as --host",
     )
     logging: Logging = field(default=Logging())
+    export: Export = field(default=Export())
 
 
 def _serve_command(**given: Any) -> None:
@@ -128,6 +129,7 @@ def _workers(told: ServeOptions, models: Models) -> Workers:
         protection=told.protection,
         joined=None if told.drafter_tokens is None else Listen(told.host, advertise=told.advertise),
         logging=told.logging,
+        export=told.export,
     )
 
 

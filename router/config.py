@@ -8,6 +8,7 @@ from pathlib import Path
 from outrider.options.option import check, option
 from outrider.options.protection import Protection, check_reach
 from outrider.options.sessions import SessionOptions
+from outrider.options.telemetry import Export
 
 TLS_WORKER_PORT = 50052
 LOOPBACK = "127.0.0.1"
@@ -54,6 +55,7 @@ class RouterConfig:
         metavar="FILE",
         shown="none: all drafters register",
     )
+    export: Export = field(default=Export())
     api_key_lines: str | None = None  # the keys, if there is no file
 
     def __post_init__(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from outrider.errors import MAX_MESSAGE, printable
 from router.metrics import Metrics
 from router.workers import Drafter, Verifier
 
@@ -54,7 +55,8 @@ class DrafterDoubts:
         """Notes that the drafter's drafts do not reach the verifier."""
         doubt = drafter.identity.worker_id, verifier.identity.worker_id
         if self._note(doubt, UNREACHED_SECONDS):
-            log.warning("drafter %s does not draft for verifier %s: %s", *doubt, reason)
+            said = printable(reason, MAX_MESSAGE)
+            log.warning("drafter %s does not draft for verifier %s: %s", *doubt, said)
 
     def told(self) -> str:
         """Returns a sentence about the drafters that reach a verifier not, or ""."""

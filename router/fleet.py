@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from outrider.wire.load import DrafterLoad, VerifierLoad
 from outrider.wire.session import SessionId
-from router.compatibility import Registration
+from router.compatibility import Registration, tokenizer_fits
 from router.drafter_choice import DrafterChoice
 from router.drafter_doubts import DrafterDoubts
 from router.metrics import Metrics
@@ -168,6 +168,15 @@ class Fleet:
     def served(self) -> list[Registration]:
         """Returns a verifier of each model that is served, which all others of it are like."""
         return [next(iter(self._of_model[name])).registration for name in self._served]
+
+    def verifier_of(self, drafter: Drafter) -> Verifier | None:
+        """Returns one at random of those whose sessions the drafter may get, if it is told a way to it."""
+        for name in self._served:
+            (verifier,) = self._of_model[name].draw(1, self._below)
+            theirs = verifier.registration.info.identity.tokenizer_hash
+            if tokenizer_fits(drafter.identity.tokenizer_hash, theirs) and drafter.way_to(verifier):
+                return verifier
+        return None
 
     def verifier_for(
         self,

@@ -17,11 +17,13 @@ from starlette.middleware.cors import CORSMiddleware
 from outrider.errors import Unavailable
 from outrider.net.rpc import STOP_GRACE_SECONDS
 from outrider.net.tls import Tls
+from outrider.options.telemetry import Export
 from outrider.store.logs import SESSION_TTL_SECONDS
 from outrider.store.memory import MemoryStore
 from outrider.store.redis import RedisStore
 from outrider.store.store import Store
 from outrider.store.url import parse_store_url
+from outrider.telemetry.spans import tracer_of
 from outrider.wire.hello import Identity, Role
 from router.api.access import Access, HttpAccess
 from router.api.compression import Compression
@@ -39,8 +41,10 @@ from router.live import service, sessions_of
 from router.metrics import Metrics
 from router.session_log_writer import SessionLogWriter
 from router.sessions import Sessions
+from router.spans_dropped import SpansDropped
 from router.worker_discovery import WorkerDiscovery
 
+NO_EXPORT = Export()
 FLUSH_SECONDS = 2.0  # a router that stops gives its sessions' logs so long to be written
 
 
@@ -64,6 +68,7 @@ class Router:
         page: bool = True,
         keys: Keys | None = None,
         tls: Tls | None = None,
+        export: Export = NO_EXPORT,
     ) -> None:
         """The options are RouterConfig's. The store is closed with the router. `keys`: of which clients must
         show one. `tls`: for the connections to workers."""
@@ -71,6 +76,10 @@ class Router:
         self._session_ttl = session_ttl
         self.identity = _identity()
         self.metrics = Metrics()
+        self.tracer = tracer_of(export, self.identity)
+        if self.tracer is not None:
+            self.metrics.registry.register(SpansDropped(self.tracer))
+            self.tracer.send_metrics(self.metrics.registry)
         self.fleet = Fleet(self.metrics, clock=time.monotonic)
         self.threads = Threads()
         self.log_writer = SessionLogWriter(
@@ -88,6 +97,7 @@ class Router:
             lock_step=lock_step,
             drafters_per_session=drafters_per_session,
             same_numerics=same_numerics,
+            tracer=self.tracer,
         )
         self.intake = Intake(self.sessions, _draw_below(seed), self.threads, share_prefixes, formats)
         self.app: FastAPI = create_app(self.intake, self.metrics)
@@ -110,7 +120,7 @@ class Router:
                 expose_headers=["*"],
             )
         self.app.add_middleware(Compression)
-        self.app.add_middleware(RequestIds)  # the last one added is asked first
+        self.app.add_middleware(RequestIds, tracer=self.tracer)  # the last one added is asked first
         self.discovery = WorkerDiscovery(store, self.fleet, self.identity, tls=tls)
         self._tasks: list[asyncio.Task[Any]] = []
 
@@ -143,6 +153,8 @@ class Router:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.store.close()
+        if self.tracer is not None:
+            self.tracer.close()
 
 
 def store_at(url: str | None) -> Store:

@@ -55,6 +55,7 @@ async def serve(config: RouterConfig) -> None:
         formats=Formats(config.sessions.tool_call_parser, config.sessions.reasoning_parser),
         keys=keys_of(config.api_keys, config.api_key_lines),
         tls=tls if tls is not None and tls.mutual else None,
+        export=config.export,
     )
     clients = new_server(GRPC_SHARE)
     add_generation_service(
@@ -62,6 +63,7 @@ async def serve(config: RouterConfig) -> None:
         router.intake,
         router.metrics,
         router.access,
+        router.tracer,
     )
     workers = new_server(WORKER_SHARE) if config.workers_apart else clients
     Registry(router.store, router.metrics).add_to(workers)

@@ -1,7 +1,6 @@
 """One session: its transcript, and the verifier that has it.
 
-Everything is decided when an event arrives, whether or not a client is reading. A reader goes through the
-transcript from its beginning; there is one at a time.
+Everything is decided when an event arrives, whether or not a client reads: one at a time, from its beginning.
 """
 
 from __future__ import annotations
@@ -130,6 +129,7 @@ class Session:
             output=self.transcript.output,
             num_speculative_tokens=self.draft.begin(verifier),
             draft_key=self.draft.key,
+            trace=self.draft.trace,
             listener=self,
         )
         self.draft.start()
@@ -185,10 +185,12 @@ class Session:
         if self._verifier is not None:
             self._verifier.close(self.id)
             self._fleet.standings.gone(self._verifier)
-        self.draft.close()
+        self.draft.close(self.outcome)
         self._log_writer.close(self._cursor)
 
     def _note(self, event: Event) -> None:
+        if (span := self.draft.span) is not None:
+            span.note(event, "" if self._verifier is None else self._verifier.identity.worker_id)
         self._state = TRANSITIONS[self._state, event]
 
     def committed(self, told: Committed) -> None:

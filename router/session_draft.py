@@ -7,14 +7,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+from outrider.errors import OutriderError
 from outrider.net.draft_right import right
 from outrider.wire.drafter_sessions import DraftEndCause
 from outrider.wire.guesses import DrafterCounts
+from outrider.wire.trace_context import TraceContext
 from router.draft_place import Place
 from router.drafter_choice import Wanted
 from router.fleet import Fleet
 from router.placement import bounded
-from router.requests import TokensCommitted
+from router.requests import SessionEnded, TokensCommitted
+from router.session_span import SessionSpan
 from router.speculation import (
     SILENT_TOKENS,
     Estimator,
@@ -59,9 +62,13 @@ class SessionDraft:
         cap: int,
         lock_step: bool = False,
         drafters: int = 1,
+        span: SessionSpan | None = None,
+        trace: TraceContext | None = None,
     ) -> None:
         """`cap`: most draft tokens in a step; 0 = no speculation. `lock_step`: the window is k. `drafters`:
-        most at a time."""
+        most at a time. `span`: the session's, and None = nobody asks for it; `trace`: what it belongs to."""
+        self.span = span
+        self.trace = trace if span is None else span.context
         request = transcript.request
         assert request.session_id is not None and request.fingerprint is not None, "named when it is admitted"
         self._id = request.session_id
@@ -127,10 +134,13 @@ class SessionDraft:
         self._verifier = None
         self._gave_up = frozenset()  # perhaps only because that verifier was gone
 
-    def close(self) -> None:
+    def close(self, outcome: SessionEnded | OutriderError | None = None) -> None:
+        """`outcome` of the session; None = it was left."""
         for place in self._places:
             self._leave(place)
         self._verifier = None
+        if self.span is not None:
+            self.span.over(outcome)
 
     def committed(self, step: TokensCommitted) -> None:
         """A step of the session; changes its drafters, k and windows where that is due."""
@@ -177,6 +187,8 @@ class SessionDraft:
     def _gave_up_by(self, place: Place, drafter: Drafter, reason: str) -> None:
         log.info("session %s: drafter %s ended it: %s", self._id.hex(), drafter.identity.worker_id, reason)
         self._gave_up |= {drafter.instance}
+        if self.span is not None:
+            self.span.drafter("drafter gone", drafter.identity.worker_id, reason)
         self.drafter_lost(place)
 
     def drafter_lost(self, place: Place) -> None:
@@ -210,7 +222,10 @@ class SessionDraft:
             target_vocab_size=verifier.registration.info.model.vocab_size,
             target=self._fingerprint,
             listener=place,
+            trace=self.trace,
         )
+        if self.span is not None:
+            self.span.drafter("drafter taken", drafter.identity.worker_id)
 
     def _find(self, place: Place, verifier: Verifier) -> Drafter | None:
         return None if self._cap == 0 else self._fleet.choice.drafter_for(self._wanted(place, verifier))

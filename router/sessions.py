@@ -11,6 +11,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from outrider.errors import InvalidRequest, Overloaded, Unavailable, UnknownModel
+from outrider.telemetry.spans import Tracer, current_trace
 from outrider.wire.session import FinishReason, SessionId, new_session_id
 from router.admission import Lasting, refused, retry_after
 from router.fleet import Fleet
@@ -29,6 +30,7 @@ from router.session import Session
 from router.session_draft import SessionDraft
 from router.session_events import SessionEvents
 from router.session_log_writer import SessionLogWriter, TakenSession
+from router.session_span import SessionSpan
 from router.speculation import PairAcceptance, Pairs
 from router.transcript import Transcript
 from router.workers import Verifier
@@ -51,10 +53,12 @@ class Sessions:
         drafters_per_session: int = 1,
         same_numerics: bool = False,
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
+        tracer: Tracer | None = None,
     ) -> None:
         """`num_speculative_tokens`: most draft tokens in one step of any session. `lock_step`: no draft runs
         ahead of its verdict. `drafters_per_session`: most at a time. `same_numerics`: a text goes on only
-        where it is computed alike."""
+        where it is computed alike. `tracer`: None = sessions have no spans."""
+        self._tracer = tracer
         self._fleet = fleet
         self._log_writer = log_writer
         self._max_sessions = max_sessions
@@ -204,6 +208,9 @@ class Sessions:
         raise Unavailable(f"no target worker for {model!r} is free to take requests at the moment")
 
     def _add(self, transcript: Transcript, taken: TakenSession | None = None) -> Session:
+        trace, span = current_trace(), None
+        if self._tracer is not None:
+            span = SessionSpan(self._tracer, trace, transcript, asyncio.get_running_loop().time)
         draft = SessionDraft(
             transcript,
             self._random_bytes(DRAFT_KEY_BYTES),
@@ -212,6 +219,8 @@ class Sessions:
             self._cap(transcript.request),
             self._lock_step,
             self._drafters_per_session,
+            span,
+            trace,
         )
         session = Session(draft, transcript, self._log_writer, self._fleet, taken, self._same_numerics)
         if (former := self._open.get(session.id)) is not None:

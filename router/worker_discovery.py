@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 FIRST_BACKOFF_SECONDS = 0.1
 MAX_BACKOFF_SECONDS = 2.0
 GOOD_SECONDS = 10.0  # for which a worker must be held, for the pauses to begin anew
+UNJUDGED_SECONDS = 10.0  # for which a drafter hears nothing while there is no target to compare it with
+NO_TARGET = "no target worker that it may draft for has come yet"
 REPEAT_SECONDS = 20.0  # between two tellings of the same word: a store may have lost the first
 RETRY_SECONDS = 1.0  # after a telling that the store did not take
 ROUND_SECONDS = 1.0  # words are repeated in rounds, so that a store takes many of them in one call
@@ -287,21 +289,34 @@ class WorkerDiscovery:
             await asyncio.gather(telling, events, return_exceptions=True)
 
     async def _tell_verdict(self, worker: Verifier | Drafter) -> NoReturn:
-        """Tells a worker its verdict. A drafter's is known once there is a target to compare it with."""
+        """Tells a worker its verdict. A drafter's is known once there is a target to compare it with: if that
+        takes its time, it hears so."""
+        await asyncio.wait((worker.verdict,), timeout=UNJUDGED_SECONDS)
+        if not worker.verdict.done() and worker.registration.address:
+            waiting = asyncio.create_task(self._tell(worker.identity, trouble=NO_TARGET))
+            try:
+                await asyncio.wait((worker.verdict,))
+            finally:
+                waiting.cancel()
+                await asyncio.gather(waiting, return_exceptions=True)
         sentence = await worker.verdict
         if sentence is not None:
             raise PeerRefused(sentence)
+        if isinstance(worker, Drafter) and (verifier := self._fleet.verifier_of(worker)) is not None:
+            worker.reach(verifier, partial(self._fleet.doubts.unreached, worker, verifier))
         if worker.registration.address:
             await self._tell(worker.identity)
         await asyncio.Event().wait()  # who joined knows by its stream
         raise AssertionError("nobody sets it")
 
-    async def _tell(self, worker: Identity, refusal: str | None = None) -> NoReturn:
+    async def _tell(
+        self, worker: Identity, refusal: str | None = None, trouble: str | None = None
+    ) -> NoReturn:
         """Tells the worker its verdict again and again: the store may be away, or lose it."""
         while True:
             pause = RETRY_SECONDS
             with suppress(OutriderError):
-                await self._store.answer(worker, self._router.worker_id, refusal)
+                await self._store.answer(worker, self._router.worker_id, refusal, trouble)
                 pause = REPEAT_SECONDS
             now = asyncio.get_running_loop().time()
             then = now + pause * (0.5 + self._jitter() / 2)

@@ -23,12 +23,14 @@ from outrider.wire.drafter_sessions import (
     DrafterCommand,
     DrafterEvents,
     OpenDraft,
+    ReachVerifier,
     SetWindow,
 )
 from outrider.wire.hello import Identity, check_hello
 from outrider.wire.load import DrafterLoad, Load, VerifierLoad
 from outrider.wire.methods import DRAFTER_SESSIONS, GET_TOKENIZER, VERIFIER_SESSIONS, Method
 from outrider.wire.session import FinishReason, SessionId, SessionParams
+from outrider.wire.trace_context import TraceContext
 from outrider.wire.verifier_sessions import (
     CancelSession,
     CloseSession,
@@ -108,10 +110,8 @@ class Worker(Generic[Listener]):
         return len(self._listeners)
 
     async def greet(self, hello: object) -> Any:
-        """Exchanges hellos and returns the worker's.
-
-        Raises PeerRefused or Unavailable if the worker at the address is not the registered one.
-        """
+        """Exchanges hellos and returns the worker's. Raises PeerRefused or Unavailable if the worker at the
+        address is not the registered one."""
         self._send(hello)
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
@@ -243,9 +243,10 @@ class Verifier(Worker[VerifierListener]):
         num_speculative_tokens: int,
         draft_key: bytes,
         listener: VerifierListener,
+        trace: TraceContext | None = None,
     ) -> None:
-        opening = self._opened(session_id, listener)
-        self._tell(OpenSession(session_id, params, tuple(output), num_speculative_tokens, draft_key, opening))
+        k, opening = num_speculative_tokens, self._opened(session_id, listener)
+        self._tell(OpenSession(session_id, params, tuple(output), k, draft_key, opening, trace))
 
     def set_speculation(self, session_id: SessionId, num_speculative_tokens: int) -> None:
         self._tell(SetSpeculation(session_id, self._opening_of(session_id), num_speculative_tokens))
@@ -303,6 +304,7 @@ class Drafter(Worker[DrafterListener]):
         self._reported: DrafterLoad | None = None
         self._round_trips: OrderedDict[str, float] = OrderedDict()  # the last that it told
         self.on_load: Callable[[Drafter, DrafterLoad], None] | None = None
+        self._on_unreached: Callable[[str], None] | None = None  # until it has answered
 
     @property
     def joined(self) -> bool:
@@ -329,17 +331,11 @@ class Drafter(Worker[DrafterListener]):
         target_vocab_size: int,
         target: str,
         listener: DrafterListener,
+        trace: TraceContext | None = None,
     ) -> None:
         opened = OpenDraft(
-            session_id,
-            params,
-            tuple(output),
-            verifier_address,
-            draft_key,
-            window,
-            target_vocab_size,
-            self._opened(session_id, listener),
-            target,
+            *(session_id, params, tuple(output), verifier_address, draft_key, window, target_vocab_size),
+            *(self._opened(session_id, listener), target, trace),
         )
         self._send(DrafterCommand(command=opened))
 
@@ -351,6 +347,11 @@ class Drafter(Worker[DrafterListener]):
         if opening := self._opening_of(session_id):
             del self._listeners[session_id]
             self._send(DrafterCommand(command=CloseDraft(session_id, opening)))
+
+    def reach(self, verifier: Verifier, on_unreached: Callable[[str], None]) -> None:
+        """Lets it find out if it reaches a verifier; `on_unreached` hears why, if it does not."""
+        self._on_unreached = on_unreached
+        self._send(DrafterCommand(command=ReachVerifier(self.way_to(verifier))))
 
     def _note_round_trips(self, changed: Mapping[str, float]) -> None:
         for address, seconds in changed.items():
@@ -368,6 +369,10 @@ class Drafter(Worker[DrafterListener]):
             self.load = replace(events.load, round_trips=self._round_trips)
             if self.on_load is not None:
                 self.on_load(self, self.load)
+        if events.reached is not None:
+            told, self._on_unreached = self._on_unreached, None
+            if told is not None and events.reached:
+                told(events.reached)
         assert self._allowance is not None
         for end in self._allowance.entries(events.ended):
             listener = self._listener(end.session_id, end.opening, over=True)

@@ -43,11 +43,11 @@ class Authority:
 
     name: str = "test authority"
     key: ec.EllipticCurvePrivateKey = field(default_factory=lambda: ec.generate_private_key(ec.SECP256R1()))
+    days: tuple[int, int] = (-1, 1)  # from when until when its own certificate is good
 
     def __post_init__(self) -> None:
-        self.certificate = self._signed(
-            _named(self.name), self.key, x509.BasicConstraints(ca=True, path_length=0)
-        )
+        constraints = x509.BasicConstraints(ca=True, path_length=0)
+        self.certificate = self._signed(_named(self.name), self.key, constraints, self.days)
 
     @property
     def pem(self) -> bytes:

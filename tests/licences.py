@@ -13,7 +13,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-EXTRAS = ("ray", "bench", "brotli")  # that users may install beside it
+EXTRAS = ("ray", "bench", "brotli", "otel")  # that users may install beside it
 ALLOWED = frozenset(
     {
         *(

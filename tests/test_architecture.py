@@ -38,6 +38,8 @@ MAY_IMPORT = {
 HEAVY = ("torch", "transformers", "safetensors", "verifier", "drafter")
 WALL_CLOCK = re.compile(r"\btime\.time(_ns)?\b|\bdatetime\.(now|utcnow|today)\b|\bdate\.today\b")
 TELLS_PEOPLE_THE_TIME = {  # by the wall clock, which may jump: nothing is decided by it
+    "outrider/telemetry/otlp_metrics.py",
+    "outrider_cli/doctor_command.py",
     "router/api/grpc_generation.py",
     "router/api/http.py",
     "router/chat_template.py",

@@ -10,6 +10,7 @@ from outrider.options.model_id import checkpoint_name
 from outrider.options.option import check, option, same, wrong
 from outrider.options.protection import Protection
 from outrider.options.sessions import SessionOptions
+from outrider.options.telemetry import Export
 from outrider.options.worker import Listen, Registration, check_worker
 
 
@@ -59,6 +60,7 @@ class VerifierConfig:
         least=1,
         shown="as --threads",
     )
+    export: Export = field(default=Export())
     cache: Path | None = None  # folder in which step times are remembered; None = nowhere
 
     def __post_init__(self) -> None:

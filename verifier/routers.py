@@ -123,6 +123,7 @@ class Routers:
                 output=asked.output,
                 vocab_size=self._vocab_size,
                 draft_key=asked.draft_key,
+                trace=asked.trace,
             )
             if spec.session_id in self._cancelled:
                 raise _cancelled()

@@ -20,6 +20,7 @@ from verifier.nodes import NO_NODES, Nodes, Source
 from verifier.own_guesses import Own, OwnGuesses
 from verifier.part import Moves, Part
 from verifier.session import NO_BRANCH, Outcome, Session, SessionSpec
+from verifier.session_trace import SessionTrace
 from verifier.step_start import Awaited
 from verifier.survival_calibration import Agreement
 
@@ -42,6 +43,7 @@ class Running:
     told: list[Outcome] = field(default_factory=list)  # its steps here, if their guesses were asked for
     prompt: PromptLogprobs | None = None  # as far as they are known, if its router is to hear of them
     moves: Moves = ()  # of what a branch had, to its place in the cache: before the next step
+    trace: SessionTrace | None = None  # None = nobody asks for it
     agreement: Agreement = field(default_factory=Agreement)
     own: OwnGuesses | None = field(init=False)  # None = the verifier itself has none for it
     seats: list[DrafterSeat] = field(init=False)  # one for each drafter that may draft for it
@@ -62,6 +64,8 @@ class Running:
         """A router has it, and has opened it so: the same request, and as much of the log as it knows."""
         self.session.spec = spec
         self.orphaned = False
+        if self.trace is not None:
+            self.trace.adopted()
 
     def continues(self, spec: SessionSpec) -> bool:
         """Returns whether a router that opens a session so can have this one: it is what the other asks for,

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc.aio
 
@@ -24,6 +24,7 @@ from outrider.net.rpc import WORKER_PING_SECONDS, add_methods, bind, caller, new
 from outrider.net.tls import opened
 from outrider.options.option import wrong
 from outrider.store.store import Registrar
+from outrider.telemetry.spans import tracer_of
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
 from outrider.wire.hello import Role
 from outrider.wire.load import VerifierLoad
@@ -45,6 +46,9 @@ from verifier.step_start import lock_step, start_at
 from verifier.stepper import Stepper, StepReport
 from verifier.ways import Ways
 
+if TYPE_CHECKING:
+    from outrider.telemetry.otlp import Otlp
+
 log = logging.getLogger(__name__)
 
 
@@ -52,9 +56,15 @@ class VerifierService:
     """The service: one object for all streams; the sessions themselves live in the stepper."""
 
     def __init__(
-        self, info: WorkerInfo, tokenizer: TokenizerFiles, grace_seconds: float = GRACE_SECONDS
+        self,
+        info: WorkerInfo,
+        tokenizer: TokenizerFiles,
+        grace_seconds: float = GRACE_SECONDS,
+        tracer: Otlp | None = None,
     ) -> None:
-        """`grace_seconds` is for how long sessions run on after the stream of their router broke."""
+        """`grace_seconds` is for how long sessions run on after the stream of their router broke. `tracer`
+        ends with the service."""
+        self.tracer = tracer
         self._info = info
         self._tokenizer = tokenizer
         self._grace_seconds = grace_seconds
@@ -186,7 +196,8 @@ class VerifierService:
         await self.routers.close_gracefully()
 
     async def close(self) -> None:
-        return
+        if self.tracer is not None:
+            self.tracer.close()
 
     def on_step(self, report: StepReport) -> None:
         """Hands a step's results to the streams."""
@@ -235,7 +246,7 @@ async def start(
     )
     info = replace(info, model=_as_told(info.model, config))
     engine.info = info.model
-    service = VerifierService(info, tokenizer)
+    service = VerifierService(info, tokenizer, tracer=tracer_of(config.export, info.identity))
     measured = {
         "model": info.identity.model_fingerprint,
         "device": config.engine.device,
@@ -268,6 +279,7 @@ async def start(
         grammars,
         ways,
         config.trees,
+        service.tracer,
     )
     service.use(stepper)
     service.add_to(server)

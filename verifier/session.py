@@ -13,6 +13,7 @@ from typing import NamedTuple
 from outrider.wire.guesses import NO_OWN, DrafterCounts, Guesses, OwnCounts
 from outrider.wire.logprobs import Logprobs
 from outrider.wire.session import FinishReason, SessionParams
+from outrider.wire.trace_context import TraceContext
 from verifier.draft_tree import MAX_NODES, DraftTree
 from verifier.nodes import Nodes, Source
 
@@ -63,6 +64,7 @@ class SessionSpec:
     output: tuple[int, ...]  # committed elsewhere before
     vocab_size: int
     draft_key: bytes
+    trace: TraceContext | None = None  # to which belongs what is done for it
 
 
 class Session:

@@ -156,6 +156,8 @@ class StepPlanner:
     def _preempt(self, victim: Running) -> None:
         self._pool.close(victim.table)
         victim.moves = ()
+        if victim.trace is not None:
+            victim.trace.preempted()
         victim.preemptions += 1
         self.preemptions += 1
 
@@ -167,6 +169,8 @@ class StepPlanner:
             running.digests = []
             if running.cached_prompt_tokens is None:
                 running.cached_prompt_tokens = running.table.length
+                if running.trace is not None:
+                    running.trace.begun(running.table.length)
         start = running.table.length
         tokens = min(grant.tokens, len(running.session.log) - start)
         pool.extend(running.table, tokens + grant.drafts)

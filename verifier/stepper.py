@@ -21,6 +21,7 @@ from outrider.grammar import Grammars, Place
 from outrider.options.engine import StepLimits
 from outrider.sampling.logprobs import Scores
 from outrider.sampling.sampler import TokenCounts
+from outrider.telemetry.spans import Tracer
 from outrider.wire.load import VerifierLoad
 from outrider.worker.stepwatch import StepUnderWay, under_way
 from verifier.drafter_seat import DrafterSeat
@@ -29,6 +30,7 @@ from verifier.price import StepTime
 from verifier.running import Running
 from verifier.session import DraftFate, Outcome, Session, SessionSpec
 from verifier.session_limits import SessionLimits
+from verifier.session_trace import SessionTrace
 from verifier.step_plan import StepPlanner
 from verifier.step_settlement import measure, settle
 from verifier.step_start import Arrivals, StartAt, start_at
@@ -59,11 +61,14 @@ class Stepper:
         grammars: Grammars | None = None,
         ways: Ways | None = None,
         trees: bool = True,
+        tracer: Tracer | None = None,
     ) -> None:
         """`start_at` decides when a step starts: step_start.start_at, or another function of its kind.
         `step_time`: the engine's profile, from which the price of a token follows; None = no price.
         `grammars`: those of the model's tokenizer. `ways` to run; None = drafts are always taken. `trees`:
-        whether more than a path of a session's drafts may run in a step, if the engine can do that."""
+        whether more than a path of a session's drafts may run in a step, if the engine can do that. `tracer`:
+        None = sessions have no spans."""
+        self._tracer = tracer
         info, pool = engine.info, engine.pool
         self._engine = engine
         self._pool = pool
@@ -123,6 +128,9 @@ class Stepper:
         self._may_open.check(spec)
         counts = TokenCounts(spec.params.prompt, spec.output) if spec.params.sampling.penalized else None
         running = Running(Session(spec, num_speculative_tokens), counts, self._place(spec))
+        if self._tracer is not None:
+            model = self._engine.info.name
+            running.trace = SessionTrace(self._tracer, spec.trace, spec, model, self._clock)
         running.session.resting = self.resting
         found = self._pool.cached(running.cacheable, spec.params.cache_salt, running.digests)
         running.found_tokens = found.tokens
@@ -137,11 +145,13 @@ class Stepper:
         self._empty.clear()
         return running
 
-    def close(self, session_id: bytes) -> Running | None:
-        """Forgets a session and gives its blocks back; unknown ids are ignored."""
+    def close(self, session_id: bytes, failed: bool = False) -> Running | None:
+        """Forgets a session and gives its blocks back; unknown ids are ignored. `failed`: its step did."""
         running = self._sessions.pop(session_id, None)
         if running is not None:
             self._pool.close(running.table)
+            if running.trace is not None:
+                running.trace.over(failed)
             self._ruled -= running.place is not None
             self._greedy -= running.session.spec.params.sampling.greedy
             self._changed.set()
@@ -261,7 +271,12 @@ class Stepper:
                 for part in parts
                 if self.get(part.running.id) is part.running and part.running.lost
             ]
-        for running in (*failed, *(each for each, outcome in outcomes if outcome.finish is not None)):
+        for running, outcome in outcomes if self._tracer is not None else ():
+            if running.trace is not None:
+                running.trace.committed(outcome)
+        for running in failed:
+            self.close(running.id, failed=True)
+        for running in [each for each, outcome in outcomes if outcome.finish is not None]:
             self.close(running.id)
         self._wait.judge(waited, outcomes, self._ways.meter)
         committed = sum(len(outcome.tokens) for _, outcome in outcomes)

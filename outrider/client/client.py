@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import random
 import secrets
-import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,10 +15,10 @@ from typing import Any
 
 import httpx
 
+from outrider.client.connection import CONNECT_SECONDS, NOT_TRUSTED, http_client, not_trusted
 from outrider.client.streamed import NO_ANSWER, Broken, StreamedAnswer, no_answer, server_sent_events
-from outrider.errors import InvalidRequest, OutriderError, StartupError, Unavailable
+from outrider.errors import InvalidRequest, OutriderError, Unavailable
 
-CONNECT_SECONDS = 5.0
 SILENCE_SECONDS = 10.0  # a router writes every 5 s, if only a sign of life, once it has read the prompt
 PATIENCE_SECONDS = 60.0
 FIRST_PAUSE_SECONDS = 0.1
@@ -85,12 +84,7 @@ class Client:
         self._clock = clock
         self._sleep = sleep
         self._uniform = uniform
-        self._http = httpx.Client(
-            timeout=httpx.Timeout(silence_seconds, connect=CONNECT_SECONDS),
-            headers=_authorization(api_key),
-            verify=_ssl_context(ca_file),
-            trust_env=False,  # no proxy: the server is one's own
-        )
+        self._http = http_client(api_key, ca_file, silence_seconds)
 
     def __enter__(self) -> Client:
         return self
@@ -185,11 +179,8 @@ class Client:
             httpx.ConnectError,
             httpx.ConnectTimeout,
         ) as error:
-            if "CERTIFICATE_VERIFY_FAILED" in str(error):
-                raise Unavailable(
-                    f"the certificate of {self._url} is not signed by an authority that is trusted here: "
-                    "name it by --tls-ca"
-                ) from None
+            if not_trusted(error):
+                raise Unavailable(NOT_TRUSTED.format(self._url)) from None
             raise Broken(f"no server answers at {self._url}", reached=False) from None
         except (httpx.TransportError, httpx.DecodingError):
             raise Broken(self._broke(), cut=True) from None
@@ -219,23 +210,6 @@ class _Trouble:
     failures: int = 0
     reached: bool = False  # a router was there
     ended: int = 0  # routers that were there, and were not after they had been asked
-
-
-def _authorization(api_key: str | None) -> dict[str, str]:
-    if not api_key:
-        return {}
-    if not (api_key.isascii() and api_key.isprintable()):
-        raise StartupError("the API key holds characters that no key has: was it copied whole?")
-    return {"authorization": f"Bearer {api_key}"}
-
-
-def _ssl_context(ca_file: Path | None) -> ssl.SSLContext | bool:
-    if ca_file is None:
-        return True
-    try:
-        return ssl.create_default_context(cafile=ca_file)
-    except OSError as error:  # an ssl.SSLError is one
-        raise StartupError(f"no certificates can be read from {ca_file}: {error.strerror or error}") from None
 
 
 def _body(request: Mapping[str, object]) -> str:

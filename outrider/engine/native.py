@@ -40,7 +40,7 @@ def library() -> ctypes.CDLL | None:
     if platform.machine() != "x86_64":
         return None
     try:
-        found = ctypes.CDLL(str(_compiled()))
+        found = ctypes.CDLL(str(compiled()))
     except (OSError, subprocess.SubprocessError) as error:
         log.warning("torch runs all of the model, which takes longer: %s", in_one_line(error))
         return None
@@ -58,7 +58,7 @@ def multiplies_bytes() -> bool:
     return found is not None and bool(found.knows_bytes())
 
 
-def _compiled() -> Path:
+def compiled() -> Path:
     """Returns the library's file, kept in the user's cache for each processor, compiler and source."""
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:

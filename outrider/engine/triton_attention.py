@@ -35,7 +35,9 @@ ROWS = 16  # of a program: tokens times query heads; the least that the matrix u
 PROGRAMS = 4  # on each of a GPU's multiprocessors
 MOST_PARTS = 4096  # sums of pieces that are kept until they are added: 34 MB where values are 128 wide
 WARPS = 4
-STAGES = 3
+STAGES = 3  # in which keys are on their way; 2 where rows are longer than WIDE bytes
+WIDE = 256
+REGISTERS = 168  # of a thread: with these, as many programs fit on a multiprocessor as with its other memory
 LOG2_E = 1.4426950408889634
 
 
@@ -329,10 +331,16 @@ def triton_attention(
             SINKS=sinks is not None,
             LOG2=LOG2_E,
             num_warps=WARPS,
-            num_stages=STAGES,
+            **_effort(max(how.width, value_width) * keys.element_size()),
             enable_fp_fusion=False,
         )
     return out
+
+
+def _effort(bytes_of_row: int) -> dict[str, int | None]:
+    """Returns how the kernel is compiled, by the size of a key or value."""
+    wide = bytes_of_row > WIDE
+    return {"num_stages": 2 if wide else STAGES, "maxnreg": None if wide else REGISTERS}
 
 
 @lru_cache
@@ -358,6 +366,8 @@ def _obstacle(how: LayerAttention, dtype: torch.dtype) -> str | None:
         return f"they do not compute in {str(dtype).removeprefix('torch.')}"
     if max(how.width, how.value_width) > WIDEST or how.width % 8 or how.value_width % 8:
         return f"they take no heads of width {how.width}"
+    if dtype == torch.float32 and max(how.width, how.value_width) > 128:
+        return f"they take no heads of width {how.width} in float32"
     return None
 
 

@@ -185,6 +185,10 @@ class RedisStore:
         if left is None:
             raise id_in_use(identity)
 
+    async def ask(self, command: str) -> Any:
+        """Returns the answer to a command without arguments. Raises as everything here."""
+        return await self._asked(self._redis.execute_command(command))  # type: ignore[no-untyped-call]
+
     async def close(self) -> None:
         await self._redis.aclose(close_connection_pool=True)
 

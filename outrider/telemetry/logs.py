@@ -60,7 +60,7 @@ def log_to_stderr(told: Logging) -> None:
     """Logs to stderr from now on. Others' code is heard from warnings on: what it logs below may hold what
     was asked."""
     keep_to_lines()
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(sys.__stderr__)  # which Ray Serve does not put into lines of its own
     handler.setFormatter(JsonFormatter() if told.log_format == "json" else TextFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # or each stranger's handshake would be a line

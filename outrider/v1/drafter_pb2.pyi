@@ -24,19 +24,27 @@ DRAFT_END_CAUSE_REVOKED: DraftEndCause
 DRAFT_END_CAUSE_FAILED: DraftEndCause
 
 class DrafterCommand(_message.Message):
-    __slots__ = ("hello", "open", "window", "close")
+    __slots__ = ("hello", "open", "window", "close", "reach")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
+    REACH_FIELD_NUMBER: _ClassVar[int]
     hello: _common_pb2.Hello
     open: OpenDraft
     window: SetWindow
     close: CloseDraft
-    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., open: _Optional[_Union[OpenDraft, _Mapping]] = ..., window: _Optional[_Union[SetWindow, _Mapping]] = ..., close: _Optional[_Union[CloseDraft, _Mapping]] = ...) -> None: ...
+    reach: ReachVerifier
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., open: _Optional[_Union[OpenDraft, _Mapping]] = ..., window: _Optional[_Union[SetWindow, _Mapping]] = ..., close: _Optional[_Union[CloseDraft, _Mapping]] = ..., reach: _Optional[_Union[ReachVerifier, _Mapping]] = ...) -> None: ...
+
+class ReachVerifier(_message.Message):
+    __slots__ = ("verifier_address",)
+    VERIFIER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    verifier_address: str
+    def __init__(self, verifier_address: _Optional[str] = ...) -> None: ...
 
 class OpenDraft(_message.Message):
-    __slots__ = ("session_id", "params", "output", "verifier_address", "draft_key", "window", "target_vocab_size", "target", "opening")
+    __slots__ = ("session_id", "params", "output", "verifier_address", "draft_key", "window", "target_vocab_size", "target", "opening", "traceparent", "tracestate")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +54,8 @@ class OpenDraft(_message.Message):
     TARGET_VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     OPENING_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    TRACESTATE_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     params: _common_pb2.SessionParams
     output: _containers.RepeatedScalarFieldContainer[int]
@@ -55,7 +65,9 @@ class OpenDraft(_message.Message):
     target_vocab_size: int
     target: str
     opening: int
-    def __init__(self, session_id: _Optional[bytes] = ..., params: _Optional[_Union[_common_pb2.SessionParams, _Mapping]] = ..., output: _Optional[_Iterable[int]] = ..., verifier_address: _Optional[str] = ..., draft_key: _Optional[bytes] = ..., window: _Optional[int] = ..., target_vocab_size: _Optional[int] = ..., target: _Optional[str] = ..., opening: _Optional[int] = ...) -> None: ...
+    traceparent: str
+    tracestate: str
+    def __init__(self, session_id: _Optional[bytes] = ..., params: _Optional[_Union[_common_pb2.SessionParams, _Mapping]] = ..., output: _Optional[_Iterable[int]] = ..., verifier_address: _Optional[str] = ..., draft_key: _Optional[bytes] = ..., window: _Optional[int] = ..., target_vocab_size: _Optional[int] = ..., target: _Optional[str] = ..., opening: _Optional[int] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ...) -> None: ...
 
 class SetWindow(_message.Message):
     __slots__ = ("session_id", "window", "opening")
@@ -76,16 +88,24 @@ class CloseDraft(_message.Message):
     def __init__(self, session_id: _Optional[bytes] = ..., opening: _Optional[int] = ...) -> None: ...
 
 class DrafterEvents(_message.Message):
-    __slots__ = ("hello", "info", "ended", "load")
+    __slots__ = ("hello", "info", "ended", "reached", "load")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     INFO_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    REACHED_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     hello: _common_pb2.Hello
     info: _common_pb2.WorkerInfo
     ended: _containers.RepeatedCompositeFieldContainer[DraftEnded]
+    reached: ReachedVerifier
     load: DrafterLoad
-    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., info: _Optional[_Union[_common_pb2.WorkerInfo, _Mapping]] = ..., ended: _Optional[_Iterable[_Union[DraftEnded, _Mapping]]] = ..., load: _Optional[_Union[DrafterLoad, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., info: _Optional[_Union[_common_pb2.WorkerInfo, _Mapping]] = ..., ended: _Optional[_Iterable[_Union[DraftEnded, _Mapping]]] = ..., reached: _Optional[_Union[ReachedVerifier, _Mapping]] = ..., load: _Optional[_Union[DrafterLoad, _Mapping]] = ...) -> None: ...
+
+class ReachedVerifier(_message.Message):
+    __slots__ = ("trouble",)
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    trouble: str
+    def __init__(self, trouble: _Optional[str] = ...) -> None: ...
 
 class DraftEnded(_message.Message):
     __slots__ = ("session_id", "reason", "opening", "cause")

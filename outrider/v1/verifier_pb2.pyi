@@ -34,20 +34,24 @@ class VerifierCommand(_message.Message):
     def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., open: _Optional[_Union[OpenSession, _Mapping]] = ..., speculation: _Optional[_Union[SetSpeculation, _Mapping]] = ..., close: _Optional[_Union[CloseSession, _Mapping]] = ..., cancel: _Optional[_Union[CloseSession, _Mapping]] = ..., give_back: _Optional[_Union[CloseSession, _Mapping]] = ...) -> None: ...
 
 class OpenSession(_message.Message):
-    __slots__ = ("session_id", "params", "output", "num_speculative_tokens", "draft_key", "opening")
+    __slots__ = ("session_id", "params", "output", "num_speculative_tokens", "draft_key", "opening", "traceparent", "tracestate")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_KEY_FIELD_NUMBER: _ClassVar[int]
     OPENING_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    TRACESTATE_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     params: _common_pb2.SessionParams
     output: _containers.RepeatedScalarFieldContainer[int]
     num_speculative_tokens: int
     draft_key: bytes
     opening: int
-    def __init__(self, session_id: _Optional[bytes] = ..., params: _Optional[_Union[_common_pb2.SessionParams, _Mapping]] = ..., output: _Optional[_Iterable[int]] = ..., num_speculative_tokens: _Optional[int] = ..., draft_key: _Optional[bytes] = ..., opening: _Optional[int] = ...) -> None: ...
+    traceparent: str
+    tracestate: str
+    def __init__(self, session_id: _Optional[bytes] = ..., params: _Optional[_Union[_common_pb2.SessionParams, _Mapping]] = ..., output: _Optional[_Iterable[int]] = ..., num_speculative_tokens: _Optional[int] = ..., draft_key: _Optional[bytes] = ..., opening: _Optional[int] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ...) -> None: ...
 
 class SetSpeculation(_message.Message):
     __slots__ = ("session_id", "num_speculative_tokens", "opening")

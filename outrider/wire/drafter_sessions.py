@@ -22,6 +22,7 @@ from outrider.wire.description import WorkerInfo
 from outrider.wire.hello import Hello, Role, check_hello, hello_from_wire, hello_to_wire
 from outrider.wire.load import DrafterLoad
 from outrider.wire.session import SessionParams
+from outrider.wire.trace_context import TraceContext
 
 MOST_ENDED = 256  # sessions in one message
 MAX_EVENTS_BYTES = 2**18  # so many with their reasons, and the round trips to some thousand verifiers
@@ -40,6 +41,7 @@ class OpenDraft:
     target_vocab_size: int  # ids at or above it are never drafted
     opening: int  # number of this command on its stream
     target: str = ""  # fingerprint of the target model
+    trace: TraceContext | None = None  # to which belongs what is done for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +58,18 @@ class CloseDraft:
 
 
 @dataclass(frozen=True, slots=True)
+class ReachVerifier:
+    """Asks the drafter to find out if it reaches a verifier of which it may get sessions."""
+
+    address: str  # host:port
+
+
+@dataclass(frozen=True, slots=True)
 class DrafterCommand:
     """From a router: its hello, or a command; without either it is of a kind that is not known here."""
 
     hello: Hello | None = None
-    command: OpenDraft | SetWindow | CloseDraft | None = None
+    command: OpenDraft | SetWindow | CloseDraft | ReachVerifier | None = None
 
 
 class DraftEndCause(IntEnum):
@@ -90,12 +99,14 @@ class DraftEnded:
 @dataclass(frozen=True, slots=True)
 class DrafterEvents:
     """To a router: the drafter's hello, or how it is. What has come of `ended` can be read once, piece by
-    piece. `info`: first of all on a stream that the drafter opened."""
+    piece. `info`: first of all on a stream that the drafter opened. `reached`: the answer to the last
+    ReachVerifier, a sentence that says why it does not reach it; empty = it does."""
 
     hello: Hello | None = None
     ended: Iterable[DraftEnded] = ()
     load: DrafterLoad | None = None
     info: WorkerInfo | None = None
+    reached: str | None = None
 
 
 def _command_to_wire(said: DrafterCommand) -> drafter_pb2.DrafterCommand:
@@ -111,6 +122,7 @@ def _command_to_wire(said: DrafterCommand) -> drafter_pb2.DrafterCommand:
                 target_vocab_size=asked.target_vocab_size,
                 opening=asked.opening,
                 target=asked.target,
+                **({} if asked.trace is None else asked.trace.fields),
             )
             return drafter_pb2.DrafterCommand(open=opened)
         case SetWindow(session_id, opening, window):
@@ -119,6 +131,8 @@ def _command_to_wire(said: DrafterCommand) -> drafter_pb2.DrafterCommand:
         case CloseDraft(session_id, opening):
             closed = drafter_pb2.CloseDraft(session_id=session_id, opening=opening)
             return drafter_pb2.DrafterCommand(close=closed)
+        case ReachVerifier(address):
+            return drafter_pb2.DrafterCommand(reach=drafter_pb2.ReachVerifier(verifier_address=address))
     return drafter_pb2.DrafterCommand(hello=hello_to_wire(said.hello))
 
 
@@ -136,6 +150,7 @@ def _command_from_wire(message: drafter_pb2.DrafterCommand) -> DrafterCommand:
                 asked.target_vocab_size,
                 asked.opening,
                 asked.target,
+                TraceContext.of(asked),
             )
             return DrafterCommand(command=opened)
         case "window":
@@ -143,6 +158,8 @@ def _command_from_wire(message: drafter_pb2.DrafterCommand) -> DrafterCommand:
             return DrafterCommand(command=SetWindow(change.session_id, change.opening, change.window))
         case "close":
             return DrafterCommand(command=CloseDraft(message.close.session_id, message.close.opening))
+        case "reach":
+            return DrafterCommand(command=ReachVerifier(message.reach.verifier_address))
     return DrafterCommand(hello=hello_from_wire(message))
 
 
@@ -160,6 +177,7 @@ def _events_to_wire(events: DrafterEvents) -> drafter_pb2.DrafterEvents:
         ],
         load=None if events.load is None else drafter_load_to_wire(events.load),
         info=None if events.info is None else worker_info_to_wire(events.info),
+        reached=None if events.reached is None else drafter_pb2.ReachedVerifier(trouble=events.reached),
     )
 
 
@@ -177,6 +195,7 @@ def _events_from_wire(message: drafter_pb2.DrafterEvents) -> DrafterEvents:
         ),
         drafter_load_from_wire(message.load) if message.HasField("load") else None,
         _info_from_wire(message.info) if message.HasField("info") else None,
+        message.reached.trouble if message.HasField("reached") else None,
     )
 
 

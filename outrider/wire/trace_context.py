@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"  # of HTTP headers and gRPC metadata
 MAX_STATE = 512  # characters: of a longer one nothing is handed on
@@ -34,9 +35,19 @@ class TraceContext:
         kept = state if state and len(state) <= MAX_STATE and STATE.fullmatch(state) else ""
         return cls(trace_id, span_id, int(found[4], 16), kept)
 
+    @classmethod
+    def of(cls, message: Any) -> TraceContext | None:
+        """Returns what a message says that has both as fields."""
+        return cls.read(message.traceparent, message.tracestate)
+
     @property
     def traceparent(self) -> str:
         return f"00-{self.trace}-{self.span_id:016x}-{self.flags:02x}"
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Returns both headers, or fields of a message, by name."""
+        return {TRACEPARENT: self.traceparent, TRACESTATE: self.state}
 
     @property
     def trace(self) -> str:

@@ -39,6 +39,7 @@ from outrider.wire.logprobs import (
     prompt_to_wire,
 )
 from outrider.wire.session import FinishReason, SessionParams
+from outrider.wire.trace_context import TraceContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class OpenSession:
     num_speculative_tokens: int  # most draft tokens to verify in one step
     draft_key: bytes  # from which its drafters' rights follow; empty = nobody
     opening: int  # number of this command on its stream: whatever else is said of the session carries it
+    trace: TraceContext | None = None  # to which belongs what is done for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,7 @@ def _command_to_wire(said: VerifierCommand) -> verifier_pb2.VerifierCommand:
                 num_speculative_tokens=asked.num_speculative_tokens,
                 draft_key=asked.draft_key,
                 opening=asked.opening,
+                **({} if asked.trace is None else asked.trace.fields),
             )
             return verifier_pb2.VerifierCommand(open=opened)
         case SetSpeculation() as asked:
@@ -190,6 +193,7 @@ def _command_from_wire(message: verifier_pb2.VerifierCommand) -> VerifierCommand
                 asked.num_speculative_tokens,
                 asked.draft_key,
                 asked.opening,
+                TraceContext.of(asked),
             )
             return VerifierCommand(command=opened)
         case "speculation":

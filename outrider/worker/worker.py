@@ -23,6 +23,7 @@ from outrider.worker.registration import OnState
 from outrider.worker.stepwatch import end_process, loop_watched
 
 JOIN_SHARE = 8  # one in so many descriptors is for connections of drafters that joined
+REMIND_SECONDS = 60.0  # after which it says again that it is not registered
 PARTING_SECONDS = 2.0  # that routers are given to hear the last words
 
 
@@ -86,13 +87,16 @@ class Worker:
         join_address: str = "",
         join_server: grpc.aio.Server | None = None,
         note: str = "",
+        trouble: Callable[[], Coroutine[Any, Any, str]] | None = None,
     ) -> None:
         """`address` is the host:port of `server` as other machines reach it. `join_address`: where drafters
         that joined reach a verifier, at `join_server` if it is another one; empty = they do not. `note` is
-        said when it is ready."""
+        said when it is ready, and so is `trouble`: why it is of no use though it is registered; empty =
+        it is of use."""
         self.info = info
         self.address = address
         self.note = note
+        self.trouble = trouble
         self._join_address = join_address
         self._service = service
         self._servers = [server] if join_server is None else [server, join_server]
@@ -188,9 +192,22 @@ async def _serve_until_stopped(worker: Worker, role: str, drain_seconds: float) 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
     announced = missing = False
+    why = "no router has answered yet"  # it is not registered; empty = it is
+    announcing: asyncio.Task[None] | None = None
+
+    async def announce() -> None:
+        trouble = "" if worker.trouble is None else await worker.trouble()
+        say(ready_line(worker.info, worker.address, worker.note, trouble))
+
+    async def remind() -> NoReturn:
+        while True:
+            await asyncio.sleep(REMIND_SECONDS)
+            if why and not drain.is_set():
+                say(f"outrider {role}: not registered ({why}); trying again")
 
     def on_state(taken_in_by: str | None, reason: str) -> None:
-        nonlocal announced, missing
+        nonlocal announced, missing, why, announcing
+        why = reason if taken_in_by is None else ""
         if drain.is_set():
             return  # nobody waits for it to be registered, and the router may be leaving, too
         if taken_in_by is None:
@@ -198,13 +215,14 @@ async def _serve_until_stopped(worker: Worker, role: str, drain_seconds: float) 
         elif not announced:
             announced = True
             spare_what_is_there()
-            say(ready_line(worker.info, worker.address, worker.note))
+            announcing = asyncio.create_task(announce())
         elif missing:
             say(f"outrider {role}: registered again")
         missing = taken_in_by is None
 
     say(f"outrider {role}: listening on {worker.address}, registering")
     await worker.start(on_state)
+    reminding = asyncio.create_task(remind())
     waits = [asyncio.create_task(wait) for wait in (worker.wait(), drain.wait())]
     try:
         done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -216,7 +234,7 @@ async def _serve_until_stopped(worker: Worker, role: str, drain_seconds: float) 
         await worker.stop()
         end_process(f"outrider {role}: {hung.message}")
     finally:
-        await cancel(waits)
+        await cancel([*waits, reminding, *([] if announcing is None else [announcing])])
         await worker.stop()
 
 
@@ -225,16 +243,16 @@ def say(line: str) -> None:
     print(printable(line, MAX_LINE), flush=True)
 
 
-def ready_line(info: WorkerInfo, address: str, note: str) -> str:
+def ready_line(info: WorkerInfo, address: str, note: str, trouble: str = "") -> str:
     """Returns what a worker says of itself once a router has taken it in; `note`: what else there is to
-    say."""
-    model = info.model
+    say; `trouble`: why it is of no use yet."""
+    model, but = info.model, trouble and f", but {trouble}"
     ready = f"outrider {info.identity.role.name.lower()} ready: {address}"
     if not model.parameters:
-        return f"{ready} ({model.name}, without a model)"
+        return f"{ready} ({model.name}, without a model){but}"
     exact = "bit-exact" if model.bit_exact else "not bit-exact"
     size = f"{model.parameters / 1e6:.1f} M parameters"
     return (
         f"{ready} (model {model.name}, {size}, {model.device} {model.quantization or model.dtype}, {exact}, "
-        f"numerics {model.numerics}{note and f', {note}'})"
+        f"numerics {model.numerics}{note and f', {note}'}){but}"
     )

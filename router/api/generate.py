@@ -159,8 +159,7 @@ async def generate_all(
     of their time if none of them has any text."""
     told = False
     if (request := asked()) is not None:
-        prompts = generation.sessions[:: generation.n]
-        request.asks(prompts[0].model, sum(len(one.params.prompt) for one in prompts))
+        request.asks(generation)
     async with aclosing(_side_by_side(start, generation, metrics, after, retelling)) as items:
         async for index, item in items:
             if isinstance(item, Result) and item.cut is not None and not told:

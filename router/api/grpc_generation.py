@@ -14,8 +14,10 @@ import grpc
 from outrider.errors import InvalidRequest, OutriderError, Overloaded, UnknownSession
 from outrider.net.grpc_health import add_health
 from outrider.net.rpc import errors_as_status, status
+from outrider.telemetry.spans import Tracer
 from router.api import generation_wire, position, schema
 from router.api.access import Access, count_sessions, guarded, owner
+from router.api.asked import asks_for
 from router.api.deadline import TimeLimits, call_limits
 from router.api.generate import generate_all
 from router.api.intake import Intake
@@ -99,6 +101,7 @@ class GenerationServicer:
             )
         generation = await self._intake.take(body, size, limits)
         shape = "chat" if isinstance(body, schema.ChatRequest) else "completion"
+        asks_for(shape)
         strings = generation.stop.strings
         record = Record(
             shape,
@@ -151,9 +154,10 @@ def add_generation_service(
     intake: Intake,
     metrics: Metrics,
     access: Access | None = None,
+    tracer: Tracer | None = None,
 ) -> None:
     """Adds Generation, the standard health service and server reflection. Call it before the server
     starts."""
     generation = GenerationServicer(intake, metrics)
-    generation_wire.add_to_server(GrpcRequestIds(guarded(generation, access)), server)
+    generation_wire.add_to_server(GrpcRequestIds(guarded(generation, access), tracer), server)
     add_health(server, intake.runner.ready, generation_wire.SERVICE)

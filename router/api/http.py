@@ -20,6 +20,7 @@ from outrider.errors import InvalidRequest, OutriderError
 from outrider.wire.session import SessionId
 from router.api import answers, position, schema, tokens
 from router.api.access import count_sessions, owner
+from router.api.asked import asks_for
 from router.api.body import Bodies, decoded
 from router.api.connection import KEEP_ALIVE_SECONDS, ClientLeft, EventStream, while_connected
 from router.api.deadline import time_limits
@@ -138,6 +139,7 @@ def create_app(
 
     async def answer(request: Request, kind: type[Generating], shape: str) -> Response:
         asked_at = asyncio.get_running_loop().time()
+        asks_for(shape)
         asked, size = await parsed(request, kind)
         body = asked.as_chat() if isinstance(asked, MessagesRequest | ResponsesRequest) else asked
         limits = time_limits(request.headers, body.stream, asked_at)

@@ -10,6 +10,7 @@ import grpc
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from outrider.telemetry.spans import Tracer
 from outrider.wire.trace_context import TRACEPARENT, TRACESTATE, TraceContext
 from router.api.access import generates, owner
 from router.api.asked import REQUEST_ID, begin
@@ -23,8 +24,9 @@ STATUS_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
 class RequestIds:
     """An application whose answers carry the id of their request, and which logs a line for each."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, tracer: Tracer | None = None) -> None:
         self._app = app
+        self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -32,7 +34,8 @@ class RequestIds:
             return
         headers = Headers(scope=scope)
         trace = TraceContext.read(headers.get(TRACEPARENT), headers.get(TRACESTATE))
-        request = begin(f"{scope['method']} {scope['path']}", headers.get(REQUEST_ID, ""), trace)
+        tracer = self._tracer if generates(scope) else None
+        request = begin(f"{scope['method']} {scope['path']}", headers.get(REQUEST_ID, ""), trace, tracer)
         scope[REQUEST_ID] = request.id  # for an answer that does not come by here
         status = CLIENT_CLOSED_REQUEST
 
@@ -64,8 +67,9 @@ def identify(headers: MutableHeaders, scope: Scope) -> None:
 class GrpcRequestIds:
     """Generation, whose calls have ids in their initial metadata, and a line each in the log."""
 
-    def __init__(self, generation: Any) -> None:
+    def __init__(self, generation: Any, tracer: Tracer | None = None) -> None:
         self._generation = generation
+        self._tracer = tracer
 
     async def Generate(self, request: Any, context: Any) -> AsyncGenerator[Any, None]:
         async with aclosing(self._stream("Generate", self._generation.Generate, request, context)) as told:
@@ -103,7 +107,8 @@ class GrpcRequestIds:
     async def _begin(self, method: str, context: Any) -> Any:
         metadata = dict(context.invocation_metadata() or ())
         trace = TraceContext.read(_text(metadata, TRACEPARENT), _text(metadata, TRACESTATE))
-        asked = begin(f"{GENERATION}/{method}", _text(metadata, REQUEST_ID), trace)
+        given = _text(metadata, REQUEST_ID)
+        asked = begin(f"{GENERATION}/{method}", given, trace, self._tracer, rpc=True)
         await context.send_initial_metadata(((REQUEST_ID, asked.id),))
         return asked
 

@@ -11,6 +11,7 @@ from drafter.service import DrafterService, RouterPeer
 from drafter.session import DraftSpec
 from drafter.suffix import suffix_source
 from outrider.errors import MAX_MESSAGE
+from outrider.net.rpc import bind, new_server
 from outrider.sampling.params import SamplingParams
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
 from outrider.wire.drafter_sessions import (
@@ -22,6 +23,7 @@ from outrider.wire.drafter_sessions import (
     DrafterCommand,
     DrafterEvents,
     OpenDraft,
+    ReachVerifier,
     SetWindow,
 )
 from outrider.wire.hello import Identity, Role
@@ -99,4 +101,34 @@ async def test_many_sessions_that_end_at_once_are_told_in_messages_that_a_router
         DrafterEvents(None, longest, DrafterLoad(round_trips=trips))
     )
     assert len(events_bytes) <= MAX_EVENTS_BYTES
+    await service.close()
+
+
+async def test_it_finds_out_if_it_reaches_a_verifier() -> None:
+    found = suffix_source()
+    service = DrafterService(found.info, found.tokenizer)
+    service.use(found.proposer(service.on_change, service.on_failed))
+    assert await service.trouble() == ""
+    server = new_server()
+    address = bind(server, "127.0.0.1", 0)
+    await server.start()
+    answers: asyncio.Queue[str] = asyncio.Queue()
+
+    async def messages() -> AsyncIterator[DrafterCommand]:
+        yield DrafterCommand(Identity(Role.ROUTER, "r", 1).hello())
+        yield DrafterCommand(command=ReachVerifier(address))
+        assert await answers.get() == "" == await service.trouble()
+        await server.stop(0)
+        yield DrafterCommand(command=ReachVerifier(address))
+        await asyncio.Event().wait()
+
+    async with aclosing(service.sessions(messages(), None)) as events:
+        async for batch in events:
+            if batch.reached is not None:
+                answers.put_nowait(batch.reached)
+            if batch.reached:
+                break
+    why = f"the verifier at {address}: nothing listens at {address}"
+    assert batch.reached == f"the drafter does not reach {why}"
+    assert await service.trouble() == f"no draft of it reaches {why}"
     await service.close()

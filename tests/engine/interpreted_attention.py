@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 
-from outrider.engine import triton_attention
+from outrider.engine import kernel_bits, triton_attention
 from outrider.engine.attention import LayerAttention
-from outrider.engine.flat_inputs import FlatInputs
+from outrider.engine.flat_inputs import FlatInputs, Shape
 from outrider.engine.reference_attention import reference_attention
 
 torch.set_num_threads(1)
@@ -28,7 +30,7 @@ class Sessions:
     parts: Sequence[tuple[int, int]]  # tokens before the step, and in it
     how: LayerAttention
     dtype: torch.dtype
-    block_size: int = 16
+    block_size: int = 32
     spare_pages: int = 2
 
     def __post_init__(self) -> None:
@@ -72,16 +74,21 @@ class Sessions:
             ]
         )
 
-    def attended(self, which: Sequence[int] = (), counts: Sequence[int] = ()) -> torch.Tensor:
+    def attended(self, which: Sequence[int] = (), counts: Sequence[int] = ()) -> tuple[torch.Tensor, bool]:
+        """What these tokens get, or all; and whether programs shared a token's keys."""
         which = which or range(len(self.parts))
         counts = counts or [self.parts[index][1] for index in which]
         query = self.query[self.rows(which, counts)]
-        inputs, room = self.inputs(which, counts), dict[Any, Any]()
+        room = dict[Any, Any]()
+        key = triton.next_power_of_2(max(16, self.how.sharing)), self.how.value_width
+        rooms = triton_attention._room(room, query.device, *key)
+        rooms[0].zero_()
         kernel = triton_attention.triton_attention
-        found = kernel(query, self.keys, self.values, inputs, self.how, self.sinks, room)
-        for _, _, _, arrivals in room.values():
-            assert not arrivals.any(), "the next step begins with zeros"
-        return found
+        pools = self.keys, self.values
+        found = kernel(query, *pools, self.inputs(which, counts), self.how, self.sinks, room)
+        [(sums, _, _, arrivals)] = room.values()
+        assert not arrivals.any(), "the next step begins with zeros"
+        return found, bool(sums.any())
 
     def expected(self) -> torch.Tensor:
         """In float64."""
@@ -97,19 +104,20 @@ def how(query_heads: int, key_heads: int, width: int, **more: Any) -> LayerAtten
     return LayerAttention(query_heads, key_heads, width, **named)
 
 
+PARTS = ((40, 1), (0, 5), (150, 3))
+LONG = ((290, 9), (21, 2))
 WAYS = (
-    how(4, 2, 40),
-    how(3, 3, 64),
-    how(7, 1, 80, window=17),
-    how(24, 1, 32, window=100),
-    how(8, 1, 128, softcap=2.0),
-    how(2, 1, 256, softcap=5.0, window=40),
-    how(4, 1, 64, chunk=48),
-    how(4, 2, 64, sinks=True),
-    how(16, 1, 96, sinks=True, window=33),
-    how(4, 2, 96, value_width=64),
+    (how(4, 2, 40), LONG),
+    (how(3, 3, 64), PARTS),
+    (how(7, 1, 80, window=17), PARTS),
+    (how(24, 1, 32, window=50), LONG),
+    (how(8, 1, 128, softcap=2.0), PARTS),
+    (how(2, 1, 256, softcap=5.0, window=40), PARTS),
+    (how(4, 1, 64, chunk=24), PARTS),
+    (how(4, 2, 64, sinks=True), LONG),
+    (how(16, 1, 96, sinks=True, window=33), PARTS),
+    (how(4, 2, 96, value_width=64), PARTS),
 )
-PARTS = ((40, 1), (0, 5), (333, 9), (117, 3))
 CLOSE = {torch.float32: 3e-6, torch.float16: 3e-3}
 
 
@@ -121,28 +129,60 @@ def product(a: Any, b: Any, dtype: Any) -> Any:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of few keys, so that short texts have many; and products in which it does not matter where in a
     tile a row stands, as a matrix unit's are: those of the interpreter are numpy's."""
-    monkeypatch.setattr(triton_attention, "PIECE", 32)
+    monkeypatch.setattr(triton_attention, "PIECE", 64)
+    monkeypatch.setattr(triton_attention, "MOST_PARTS", 256)
     monkeypatch.setattr(np, "matmul", product)
 
 
 @pytest.mark.parametrize("dtype", CLOSE)
-@pytest.mark.parametrize("way", WAYS)
-def test_it_computes_attention(way: LayerAttention, dtype: torch.dtype) -> None:
-    sessions = Sessions(PARTS, way, dtype)
-    assert (sessions.attended() - sessions.expected()).abs().max() < CLOSE[dtype]
-
-
-@pytest.mark.parametrize("dtype", CLOSE)
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("programs", [1, 7, 64])
-def test_a_row_has_the_same_bits_in_any_company(
-    way: LayerAttention, dtype: torch.dtype, programs: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("way", "parts"), WAYS)
+def test_it_computes_attention_and_a_row_has_the_same_bits_in_any_company(
+    way: LayerAttention, parts: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By one program or by many, whose number is the same or another for the row alone."""
-    sessions = Sessions(PARTS, way, dtype)
-    monkeypatch.setattr(triton_attention, "PROGRAMS", 2)
-    whole = sessions.attended()
-    monkeypatch.setattr(triton_attention, "PROGRAMS", programs)
-    assert torch.equal(sessions.attended(), whole)
-    for which, counts in (([2], [9]), ([2], [1]), ([3, 2], [1, 4])):
-        assert torch.equal(sessions.attended(which, counts), whole[sessions.rows(which, counts)])
+    sessions = Sessions(parts, way, dtype)
+    monkeypatch.setattr(triton_attention, "PROGRAMS", 1)  # goes through all keys of a token
+    whole, arrived = sessions.attended()
+    assert (whole - sessions.expected()).abs().max() < CLOSE[dtype]
+    assert not arrived, "nobody shares"
+    monkeypatch.setattr(triton_attention, "PROGRAMS", 24)  # share them
+    again, arrived = sessions.attended()
+    assert torch.equal(again, whole)
+    assert arrived or way.window == 17 or way.chunk, "where there is more than a piece"
+    last = len(parts) - 1
+    for which, counts in (([0], [1]), ([last, 0], [1, parts[0][1]])):
+        alone, _ = sessions.attended(which, counts)
+        assert torch.equal(alone, whole[sessions.rows(which, counts)])
+
+
+@triton.jit
+def pieces(keys, found, begins, ends, COUNT: tl.constexpr, PIECE: tl.constexpr):
+    key = tl.load(keys + tl.arange(0, COUNT))
+    piece = triton_attention._piece_of(key, PIECE)
+    tl.store(found + tl.arange(0, COUNT), piece)
+    tl.store(begins + tl.arange(0, COUNT), triton_attention._begin_of(piece, PIECE))
+    tl.store(ends + tl.arange(0, COUNT), triton_attention._begin_of(piece + 1, PIECE))
+
+
+def test_pieces_follow_one_another_and_grow_with_the_position() -> None:
+    key = torch.arange(2**15, dtype=torch.int32) * 128  # up to four million
+    found, begins, ends = torch.empty(3, len(key), dtype=torch.int32)
+    pieces[(1,)](key, found, begins, ends, COUNT=len(key), PIECE=256)
+    assert ((begins <= key) & (key < ends)).all()
+    assert found[0] == 0 and set(found.diff().tolist()) == {0, 1}
+    assert (ends - begins <= (begins // 8).clamp(min=256)).all()
+    assert found[2**17 // 128] == 56, "which bounds what is kept of a long context"
+
+
+def test_a_trial_tells_whether_bits_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_bits, "LENGTHS", (140, 70, 3))
+    monkeypatch.setattr(kernel_bits, "CHUNKS", (130, 1, 5))
+    monkeypatch.setattr(kernel_bits, "WIDE", Shape(24, 8, 12))
+    usual, way = triton_attention.KERNEL, how(2, 1, 16, window=100)
+
+    def by_company(*given: Any) -> torch.Tensor:
+        monkeypatch.setattr(triton_attention, "PIECE", 64 if len(given[3].keys) == 1 else 128)
+        return usual.attend(*given)
+
+    for kernel, expected in ((usual, True), (replace(usual, attend=by_company), False)):
+        kept = kernel_bits.kernel_keeps_bits(kernel, [way], torch.float32, torch.device("cpu"))
+        assert kept is expected

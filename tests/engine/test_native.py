@@ -140,9 +140,9 @@ def test_what_is_compiled_is_kept_where_nobody_else_may_write(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = tmp_path / "outrider"
-    kept = native._compiled()
+    kept = native.compiled()
     assert kept.parent == folder and folder.stat().st_mode & 0o777 == 0o700
-    assert native._compiled() == kept and len(list(folder.iterdir())) == 1
+    assert native.compiled() == kept and len(list(folder.iterdir())) == 1
     folder.chmod(0o777)
     assert native._own_folder() != folder
 

@@ -53,6 +53,8 @@ class Worker:
     states: asyncio.Queue[tuple[str | None, str]] = field(default_factory=asyncio.Queue)
     load: Load | None = None
     greeting_load: verifier_pb2.VerifierLoad | None = None
+    tried: list[str] = field(default_factory=list)  # of a drafter, which verifiers it was to reach
+    unreached: str = ""  # what it answers
     takes_joined: bool = True  # of a verifier, whether drafters that joined reach it
     beats: bool = True  # False: it is silent, but for what `say` is given
     registration: asyncio.Task[Any] | None = None
@@ -123,7 +125,11 @@ class Worker:
             async for command in request_iterator:
                 if command.WhichOneof("command") == "open":
                     self.openings[command.open.session_id] = command.open.opening
-                if command.WhichOneof("command") != "hello":
+                if command.WhichOneof("command") == "reach":
+                    self.tried.append(command.reach.verifier_address)
+                    reached = drafter_pb2.ReachedVerifier(trouble=self.unreached)
+                    self.events.put(drafter_pb2.DrafterEvents(reached=reached))
+                elif command.WhichOneof("command") != "hello":
                     self.commands.put_nowait(command)
 
         async def beat(events: Outbox[Any]) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from outrider.net.rpc import bind, channel, converse, heard, new_server
 from outrider.wire.description import ModelInfo, WorkerInfo
-from outrider.wire.drafter_sessions import DraftEndCause, DraftEnded, DrafterEvents
+from outrider.wire.drafter_sessions import DraftEndCause, DraftEnded, DrafterEvents, ReachVerifier
 from outrider.wire.hello import Identity, Role
 from outrider.wire.load import DrafterLoad
 from outrider.wire.methods import JOIN
@@ -72,7 +72,10 @@ class Stream:
         await self._call.write(DrafterEvents(**events))
 
     async def next(self) -> Any:
-        return await anext(self._heard)
+        """What it is told next, but for verifiers that it is to reach."""
+        while isinstance((told := await anext(self._heard)).command, ReachVerifier):
+            pass
+        return told
 
     async def end(self) -> tuple[grpc.StatusCode, str]:
         """How the router ends it."""

@@ -73,6 +73,31 @@ async def test_a_drafter_that_comes_early_hears_when_there_is_a_target_to_compar
     assert list(rig.fleet.drafters) == ["r"]
 
 
+async def test_a_drafter_without_a_target_is_told_what_it_waits_for(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(discovery_module, "UNJUDGED_SECONDS", 0.01)
+    drafter = await rig.worker(Role.DRAFTER, "d")
+    drafter.register(rig.address)
+    assert await drafter.states.get() == (None, discovery_module.NO_TARGET)
+    await rig.verifier()
+    router, _ = await drafter.states.get()
+    assert router is not None
+
+
+async def test_whether_a_drafter_reaches_its_verifier_is_found_out_before_it_has_sessions(rig: Any) -> None:
+    verifier = await rig.verifier("v")
+    for name, why in (("near", ""), ("far", "nothing listens there\x1b[2J")):
+        drafter = await rig.worker(Role.DRAFTER, name)
+        drafter.unreached = why
+        drafter.register(rig.address)
+        await rig.until(lambda drafter=drafter: drafter.tried)
+        assert drafter.tried == [verifier.address]
+    await rig.until(rig.sessions.degraded)
+    assert rig.sessions.degraded() == "drafter far does not draft for verifier v"
+    assert rig.fleet.doubts.about("far", "v") and not rig.fleet.doubts.about("near", "v")
+
+
 async def test_a_drafter_whose_target_is_known_but_not_taken_in_yet_is_not_judged_by_another(
     rig: Any,
 ) -> None:

@@ -40,6 +40,7 @@ from outrider.wire.methods import (
 from outrider.wire.registry import Answer
 from outrider.wire.session import FinishReason, SessionParams
 from outrider.wire.speculation import MAX_BATCH_BYTES, Attach, Commit, CommitBatch, Draft, DraftBatch
+from outrider.wire.trace_context import TraceContext
 from outrider.wire.verifier_sessions import (
     CancelSession,
     CloseSession,
@@ -60,11 +61,13 @@ HELLO = IDENTITY.hello()
 BOTH = (DrafterCounts(0, 2, 1, 0), DrafterCounts(2**32 - 1, 3, 1, 1))
 PROMPT = PromptLogprobs(array("f", [-1.5]), array("I", [7]), array("I", [0]), array("f", [-0.5]))
 PARAMS = SessionParams((1, 2), SamplingParams(seed=3), 4, (5,), guesses=True, prediction=(7, 0))
+TRACE = TraceContext(2**128 - 1, 1, 1, "a=b")
 MODEL = ModelInfo("m", "f", "A", 1, 2, 3, (4,), "cpu", "float32", True)
 INFO = WorkerInfo(IDENTITY, MODEL, 5, 6)
 SAID = [
     (VERIFIER_SESSIONS.asked, VerifierCommand(HELLO)),
     (VERIFIER_SESSIONS.asked, VerifierCommand(command=OpenSession(ID, PARAMS, (6,), 7, b"key", 8))),
+    (VERIFIER_SESSIONS.asked, VerifierCommand(command=OpenSession(ID, PARAMS, (), 7, b"", 8, TRACE))),
     (VERIFIER_SESSIONS.asked, VerifierCommand(command=SetSpeculation(ID, 3, 4))),
     (VERIFIER_SESSIONS.asked, VerifierCommand(command=CloseSession(ID, 2))),
     (VERIFIER_SESSIONS.asked, VerifierCommand(command=CancelSession(ID))),
@@ -89,7 +92,7 @@ SAID = [
     (DRAFTER_SESSIONS.asked, DrafterCommand(HELLO)),
     (
         DRAFTER_SESSIONS.asked,
-        DrafterCommand(command=OpenDraft(ID, PARAMS, (6,), "h:1", b"k", 7, 8, 9, "target")),
+        DrafterCommand(command=OpenDraft(ID, PARAMS, (6,), "h:1", b"k", 7, 8, 9, "target", TRACE)),
     ),
     (DRAFTER_SESSIONS.asked, DrafterCommand(command=SetWindow(ID, 2, 3))),
     (DRAFTER_SESSIONS.asked, DrafterCommand(command=CloseDraft(ID, 2))),

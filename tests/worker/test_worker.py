@@ -15,6 +15,7 @@ from outrider.store.store import Answer
 from outrider.wire.description import ModelInfo, WorkerInfo, WorkerRecord
 from outrider.wire.hello import Identity, Role
 from outrider.wire.load import VerifierLoad
+from outrider.worker import worker as worker_module
 from outrider.worker.registration import Registered
 from outrider.worker.worker import Worker, serve_until_stopped
 
@@ -151,6 +152,50 @@ async def test_that_it_is_registered_again_is_told_too(
     assert "again" not in said.replace("trying again", "")
     store.away.clear()
     await until("registered again")
+    await terminate(role)
+    role.idle.set()
+    await task
+
+
+async def test_that_it_is_not_registered_is_said_again_with_the_reason(
+    role: Busy, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "REMIND_SECONDS", 0.02)
+    store, said = Store(), ""
+    task = asyncio.create_task(serve_until_stopped(worker_of(role, store), LONG))
+
+    async def until(words: str, times: int) -> None:
+        nonlocal said
+        while said.count(words) < times:
+            said += capsys.readouterr().out
+            await asyncio.sleep(0.01)
+
+    await until("not registered (no router has answered yet); trying again", 2)
+    store.away.set()
+    await until("not registered (the router does not answer); trying again", 3)
+    await terminate(role)
+    role.idle.set()
+    await task
+
+
+async def test_the_ready_line_tells_what_is_wrong_already(
+    role: Busy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Taken(Store):
+        async def beat(self, record: WorkerRecord) -> Answer:
+            await super().beat(record)
+            return Answer(taken_in_by=("router",))
+
+    async def trouble() -> str:
+        return "no draft of it reaches the verifier"
+
+    worker = worker_of(role, Taken())
+    worker.trouble = trouble
+    task, said = asyncio.create_task(serve_until_stopped(worker, LONG)), ""
+    while "verifier ready" not in said:
+        said += capsys.readouterr().out
+        await asyncio.sleep(0.01)
+    assert said.rstrip().endswith("), but no draft of it reaches the verifier")
     await terminate(role)
     role.idle.set()
     await task

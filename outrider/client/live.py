@@ -1,0 +1,61 @@
+"""What a router tells of the live service, as it comes: GET /v1/live."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from typing import Any
+
+import httpx
+
+from outrider.client.connection import NOT_TRUSTED, not_trusted
+from outrider.client.streamed import NO_ANSWER, server_sent_events
+from outrider.errors import InvalidRequest, Unauthenticated, Unavailable
+
+SILENCE_SECONDS = 5.0  # it tells twice a second
+FOR_EVER = frozenset({400, 401, 403, 404, 405})  # statuses after which trying again is of no use
+
+Told = dict[str, Any]  # docs/api.md, "The live service"
+
+
+def live(http: httpx.Client, url: str) -> Generator[Told, None, None]:
+    """Yields what the router at `url` tells, twice a second. Raises Unavailable where it cannot be reached,
+    breaks off or refuses for now, Unauthenticated where it wants another key, InvalidRequest where this is
+    no router."""
+    try:
+        with http.stream("GET", f"{url}/v1/live") as response:
+            if response.status_code != 200:
+                response.read()
+                raise _refusal(response)
+            for event in server_sent_events(response.iter_bytes()):
+                yield _told(event.data)
+    except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+        raise InvalidRequest(f"{url} is no address of a router: {error}") from None
+    except httpx.ConnectError as error:
+        if not_trusted(error):
+            raise InvalidRequest(NOT_TRUSTED.format(url)) from None
+        raise Unavailable(f"no server answers at {url}") from None
+    except httpx.TransportError:
+        raise Unavailable(f"the connection to {url} broke off") from None
+    raise Unavailable(f"the router at {url} ended the stream")
+
+
+def _told(data: str) -> Told:
+    try:
+        told = json.loads(data)
+        if "error" in told:
+            raise Unavailable(str(told["error"]["message"]))
+        told["service"]["counts"], told["sessions"], told["seconds"]
+    except NO_ANSWER:
+        raise InvalidRequest("what came is no live service: is it a router of Outrider?") from None
+    return dict(told)
+
+
+def _refusal(response: httpx.Response) -> InvalidRequest | Unavailable | Unauthenticated:
+    try:
+        message = str(response.json()["error"]["message"])
+    except (*NO_ANSWER, RecursionError):
+        message = f"the server answered {response.status_code} {response.reason_phrase}; is it Outrider?"
+    if response.status_code == Unauthenticated.http_status:
+        return Unauthenticated(message)
+    return (InvalidRequest if response.status_code in FOR_EVER else Unavailable)(message)

@@ -1,0 +1,213 @@
+"""Sends spans, and the metrics of a registry, to a collector by OTLP. It needs outrider[otel].
+
+Threads of its own speak to the collector, and what waits for them is bounded: where that is slow or gone,
+spans are dropped and counted, and nobody who serves waits. OpenTelemetry's variables say all the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    TraceState,
+    set_span_in_context,
+)
+from opentelemetry.trace import Span as Recorded
+from prometheus_client import CollectorRegistry
+
+from outrider import __version__
+from outrider.telemetry.otlp_metrics import MetricsSender
+from outrider.telemetry.spans import NONE, Figures
+from outrider.wire.hello import Identity
+from outrider.wire.trace_context import TraceContext
+
+log = logging.getLogger(__name__)
+
+MOST_WAITING = 2048  # spans; by the specification
+PARTING_SECONDS = 2.0  # that a process waits for a collector when it ends
+HTTP, GRPC = "http/protobuf", "grpc"
+
+
+class OtlpSpan:
+    """Implements outrider.telemetry.spans.Span."""
+
+    def __init__(self, span: Recorded) -> None:
+        self._span = span
+
+    @property
+    def context(self) -> TraceContext:
+        context = self._span.get_span_context()
+        state = context.trace_state.to_header()
+        return TraceContext(context.trace_id, context.span_id, context.trace_flags, state)
+
+    def rename(self, name: str) -> None:
+        self._span.update_name(name)
+
+    def set(self, figures: Figures) -> None:
+        self._span.set_attributes(dict(figures))
+
+    def event(self, name: str, figures: Figures = NONE) -> None:
+        self._span.add_event(name, dict(figures))
+
+    def end(self, error: str = "") -> None:
+        if error:
+            self._span.set_attribute("error.type", error)
+            self._span.set_status(Status(StatusCode.ERROR))
+        self._span.end()
+
+
+class Otlp:
+    """Implements outrider.telemetry.spans.Tracer. Belongs to a process, of whichever role."""
+
+    def __init__(self, endpoint: str | None, identity: Identity) -> None:
+        """`endpoint`: URL of the collector; None = the environment has it."""
+        role = identity.role.name.lower()
+        told = {
+            "service.namespace": "outrider",
+            "service.name": f"outrider-{role}",
+            "service.instance.id": identity.worker_id,
+            "service.version": __version__,
+        }
+        self._resource = Resource.create(told).merge(OTELResourceDetector().detect())
+        self._endpoint = endpoint
+        # They would have several lines for each batch that fails; there is one for the first.
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+        self._provider = TracerProvider(resource=self._resource, shutdown_on_exit=False)
+        self._queue: _Bounded | None = None
+        if exporter := _exporter("trace", "OTLPSpanExporter", endpoint):
+            self._queue = _Bounded(exporter)
+            self._provider.add_span_processor(self._queue)
+        self._tracer = self._provider.get_tracer("outrider", __version__)
+        self._metrics: MetricsSender | None = None
+
+    @property
+    def dropped(self) -> int:
+        """Returns how many spans the collector did not get."""
+        return 0 if self._queue is None else self._queue.dropped
+
+    def start(
+        self, name: str, parent: TraceContext | None, figures: Figures = NONE, server: bool = False
+    ) -> OtlpSpan:
+        kind = SpanKind.SERVER if server else SpanKind.INTERNAL
+        return OtlpSpan(self._tracer.start_span(name, _below(parent), kind, dict(figures)))
+
+    def send_metrics(self, registry: CollectorRegistry) -> None:
+        """Sends them from now on, as often as OTEL_METRIC_EXPORT_INTERVAL says."""
+        if exporter := _exporter("metric", "OTLPMetricExporter", self._endpoint):
+            self._metrics = MetricsSender(exporter, self._resource, registry)
+
+    def close(self) -> None:
+        """Sends what is there, if the collector takes it in time."""
+        ending = threading.Thread(target=self._end, daemon=True)
+        ending.start()
+        ending.join(PARTING_SECONDS)
+
+    def _end(self) -> None:
+        self._provider.shutdown()
+        if self._metrics is not None:
+            self._metrics.close()
+
+
+class _Bounded(SpanProcessor):
+    """Takes so many spans until they are sent, and drops those that are too many."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._most = int(os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE") or MOST_WAITING)
+        self._lock = threading.Lock()
+        self._waiting = 0
+        self.dropped = 0
+        self._batches = BatchSpanProcessor(_Counted(exporter, self))
+
+    def on_end(self, span: ReadableSpan) -> None:
+        if span.context is None or not span.context.trace_flags.sampled:
+            return
+        with self._lock:
+            if self._waiting >= self._most:
+                self.dropped += 1
+                return
+            self._waiting += 1
+        self._batches.on_end(span)
+
+    def sent(self, count: int, arrived: bool) -> None:
+        with self._lock:
+            self._waiting -= count
+            self.dropped += 0 if arrived else count
+
+    def shutdown(self) -> None:
+        self._batches.shutdown()  # type: ignore[no-untyped-call]
+
+
+class _Counted(SpanExporter):
+    """An exporter that tells what became of spans: to the queue, and once to the log."""
+
+    def __init__(self, exporter: SpanExporter, queue: _Bounded) -> None:
+        self._exporter = exporter
+        self._queue = queue
+        self._away = False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = SpanExportResult.FAILURE
+        try:
+            result = self._exporter.export(spans)
+        finally:
+            arrived = result is SpanExportResult.SUCCESS
+            self._queue.sent(len(spans), arrived)
+            if arrived and self._away:
+                log.warning("the collector takes spans again; %d were dropped", self._queue.dropped)
+            elif not arrived and not self._away:
+                log.warning(
+                    "the collector does not take spans: they are dropped until it does. They are sent by %s, "
+                    "as OTEL_EXPORTER_OTLP_PROTOCOL says",
+                    _protocol("TRACES"),
+                )
+            self._away = not arrived
+        return result
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:
+        return self._exporter.force_flush(timeout_millis)
+
+
+def _below(parent: TraceContext | None) -> Context:
+    if parent is None:
+        return Context()
+    state = TraceState.from_header([parent.state]) if parent.state else None
+    known = SpanContext(parent.trace_id, parent.span_id, True, TraceFlags(parent.flags), state)
+    return set_span_in_context(NonRecordingSpan(known), Context())
+
+
+def _protocol(signal: str) -> str:
+    general = os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+    return os.environ.get(f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL") or general or HTTP
+
+
+def _exporter(signal: str, name: str, endpoint: str | None) -> Any:
+    """Returns an exporter of OpenTelemetry's; None = its variables want none of this signal."""
+    variable = f"{signal}s".upper()
+    if os.environ.get(f"OTEL_{variable}_EXPORTER", "").strip().lower() == "none":
+        return None
+    own = os.environ.get(f"OTEL_EXPORTER_OTLP_{variable}_ENDPOINT")
+    if endpoint is None and not own and not os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
+        return None
+    kind = "grpc" if _protocol(variable) == GRPC else "http"
+    exporter = getattr(import_module(f"opentelemetry.exporter.otlp.proto.{kind}.{signal}_exporter"), name)
+    if endpoint is None:
+        return exporter()
+    return exporter(endpoint=endpoint if kind == "grpc" else f"{endpoint.rstrip('/')}/v1/{signal}s")
