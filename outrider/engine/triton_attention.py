@@ -33,6 +33,7 @@ PIECE = (
 )
 ROWS = 16  # of a program: tokens times query heads; the least that the matrix units take
 PROGRAMS = 4  # on each of a GPU's multiprocessors
+SHARES = 0.5  # of a step, for each program
 MOST_PARTS = 4096  # sums of pieces that are kept until they are added: 34 MB where values are 128 wide
 WARPS = 4
 STAGES = 3  # in which keys are on their way; 2 where rows are longer than WIDE bytes
@@ -90,12 +91,12 @@ def _divided(best, total, sums, sinks, query_head, real, SINKS: tl.constexpr, LO
 @triton.jit
 def _part(sums_room, bests_room, totals_room, at, there, real, wanted):
     """What was kept of one piece; where it is not wanted, that of a piece in which nothing is seen."""
-    best = tl.load(bests_room + at, mask=real & wanted, other=float("-inf"))
-    total = tl.load(totals_room + at, mask=real & wanted, other=0.0)
-    return best, total, tl.load(sums_room, mask=there & wanted, other=0.0)
+    best = tl.load(bests_room + at, mask=real & wanted, other=float("-inf"), cache_modifier=".cg")
+    total = tl.load(totals_room + at, mask=real & wanted, other=0.0, cache_modifier=".cg")
+    return best, total, tl.load(sums_room, mask=there & wanted, other=0.0, cache_modifier=".cg")
 
 
-@triton.jit(do_not_specialize=["sessions", "pages", "window", "stretch", "most_parts", "share_of"])
+@triton.jit(do_not_specialize=["sessions", "pages", "window", "stretch", "most_parts", "shares"])
 def _attend(
     query,
     keys,
@@ -124,7 +125,7 @@ def _attend(
     value_token,
     value_head,
     most_parts,  # of a head
-    share_of,  # programs of a head
+    shares,  # of what there is to do for a head: a token with more keys than one is shared out
     BLOCK: tl.constexpr,  # keys of a block
     PIECE: tl.constexpr,
     SESSIONS: tl.constexpr,  # their number's next power of two
@@ -151,8 +152,8 @@ def _attend(
     lowest = _lowest(tl.maximum(all_used - counts, 0), window, stretch, STRETCHED)
     span = all_used - lowest
     pieces = _piece_of(tl.maximum(all_used - 1, 0), PIECE) - _piece_of(lowest, PIECE) + 1
-    share = tl.sum(runs * span, 0) // share_of
-    parts = tl.where((pieces > 1) & (span > 2 * share), runs * pieces, 0)
+    share = tl.sum(runs * span, 0) // shares
+    parts = tl.where((pieces > 1) & (span > share), runs * pieces, 0)
     part_ends = tl.cumsum(parts, 0)
     shared_out = (parts > 0) & (part_ends <= most_parts)
     items = tl.where(shared_out, parts, runs)
@@ -315,7 +316,7 @@ def triton_attention(
             *keys.stride()[:3],
             *values.stride()[:3],
             MOST_PARTS // heads,
-            max(1, programs // heads),
+            max(1, int(SHARES * programs) // heads),
             BLOCK=keys.shape[1],
             PIECE=PIECE,
             SESSIONS=next((size for size in (16, 64) if size >= len(inputs.keys)), 512),
