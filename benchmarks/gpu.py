@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,6 +40,7 @@ from outrider.engine.flat_inputs import SIZES
 from outrider.engine.fusing import is_fused
 from outrider.engine.kv_blocks import BlockTable
 from outrider.engine.loading import describe
+from outrider.engine.packed import PackedLinear
 from outrider.engine.parts import GATHERED, Parts, kernels, usual
 from outrider.engine.reference_attention import KERNEL as REFERENCE
 from outrider.errors import OutriderError
@@ -75,13 +76,21 @@ LARGE = Scale(
     },
     2**33,
     8192,
-    256,
+    1024,
     (1, 2, 3, 5, 8, 9, 16, 32, 33, 64, 128, 192, 256, 384, 512),
     (1, 8, 32, 128),
     64,
     20,
     ((1, 1, 256), (1, 5, 256), (1, 1, 4096), (32, 5, 1024), (128, 1, 1024), (128, 4, 1024)),
 )
+BFLOAT16, TORCH = "bfloat16", "torch"
+KINDS = {
+    BFLOAT16: "in bfloat16",
+    "fp8": "with weights of 8 bits in floating point",
+    "int8": "with weights of 8 bits",
+    TORCH: "in bfloat16, products by torch, layers compiled by it",
+}
+KNOWN = ",".join(KINDS)
 TINY = Scale(
     {
         "hidden_size": 64,
@@ -104,11 +113,11 @@ TINY = Scale(
 
 
 def random_target(
-    scale: Scale, device: Device, drafts: int, fused: bool, tell: Callable[[str], None]
+    scale: Scale, device: Device, drafts: int, kind: str, tell: Callable[[str], None]
 ) -> Engine:
     """Returns an engine on random weights, with room for every batch."""
     config = LlamaConfig(**scale.config, tie_word_embeddings=False)  # type: ignore[arg-type]
-    tell("making a target of random weights")
+    tell(f"making a target of random weights: {KINDS[kind]}")
     torch.manual_seed(0)
     with device.torch:
         model = AutoModelForCausalLM.from_config(
@@ -121,9 +130,10 @@ def random_target(
     longest = scale.context + (1 + drafts) * (scale.steps + 2)
     room = (-(-longest // block) + 1) * block
     if device.is_gpu:
-        parts = replace(usual(device.torch, torch.bfloat16), fused=fused)
+        parts = usual(device.torch, torch.bfloat16, kind if kind in ("int8", "fp8") else None)
+        parts = replace(parts, linears="ordinary") if kind == TORCH else parts
     else:
-        parts = Parts(("reference", GATHERED), "called-again", fused=fused)
+        parts = Parts(("reference", GATHERED), "called-again", fused=True)
     engine = build_engine(
         model,
         describe(model, "random", "random", str(device.torch)),
@@ -180,10 +190,12 @@ def curve(
 def step_bytes(engine: Engine, context: int) -> int:
     """Returns the bytes that a step of one token reads: all weights but the embedding's other rows, and the
     session's keys."""
-    embedding = engine.model.get_input_embeddings().weight
-    weights = sum(p.numel() * p.element_size() for p in engine.model.parameters())
-    if engine.model.get_output_embeddings().weight is not embedding:
-        weights -= embedding.numel() * embedding.element_size()
+    held = list(engine.model.get_output_embeddings().parameters())
+    for module in engine.model.modules():
+        if isinstance(module, PackedLinear):  # the same one may stand at several places
+            held += [module.packed]
+    held += [p for name, p in engine.model.named_parameters() if "embed_tokens" not in name]
+    weights = sum(tensor.nbytes for tensor in {tensor.data_ptr(): tensor for tensor in held}.values())
     return weights + context * engine.attention.pools.bytes_per_block // engine.pool.block_size
 
 
@@ -243,38 +255,44 @@ def measure(
     target: Path,
     drafts: int,
     acceptance: float,
-    fused: bool,
+    kinds: Sequence[str],
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
     result: dict[str, Any] = {"exactness": exactness(device, target, tell)}
     tell("the device's ceilings")
+    copied = device.copy_bandwidth(scale.copy_bytes)
     result["ceilings"] = {
-        "copy_bytes_per_second": device.copy_bandwidth(scale.copy_bytes),
+        "copy_bytes_per_second": copied,
         "flop_per_second": device.matrix_rate(scale.matrix),
     }
     tell("attention kernels")
     result["attention"] = list(attention_cases(scale, device))
-    engine = random_target(scale, device, drafts, fused, tell)
-    result["target"] = {
-        "parameters": engine.info.parameters,
-        "kernel": engine.attention.name,
-        "fused": fused and is_fused(engine.model),
-        "context": scale.context,
-        **scale.config,
-    }
-    result["curve"] = curve(engine, scale, device, tell)
-    single = result["curve"][1]
-    per_second = step_bytes(engine, scale.context) / single["seconds"]
-    result["single_stream"] = {
-        "bytes": step_bytes(engine, scale.context),
-        "share_of_copy_bandwidth": per_second / result["ceilings"]["copy_bytes_per_second"],
-        "host_gap": single["host_gap"],
-    }
-    result["batches"] = rates(engine, scale, device, drafts, acceptance, tell)
+    result["config"] = {"context": scale.context, **scale.config}
     result["drafts"] = {"acceptance": acceptance, "accepted_by": "the toss of a coin"}
-    result["generate_tokens_per_second"] = generate_rate(
-        engine, device, scale.context, scale.steps // 2, tell
-    )
+    result["targets"] = {}
+    for kind in kinds:
+        engine = random_target(scale, device, drafts, kind, tell)
+        found: dict[str, Any] = {
+            "parameters": engine.info.parameters,
+            "kernel": engine.attention.name,
+            "linears": engine.linears.name,
+            "compiled": is_fused(engine.model),
+            "bit_exact": engine.info.bit_exact,
+            "curve": curve(engine, scale, device, tell),
+        }
+        single, read = found["curve"][1], step_bytes(engine, scale.context)
+        found["single_stream"] = {
+            "bytes": read,
+            "share_of_copy_bandwidth": read / single["seconds"] / copied,
+            "host_gap": single["host_gap"],
+        }
+        found["batches"] = rates(engine, scale, device, drafts, acceptance, tell)
+        result["targets"][kind] = found
+        if kind == kinds[-1]:
+            found = generate_rate(engine, device, scale.context, scale.steps // 2, tell)
+            result["generate_tokens_per_second"] = found
+        del engine
+        device.forget()
     return result
 
 
@@ -299,7 +317,7 @@ def main(
     / "demo/models/target",
     drafts: Annotated[int, typer.Option(min=1, max=31, help="Draft tokens of a stream in a step.")] = 4,
     acceptance: Annotated[float, typer.Option(min=0, max=1, help="How often a draft is right.")] = 0.8,
-    fuse: Annotated[bool, typer.Option(help="Join the layers' small operations by torch.compile.")] = True,
+    kinds: Annotated[str, typer.Option(help="Which targets, with commas between; torch comes last.")] = KNOWN,
     write: Write = None,
 ) -> None:
     """Measure the engine on a GPU."""
@@ -314,7 +332,7 @@ def main(
                 target,
                 drafts,
                 acceptance,
-                fuse,
+                kinds.split(",") if chosen.is_gpu else [BFLOAT16, TORCH],
                 lambda stage: progress.update(task, description=stage),
             )
     except OutriderError as error:

@@ -14,8 +14,8 @@ TEXT_GOAL = 0.98  # of the tokens; the rest are near-ties
 
 def goals(result: dict[str, Any]) -> list[tuple[str, float, str, bool]]:
     """Returns what is asked for, what was found, and True if it is met."""
-    share = result["single_stream"]["share_of_copy_bandwidth"]
-    gap = result["single_stream"]["host_gap"]
+    first = next(iter(result["targets"].values()))["single_stream"]
+    share, gap = first["share_of_copy_bandwidth"], first["host_gap"]
     text = result["exactness"]["share_of_tokens_as_generate"]
     return [
         ("share of copy bandwidth at batch 1", share, f">= {SHARE_GOAL}", share >= SHARE_GOAL),
@@ -29,15 +29,24 @@ def show(result: dict[str, Any], console: Console) -> None:
     copied, product = result["ceilings"]["copy_bytes_per_second"], result["ceilings"]["flop_per_second"]
     console.print(f"copy {copied / 1e12:.2f} TB/s, matrix product {product / 1e12:.0f} TFLOP/s")
     console.print(f"generate, one stream: {result['generate_tokens_per_second']:.0f} tokens/s")
-    steps = Table("tokens", "step ms", "on the device", "over one token", "host gap")
-    first = next(iter(result["curve"].values()))["seconds"]
-    for tokens, cost in result["curve"].items():
-        milliseconds = (f"{cost[key] * 1e3:.2f}" for key in ("seconds", "device_seconds"))
-        steps.add_row(str(tokens), *milliseconds, f"{cost['seconds'] / first:.2f}", f"{cost['host_gap']:.1%}")
-    batches = Table("streams", "plain tokens/s", "with drafts", "speed-up")
-    for sessions, found in result["batches"].items():
-        both = (f"{found[key]['tokens_per_second']:.0f}" for key in ("plain", "drafts"))
-        batches.add_row(str(sessions), *both, f"{found['speedup']:.2f}")
+    steps = Table("tokens", *(f"{kind}: ms, over one token, host gap" for kind in result["targets"]))
+    curves = [found["curve"] for found in result["targets"].values()]
+    for tokens in curves[0]:
+        cells = (
+            f"{curve[tokens]['seconds'] * 1e3:.2f}  {curve[tokens]['seconds'] / curve[1]['seconds']:.2f}  "
+            f"{curve[tokens]['host_gap']:.1%}"
+            for curve in curves
+        )
+        steps.add_row(str(tokens), *cells)
+    batches = Table(
+        "target", "bit-exact", "of the copy", "streams", "plain tokens/s", "with drafts", "speed-up"
+    )
+    for kind, target in result["targets"].items():
+        share = f"{target['single_stream']['share_of_copy_bandwidth']:.3f}"
+        for sessions, found in target["batches"].items():
+            both = (f"{found[key]['tokens_per_second']:.0f}" for key in ("plain", "drafts"))
+            exact = "yes" if target["bit_exact"] else "no"
+            batches.add_row(kind, exact, share, str(sessions), *both, f"{found['speedup']:.2f}")
     attention = Table("kernel", "sessions", "tokens", "in the cache", "us", "GB/s")
     for case in result["attention"]:
         attention.add_row(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import platform
 import statistics
 import time
@@ -64,6 +65,12 @@ class Device:
         name = torch.cuda.get_device_name(self.torch) if self.is_gpu else platform.processor() or "CPU"
         versions = version("torch"), version("transformers")
         return About(name, platform.python_version(), *versions, torch.version.cuda)
+
+    def forget(self) -> None:
+        """Gives back the memory of what nobody holds any more."""
+        gc.collect()
+        if self.is_gpu:
+            torch.cuda.empty_cache()
 
     def now(self) -> float:
         """Returns the seconds once everything that was asked of the device is done."""

@@ -62,7 +62,7 @@ class ServeOptions:
     compare: bool = same(VerifierConfig, "compare")
     trees: bool = same(VerifierConfig, "trees")
     draft_quantization: str | None = option(
-        None, "The same for the draft model alone.", choices=("int8",), shown="as --quantization"
+        None, "The same for the draft model alone.", choices=("int8", "fp8"), shown="as --quantization"
     )
     protection: Protection = field(default=Protection())
     api_keys: Path | None = same(RouterConfig, "api_keys")

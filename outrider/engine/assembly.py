@@ -18,13 +18,21 @@ from outrider.engine.linear_layers import LinearLayers
 from outrider.engine.native_attention import keeping_bits
 from outrider.engine.numerics import numerics
 from outrider.engine.parts import CALLS, GATHERED, LINEARS, MEASURED, NATIVE, RECORDS, Parts, kernels
-from outrider.engine.plain_pass import run_plainly
+from outrider.engine.plain_pass import runs_plainly
 from outrider.engine.process_memory import give_back_freed_memory, keep_freed_memory, use_huge_pages
 from outrider.engine.rank_group import RankGroup
 from outrider.engine.ranks import Ranks
 from outrider.engine.replayed import recorded
 from outrider.engine.runner import CallByCall
-from outrider.engine.self_check import PROBE_BLOCKS, Reference, check, check_rounded, reference, same_bits
+from outrider.engine.self_check import (
+    PROBE_BLOCKS,
+    Reference,
+    check,
+    check_rounded,
+    kernels_keep_bits,
+    reference,
+    same_bits,
+)
 from outrider.engine.sharding import connect, localize
 from outrider.errors import StartupError
 from outrider.options.memory import Share
@@ -63,27 +71,24 @@ def build_engine(
     ranked = RankGroup(ranks, info.vocab_size) if ranks is not None else None
     group = ranked or Alone(info.vocab_size if vocabulary is None else len(vocabulary))
     probe = Engine(model, info, keeping_bits(model, PROBE_BLOCKS, NATIVE in parts.attention), group, linears)
-    checked = check(probe, expected, bits=linears.keeps_bits and linears.keeps_numbers)
+    on_cpu = next(model.parameters()).device.type == "cpu"  # where it is measured with gathered keys
+    checked = check(probe, expected, bits=on_cpu and linears.keeps_bits and linears.keeps_numbers)
     gathering = probe
     if parts.attention[0] not in MEASURED:
         probe = _with_kernel(probe, expected, parts)
     if not linears.keeps_numbers:
         tell("rounding weights to 8 bits", 0.85)
         _put_in(linears, model, ranks, expected)
-        checked, off = check_rounded(gathering, expected, linears.name)
+        checked, off = check_rounded(gathering, expected, linears.name, bits=on_cpu)
         tell(f"in 8 bits, logits are {off:.1%} of their size from float32's", 0.9)
     may_rest = resting_threads is not None and same_bits(gathering, resting_threads)
-    if probe is not gathering:
-        # Compiled layers sum in an order that nobody has measured.
-        exact = linears.keeps_bits and linears.keeps_numbers and not parts.fused
-        checked = check(probe, expected, bits=True) if exact else replace(checked, bit_exact=False)
     attention = with_all_blocks(
         probe.attention, info, kv_memory_bytes, next(model.parameters()).device, group
     )
     checked = replace(checked, bit_exact=group.agree(checked.bit_exact))
     calls = CallByCall(model, attention, group)
     engine = Engine(model, checked, attention, group, linears, calls, vocabulary)
-    if parts.fused and attention.fills_shapes:
+    if parts.fused and attention.fills_shapes and not runs_plainly(model):
         tell("compiling layers", 0.85)
         fused(engine, expected)
     if parts.runner != CALLS and attention.fills_shapes:
@@ -95,6 +100,9 @@ def build_engine(
             lambda share: tell("recording steps", 0.9 + 0.1 * share),
             vocabulary=vocabulary,
         )
+    if linears.keeps_bits and attention.fills_shapes:
+        tell("comparing rows alone and in company", 1.0)
+        checked = replace(checked, bit_exact=group.agree(kernels_keep_bits(engine)))
     engine.info = replace(checked, numerics=numerics(engine))
     if may_rest and resting_threads is not None:
         engine.resting_threads = resting_threads
@@ -113,7 +121,7 @@ def build_engine(
 def _put_in(linears: LinearLayers, model: Any, ranks: Ranks | None, expected: Reference) -> None:
     linears.put_into(model, expected.bare)
     if ranks is None:  # else modules have hooks, at which ranks meet
-        run_plainly(model)
+        linears.run_plainly(model)
 
 
 def _with_kernel(probe: Engine, expected: Reference, parts: Parts) -> Engine:

@@ -52,7 +52,7 @@ def _one_of_each(model: nn.Module) -> list[PackedLinear]:
 def _rows(layer: PackedLinear) -> torch.Tensor:
     """Returns [max(ROWS), in] numbers, the same at each call."""
     x = torch.randn(max(ROWS), layer.in_features, generator=torch.Generator().manual_seed(1))
-    return x.to(layer.dtype)
+    return x.to(layer.packed.device, layer.dtype)
 
 
 def row_batching(layers: Iterable[LayerAttention]) -> RowBatching | None:

@@ -17,7 +17,7 @@ from outrider.engine.step_inputs import Work
 LENGTHS = (5005, 1, 70, 640, 5, 300)  # tokens of the sessions of a trial
 CHUNKS = (4070, 20, 6, 804, 60, 1, 9, 1, 17, 2, 5, 10)  # in which the first one's are read
 REACH = 100  # of windows and the like, so that keys before them are left out
-WIDE = Shape(512, 64, 512)  # of a recorded step, far larger than what it holds
+WIDE = Shape(512, 128, 512)  # like a recorded one, far larger than what it holds
 
 
 def kernel_keeps_bits(

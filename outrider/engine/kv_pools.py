@@ -143,11 +143,15 @@ class KvPools:
 class PagedPools(KvPools):
     """Pools as a paged attention kernel reads them: [num_blocks + 1, block_size, H, D]."""
 
-    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
+    def made(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Returns the layer's pools, for keys [H, ..., D] and values like these."""
         pools = self._layers.get(layer)
         if pools is None:
             pools = self._layers[layer] = (self._new(key, key.shape[2]), self._new(value, value.shape[2]))
-        for pool, new in zip(pools, (key, value), strict=True):
+        return pools
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
+        for pool, new in zip(self.made(layer, key, value), (key, value), strict=True):
             pool.view(-1, *pool.shape[2:]).index_copy_(0, slots, new.transpose(0, 1))
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:

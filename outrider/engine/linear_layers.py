@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Set
+from importlib import import_module
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from outrider.engine import packed
+from outrider.engine import packed, plain_pass
 from outrider.engine.native import library, multiplies_bytes
 from outrider.engine.native_layers import NativeEvenInt8Linear, NativeInt8Linear, NativeLinear
 from outrider.engine.quantized import EvenInt8Linear, Int8Linear
 from outrider.engine.turning import fold_norms, turn
+from outrider.errors import StartupError, in_one_line
+
+log = logging.getLogger(__name__)
 
 # By whether native.cpp has products in 8 bits here. The first is for rows of even numbers.
 EVEN_AND_OTHERS: dict[bool, tuple[type[packed.PackedLinear], type[packed.PackedLinear]]] = {
@@ -41,6 +46,11 @@ class LinearLayers(Protocol):
         """`bare`: layers whose weights others take, which stay."""
         ...
 
+    def run_plainly(self, model: Any) -> None:
+        """Lets a model that has them, and is not divided, run by a pass of fewer operations if it is of a
+        usual kind."""
+        ...
+
     def make_ready(self, model: Any, most_rows: int) -> None:
         """Takes what memory products of up to so many rows need."""
         ...
@@ -56,6 +66,9 @@ class Ordinary:
     def put_into(self, model: Any, bare: Set[Any] = frozenset()) -> None:
         """They are there."""
 
+    def run_plainly(self, model: Any) -> None:
+        """There is none."""
+
     def make_ready(self, model: Any, most_rows: int) -> None:
         """They need nothing."""
 
@@ -70,6 +83,9 @@ class Packed:
     def put_into(self, model: Any, bare: Set[Any] = frozenset()) -> None:
         floats = next(model.parameters()).dtype == torch.float32
         packed.pack(model, NativeLinear if floats and library() else packed.PackedLinear, bare)
+
+    def run_plainly(self, model: Any) -> None:
+        plain_pass.run_plainly(model)
 
     def make_ready(self, model: Any, most_rows: int) -> None:
         packed.make_ready(model, most_rows)
@@ -90,5 +106,37 @@ class Int8:
             fold_norms(model)
         packed.pack(model, of_pairs, bare)
 
+    def run_plainly(self, model: Any) -> None:
+        plain_pass.run_plainly(model)
+
     def make_ready(self, model: Any, most_rows: int) -> None:
         packed.make_ready(model, most_rows)
+
+
+class Invariant:
+    """A GPU's, by kernels of ours, with rows that do not depend on one another."""
+
+    keeps_bits = True
+
+    def __init__(self, name: str, layer: str, keeps_numbers: bool) -> None:
+        """`layer` is the class of triton_layers.py."""
+        self.name, self._layer, self.keeps_numbers = name, layer, keeps_numbers
+
+    def put_into(self, model: Any, bare: Set[Any] = frozenset()) -> None:
+        """Raises StartupError if they do not run here and torch's would not give their numbers."""
+        try:
+            layers = import_module("outrider.engine.triton_layers")  # a CPU need not have Triton
+            layers.try_out(getattr(layers, self._layer), model)
+        except Exception as error:  # Triton may lack a compiler, or not know the device
+            if not self.keeps_numbers:
+                raise StartupError(f"--quantization does not work here: {in_one_line(error)}") from None
+            log.warning("torch computes products, whose rows depend on their company: %s", in_one_line(error))
+            return
+        layers.put_into(model, getattr(layers, self._layer), bare)
+
+    def run_plainly(self, model: Any) -> None:
+        if any(isinstance(module, packed.PackedLinear) for module in model.modules()):
+            import_module("outrider.engine.triton_pass").run_by_kernels(model)
+
+    def make_ready(self, model: Any, most_rows: int) -> None:
+        """They need nothing."""

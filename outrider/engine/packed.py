@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from itertools import cycle, islice
 from typing import Any, cast
 
@@ -133,21 +133,31 @@ def pack(model: Any, kind: type[PackedLinear] = PackedLinear, bare: Set[nn.Modul
     joins what can be joined. `kind` is what linear layers and experts become; `bare` stay as they are.
 
     The memory of the original weights is freed as it goes."""
-    for parent in list(model.modules()):
-        for names in SAME_INPUT:
-            _join(parent, names, kind, bare)
-        for name, child in list(parent.named_children()):
-            if child in bare and type(child) is nn.Linear:
-                continue
-            replacement = _packed(child, kind) or placeless(child) or shortened(child)
-            if replacement is not None:
-                setattr(parent, name, replacement)
+    pack_linears(model, kind, bare, lambda child: placeless(child) or shortened(child))
     for module in list(model.modules()):
         if _is_experts(module):
             _pack_experts(module, kind)
     if any(hasattr(module, "packed_up") for module in model.modules()):
         model.set_experts_implementation(EXPERTS_NAME)
     fill_up(model)
+
+
+def pack_linears(
+    model: nn.Module,
+    kind: type[PackedLinear],
+    bare: Set[nn.Module],
+    other: Callable[[nn.Module], nn.Module | None] = lambda _child: None,
+) -> None:
+    """The part of `pack` that is about linear layers; `other` gives what to put in the place of others."""
+    for parent in list(model.modules()):
+        for names in SAME_INPUT:
+            _join(parent, names, kind, bare)
+        for name, child in list(parent.named_children()):
+            if child in bare and type(child) is nn.Linear:
+                continue
+            replacement = _packed(child, kind) or other(child)
+            if replacement is not None:
+                setattr(parent, name, replacement)
 
 
 def fill_up(model: nn.Module) -> None:

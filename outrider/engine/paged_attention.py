@@ -64,6 +64,16 @@ class PagedAttention:
         pools = self.pools.of(layer)
         return self.kernel.attend(query.transpose(0, 1), *pools, inputs, how, sinks, self._room)
 
+    def attend_stored(
+        self,
+        layer: int,
+        query: torch.Tensor,  # [T, Hq, D]
+        inputs: FlatInputs,
+        how: LayerAttention,
+    ) -> torch.Tensor:
+        """`attend` for keys and values that are in the pools: [T, Hq, Dv]."""
+        return self.kernel.attend(query, *self.pools.of(layer), inputs, how, None, self._room)
+
     def earlier(self, layer: int, rows: torch.Tensor, inputs: FlatInputs, count: int) -> torch.Tensor:
         raise ModelRefused("attention kernels know no short convolutions")
 

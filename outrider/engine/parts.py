@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 
 import torch
 
 from outrider.engine.attention_kernel import Kernel
-from outrider.engine.linear_layers import Int8, LinearLayers, Ordinary, Packed
+from outrider.engine.linear_layers import Int8, Invariant, LinearLayers, Ordinary, Packed
 from outrider.engine.recording import CudaGraphs, Record, called_again
 from outrider.errors import StartupError
 
@@ -27,7 +28,18 @@ RECORDS: dict[str, Callable[[torch.device], Record]] = {  # of the runners that 
     "cuda-graphs": CudaGraphs,
     "called-again": lambda _device: called_again,  # for the tests
 }
-LINEARS: dict[str, LinearLayers] = {each.name: each for each in (Ordinary(), Packed(), Int8())}
+LINEARS: dict[str, LinearLayers] = {
+    each.name: each
+    for each in (
+        Ordinary(),
+        Packed(),
+        Int8(),
+        Invariant("invariant", "TritonLinear", keeps_numbers=True),
+        Invariant("int8-weights", "TritonInt8Linear", keeps_numbers=False),
+        Invariant("fp8-weights", "TritonFp8Linear", keeps_numbers=False),
+    )
+}
+ON_GPU = {None: "invariant", "int8": "int8-weights", "fp8": "fp8-weights"}  # linear layers by --quantization
 
 
 PACKED_DTYPES = (torch.float32, torch.bfloat16)
@@ -46,8 +58,9 @@ class Parts:
 def usual(device: torch.device, dtype: torch.dtype | None, quantization: str | None = None) -> Parts:
     """Returns what is best on a device, for a model in this number format (None: not known yet)."""
     if device.type == "cuda":
-        linears = quantization or "ordinary"
-        return Parts(("varlen", "triton", GATHERED), "cuda-graphs", linears, fused=True)
+        half = dtype != torch.float32 and find_spec("triton") is not None
+        linears = ON_GPU[quantization] if half or quantization else "ordinary"
+        return Parts(("triton", "varlen", GATHERED), "cuda-graphs", linears, fused=True)
     return Parts(MEASURED, linears=quantization or ("packed" if dtype in PACKED_DTYPES else "ordinary"))
 
 
@@ -82,6 +95,8 @@ def obstacle(parts: Parts, device: torch.device, dtype: torch.dtype | None, size
         )
     if NATIVE in parts.attention and device.type != "cpu":
         return "native attention computes on a CPU; leave it out"
+    if parts.linears in ON_GPU.values() and (device.type != "cuda" or dtype == torch.float32):
+        return f"{parts.linears} linear layers compute in 16 bits on a GPU; give ordinary"
     if parts.linears == "packed" and (device.type != "cpu" or dtype not in (None, *PACKED_DTYPES)):
         return "packed linear layers compute in float32 or bfloat16 on a CPU; give ordinary"
     if parts.linears == "int8" and (device.type != "cpu" or dtype not in (None, torch.float32)):

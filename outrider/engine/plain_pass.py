@@ -8,6 +8,7 @@ their own code does: a trial shows the same bits, or the model's own code stays.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -167,12 +168,18 @@ def run_plainly(model: Any) -> bool:
     return False
 
 
-def is_usual(model: Any, linear: type[nn.Module]) -> bool:
-    """Returns whether a model is such a decoder, whose layers that are given one tensor are of this type."""
+def runs_plainly(model: Any) -> bool:
+    """Returns whether a pass of ours stands in the place of the model's own code."""
+    return "forward" in vars(model)
+
+
+def is_usual(model: Any, linear: type[nn.Module], layers: Sequence[str] = USUAL) -> bool:
+    """Returns whether a model is such a decoder, of `layers` of these names, whose linear ones that are given
+    one tensor are of this type."""
     decoder = model.base_model
     names = {name for name, _ in decoder.named_children()}
     return names == {"embed_tokens", "layers", "norm", "rotary_emb"} and all(
-        type(layer).__name__ in USUAL
+        type(layer).__name__ in layers
         and isinstance(layer.self_attn.q_proj, linear)
         and isinstance(layer.mlp.gate_proj, linear)
         for layer in decoder.layers

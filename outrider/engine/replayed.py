@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from outrider.engine.flat_inputs import FlatStep, recorded_shapes
+from outrider.engine.flat_inputs import FlatStep, Shape, recorded_shapes
 from outrider.engine.recording import Record
 from outrider.engine.runner import CallByCall, Runner
 from outrider.engine.step_graphs import StepGraphs
@@ -44,6 +44,11 @@ class Replayed:
 
     def stop_compiling(self) -> None:
         self.calls.stop_compiling()
+
+    @property
+    def shapes(self) -> Sequence[Shape]:
+        """Returns those of the recorded steps."""
+        return self.graphs.shapes
 
     def prepare(self, works: Sequence[Work]) -> Any:
         return self.calls.attention.prepare(works, self.graphs.shapes)

@@ -18,7 +18,8 @@ from transformers import DynamicCache
 
 from outrider.engine import recurrent_layers, short_convolution, temperature
 from outrider.engine.attention import NAME
-from outrider.engine.engine import Engine, Work
+from outrider.engine.engine import Engine, Step, Work
+from outrider.engine.flat_inputs import Shape
 from outrider.engine.invariance import linear_products, linears_keep_bits
 from outrider.engine.kv_blocks import BlockTable
 from outrider.engine.placeless_calls import replacing
@@ -127,11 +128,19 @@ def check(engine: Engine, expected: Reference, *, bits: bool) -> ModelInfo:
     return replace(info, bit_exact=exact)
 
 
-def check_rounded(engine: Engine, expected: Reference, quantization: str) -> tuple[ModelInfo, float]:
+def check_rounded(
+    engine: Engine, expected: Reference, quantization: str, *, bits: bool
+) -> tuple[ModelInfo, float]:
     """The engine's info once its layers are rounded, with `bit_exact` as found, and how far its logits are
     from the expected, those in float32: the length of the difference over theirs.
 
-    There is no other code to compare with: rows alone and in company are compared with one another."""
+    There is no other code to compare with: rows alone and in company are compared with one another, if `bits`
+    says so."""
+    if not bits:
+        with _short_windows(engine.model):
+            logits = _run(engine, [[LENGTH]])[0]
+        off = float((logits - expected.logits).norm() / expected.logits.norm())
+        return replace(engine.info, quantization=quantization, bit_exact=False), off
     with _short_windows(engine.model):
         with RunningModules(engine.model) as modules, replacing(modules):
             _run(engine, [[LENGTH]])
@@ -155,6 +164,36 @@ def keeps_bits(engine: Engine) -> bool:
         return False
     same = all(torch.equal(logits, whole) for logits in found)
     return same and linears_keep_bits(model) and engine.attention.keeps_bits()
+
+
+def kernels_keep_bits(engine: Engine) -> bool:
+    """Returns whether a token gets the same bits alone and in company from an engine on a GPU, whose steps
+    may be recorded, in all shapes that these have; logs it if not."""
+    model = engine.model
+    with _short_windows(model):
+        whole = _run(engine, [[LENGTH]])[0]
+        with _noise(model):
+            noisy = _run(engine, [[LENGTH]])[0]
+            found = _run(engine, [ALONE]) + _run(engine, TOGETHER)
+            same = all(torch.equal(logits, noisy) for logits in found)
+        found = [_of_shape(engine, shape) for shape in getattr(engine.runner, "shapes", ())]
+        same = same and all(torch.equal(logits, whole[: len(logits)]) for logits in found)
+    same = same and linears_keep_bits(model) and engine.attention.keeps_bits()
+    if not same:
+        log.warning("%s is not bit-exact here: a row's bits depend on its company", engine.info.name)
+    return same
+
+
+def _of_shape(engine: Engine, shape: Shape) -> torch.Tensor:
+    """Returns the logits of the check's first tokens, in a step of this shape."""
+    count = min(shape.tokens, shape.longest, LENGTH)
+    table, attention = BlockTable(), engine.attention
+    engine.pool.extend(table, count)
+    try:
+        work = Work(table.blocks, 0, _tokens(engine.info)[:count], count)
+        return engine.forward(Step(attention.prepare([work], [shape]), engine.group.encode([work]))).clone()
+    finally:
+        engine.pool.close(table)
 
 
 def same_bits(engine: Engine, threads: int) -> bool:

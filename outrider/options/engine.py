@@ -43,9 +43,9 @@ class EngineOptions:
     )
     quantization: str | None = option(
         None,
-        "Run linear layers in 8 bits on a CPU: faster, bit-exact, and not the numbers of float32. "
-        "auto = if this processor computes them exactly.",
-        choices=("int8", AUTO),
+        "Run linear layers in 8 bits: faster, bit-exact, and not the checkpoint's numbers. On a GPU int8 and "
+        "fp8 round the weights alone; auto = int8 if a CPU computes it exactly.",
+        choices=("int8", "fp8", AUTO),
         shown="none",
     )
 
@@ -69,9 +69,14 @@ class EngineOptions:
             self._check_quantization(self.quantization)
 
     def _check_quantization(self, kind: str) -> None:
-        if self.device != "cpu" or self.number_format != "float32":
-            told = f"{self.device} in {self.number_format}"
-            raise wrong("quantization", f"{kind} is for --device cpu in float32, not {told}: leave it out")
+        on_cpu, told = self.device == "cpu", f"{self.device} in {self.number_format}"
+        if kind != "fp8" and on_cpu and self.number_format != "float32":
+            raise wrong("quantization", f"{kind} on a CPU is for float32, not {told}: leave it out")
+        if (kind == AUTO and not on_cpu) or (kind == "fp8" and on_cpu):
+            other = "int8 or fp8" if kind == AUTO else "int8"
+            raise wrong("quantization", f"{kind} is not for --device {self.device}: give {other}")
+        if not on_cpu and self.number_format == "float32":
+            raise wrong("quantization", f"{kind} on a GPU is for 16 bits, not {told}: leave out --dtype")
         if self.tensor_parallel_size > 1:
             raise wrong("quantization", f"{kind} is for a model in one process: leave it out")
 

@@ -107,8 +107,10 @@ def test_weights_have_a_bit_less_where_sums_of_two_products_would_overflow() -> 
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"quantization": "int4"}, "--quantization must be one of int8, auto, not 'int4'"),
-        ({"device": "cuda", "dtype": "bfloat16"}, "--device cpu in float32, not cuda in bfloat16"),
+        ({"quantization": "int4"}, "--quantization must be one of int8, fp8, auto, not 'int4'"),
+        ({"device": "cuda", "quantization": "auto"}, "auto is not for --device cuda: give int8 or fp8"),
+        ({"device": "cuda", "dtype": "float32"}, "on a GPU is for 16 bits, not cuda in float32"),
+        ({"quantization": "fp8"}, "fp8 is not for --device cpu: give int8"),
         ({"dtype": "bfloat16"}, "not cpu in bfloat16"),
         ({"tensor_parallel_size": 2}, "a model in one process"),
     ],

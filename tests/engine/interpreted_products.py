@@ -1,0 +1,148 @@
+"""Products, and the usual decoder's pass, in Triton's interpreter, which has to be asked for before anything
+imports Triton: test_triton_products.py runs this file in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import AutoModelForCausalLM
+
+from outrider.engine import triton_layers
+from outrider.engine.attention import NAME, run_model
+from outrider.engine.gathered_attention import GatheredAttention
+from outrider.engine.paged_attention import PagedAttention
+from outrider.engine.reference_attention import KERNEL
+from outrider.engine.step_inputs import Work
+from outrider.engine.triton_layers import TritonInt8Linear, TritonLinear
+from outrider.engine.triton_pass import run_by_kernels
+from outrider.engine.triton_products import TILES, Tile, chunk_of, parts_of, splits_of, whole
+from outrider.engine.triton_rows import normed, turned
+from tests.tiny_models import build
+
+torch.set_num_threads(1)
+TILED = [tiles[0] for tiles in TILES.values()] + [Tile(64, 64, 64, 4, 4, whole=True)]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "depth", "dtype"),
+    [(192, 256, torch.float32), (70, 2048, torch.float16), (130, 100, torch.float32)],
+)
+def test_every_tile_gives_the_product(outputs: int, depth: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    weight, bias = (torch.randn(outputs, depth) * depth**-0.5).to(dtype), torch.randn(outputs).to(dtype)
+    for tokens in (1, 33):
+        x = torch.randn(tokens, depth).to(dtype)
+        expected = x.double() @ weight.double().T + bias.double()
+        for tile in TILED:
+            parts = parts_of(x, weight, None, bias, tile)
+            summed = len(parts) == 1
+            assert summed == (tile.whole or splits_of(outputs, depth) == 1)
+            found = whole(parts, None if summed else bias, dtype)
+            assert float((found - expected).abs().max()) < (1e-5 if dtype == torch.float32 else 4e-3)
+
+
+def test_a_depth_is_cut_by_the_weights_shape_alone_and_in_whole_steps_of_every_tile() -> None:
+    assert [splits_of(*shape) for shape in ((28672, 4096), (4096, 14336), (4096, 4096), (64, 512))] == [
+        1,
+        2,
+        2,
+        1,
+    ]
+    for outputs, depth in ((64, 4096), (1024, 5000), (4096, 14336)):
+        splits = splits_of(outputs, depth)
+        assert splits > 1
+        assert all(chunk_of(depth, splits) % tile.depth == 0 for tiles in TILES.values() for tile in tiles)
+        assert (splits - 1) * chunk_of(depth, splits) < depth <= splits * chunk_of(depth, splits)
+
+
+def test_gate_and_others_meet_in_one_product() -> None:
+    torch.manual_seed(2)
+    layer = TritonLinear(torch.randn(2 * 72, 96) * 0.1, torch.randn(144), (72, 72))
+    x = torch.randn(5, 96)
+    before = layer.forward(x)
+    layer.take_turns()
+    assert torch.allclose(layer.forward(x), before, atol=1e-6)
+    gate, up = before.chunk(2, -1)
+    assert torch.allclose(layer.gated(x), F.silu(gate) * up, atol=1e-5)
+
+
+def test_weights_of_8_bits_are_off_by_half_a_step_at_most() -> None:
+    torch.manual_seed(3)
+    weight, x = torch.randn(64, 128), torch.randn(3, 128)
+    found = TritonInt8Linear(weight, None).forward(x)
+    steps = weight.abs().amax(1) / 127
+    assert torch.all((found - x @ weight.T).abs() <= 0.5 * steps * x.abs().sum(1, keepdim=True) + 1e-4)
+    assert not torch.allclose(found, x @ weight.T, atol=1e-4)
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_a_norm_adds_what_comes_before(splits: int) -> None:
+    torch.manual_seed(4)
+    x, parts = torch.randn(5, 96), torch.randn(splits, 5, 96)
+    weight, bias = torch.randn(96), torch.randn(96)
+    summed = x + parts.sum(0) + bias
+    found = normed(x, parts, bias, weight, 1e-5)
+    assert torch.allclose(x, summed, atol=1e-6)
+    assert torch.allclose(found, F.rms_norm(summed, (96,), weight, 1e-5), atol=1e-5)
+    assert torch.equal(normed(x, None, None, weight, 1e-5), found)
+
+
+def test_queries_and_keys_are_turned_and_put_in_their_places() -> None:
+    torch.manual_seed(5)
+    tokens, queries, keys, width = 5, 4, 2, 24
+    parts, bias = (
+        torch.randn(2, tokens, (queries + 2 * keys) * width),
+        torch.randn((queries + 2 * keys) * width),
+    )
+    cosines, sines = torch.randn(2, tokens, width)
+    pools = torch.zeros(6, 16, keys, width), torch.zeros(6, 16, keys, width)
+    slots = torch.tensor([3, 40, 7, 8, 90])
+    query = turned(parts, bias, None, 0.0, (cosines, sines), slots, pools, (queries, keys), torch.float32)
+    heads = (parts.sum(0) + bias).view(tokens, -1, width)
+    half = torch.cat((-heads[..., width // 2 :], heads[..., : width // 2]), -1)
+    expected = heads * cosines[:, None] + half * sines[:, None]
+    assert torch.allclose(query, expected[:, :queries], atol=1e-5)
+    stored = [pool.view(-1, keys, width) for pool in pools]
+    assert torch.allclose(stored[0][slots], expected[:, queries : queries + keys], atol=1e-5)
+    assert torch.allclose(stored[1][slots], heads[:, queries + keys :], atol=1e-6)
+    assert sum(int(pool.any(-1).sum()) for pool in stored) == 2 * tokens * keys, "nothing else is written"
+
+
+def logits(model: Any, attention: Any) -> list[torch.Tensor]:
+    """Returns those of a session, in steps of different lengths."""
+    found = []
+    for start, count in ((0, 25), (25, 1), (26, 3)):
+        tokens = [(7 * place) % 199 for place in range(start, start + count)]
+        prepared = attention.prepare([Work(range(8), start, tokens, count)])
+        found.append(run_model(model, attention, attention.on_device(prepared)).clone())
+    return found
+
+
+def alike(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    return all(torch.allclose(a, b, atol=1e-3) for a, b in zip(some, others, strict=True))
+
+
+@pytest.mark.parametrize("arch", ["qwen2", "qwen3", "mistral"])
+def test_usual_decoders_compute_what_their_own_code_does(arch: str, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(build(arch, tmp_path), dtype=torch.float32).eval()
+    model.set_attn_implementation(NAME)
+    with torch.inference_mode():
+        expected = logits(model, GatheredAttention.on(model, 16))
+        triton_layers.put_into(model, TritonLinear)
+        assert alike(logits(model, GatheredAttention.on(model, 16)), expected)
+        assert run_by_kernels(model)
+        for attention in (GatheredAttention.on(model, 16), PagedAttention.on(model, 16, KERNEL)):
+            assert alike(logits(model, attention), expected)
+            windows = {how.window for how in attention.layers.values()}
+            assert windows == ({24} if arch == "mistral" else {None})
+
+
+def test_others_keep_their_own_code(tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(build("granite", tmp_path), dtype=torch.float32).eval()
+    triton_layers.put_into(model, TritonLinear)
+    assert not run_by_kernels(model)
