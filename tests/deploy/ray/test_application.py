@@ -123,6 +123,16 @@ def test_nothing_of_it_is_reached_from_other_machines(application: Cluster) -> N
     assert unasked(found, "127.0.0.1", ()) == []
 
 
+def test_a_router_tells_prometheus_its_own_figures_at_a_port_of_its_own(application: Cluster) -> None:
+    """The API's port may lead to any of several: docs/observability.md."""
+    from ray.serve._private.constants import RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT as FIRST
+
+    known = {application.port, application.grpc_port, application.dashboard_port}
+    ports = {one.port for one in listeners(psutil.Process()) if FIRST <= one.port < FIRST + 100} - known
+    told = [httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=60).text for port in sorted(ports)]
+    assert len([text for text in told if 'outrider_workers{role="verifier"} 1.0' in text]) == 1
+
+
 def test_there_is_one_deployment_for_each_pool(application: Cluster) -> None:
     from ray import serve
 
