@@ -83,9 +83,13 @@ def _workers(told: Told) -> Finding:
         todo = "start one with `outrider verifier`, and look in its log whether it registers"
         return Finding("workers", "the router knows no verifier: nothing can be answered", todo)
     leaving = [short(one["id"]) for one in told["service"]["verifiers"] if one["draining"]]
-    drafters = f"{count['drafters']} drafters" if count["drafters"] else "no drafters: decoding is plain"
-    said = f"{count['verifiers']} verifiers, {drafters}"
+    drafters = _number(count["drafters"], "drafter") if count["drafters"] else "no drafter: decoding is plain"
+    said = f"{_number(count['verifiers'], 'verifier')}, {drafters}"
     return Finding("workers", f"{said}, about to leave: {', '.join(leaving)}" if leaving else said)
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def round_trips(told: Told) -> list[Finding]:

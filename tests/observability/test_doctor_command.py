@@ -58,7 +58,7 @@ def test_a_service_that_is_well(service: Service, tmp_path: Path) -> None:
     for check in (*OF_MACHINE, "python", "packages", "port", "certificate", "store", "router", "workers"):
         assert check in checks
     assert checks.count("clock") == 2 and "round trips" in checks
-    assert any("1 verifiers, 1 drafters" in line for line in lines)
+    assert any("1 verifier, 1 drafter" in line for line in lines)
 
 
 def test_all_that_is_wrong_is_told_with_what_to_do(tmp_path: Path) -> None:
