@@ -20,18 +20,23 @@ class RedisHealth:
     most_bytes: int  # that it may hold; 0 = no limit
     policy: str  # what it does when it holds so many
     evicted: int  # keys, since its start, for want of room
-    unix_time: float  # seconds, by its clock, in the middle of the round trip
+    here: float  # unix seconds by the clock here
+    there: float  # and by its own, at the same moment but for half a round trip
     round_trip: float  # seconds
 
 
-async def ask_health(url: StoreUrl, clock: Callable[[], float] = time.perf_counter) -> RedisHealth:
-    """Asks a Redis. `clock` gives seconds. Raises StartupError if it refuses, Unavailable if it is away."""
+async def ask_health(
+    url: StoreUrl, unix_time: Callable[[], float], clock: Callable[[], float] = time.perf_counter
+) -> RedisHealth:
+    """Asks a Redis. Both clocks give seconds. Raises StartupError if it refuses, Unavailable if it is
+    away."""
     store = RedisStore(url)
     try:
         info = await store.ask("INFO")
         begun = clock()
         seconds, microseconds = await store.ask("TIME")
         taken = clock() - begun
+        here = unix_time() - taken / 2
     finally:
         await store.close()
     return RedisHealth(
@@ -41,6 +46,7 @@ async def ask_health(url: StoreUrl, clock: Callable[[], float] = time.perf_count
         most_bytes=int(info.get("maxmemory", 0)),
         policy=str(info.get("maxmemory_policy", "noeviction")),
         evicted=int(info.get("evicted_keys", 0)),
-        unix_time=int(seconds) + int(microseconds) / 1e6 - taken / 2,
+        here=here,
+        there=int(seconds) + int(microseconds) / 1e6,
         round_trip=taken,
     )

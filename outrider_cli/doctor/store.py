@@ -21,17 +21,16 @@ SLOW_SECONDS = 0.05  # of a round trip
 def store(url: str, unix_time: Callable[[], float]) -> list[Finding]:
     """Asks it. `unix_time` gives seconds."""
     try:
-        health = asyncio.run(ask_health(parse_store_url(url)))
+        health = asyncio.run(ask_health(parse_store_url(url), unix_time))
     except OutriderError as error:
         return [Finding("store", error.message, "look whether it runs, and whether this machine reaches it")]
-    now = unix_time() - health.round_trip / 2
     wrong = list(_wrong(health))
     if not wrong:
         version = ".".join(map(str, health.version))
         room = memory_text(health.most_bytes) if health.most_bytes else "no limit"
         said = f"Redis {version}, {1000 * health.round_trip:.1f} ms away, {room} of memory, {health.policy}"
         wrong = [Finding("store", said)]
-    return [*wrong, clock_against("the store's", now, health.unix_time, health.round_trip)]
+    return [*wrong, clock_against("the store's", health.here, health.there, health.round_trip)]
 
 
 def _wrong(health: RedisHealth) -> Iterator[Finding]:

@@ -116,6 +116,11 @@ def test_every_expression_gives_data_of_a_server_at_work(service: Service, prome
     wanted = [(one.where, part) for one in expressions for part in one.operands if measured(part)]
     gave: Gave = {}
     until = time.monotonic() + PATIENCE_SECONDS
+    while not values(
+        prometheus, "up == 1"
+    ):  # it takes some seconds to begin; the service need not work for that
+        assert time.monotonic() < until, "Prometheus never asked the router"
+        time.sleep(0.5)
     least = time.monotonic() + (KEPT_AFTER_SECONDS if os.environ.get("VALUES") else 0)
     with service.loaded():
         while (missing := [one for one in wanted if one not in gave]) or time.monotonic() < least:
