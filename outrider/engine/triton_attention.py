@@ -125,7 +125,7 @@ def _attend(
     value_token,
     value_head,
     most_parts,  # of a head
-    shares,  # of what there is to do for a head: a token with more keys than one is shared out
+    shares,  # of what there is to do for a head: keys of a token that has more than one are shared out
     BLOCK: tl.constexpr,  # keys of a block
     PIECE: tl.constexpr,
     SESSIONS: tl.constexpr,  # their number's next power of two
@@ -150,7 +150,7 @@ def _attend(
     all_used = tl.load(keys_used + entry, mask=entry < sessions, other=0)
     runs = tl.cdiv(counts, TOKENS)
     lowest = _lowest(tl.maximum(all_used - counts, 0), window, stretch, STRETCHED)
-    span = all_used - lowest
+    span = tl.cdiv(all_used - lowest, BLOCK)
     pieces = _piece_of(tl.maximum(all_used - 1, 0), PIECE) - _piece_of(lowest, PIECE) + 1
     share = tl.sum(runs * span, 0) // shares
     parts = tl.where((pieces > 1) & (span > share), runs * pieces, 0)
@@ -319,7 +319,7 @@ def triton_attention(
             max(1, int(SHARES * programs) // heads),
             BLOCK=keys.shape[1],
             PIECE=PIECE,
-            SESSIONS=next((size for size in (16, 64) if size >= len(inputs.keys)), 512),
+            SESSIONS=_filled(len(inputs.keys)),
             HEADS=heads,
             SHARED=shared,
             ROWS=rows,
@@ -331,17 +331,26 @@ def triton_attention(
             STRETCHED=how.chunk is not None,
             SINKS=sinks is not None,
             LOG2=LOG2_E,
-            num_warps=WARPS,
             **_effort(max(how.width, value_width) * keys.element_size()),
-            enable_fp_fusion=False,
         )
     return out
+
+
+def _filled(sessions: int) -> int:
+    """Returns one of a few powers of two, for each of which the kernel is compiled."""
+    found: int = next((size for size in (16, 64) if size >= sessions), 0)
+    return found or triton.next_power_of_2(max(512, sessions))
 
 
 def _effort(bytes_of_row: int) -> dict[str, int | None]:
     """Returns how the kernel is compiled, by the size of a key or value."""
     wide = bytes_of_row > WIDE
-    return {"num_stages": 2 if wide else STAGES, "maxnreg": None if wide else REGISTERS}
+    return {
+        "num_warps": WARPS,
+        "num_stages": 2 if wide else STAGES,
+        "maxnreg": None if wide else REGISTERS,
+        "enable_fp_fusion": False,
+    }
 
 
 @lru_cache

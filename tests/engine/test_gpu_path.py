@@ -26,6 +26,7 @@ from outrider.engine.flat_inputs import (
     recorded_shapes,
 )
 from outrider.engine.fusing import fused, unfuse
+from outrider.engine.kernel_bits import kernel_keeps_bits
 from outrider.engine.kernel_choice import with_kernel
 from outrider.engine.kv_blocks import BlockTable
 from outrider.engine.loading import load_engine
@@ -306,24 +307,35 @@ def test_what_a_kernel_cannot_do_is_said(engine: Callable[..., Engine]) -> None:
         assert said is None if reason is None else reason in (said or "")
 
 
-def apart(kernel: Kernel, device: str, dtype: torch.dtype) -> float:
-    """The largest difference from plain torch, over heads, windows and runs of several kinds."""
+PLAIN = LayerAttention(4, 2, 64, 64, None, 0.125, None)
+ASKED = (  # of kernels, by layers
+    PLAIN,
+    replace(PLAIN, window=5),
+    LayerAttention(8, 1, 128, 128, 40, 0.1, None),
+    LayerAttention(24, 1, 80, 80, None, 0.1, None),
+    LayerAttention(4, 2, 256, 256, 40, 0.06, 5.0),
+    replace(PLAIN, chunk=16),
+    replace(PLAIN, sinks=True),
+    replace(PLAIN, value_width=32),
+)
+
+
+def apart(kernel: Kernel, how: LayerAttention, dtype: torch.dtype) -> float:
+    """The largest difference from plain torch on a GPU, over runs of several kinds."""
     torch.manual_seed(0)
-    works = works_of([(0, 1), (37, 5), (15, 1), (16, 17), (0, 33)], kernel.block_size)
-    largest = 0.0
-    for heads, key_heads, width in ((4, 2, 16), (8, 1, 64), (3, 3, 24), (6, 2, 32)):
-        for window in (None, 5, 40):
-            step = flatten(works, Shape(80, 20, 40), block_size=kernel.block_size, scratch_block=400)
-            inputs = on_device(step, torch.device(device))
-            query = torch.randn(80, heads, width, dtype=dtype, device=device)
-            pool = (401, kernel.block_size, key_heads, width)
-            keys, values = torch.randn(2, *pool, dtype=dtype, device=device)
-            how = LayerAttention(heads, key_heads, width, width, window, width**-0.5, None)
-            pools = keys.float(), values.float()
-            expected = reference_attention(query.float(), *pools, inputs, how, None, {})
-            found = kernel.attend(query, keys, values, inputs, how, None, {})
-            largest = max(largest, float((found - expected).abs().max()))
-    return largest
+    size = kernel.block_size
+    works = works_of([(0, 1), (37, 5), (15, 1), (16, 17), (0, 33), (5000, 2)], size)
+    step = flatten(works, Shape(80, 20, 40), block_size=size, scratch_block=400)
+    inputs = on_device(step, torch.device("cuda"))
+    query = torch.randn(80, how.query_heads, how.width, dtype=dtype, device="cuda")
+    pool = 401, size, how.key_heads
+    keys = torch.randn(*pool, how.width, dtype=dtype, device="cuda")
+    values = torch.randn(*pool, how.value_width, dtype=dtype, device="cuda")
+    sinks = torch.randn(how.query_heads, device="cuda") if how.sinks else None
+    pools = keys.float(), values.float()
+    expected = reference_attention(query.float(), *pools, inputs, how, sinks, {})
+    found = kernel.attend(query, keys, values, inputs, how, sinks, {})
+    return float((found - expected).abs().max())
 
 
 @pytest.mark.gpu
@@ -333,7 +345,19 @@ def test_kernels_on_a_gpu_compute_the_same() -> None:
     found = kernels(("varlen", "triton"))
     assert found
     for kernel in found:
-        assert apart(kernel, "cuda", torch.bfloat16) < 0.05, kernel.name
+        for how in ASKED:
+            if kernel.refusal(how, torch.bfloat16) is None:
+                assert apart(kernel, how, torch.bfloat16) < 0.05, (kernel.name, how)
+        assert apart(kernel, PLAIN, torch.float16) < 0.01, kernel.name
+
+
+@pytest.mark.gpu
+def test_a_kernel_on_a_gpu_gives_a_row_the_same_bits_in_any_company() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    [kernel] = kernels(("triton",))
+    assert kernel_keeps_bits(kernel, ASKED[:2], torch.bfloat16, torch.device("cuda"))
+    assert kernel_keeps_bits(kernel, ASKED[:1], torch.float32, torch.device("cuda"))
 
 
 @pytest.mark.gpu

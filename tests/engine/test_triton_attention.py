@@ -74,11 +74,7 @@ def compiled(capability: int, dtype: str, shared: int, width: int, **more: bool)
         if name not in INTEGERS | NUMBERS.keys():
             aligned[place,] = [["tt.divisibility", 16]]
     places = {(list(signature).index(name),): value for name, value in constants.items()}
-    options = {
-        "num_warps": triton_attention.WARPS,
-        "enable_fp_fusion": False,
-        **triton_attention._effort(width * BYTES[dtype]),
-    }
+    options = triton_attention._effort(width * BYTES[dtype])
     source = ASTSource(kernel, signature, constexprs=places, attrs=aligned)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
