@@ -3,10 +3,10 @@
     python benchmarks/observed.py --write benchmarks/results/observed.json
 
 Two services of `outrider serve` stand side by side, of which one is asked at a time. One logs a JSON line for
-each request, sends traces and metrics by OTLP to a collector (a process of its own that only counts), has its
-`/metrics` read every five seconds, and its `/v1/live` followed; the other does nothing of it. Rounds of both,
-in changing order. Told are a round's ratios, their median, the least and the largest: of tokens a second, and
-of tokens a second of a processor (all processes of a service together), which a busy machine changes less.
+each request, sends traces and metrics by OTLP to a collector (a process of its own that counts), and has its
+`/metrics` read every five seconds, and its `/v1/live` followed; the other does nothing of it. Each turn of the
+first is held against the turns of the other before and after it. Told are these ratios' median, the least and
+the largest: of tokens a second, and of tokens a second of a processor (all processes of a service).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import statistics
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -133,12 +134,14 @@ async def measure(target: str, draft: str, streams: int, seconds: float, rounds:
             services = {OFF: off, ON: on}
             for service in services.values():
                 await service.turn(streams, 0.0, seconds / 2)  # caches and paces warm up
-            for number in range(rounds):
-                for name in (OFF, ON) if number % 2 == 0 else (ON, OFF):
-                    rate, worked = await turn(services[name], name == ON, streams, seconds)
-                    rates[name].append(rate)
-                    work[name].append(worked)
-                CONSOLE.print(f"round {number + 1}: {rates[ON][-1] / rates[OFF][-1]:.3f} of tokens/s")
+            for name in [
+                *(OFF, ON) * rounds,
+                OFF,
+            ]:  # none is asked twice in a row
+                rate, worked = await turn(services[name], name == ON, streams, seconds)
+                rates[name].append(rate)
+                work[name].append(worked)
+                CONSOLE.print(f"{name:3} {rate:.0f} tokens/s")
         return {
             "streams": streams,
             "seconds": seconds,
@@ -151,7 +154,8 @@ async def measure(target: str, draft: str, streams: int, seconds: float, rounds:
 
 
 def ratios(of: dict[str, list[float]]) -> dict[str, float]:
-    each = [on / off for on, off in zip(of[ON], of[OFF], strict=True)]
+    """Returns how each turn with everything on compares with the mean of those before and after it."""
+    each = [2 * on / sum(around) for on, around in zip(of[ON], pairwise(of[OFF]), strict=True)]
     return {"median": statistics.median(each), "least": min(each), "largest": max(each)}
 
 
@@ -160,7 +164,7 @@ def main(
     draft: Draft = str(pair.DRAFT),
     streams: Annotated[int, typer.Option(help="At a time.")] = 32,
     seconds: Annotated[float, typer.Option(help="Of a turn.")] = 20.0,
-    rounds: Annotated[int, typer.Option(help="Of both services.")] = 10,
+    rounds: Annotated[int, typer.Option(help="Turns with everything on.")] = 10,
     write: Write = None,
 ) -> None:
     found = asyncio.run(measure(target, draft, streams, seconds, rounds))
