@@ -4,7 +4,7 @@
 
 Two services of `outrider serve` stand side by side, of which one is asked at a time. One logs a JSON line for
 each request, sends traces and metrics by OTLP to a collector (a process of its own that counts), and has its
-`/metrics` read every five seconds, and its `/v1/live` followed; the other does nothing of it. Each turn of the
+`/metrics` read every five seconds, and its `/v1/live` followed; the other does nothing of it. A turn of the
 first is held against the turns of the other before and after it. Told are these ratios' median, the least and
 the largest: of tokens a second, and of tokens a second of a processor (all processes of a service).
 """
