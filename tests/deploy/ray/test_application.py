@@ -181,6 +181,16 @@ def test_refusals_are_our_own_and_say_nothing_of_our_insides(
     assert [words for words in told + headers if LEAKS.search(words)] == []
 
 
+def test_a_request_keeps_its_id(application: Cluster, stub: generation_pb2_grpc.GenerationStub) -> None:
+    answer = application.http.get("/v1/models", headers={"x-request-id": "mine"})
+    assert set(answer.headers.get_list("x-request-id")) == {"mine"}
+    call = stub.Generate(
+        generation_pb2.GenerateRequest(text=PROMPT, max_tokens=1), metadata=[("x-request-id", "mine")]
+    )
+    assert list(call)
+    assert dict(call.trailing_metadata())["x-request-id"] == "mine"
+
+
 def test_a_client_that_leaves_ends_its_generation(application: Cluster) -> None:
     def running() -> float:
         metrics = application.http.get("/metrics").text
