@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -99,6 +100,20 @@ def test_gpus_that_torch_cannot_use(tmp_path: Path) -> None:
     (tmp_path / "0000:01:00.0").mkdir()
     assert wrong(devices.gpus(tmp_path), f"torch {torch.__version__}, built", "install a torch for CUDA")
     assert wrong(devices.engine("cuda"), "no model runs on cuda", "another --device")
+
+
+def test_gpus_that_torch_can_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch would say of an H100, and of a newer one."""
+    about = SimpleNamespace(name="H100", major=9, minor=0, total_memory=80 * 2**30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: about)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (60 * 2**30, 80 * 2**30))
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_80", "sm_90"])
+    found = devices.gpus()
+    assert all(each.ok for each in found) and found[1].said.startswith("1: H100, 60GiB of 80GiB free")
+    about.major = 12
+    assert wrong(devices.gpus(), "is not built for it", "install a torch that is")
 
 
 @pytest.mark.parametrize(
