@@ -133,13 +133,18 @@ def draw_whole(
         drawing.tokens.index_copy_(0, places, draw(logits, rows, vocab_size))
 
 
+def width_of(group: Group) -> int:
+    """Returns how many ids kernels are made for: those that this process draws from, at least one."""
+    width: int = group.ids.stop - group.ids.start
+    return max(1, width)
+
+
 def drawing_for(
     group: Group, rows: int, device: torch.device, vocabulary: torch.Tensor | None = None
 ) -> Drawing:
     """Returns the quickest that works on the device, in all processes of the group."""
-    width = group.ids.stop - group.ids.start
     found: Drawing | None = None
-    if draw_kernels(device, max(width, 1), vocabulary is not None) is not None:
+    if draw_kernels(device, width_of(group), vocabulary is not None) is not None:
         try:
             made = import_module("outrider.engine.kernel_drawing").KernelDrawing
             found = made(group, rows, device, vocabulary)

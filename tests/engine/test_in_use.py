@@ -27,5 +27,6 @@ def test_the_parts_are_named_as_they_are(engine: Callable[..., Engine]) -> None:
     finally:
         unfuse(made.model)
     assert said == (
-        "reference attention, ordinary products, layers compiled, steps recorded, KV for 4,096 tokens"
+        "reference attention, ordinary products, layers compiled, steps recorded, "
+        "draws by torch, KV for 4,096 tokens"
     )
