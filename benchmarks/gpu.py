@@ -54,6 +54,7 @@ class Scale:
     """How large everything is."""
 
     config: dict[str, int]
+    draft: dict[str, int]  # what a draft model's differs in
     copy_bytes: int
     matrix: int  # side of the square matrices that are multiplied
     context: int  # tokens in the cache of each session
@@ -74,6 +75,7 @@ LARGE = Scale(
         "vocab_size": 128256,
         "max_position_embeddings": 8192,
     },
+    {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16},
     2**33,
     8192,
     1024,
@@ -83,11 +85,12 @@ LARGE = Scale(
     20,
     ((1, 1, 256), (1, 5, 256), (1, 1, 4096), (32, 5, 1024), (128, 1, 1024), (128, 4, 1024)),
 )
-BFLOAT16, TORCH = "bfloat16", "torch"
+BFLOAT16, DRAFT, TORCH = "bfloat16", "draft", "torch"
 KINDS = {
     BFLOAT16: "in bfloat16",
     "fp8": "with weights of 8 bits in floating point",
     "int8": "with weights of 8 bits",
+    DRAFT: "in bfloat16, of the shape of Llama 3.2 1B",
     TORCH: "in bfloat16, products by torch, layers compiled by it",
 }
 KNOWN = ",".join(KINDS)
@@ -101,6 +104,7 @@ TINY = Scale(
         "vocab_size": 199,
         "max_position_embeddings": 256,
     },
+    {"num_hidden_layers": 1},
     2**20,
     64,
     24,
@@ -116,7 +120,8 @@ def random_target(
     scale: Scale, device: Device, drafts: int, kind: str, tell: Callable[[str], None]
 ) -> Engine:
     """Returns an engine on random weights, with room for every batch."""
-    config = LlamaConfig(**scale.config, tie_word_embeddings=False)  # type: ignore[arg-type]
+    shape = {**scale.config, **(scale.draft if kind == DRAFT else {})}
+    config = LlamaConfig(**shape, tie_word_embeddings=kind == DRAFT)  # type: ignore[arg-type]
     tell(f"making a target of random weights: {KINDS[kind]}")
     torch.manual_seed(0)
     with device.torch:
@@ -267,7 +272,7 @@ def measure(
     }
     tell("attention kernels")
     result["attention"] = list(attention_cases(scale, device))
-    result["config"] = {"context": scale.context, **scale.config}
+    result["config"] = {"context": scale.context, **scale.config, "draft": scale.draft}
     result["drafts"] = {"acceptance": acceptance, "accepted_by": "the toss of a coin"}
     result["targets"] = {}
     for kind in kinds:
@@ -332,7 +337,7 @@ def main(
                 target,
                 drafts,
                 acceptance,
-                kinds.split(",") if chosen.is_gpu else [BFLOAT16, TORCH],
+                kinds.split(",") if chosen.is_gpu else [BFLOAT16, DRAFT, TORCH],
                 lambda stage: progress.update(task, description=stage),
             )
     except OutriderError as error:

@@ -228,6 +228,7 @@ def _launch(
             PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
             num_stages=tile.stages,
             num_warps=tile.warps,
+            enable_fp_fusion=False,  # what is scaled rounds before it is added, as where parts are stored
         )
 
 

@@ -130,6 +130,7 @@ def normed(
             PADDED=triton.next_power_of_2(width),
             PARTS=0 if parts is None else len(parts),
             BIASED=bias is not None,
+            enable_fp_fusion=False,  # so that no number of parts rounds otherwise
             num_warps=min(16, max(4, triton.next_power_of_2(width) // 512)),
         )
     return out
@@ -173,6 +174,7 @@ def turned(
             PARTS=len(parts),
             BIASED=bias is not None,
             NORMED=norms is not None,
+            enable_fp_fusion=False,
             num_warps=1,
         )
     return query

@@ -18,7 +18,7 @@ def test_the_dry_run_measures_everything(tmp_path: Path, capsys: pytest.CaptureF
     result = json.loads(kept.read_text())
     assert result["exactness"]["share_of_tokens_as_generate"] == 1.0
     assert result["exactness"]["texts_as_without_drafts"] == 1.0
-    assert list(result["targets"]) == ["bfloat16", "torch"]
+    assert list(result["targets"]) == ["bfloat16", "draft", "torch"]
     assert {case["kernel"] for case in result["attention"]} == {"reference"}
     for target in result["targets"].values():
         assert list(target["curve"]) == ["1", "2", "4"]
