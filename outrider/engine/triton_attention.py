@@ -31,10 +31,13 @@ BLOCK_SIZE = 64
 PIECE = (
     256  # keys of the first pieces; each is an eighth of what stands before it, rounded down, if that is more
 )
-ROWS = 16  # of a program: tokens times query heads; the least that the matrix units take
+# Rows of a program, tokens times query heads: the least that the matrix units take, and more where sessions
+# bring more. Warps stand side by side along the keys in both cases, so a row's sums have the same order.
+ROWS = 16
+MORE_ROWS = 32
 PROGRAMS = 4  # on each of a GPU's multiprocessors
 SHARES = 0.5  # of a step, for each program
-MOST_PARTS = 4096  # sums of pieces that are kept until they are added: 34 MB where values are 128 wide
+KEPT_ROWS = 2**16  # of pieces' sums, kept until they are added: 34 MB where values are 128 wide
 WARPS = 4
 STAGES = 3  # in which keys are on their way; 2 where rows are longer than WIDE bytes
 WIDE = 256
@@ -290,7 +293,7 @@ def triton_attention(
     if query.stride(2) != 1:
         query = query.contiguous()
     heads, shared, value_width = keys.shape[2], how.sharing, values.shape[3]
-    rows = max(ROWS, triton.next_power_of_2(shared))
+    rows = max(ROWS if inputs.longest * shared <= ROWS else MORE_ROWS, triton.next_power_of_2(shared))
     programs = PROGRAMS * _multiprocessors(query.device)
     out = query.new_empty(query.shape[0], how.query_heads, value_width)
     on_its_device = torch.cuda.device_of(query)  # type: ignore[no-untyped-call]
@@ -301,7 +304,7 @@ def triton_attention(
             values,
             out,
             query if sinks is None else sinks,
-            *_room(room, query.device, rows, value_width),
+            *_room(room, query.device, value_width),
             inputs.query_ends,
             inputs.keys,
             inputs.tables,
@@ -315,7 +318,7 @@ def triton_attention(
             query.stride(1),
             *keys.stride()[:3],
             *values.stride()[:3],
-            MOST_PARTS // heads,
+            KEPT_ROWS // rows // heads,
             max(1, int(SHARES * programs) // heads),
             BLOCK=keys.shape[1],
             PIECE=PIECE,
@@ -331,7 +334,7 @@ def triton_attention(
             STRETCHED=how.chunk is not None,
             SINKS=sinks is not None,
             LOG2=LOG2_E,
-            **_effort(max(how.width, value_width) * keys.element_size()),
+            **_effort(max(how.width, value_width) * keys.element_size(), rows),
         )
     return out
 
@@ -342,13 +345,13 @@ def _filled(sessions: int) -> int:
     return found or triton.next_power_of_2(max(512, sessions))
 
 
-def _effort(bytes_of_row: int) -> dict[str, int | None]:
-    """Returns how the kernel is compiled, by the size of a key or value."""
+def _effort(bytes_of_row: int, rows: int) -> dict[str, int | None]:
+    """Returns how the kernel is compiled, by the size of a key or value and a program's rows."""
     wide = bytes_of_row > WIDE
     return {
         "num_warps": WARPS,
         "num_stages": 2 if wide else STAGES,
-        "maxnreg": None if wide else REGISTERS,
+        "maxnreg": None if wide or rows > ROWS else REGISTERS,
         "enable_fp_fusion": False,
     }
 
@@ -360,14 +363,14 @@ def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _room(room: dict[Any, Any], device: torch.device, rows: int, width: int) -> tuple[torch.Tensor, ...]:
+def _room(room: dict[Any, Any], device: torch.device, width: int) -> tuple[torch.Tensor, ...]:
     """Returns where the sums of pieces are kept, made once for all layers that are alike."""
-    found: tuple[torch.Tensor, ...] | None = room.get((rows, width))
+    found: tuple[torch.Tensor, ...] | None = room.get(width)
     if found is None:
-        sums = torch.empty(MOST_PARTS, rows, width, dtype=torch.float32, device=device)
-        bests, totals = torch.empty(2, MOST_PARTS, rows, dtype=torch.float32, device=device)
-        arrivals = torch.zeros(MOST_PARTS, dtype=torch.int32, device=device)
-        found = room[rows, width] = sums, bests, totals, arrivals
+        sums = torch.empty(KEPT_ROWS, width, dtype=torch.float32, device=device)
+        bests, totals = torch.empty(2, KEPT_ROWS, dtype=torch.float32, device=device)
+        arrivals = torch.zeros(KEPT_ROWS // ROWS, dtype=torch.int32, device=device)
+        found = room[width] = sums, bests, totals, arrivals
     return found
 
 

@@ -80,9 +80,7 @@ class Sessions:
         counts = counts or [self.parts[index][1] for index in which]
         query = self.query[self.rows(which, counts)]
         room = dict[Any, Any]()
-        key = triton.next_power_of_2(max(16, self.how.sharing)), self.how.value_width
-        rooms = triton_attention._room(room, query.device, *key)
-        rooms[0].zero_()
+        triton_attention._room(room, query.device, self.how.value_width)[0].zero_()
         kernel = triton_attention.triton_attention
         pools = self.keys, self.values
         found = kernel(query, *pools, self.inputs(which, counts), self.how, self.sinks, room)
@@ -130,7 +128,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of few keys, so that short texts have many; and products in which it does not matter where in a
     tile a row stands, as a matrix unit's are: those of the interpreter are numpy's."""
     monkeypatch.setattr(triton_attention, "PIECE", 64)
-    monkeypatch.setattr(triton_attention, "MOST_PARTS", 256)
+    monkeypatch.setattr(triton_attention, "KEPT_ROWS", 4096)
     monkeypatch.setattr(np, "matmul", product)
 
 

@@ -41,7 +41,7 @@ def test_it_computes_attention_in_tritons_interpreter() -> None:
     assert " passed" in tried.stdout
 
 
-def compiled(capability: int, dtype: str, shared: int, width: int, **more: bool) -> Any:
+def compiled(capability: int, dtype: str, shared: int, width: int, rows: int, **more: bool) -> Any:
     kernel = triton_attention._attend
     constants: dict[str, Any] = {
         "BLOCK": triton_attention.BLOCK_SIZE,
@@ -49,7 +49,7 @@ def compiled(capability: int, dtype: str, shared: int, width: int, **more: bool)
         "SESSIONS": 64,
         "HEADS": 8,
         "SHARED": shared,
-        "ROWS": max(triton_attention.ROWS, triton.next_power_of_2(shared)),
+        "ROWS": rows,
         "WIDTH": width,
         "PADDED": triton.next_power_of_2(width),
         "VALUE_WIDTH": width,
@@ -74,7 +74,7 @@ def compiled(capability: int, dtype: str, shared: int, width: int, **more: bool)
         if name not in INTEGERS | NUMBERS.keys():
             aligned[place,] = [["tt.divisibility", 16]]
     places = {(list(signature).index(name),): value for name, value in constants.items()}
-    options = triton_attention._effort(width * BYTES[dtype])
+    options = triton_attention._effort(width * BYTES[dtype], rows)
     source = ASTSource(kernel, signature, constexprs=places, attrs=aligned)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
@@ -95,23 +95,25 @@ def spilled(ptx: str, folder: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    ("capability", "dtype", "shared", "width", "more"),
+    ("capability", "dtype", "shared", "width", "rows", "more"),
     [
-        (80, "fp16", 8, 256, {"CAPPED": True, "STRETCHED": True}),
-        (90, "bf16", 4, 128, {}),
-        (90, "fp32", 1, 64, {}),
-        (100, "bf16", 7, 80, {"SINKS": True}),
+        (80, "fp16", 8, 256, 16, {"CAPPED": True, "STRETCHED": True}),
+        (90, "bf16", 4, 128, 16, {}),
+        (90, "bf16", 4, 128, 32, {}),
+        (90, "fp32", 1, 64, 16, {}),
+        (100, "bf16", 7, 80, 32, {"SINKS": True}),
     ],
 )
 def test_it_compiles_for_a_gpu_within_what_one_has(
-    capability: int, dtype: str, shared: int, width: int, more: dict[str, bool], tmp_path: Path
+    capability: int, dtype: str, shared: int, width: int, rows: int, more: dict[str, bool], tmp_path: Path
 ) -> None:
-    kernel = compiled(capability, dtype, shared, width, **more)
+    kernel = compiled(capability, dtype, shared, width, rows, **more)
     ptx = kernel.asm["ptx"]
     assert kernel.metadata.shared <= 80 * 1024, "two and more of its programs fit on a multiprocessor"
     assert spilled(ptx, tmp_path) <= 64
     if dtype != "fp32":
-        assert "mma" in ptx, "the matrix units do it"
+        layouts = set(re.findall(r"nvidia_mma<\{.*?\}>", kernel.asm["ttgir"]))
+        assert len(layouts) == 1 and "warpsPerCTA = [1, 4]" in str(layouts), "for the bits, with any rows"
         assert "fma.rn.f32" not in ptx, "a contracted operation gives other bits than the two"
     if width <= 128:
         assert re.search(r"cp\.async\.wait_group\s+2;", ptx), "keys are on their way while others are summed"
