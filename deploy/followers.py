@@ -31,9 +31,13 @@ class Follower:
         """Follows, and returns when the leader has stopped; `spec` is a FollowerSpec in JSON."""
         claim_threads(json.loads(spec)["options"]["threads"])
         with spared_imports():
+            from outrider.telemetry.logs import log_to_stderr, take_over
             from outrider.worker.followers import FollowerSpec, follow
 
-        follow(FollowerSpec.from_json(spec))
+        told = FollowerSpec.from_json(spec)
+        log_to_stderr(told.logging)
+        take_over()
+        follow(told)
 
 
 class FollowerActors:

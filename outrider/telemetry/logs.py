@@ -56,9 +56,19 @@ def tell(log: logging.Logger, level: int, message: str, figures: Mapping[str, An
         log.log(level, message, extra={FIGURES: {key: it for key, it in figures.items() if it is not None}})
 
 
+_in_force = Logging()
+
+
+def in_force() -> Logging:
+    """Returns how this process logs, as others of its kind are to."""
+    return _in_force
+
+
 def log_to_stderr(told: Logging) -> None:
     """Logs to stderr from now on. Others' code is heard from warnings on: what it logs below may hold what
     was asked."""
+    global _in_force
+    _in_force = told
     keep_to_lines()
     handler = logging.StreamHandler(sys.__stderr__)  # which Ray Serve does not put into lines of its own
     handler.setFormatter(JsonFormatter() if told.log_format == "json" else TextFormatter())

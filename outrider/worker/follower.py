@@ -24,11 +24,15 @@ def main(parent: str, spec: str) -> int:
     from outrider.worker.garbage import spared_imports
 
     with spared_imports():
+        from outrider.telemetry.logs import log_to_stderr, take_over
         from outrider.worker.followers import FollowerSpec, die_with, follow
 
     die_with(int(parent))
+    told = FollowerSpec.from_json(spec)
+    log_to_stderr(told.logging)
+    take_over()
     try:
-        follow(FollowerSpec.from_json(spec))
+        follow(told)
     except StartupError:  # the worker has been told, and says it
         return 1
     except OutriderError as error:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from outrider.engine.loading import load_engine
@@ -22,6 +22,7 @@ from outrider.engine.rank_group import follow as follow_leader
 from outrider.engine.ranks import Followers, Place, Ranks
 from outrider.errors import PeerLost, StartupError
 from outrider.options.engine import EngineOptions
+from outrider.options.telemetry import Logging
 from outrider.worker.garbage import spare_what_is_there
 
 __all__ = ["FollowerProcesses", "FollowerSpec", "Followers", "StartFollowers", "follow"]
@@ -37,6 +38,7 @@ class FollowerSpec:
     model: str  # folder or hub id, as on the leader
     options: EngineOptions  # as the leader's, with a device of its own
     parts: Parts | None = None  # of its engine, as the leader's; None = what is usual on the device
+    logging: Logging = field(default=Logging())  # as the leader's
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -46,6 +48,7 @@ class FollowerSpec:
         values = json.loads(text)
         values["group"] = Place(**values["group"])
         values["options"] = EngineOptions(**values["options"])
+        values["logging"] = Logging(**values["logging"])
         if (parts := values["parts"]) is not None:
             values["parts"] = Parts(**{**parts, "attention": tuple(parts["attention"])})
         return cls(**values)

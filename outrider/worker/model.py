@@ -16,6 +16,7 @@ from outrider.engine.ranks import Ranks
 from outrider.errors import PeerLost, StartupError
 from outrider.options.engine import EngineOptions
 from outrider.options.model_id import checkpoint_name
+from outrider.telemetry.logs import in_force
 from outrider.vocabulary import Reading
 from outrider.wire.description import TokenizerFiles, WorkerInfo
 from outrider.wire.hello import Identity, Role
@@ -46,7 +47,10 @@ async def load(
         ranks, device = Ranks.host(options.tensor_parallel_size), device_of(options.device, 0)
         specs = [
             FollowerSpec(
-                replace(ranks.group, rank=rank), model, replace(options, device=device_of(device, rank))
+                replace(ranks.group, rank=rank),
+                model,
+                replace(options, device=device_of(device, rank)),
+                logging=in_force(),
             )
             for rank in range(1, options.tensor_parallel_size)
         ]

@@ -33,6 +33,7 @@ from outrider.engine.ranks import Ranks
 from outrider.engine.runner import CallByCall
 from outrider.errors import ModelRefused, PeerLost, StartupError
 from outrider.options.engine import EngineOptions
+from outrider.options.telemetry import Logging
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Row
 from outrider.wire.hello import Role
@@ -336,7 +337,9 @@ def test_a_ranks_device_follows_its_leaders() -> None:
 
 def test_what_a_follower_is_told_survives_the_command_line() -> None:
     group = ranks_module.Place(1, 2, "::1", 5)
-    spec = FollowerSpec(group, 'a "model" ü', EngineOptions("cuda:1", "bfloat16", "1TiB", 3))
+    spec = FollowerSpec(
+        group, 'a "model" ü', EngineOptions("cuda:1", "bfloat16", "1TiB", 3), logging=Logging("info", "json")
+    )
     assert FollowerSpec.from_json(spec.to_json()) == spec
     with_parts = replace(spec, parts=Parts(("varlen", "gathered"), "cuda-graphs", fused=True))
     assert FollowerSpec.from_json(with_parts.to_json()) == with_parts
