@@ -147,7 +147,7 @@ class DraftStepper:
             try:
                 run = partial(self._engine.rank, inputs, rows, 1 + ALTERNATIVES, vocab_size)
                 short = self._is_short(parts)
-                drawn = run() if short else await self._engine.run(run)
+                drawn = run() if short else await self._engine.run_step(run)
             except PeerLost:
                 raise
             except Exception:

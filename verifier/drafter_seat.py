@@ -90,26 +90,23 @@ class DrafterSeat:
     def settle(self, nodes: Nodes, followed: Sequence[int], accepted: int, now: float) -> None:
         """Learns from a step that verified these nodes, of which the target took those `followed`; the first
         `accepted` of them were committed as drafted ones."""
-        said = nodes.said.get(self, ())
-
-        def promised(node: int) -> float | None:
-            return said[node] if node < len(said) else None
-
-        self.unpaid += sum(promised(node) is not None for node in followed[:accepted])
+        said, taken = nodes.said.get(self, ()), len(followed)
         likeliest, beside = list[tuple[int, float, bool]](), list[tuple[float, bool]]()
         for depth, standing in nodes.judged(followed):
-            taken = followed[depth] if depth < len(followed) else None
             for place, node in enumerate(standing):
-                if (chance := promised(node)) is None:
+                chance = said[node] if node < len(said) else None
+                if chance is None:
                     continue
+                right = depth < taken and node == followed[depth]
+                self.unpaid += right and depth < accepted
                 if place == 0:
-                    likeliest.append((depth, chance, node == taken))
+                    likeliest.append((depth, chance, right))
                 else:
-                    beside.append((chance, node == taken))
+                    beside.append((chance, right))
         self.calibration.judge(likeliest, beside)
         if self.peer is not None:
             self.peer.calibration.judge(likeliest, beside)
-        verified = sum(chance is not None for chance in said)
+        verified = len(said) - said.count(None)
         self.arrivals = self.arrivals.committed(now, verified, self.session.tree.length_of(self))
         expected = self.session.wanted > 0 and not self.session.resting
         if self.arrivals.missed and self.pace is not None and expected:

@@ -50,12 +50,14 @@ class Part:
     def moves(self, followed: Sequence[int], block_size: int) -> tuple[int, Moves]:
         """Returns how many of the accepted nodes stand where they belong, and the slots between which the
         others are to be moved."""
+        if not self.places:
+            return len(followed), ()
         first, blocks = self.start + self.tokens, self.running.table.blocks
 
         def slot(place: int) -> int:
             return blocks[place // block_size] * block_size + place % block_size
 
-        stand = [self.places[node] if self.places else first + node for node in followed]
+        stand = [self.places[node] for node in followed]
         lying = sum(place == first + depth for depth, place in enumerate(stand))
         away = range(lying, len(stand))
         return lying, tuple((slot(stand[depth]), slot(first + depth)) for depth in away)
@@ -76,8 +78,13 @@ class Part:
         if first is not None and running.place is None:  # it may not end before
             least = len(params.prompt) + params.min_tokens
         # A row is needed only if the one before it draws its token; a branch's first one always counts.
-        after = [None, *(token if follows else None for token, follows in nodes.in_line)]
-        at = [position, *(position + 1 + depth for depth in nodes.depths)]
+        after: list[int | None] = [None]
+        if nodes.is_path:
+            after += nodes.tokens
+            at: Sequence[int] = range(position, position + len(after))
+        else:
+            after += [token if follows else None for token, follows in nodes.in_line]
+            at = [position, *(position + 1 + depth for depth in nodes.depths)]
         if not params.sampling.penalized and running.place is None and position >= least:
             return [Row(sampling, place, None, (), token) for place, token in zip(at, after, strict=True)]
         allowed: Sequence[Allowed | None] = [None] * len(at)

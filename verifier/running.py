@@ -183,7 +183,7 @@ class Running:
         known = None if place is None else place.known  # what follows the rows without a mask is not
         followed = nodes.follow(chosen, known)
         guesses = self._guesses(nodes, followed, known) if session.spec.params.guesses else ()
-        outcome = session.verify(nodes, chosen, known)
+        outcome = session.verify(nodes, chosen, known, followed)
         if guesses:
             outcome = outcome._replace(guesses=guesses)
         if self.own is not None:

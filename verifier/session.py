@@ -147,14 +147,22 @@ class Session:
                 break
         return self.tree.nodes(believed, self.wanted, least)
 
-    def verify(self, nodes: Nodes, chosen: Sequence[int], known: Sequence[bool] | None = None) -> Outcome:
+    def verify(
+        self,
+        nodes: Nodes,
+        chosen: Sequence[int],
+        known: Sequence[bool] | None = None,
+        followed: list[int] | None = None,
+    ) -> Outcome:
         """Appends what the target chose: `chosen[0]` follows the log, and `chosen[1 + i]` node i, if that is
         `known`.
 
         From the log's end on the nodes are accepted that are the target's tokens, one behind the other; where
-        there is none stands the target's own.
+        there is none stands the target's own. `followed`: those, if they are known already.
         """
-        followed, room = nodes.follow(chosen, known), self.room
+        if followed is None:
+            followed = nodes.follow(chosen, known)
+        room = self.room
         tokens = [chosen[0], *(chosen[1 + node] for node in followed)][:room]
         finish = FinishReason.LENGTH if len(tokens) == room else None
         if not self._stop_token_ids.isdisjoint(tokens):

@@ -202,7 +202,7 @@ class Stepper:
             scores = _scores(parts)
             asked = () if scores is None else (None, scores)
             self._ways.use_threads(sum(part.tokens for part in parts if part.tokens > 1))
-            step = self._engine.run(self._engine.choose, inputs, rows, *asked)
+            step = self._engine.run_step(self._engine.choose, inputs, rows, *asked)
             self._tell()  # while the device runs
             chosen = await _result(step)
             self.under_way = None

@@ -50,6 +50,7 @@ class SurvivalCalibration:
     """Of them, accepted."""
     beside_promised: float = 0.0  # the same of those that were not the likeliest at their place, at any depth
     beside_kept: float = 0.0
+    _factors: tuple[float, ...] | None = field(default=None, compare=False)  # once they were asked for
 
     def copy(self) -> SurvivalCalibration:
         return SurvivalCalibration(self.promised[:], self.kept[:], self.beside_promised, self.beside_kept)
@@ -58,11 +59,14 @@ class SurvivalCalibration:
     def factors(self) -> tuple[float, ...]:
         """Returns the factor for a promised probability at each depth; at most 1. A depth of which little is
         known is believed as all together are."""
-        common = (sum(self.kept) + PRIOR) / (sum(self.promised) + PRIOR)
-        return tuple(
-            min(1.0, TOLERANCE * (kept + PRIOR * common) / (promised + PRIOR))
-            for kept, promised in zip(self.kept, self.promised, strict=True)
-        )
+        if self._factors is None:
+            known = PRIOR * ((sum(self.kept) + PRIOR) / (sum(self.promised) + PRIOR))
+            found = [
+                TOLERANCE * (kept + known) / (promised + PRIOR)
+                for kept, promised in zip(self.kept, self.promised, strict=True)
+            ]
+            self._factors = tuple([factor if factor < 1.0 else 1.0 for factor in found])
+        return self._factors
 
     @property
     def beside(self) -> float:
@@ -83,17 +87,22 @@ class SurvivalCalibration:
     ) -> None:
         """Takes in a step: of the draft tokens that were judged, the likeliest at each depth (the depth, what
         was promised, whether it was right), and of those beside them the same."""
-        depths = {depth for depth, _, _ in likeliest}
-        for depth in range(DEPTHS):
-            forgetting = FORGETTING if depth in depths else IDLE_FORGETTING
-            self.promised[depth] *= forgetting
-            self.kept[depth] *= forgetting
+        forgetting = [IDLE_FORGETTING] * DEPTHS
+        for depth, _, _ in likeliest:
+            if depth < DEPTHS:
+                forgetting[depth] = FORGETTING
+        promised = self.promised = [
+            weight * each for weight, each in zip(forgetting, self.promised, strict=True)
+        ]
+        kept = self.kept = [weight * each for weight, each in zip(forgetting, self.kept, strict=True)]
         for depth, chance, right in likeliest:
-            self.promised[min(depth, DEPTHS - 1)] += chance
-            self.kept[min(depth, DEPTHS - 1)] += right
-        forgetting = FORGETTING if beside else IDLE_FORGETTING
-        self.beside_promised *= forgetting
-        self.beside_kept *= forgetting
+            depth = depth if depth < DEPTHS else DEPTHS - 1
+            promised[depth] += chance
+            kept[depth] += right
+        self._factors = None
+        weight = FORGETTING if beside else IDLE_FORGETTING
+        self.beside_promised *= weight
+        self.beside_kept *= weight
         for chance, right in beside:
             self.beside_promised += chance
             self.beside_kept += right

@@ -9,6 +9,7 @@ a file of that name; parts.py has the names of those that there are.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ __all__ = ["Engine", "Step", "Work"]
 
 T = TypeVar("T")
 
+ASKED_SECONDS = 0.002  # that are waited for until the device has been asked for a step
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -44,6 +47,8 @@ class Step:
 
 class Engine:
     """Runs steps one at a time. `prepare` may run in another thread while a step runs."""
+
+    _asked: threading.Event | None = None  # set once the device has been asked for the step
 
     def __init__(
         self,
@@ -99,7 +104,7 @@ class Engine:
                 chosen: list[int] = draw(logits, rows, limit).tolist() if rows else []
                 scores.find(logits, rows, chosen)
                 return chosen
-        return self.draw(step, Draws(rows, limit))
+        return self.draw(step, Draws(rows, limit, self._tell_asked))
 
     def draw(self, step: Step, draws: Draws) -> list[int]:
         """`choose`, as every process of the group does it."""
@@ -114,6 +119,7 @@ class Engine:
         if self.divided:
             return [Ranked((token,), (0.5,)) for token in self.choose(step, rows, vocab_size)]
         with self.group.step(Kind.LOGITS, step.works):
+            self._tell_asked()
             if not rows:
                 self.runner.logits(step.prepared)
                 return []
@@ -137,6 +143,20 @@ class Engine:
                 1, thread_name_prefix="engine", initializer=torch.set_num_threads, initargs=(self.threads,)
             )
         return asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
+
+    def run_step(self, call: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
+        """Runs a step as `run` does. Returns once the device has been asked for it, or after ASKED_SECONDS.
+
+        One thread at a time runs Python, and one that waits for its turn gets it when the other waits, or
+        after milliseconds: while this thread worked on, the device would have nothing to do."""
+        asked = self._asked = threading.Event()
+        step = self.run(call, *arguments)
+        asked.wait(ASKED_SECONDS)
+        return step
+
+    def _tell_asked(self) -> None:
+        if self._asked is not None:
+            self._asked.set()
 
     def use_threads(self, count: int) -> None:
         """Steps have so many threads from the next on."""

@@ -69,6 +69,7 @@ class Replayed:
         if whole := draws.which(How.WHOLE):
             rows = [draws.rows[index] for index in whole] if draws.rows else []
             self.graphs.drawing.draw_whole(rows, whole, draws.vocab_size)
+        draws.asked()
         if not draws.numbers:
             self.calls.wait()
         return self.graphs.tokens(len(draws.numbers))

@@ -43,7 +43,8 @@ class Runner(Protocol):
         ...
 
     def choose(self, prepared: Any, draws: Draws) -> list[int]:
-        """Returns the tokens drawn. The step is over on the device when this returns."""
+        """Returns the tokens drawn. The step is over on the device when this returns. `draws` hear before
+        when the host has nothing to do but wait, or where it has something all along, when it begins."""
         ...
 
     def rank(
@@ -92,6 +93,7 @@ class CallByCall:
         return self.run(inputs)[: inputs.rows].float()
 
     def choose(self, prepared: Any, draws: Draws) -> list[int]:
+        draws.asked()
         chosen = self.group.choose(self.logits(prepared), draws)
         if not chosen:
             self.wait()

@@ -48,6 +48,7 @@ class Draws:
 
     rows: Sequence[Row]  # none at a rank that follows, which is told their numbers alone
     vocab_size: int  # only ids below it are drawn
+    asked: Callable[[], None] = lambda: None  # called once the device has been asked for all of the step
 
     @classmethod
     def told(cls, numbers: tuple[VocabParallelRow, ...], vocab_size: int) -> Draws:

@@ -76,7 +76,7 @@ class Target:
     def choose(self, works: Sequence[Work], rows: Sequence[Row]) -> list[int]:
         return [truth(row.position) for row in rows]
 
-    async def run(self, call: Callable[..., Any], works: Sequence[Work], rows: Sequence[Row]) -> Any:
+    async def run_step(self, call: Callable[..., Any], works: Sequence[Work], rows: Sequence[Row]) -> Any:
         await asyncio.sleep(self._step_time.at(sum(len(work.tokens) for work in works)))
         return call(works, rows)
 
