@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import subprocess
 import sys
@@ -11,6 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from outrider.sampling.draw_kernels import Kernels, draw_kernels
+from outrider.sampling.sampler import draw
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -68,6 +73,29 @@ def test_they_compile_for_a_gpu_and_keep_their_numbers_in_registers(
         (triton_changes.penalize, {"ENTRIES": triton_changes.ENTRIES, "ids": "i32"}),
     ):
         assert spilled(kernel, told, capability, tmp_path) == 0, (kernel, told)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_they_give_what_a_cpu_gives() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    from tests.sampling import interpreted_draws as drawn
+
+    for seed in range(40):
+        rng = random.Random(seed)
+        rows = [drawn.any_row(rng, shaped=index % 2 > 0) for index in range(8)]
+        logits, limit = drawn.logits_of(rng, len(rows)), rng.choice([drawn.VOCAB, 1200])
+        there = logits.cuda()
+        expected = draw(logits, rows, limit).tolist()
+        assert kernel_draws_of(there).draw(there, rows, limit).tolist() == expected
+        alone = [int(draw(there[index : index + 1], [row], limit)) for index, row in enumerate(rows)]
+        assert alone == expected
+
+
+def kernel_draws_of(logits: torch.Tensor) -> Kernels:
+    kernels = draw_kernels(logits.device, logits.shape[1])
+    assert kernels is not None
+    return kernels
 
 
 def spilled(kernel: Any, told: dict[str, Any], capability: int, folder: Path) -> int:
