@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +26,7 @@ from outrider.telemetry.otlp_metrics import converted
 from outrider.telemetry.spans import tracer_of
 from outrider.wire.hello import Identity, Role
 from outrider.wire.trace_context import TraceContext
+from tests.cluster.process import ROOT
 from tests.telemetry.receiver import Receiver, values
 
 ME = Identity(Role.DRAFTER, "d", 1)
@@ -200,3 +203,23 @@ def test_metrics_are_what_prometheus_would_be_told() -> None:
     (distribution,) = found["took"].data.data_points
     assert (distribution.count, distribution.sum) == (4, 12.7)
     assert (list(distribution.bucket_counts), list(distribution.explicit_bounds)) == ([1, 2, 1], [1, 2])
+
+
+def test_what_nobody_asked_for_is_not_loaded() -> None:
+    program = (
+        "import sys, router.service\n"
+        "from outrider.store.memory import MemoryStore\n"
+        "from outrider.options.telemetry import Export\n"
+        "import asyncio\n"
+        "async def made():\n"
+        "    told = dict(num_speculative_tokens=1, max_sessions=1, export=Export(sys.argv[1] or None))\n"
+        "    router.service.Router(MemoryStore(), **told)\n"
+        "asyncio.run(made())\n"
+        "print(sorted(name for name in sys.modules if name.startswith('outrider.telemetry.otlp')))"
+    )
+    for url, loaded in (
+        ("", "[]"),
+        ("http://127.0.0.1:9", "['outrider.telemetry.otlp', 'outrider.telemetry.otlp_metrics']"),
+    ):
+        run = subprocess.run([sys.executable, "-c", program, url], cwd=ROOT, capture_output=True, text=True)
+        assert run.stdout.strip() == loaded, run.stderr
