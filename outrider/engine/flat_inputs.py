@@ -49,11 +49,11 @@ class Shape:
         return min(self.longest, block_size)
 
 
-def recorded_shapes(most_tokens: int = SIZES[-1]) -> tuple[Shape, ...]:
+def recorded_shapes(most_tokens: int = SIZES[-1], fewest_tokens: int = 1) -> tuple[Shape, ...]:
     """Returns the shapes to record, in the order in which to look for one that fits: small first, and of the
     same size that for short runs first, whose kernels have less to skip."""
     shapes = []
-    for size in (size for size in SIZES if size <= most_tokens):
+    for size in (size for size in SIZES if fewest_tokens <= size <= most_tokens):
         shapes.append(Shape(size, size, min(size, DRAFTED)))
         if size >= READING_FROM:
             shapes.append(Shape(size, min(size, READING_SESSIONS), size))

@@ -17,6 +17,7 @@ from transformers import AttentionInterface
 
 from outrider.engine.attention import NAME, paged_attention
 from outrider.engine.engine import Engine
+from outrider.engine.packed import PackedColumns, PackedLinear
 from outrider.engine.self_check import Reference, check
 from outrider.errors import PeerLost, in_one_line
 
@@ -29,6 +30,8 @@ def fuse(model: Any, backend: str = "inductor") -> None:
     apart = torch.compiler.disable(paged_attention)  # type: ignore[no-untyped-call]
     AttentionInterface.register(NAME, apart)
     for layer in _layers(model):
+        for module in _products(layer):  # which choose among kernels by the number of rows
+            module.forward = torch.compiler.disable(module.forward)  # type: ignore[no-untyped-call]
         layer.compile(backend=backend)
 
 
@@ -55,6 +58,8 @@ def unfuse(model: Any) -> None:
     """Takes it back."""
     for layer in _layers(model):
         layer._compiled_call_impl = None
+        for module in _products(layer):
+            vars(module).pop("forward", None)
 
 
 def is_fused(model: Any) -> bool:
@@ -67,3 +72,8 @@ def _layers(model: Any) -> Iterator[nn.Module]:
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             yield from module
+
+
+def _products(layer: nn.Module) -> Iterator[nn.Module]:
+    """Yields its linear layers of ours."""
+    return (module for module in layer.modules() if isinstance(module, PackedLinear | PackedColumns))

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from outrider.engine.flat_inputs import FlatStep, Shape, recorded_shapes
+from outrider.engine.flat_inputs import SIZES, FlatStep, Shape, recorded_shapes
+from outrider.engine.fusing import is_fused
 from outrider.engine.recording import Record
 from outrider.engine.runner import CallByCall, Runner
 from outrider.engine.step_graphs import StepGraphs
@@ -103,6 +104,7 @@ def recorded(
     """Returns a runner that repeats the steps of up to so many tokens, which it records; or, with the reason
     logged, `calls`, where a process of the group cannot record them. The KV pool keeps what it holds.
 
+    Compiled layers have code of their own for one token, which may sum in another order: it never runs alone.
     `vocabulary` [K]: ids that logits are of, rising; None: of all."""
     pools, group = calls.attention.pools, calls.group
     found: Replayed | None = None
@@ -110,7 +112,7 @@ def recorded(
         graphs = StepGraphs(
             calls.run,
             group,
-            recorded_shapes() if most_tokens is None else recorded_shapes(most_tokens),
+            recorded_shapes(most_tokens or SIZES[-1], 2 if is_fused(calls.model) else 1),
             most_pages=min(-(-info.max_context // pools.block_size), pools.num_blocks),
             block_size=pools.block_size,
             scratch_block=pools.scratch_block,

@@ -18,7 +18,7 @@ GROUP = 8  # outputs of a gate, then as many of what it multiplies: these meet i
 FILLED = 128  # programs that keep a GPU busy; no number of the device at hand, on which bits must not depend
 SMALLEST = 64  # outputs of a program
 SHORTEST = 512  # inputs of a part
-MOST_SPLITS = 8
+MOST_SPLITS = 16
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from outrider.engine.reference_attention import KERNEL
 from outrider.engine.step_inputs import Work
 from outrider.engine.triton_layers import TritonInt8Linear, TritonLinear
 from outrider.engine.triton_pass import run_by_kernels
-from outrider.engine.triton_products import TILES, Tile, chunk_of, parts_of, splits_of, whole
+from outrider.engine.triton_products import SHORTEST, TILES, Tile, chunk_of, parts_of, splits_of, whole
 from outrider.engine.triton_rows import normed, turned
 from tests.tiny_models import build
 
@@ -34,6 +34,7 @@ TILED = [tiles[0] for tiles in TILES.values()] + [Tile(64, 64, 64, 4, 4, whole=T
 )
 def test_every_tile_gives_the_product(outputs: int, depth: int, dtype: torch.dtype) -> None:
     torch.manual_seed(1)
+    assert splits_of(outputs, depth) == max(1, depth // SHORTEST)
     weight, bias = (torch.randn(outputs, depth) * depth**-0.5).to(dtype), torch.randn(outputs).to(dtype)
     for tokens in (1, 33):
         x = torch.randn(tokens, depth).to(dtype)
