@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,10 @@ import triton.language as tl
 from outrider.engine import kernel_bits, triton_attention
 from outrider.engine.attention import LayerAttention
 from outrider.engine.flat_inputs import FlatInputs, Shape
+from outrider.engine.loading import load_engine
+from outrider.engine.parts import Parts
 from outrider.engine.reference_attention import reference_attention
+from tests.tiny_models import build
 
 torch.set_num_threads(1)
 
@@ -184,3 +188,10 @@ def test_a_trial_tells_whether_bits_hold(monkeypatch: pytest.MonkeyPatch) -> Non
     for kernel, expected in ((usual, True), (replace(usual, attend=by_company), False)):
         kept = kernel_bits.kernel_keeps_bits(kernel, [way], torch.float32, torch.device("cpu"))
         assert kept is expected
+
+
+def test_a_model_with_capped_scores_and_windows_is_served_by_it(tmp_path: Path) -> None:
+    parts = Parts(("triton",))  # which is refused unless it gives what the model's own code gives
+    engine = load_engine(str(build("gemma2", tmp_path)), kv_memory_bytes=2**24, parts=parts)
+    assert engine.attention.name == "triton"
+    assert {(how.window, how.softcap) for how in engine.attention.layers.values()} == {(24, 3.0), (None, 3.0)}
