@@ -6,6 +6,7 @@ from typing import Protocol
 
 from outrider.wire.drafter_sessions import DraftEndCause
 from outrider.wire.guesses import DrafterCounts
+from router.drafter_merits import Outcome
 from router.speculation import PairAcceptance
 from router.workers import Drafter
 
@@ -30,6 +31,7 @@ class Place:
         self.had = 0  # tokens committed since its drafter was chosen, or nobody was
         self.heard = False  # of that drafter, something was verified
         self.accepted = self.observed = 0  # of its guesses
+        self.alone, self.added = Outcome(), Outcome()  # of it by itself, and beside others; not reported yet
         self._listener = listener
         self._pair = pair  # of the target and its draft model
 

@@ -8,13 +8,14 @@ itself; each further one runs another draft model, and is there for what it adds
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from router.compatibility import tokenizer_fits
 from router.drafter_doubts import DrafterDoubts
 from router.drafter_merits import CLEARLY, PAYS, DrafterMerits, preferred
 from router.placement import DrafterCandidate, choose_drafter, host_of, usable
 from router.pool import Below, Pools
+from router.request_features import ANY, Floats
 from router.workers import Drafter, Verifier
 
 FEW = 8  # drafters of each model that are drawn to be looked at
@@ -35,6 +36,7 @@ class Wanted:
     beside: frozenset[str] = frozenset()  # fingerprints of the models that others draft with for it
     further: bool = False  # it is not to be its first drafter
     sessions: str = ""  # which of the target's: merits are those of these; empty = all
+    like: Floats = field(default_factory=lambda: ANY)  # what the request is like
 
     def but(self, one: Drafter) -> Wanted:
         """Returns the same without that one."""
@@ -82,11 +84,11 @@ class DrafterChoice:
         """Returns who is to draft on for a session: the former one, another that would clearly do more or is
         on trial, or None where the session is better off without."""
         model, merits = _of(wanted), self._merits(wanted)
-        merit = merits.of(model, former.instance)
+        merit = merits.of(model, former.instance, wanted.like)
         if merit is None or (merit >= PAYS and not (merits.may_try(model) or merits.may_change(model))):
             return former
         other, on_trial = self._choose(wanted.but(former))
-        found = None if other is None else merits.of(model, other.instance)
+        found = None if other is None else merits.of(model, other.instance, wanted.like)
         if other is not None and on_trial:
             merits.tried(model, other.instance)
         elif merit >= PAYS:
@@ -115,7 +117,7 @@ class DrafterChoice:
                     wanted.acceptance(model, one.identity.model_fingerprint),
                     distrusted=self._doubts.about(one.identity.worker_id, target.worker_id),
                     unreported=one.unreported,
-                    merit=merits.of(_of(wanted), one.instance),
+                    merit=merits.of(_of(wanted), one.instance, wanted.like),
                     due=merits.due(_of(wanted), one.instance),
                     way=one.way_to(verifier),
                 )

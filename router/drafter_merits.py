@@ -5,18 +5,29 @@ cost in the mean, as their verifier reckons it. It holds all that matters (accep
 silence), and nothing that the drafter says of itself. Sessions go to those that do about as well as the best.
 Who is not known yet, or did not pay, gets a session on trial now and then: of all steps of the target's
 sessions at most one in TRIAL_SHARE is one of a trial. Pure.
+
+One drafter is good at code, another at chat or at texts that are copied. So a merit is a linear function of
+what a request is like (request_features.py), learned from the sessions themselves by the rule of Widrow and
+Hoff (1960): what one shows counts for another as far as they are alike. How much is known of such requests
+is learned by the same rule, as if each had shown 1; the merit is the one over the other, so that for requests
+unlike all before it is what the drafter brings in general.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-SEEN_STEPS = 32  # after which a merit is known
+import numpy as np
+
+from router.request_features import ANY, DIMENSIONS, Floats
+
+SEEN_STEPS = 28  # after which a merit is known
 TRIAL_STEPS = 64  # that a trial takes, those included in which its drafter reads the text
-FORGETTING = 0.99  # a step
+FORGETTING = 0.99  # a step of a request that is like it
+KNOWN = 0.6  # of 1: who has had nothing that is more like a request is not known for it
 PAYS = 0.05  # accepted tokens a step: a drafter that brings less gets no sessions
 CLEARLY = 1.5  # times the merit of another: then sessions change to it
 TRIAL_SHARE = 16
@@ -57,9 +68,26 @@ def is_good(merit: float, best: float) -> bool:
 
 
 @dataclass(slots=True)
+class Outcome:
+    """What came of a drafter in some steps of a session."""
+
+    steps: int = 0
+    gained: float = 0.0
+
+    def add(self, gained: float) -> None:
+        self.steps += 1
+        self.gained += gained
+
+
+def _nothing() -> Floats:
+    return np.zeros(DIMENSIONS, np.float32)
+
+
+@dataclass(slots=True)
 class _Merit:
-    steps: float = 0.0  # that were observed, old ones forgotten
-    gained: float = 0.0  # in them
+    gains: Floats = field(default_factory=_nothing)  # [DIMENSIONS] tokens a step, by what a request is like
+    known: Floats = field(default_factory=_nothing)  # [DIMENSIONS] how much is known, the same way
+    steps: int = 0  # that were observed since it got a trial, or has come
     trials: int = 0  # in a row, that it has not come out of well
     due: int = 0  # the target's step at which the next one may begin
 
@@ -77,16 +105,20 @@ class DrafterMerits:
         """A session has made a step."""
         self._steps[target] += 1
 
-    def observe(self, target: str, drafter: Instance, gained: float) -> None:
-        """In that step it had a drafter, which has gained it so many tokens."""
+    def observe(self, target: str, drafter: Instance, seen: Outcome, like: Floats = ANY) -> None:
+        """A session of a request that is `like` that had a drafter, of which this has come."""
         merit = self._made(target, drafter)
-        merit.steps = FORGETTING * merit.steps + 1
-        merit.gained = FORGETTING * merit.gained + gained
+        merit.steps += seen.steps
+        weight = max(seen.steps / merit.steps, 1 - FORGETTING**seen.steps)  # after a trial it is judged anew
+        merit.gains += weight * (seen.gained / seen.steps - float(merit.gains @ like)) * like
+        merit.known += weight * (1 - float(merit.known @ like)) * like
 
-    def of(self, target: str, drafter: Instance) -> float | None:
-        """Returns the tokens that it gains a step; None if too little is known."""
+    def of(self, target: str, drafter: Instance, like: Floats = ANY) -> float | None:
+        """Returns the tokens that it gains a step with such a request; None if too little is known."""
         merit = self._of.get((target, drafter))
-        return None if merit is None or merit.steps < SEEN_STEPS * 0.8 else merit.gained / merit.steps
+        if merit is None or merit.steps < SEEN_STEPS or (known := float(merit.known @ like)) < KNOWN:
+            return None
+        return float(merit.gains @ like) / known
 
     def due(self, target: str, drafter: Instance) -> bool:
         merit = self._of.get((target, drafter))
@@ -99,7 +131,7 @@ class DrafterMerits:
         """It has got a session on trial: it is judged anew."""
         merit, pause = self._made(target, drafter), TRIAL_SHARE * TRIAL_STEPS
         self._next_trial[target] = self._steps[target] + pause
-        merit.steps = merit.gained = 0.0
+        merit.steps = 0
         merit.due = self._steps[target] + pause * 2**merit.trials
         merit.trials = min(merit.trials + 1, MOST_DOUBLINGS)
 

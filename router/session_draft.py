@@ -14,8 +14,10 @@ from outrider.wire.guesses import DrafterCounts
 from outrider.wire.trace_context import TraceContext
 from router.draft_place import Place
 from router.drafter_choice import Wanted
+from router.drafter_merits import Outcome
 from router.fleet import Fleet
 from router.placement import bounded
+from router.request_features import ANY, features
 from router.requests import SessionEnded, TokensCommitted
 from router.session_span import SessionSpan
 from router.speculation import (
@@ -34,6 +36,7 @@ from router.workers import Drafter, Verifier
 log = logging.getLogger(__name__)
 
 READING_TOKENS = 16  # committed while a drafter reads the text: that nothing comes says nothing yet
+REPORTED_STEPS = 4  # after which what came of a drafter is noted for others
 LOOK_TOKENS = 16  # between two looks at whether another should draft, or any
 
 PairFor = Callable[[str, str], PairAcceptance]
@@ -77,6 +80,7 @@ class SessionDraft:
         # Greedy text is guessed much better than drawn text: who is good at the one may be of no use for the
         # other, so that merits are counted apart.
         self._kind = self._fingerprint + " greedy" * request.params.sampling.greedy
+        self._like = features(request.params.prompt) if cap else ANY
         self._transcript = transcript
         self._draft_key = draft_key
         self._fleet = fleet
@@ -233,7 +237,8 @@ class SessionDraft:
     def _wanted(self, place: Place, verifier: Verifier) -> Wanted:
         others = [drafter for other, drafter in self._seated if other is not place]
         beside = frozenset(drafter.identity.model_fingerprint for drafter in others)
-        return Wanted(verifier, self._gave_up, self._acceptance, beside, place.seat > 0, self._kind)
+        seat = place.seat
+        return Wanted(verifier, self._gave_up, self._acceptance, beside, seat > 0, self._kind, self._like)
 
     def _acceptance(self, target: str, draft: str) -> float:
         return self._pair_for(target, draft).mean
@@ -249,6 +254,7 @@ class SessionDraft:
 
     def _leave(self, place: Place) -> None:
         if place.drafter is not None:
+            self._report(place, place.drafter)
             place.drafter.close(self._id)
             place.leave()
 
@@ -281,13 +287,23 @@ class SessionDraft:
         welcomed = step.verified > 0 or welcome(self._k, self._estimator.acceptance, verifier.load.price)
         if not (own.verified or ((place.heard or place.had >= READING_TOKENS) and welcomed)):
             return
-        choice, cost = self._fleet.choice, bounded(verifier.load.draft_cost, 0.0, 1.0)
-        choice.merits.observe(self._kind, drafter.instance, own.accepted - cost * own.verified)
+        cost = bounded(verifier.load.draft_cost, 0.0, 1.0)
+        place.alone.add(own.accepted - cost * own.verified)
         if len(self._seated) > 1:
             others = [one.accepted for one in counts.values() if one.turn != place.turn]
             without = max([*others, step.own.predicted_accepted, step.own.forced_accepted])
             added = max(0, own.accepted - without) - cost * own.alone
-            choice.added.observe(self._kind, drafter.instance, added)
+            place.added.add(added)
+        if place.alone.steps >= REPORTED_STEPS:
+            self._report(place, drafter)
+
+    def _report(self, place: Place, drafter: Drafter) -> None:
+        """Notes what came of the drafter since the last time."""
+        choice = self._fleet.choice
+        for merits, seen in ((choice.merits, place.alone), (choice.added, place.added)):
+            if seen.steps:
+                merits.observe(self._kind, drafter.instance, seen, self._like)
+        place.alone, place.added = Outcome(), Outcome()
 
     def _reconsider(self, place: Place, verifier: Verifier, tokens: int) -> None:
         """Now and then looks if another should draft, if nobody should, or if somebody should again."""

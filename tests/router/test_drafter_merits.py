@@ -17,7 +17,7 @@ from outrider.wire.hello import Role
 from outrider.wire.load import DrafterLoad, VerifierLoad
 from outrider.wire.session import SessionId, SessionParams
 from outrider.wire.verifier_sessions import VerifierEvents
-from router.drafter_merits import REMEMBERED, TRIAL_SHARE, TRIAL_STEPS, DrafterMerits
+from router.drafter_merits import REMEMBERED, TRIAL_SHARE, TRIAL_STEPS, DrafterMerits, Outcome
 from router.fleet import Fleet
 from router.requests import GenerationRequest, TokensCommitted
 from router.session_draft import SessionDraft
@@ -265,5 +265,58 @@ async def test_of_three_the_two_that_bring_most_draft() -> None:
 async def test_memory_is_bounded() -> None:
     merits: Any = DrafterMerits()
     for number in range(2 * REMEMBERED):
-        merits.observe("t", (str(number), 1), 1.0)
+        merits.observe("t", (str(number), 1), Outcome(1, 1.0))
     assert len(merits._of) == REMEMBERED
+
+
+class Kinds(Simulation):
+    """Requests of two kinds, by their prompts: each drafter is good at one of them."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        super().__init__(fleet, *[always(0.0)] * 2)
+        self.right: Counter[bool] = Counter()  # steps, by whether the one that is good at them drafted
+        self.told = True  # whether the router sees the prompts
+
+    def open(self) -> SessionDraft:
+        self.sessions += 1
+        kind = self.rng.randrange(2)
+        # As in texts: some tokens are common, a template's ones are everybody's, and most are the kind's.
+        words = [int(50 * self.rng.random() ** 3) for _ in range(40)]
+        words += [
+            1000 + 1000 * kind + int(300 * self.rng.random() ** 2) for _ in range(self.rng.randrange(20, 80))
+        ]
+        self.rng.shuffle(words)
+        prompt = (*words, *range(9000, 9016)) if self.told else (1, 2, 3)
+        request = GenerationRequest(
+            "m",
+            SessionParams(prompt, SamplingParams(1.0, seed=1), 10**6),
+            session_id=SessionId(f"{kind}{self.sessions:015}".encode()),
+            fingerprint=self.verifier.identity.model_fingerprint,
+        )
+        pair = self.pairs.setdefault("", PairAcceptance())
+        draft = SessionDraft(Transcript(request), b"k" * 16, self.fleet, lambda *_: pair, 8)
+        draft.begin(self.verifier)
+        draft.start()
+        return draft
+
+    def _step(self, draft: SessionDraft, step: int) -> int:
+        (drafter,) = [drafter for _, drafter in draft._seated] or [None]
+        kind = int(chr(draft._id[0]))
+        right = drafter is not None and list(self.gains).index(drafter.identity.worker_id) == kind
+        gain = 0.0 if drafter is None else 3.0 if right else 0.5
+        accepted = int(gain) + (self.rng.random() < gain % 1)
+        self.right[right] += 1
+        self.committed += 1 + accepted
+        draft.committed(TokensCommitted((7,) * (1 + accepted), accepted, 4 if drafter is not None else 0))
+        return 1 + accepted
+
+
+async def test_who_is_good_at_a_kind_of_requests_drafts_for_those() -> None:
+    """What a router knows of kinds is what it has seen come of requests with such prompts."""
+    blind, seeing = Kinds(await fleet_of(1, 2)), Kinds(await fleet_of(1, 2))
+    blind.told = False
+    for each in (blind, seeing):
+        each.run()
+    assert blind.right[True] < 0.6 * blind.right.total()
+    assert seeing.right[True] > 0.85 * seeing.right.total()
+    assert seeing.committed > 1.25 * blind.committed

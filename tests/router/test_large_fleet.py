@@ -21,6 +21,7 @@ from outrider.wire.session import SessionId, SessionParams
 from outrider.wire.verifier_sessions import VerifierEvents
 from router.compatibility import Registration, incompatibility
 from router.drafter_choice import FEW, FEW_MODELS, NEIGHBOURS, Wanted
+from router.drafter_merits import Outcome
 from router.fleet import Fleet
 from router.metrics import Metrics
 from router.placement import DrafterCandidate, VerifierCandidate
@@ -140,7 +141,7 @@ async def test_where_no_drafter_pays_a_few_are_looked_at(monkeypatch: pytest.Mon
         if one is drafters[0]:
             fleet.choice.merits.tried(model, one.instance)  # then there is no other trial for a while
         for _ in range(40):
-            fleet.choice.merits.observe(model, one.instance, 0.0)
+            fleet.choice.merits.observe(model, one.instance, Outcome(1))
 
     def counted(*args: Any, **fields: Any) -> DrafterCandidate:
         looked.append(args[0])

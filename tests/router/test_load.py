@@ -10,6 +10,7 @@ import pytest
 from outrider.errors import DeadlineExceeded, Overloaded, Unavailable
 from outrider.v1 import drafter_pb2, verifier_pb2
 from router.drafter_merits import PAYS, SEEN_STEPS
+from router.request_features import features
 from router.session_draft import LOOK_TOKENS, READING_TOKENS
 from router.speculation import SILENT_TOKENS
 from tests.router.asking import Running, committed, request
@@ -170,7 +171,8 @@ async def test_a_drafter_is_judged_by_what_its_drafts_cost_and_not_by_what_one_m
     for base in range(3, 3 + 4 * SEEN_STEPS, 4):
         verifier.say(**committed(session_id, base, 10, 11, 12, 13, accepted=3, verified=7))
     await rig.until(lambda: len(running.events) == SEEN_STEPS)
-    merit = rig.fleet.choice.merits.of("VERIFIER model", rig.fleet.drafters["a"].instance)
+    instance, like = rig.fleet.drafters["a"].instance, features(request().params.prompt)
+    merit = rig.fleet.choice.merits.of("VERIFIER model", instance, like)
     assert (merit is not None and merit > PAYS) is drafted
     running.task.cancel()
 
