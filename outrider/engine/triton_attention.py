@@ -92,11 +92,29 @@ def _divided(best, total, sums, sinks, query_head, real, SINKS: tl.constexpr, LO
 
 
 @triton.jit
-def _part(sums_room, bests_room, totals_room, at, there, real, wanted):
+def _part(sums, bests, totals, at, column, there, real, wanted, WIDTH: tl.constexpr):
     """What was kept of one piece; where it is not wanted, that of a piece in which nothing is seen."""
-    best = tl.load(bests_room + at, mask=real & wanted, other=float("-inf"), cache_modifier=".cg")
-    total = tl.load(totals_room + at, mask=real & wanted, other=0.0, cache_modifier=".cg")
-    return best, total, tl.load(sums_room, mask=there & wanted, other=0.0, cache_modifier=".cg")
+    best = tl.load(bests + at, mask=real & wanted, other=float("-inf"), cache_modifier=".cg")
+    total = tl.load(totals + at, mask=real & wanted, other=0.0, cache_modifier=".cg")
+    place = sums + at[:, None] * WIDTH + column[None, :]
+    return best, total, tl.load(place, mask=there & wanted, other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
+def _all_parts(sums, bests, totals, at, step, count, column, there, real, WIDTH: tl.constexpr):
+    """The sums of so many pieces, added in order; four of them are on their way at a time."""
+    best, total, added = _part(sums, bests, totals, at, column, there, real, False, WIDTH)
+    for some in range(0, count, 4):
+        one = _part(sums, bests, totals, at, column, there, real, True, WIDTH)
+        two = _part(sums, bests, totals, at + step, column, there, real, some + 1 < count, WIDTH)
+        three = _part(sums, bests, totals, at + 2 * step, column, there, real, some + 2 < count, WIDTH)
+        four = _part(sums, bests, totals, at + 3 * step, column, there, real, some + 3 < count, WIDTH)
+        best, total, added = _added(best, total, added, one[0], one[1], one[2])
+        best, total, added = _added(best, total, added, two[0], two[1], two[2])
+        best, total, added = _added(best, total, added, three[0], three[1], three[2])
+        best, total, added = _added(best, total, added, four[0], four[1], four[2])
+        at += 4 * step
+    return best, total, added
 
 
 @triton.jit(do_not_specialize=["sessions", "pages", "window", "stretch", "most_parts", "shares"])
@@ -257,24 +275,18 @@ def _attend(
             tl.store(totals_room + at, all_total, mask=real)
             tl.debug_barrier()  # all of this program's threads have written
             if tl.atomic_add(arrivals + group, 1, sem="acq_rel") == together - 1:
-                all_best = tl.full([ROWS], float("-inf"), tl.float32)
-                all_total = tl.zeros([ROWS], tl.float32)
-                all_sums = tl.zeros([ROWS, VALUE_PADDED], tl.float32)
-                for some in range(0, together, 2):  # two at a time are on their way
-                    one_at = (group + some * HEADS) * ROWS + row
-                    one_kept = sums_room + one_at[:, None] * VALUE_WIDTH + value_column[None, :]
-                    other_at = one_at + HEADS * ROWS
-                    other_kept = one_kept + HEADS * ROWS * VALUE_WIDTH
-                    one = _part(one_kept, bests_room, totals_room, one_at, there, real, True)
-                    two = _part(
-                        other_kept, bests_room, totals_room, other_at, there, real, some + 1 < together
-                    )
-                    all_best, all_total, all_sums = _added(
-                        all_best, all_total, all_sums, one[0], one[1], one[2]
-                    )
-                    all_best, all_total, all_sums = _added(
-                        all_best, all_total, all_sums, two[0], two[1], two[2]
-                    )
+                all_best, all_total, all_sums = _all_parts(
+                    sums_room,
+                    bests_room,
+                    totals_room,
+                    group * ROWS + row,
+                    HEADS * ROWS,
+                    together,
+                    value_column,
+                    there,
+                    real,
+                    VALUE_WIDTH,
+                )
                 found = _divided(all_best, all_total, all_sums, sinks, of_head, real, SINKS, LOG2)
                 tl.store(out + out_place, found.to(out.dtype.element_ty), mask=there)
                 tl.store(arrivals + group, 0)
