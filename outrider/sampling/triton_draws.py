@@ -17,6 +17,8 @@ GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)  # as in noise.py
 MULTIPLIER_1 = tl.constexpr(0xBF58476D1CE4E5B9)
 MULTIPLIER_2 = tl.constexpr(0x94D049BB133111EB)
 HIGHEST = tl.constexpr(0x7FFFFFFF)
+ONES = tl.constexpr(0xFFFFFFFF)
+ROUNDING = tl.constexpr(1.001)  # more than float32 and a quick exp may be off by
 NOTHING = tl.constexpr(-(2**63))  # a key below all others
 MOST = tl.constexpr(3.4028234663852886e38)  # as in shaping.py
 
@@ -54,14 +56,32 @@ def best_of(parts, count, PADDED: tl.constexpr):
 
 
 @triton.jit
-def gumbel_of(key, ids):
-    """Returns noise.gumbel, float32, for a row's key (int64) and token ids."""
+def bits_of(key, ids):
+    """Returns noise.py's bits, uint64, for a row's key (int64) and token ids."""
     z = key.to(tl.uint64) + (ids + 1).to(tl.uint64) * GOLDEN
     z = (z ^ (z >> 30)) * MULTIPLIER_1
     z = (z ^ (z >> 27)) * MULTIPLIER_2
-    z = z ^ (z >> 31)
-    u = ((z >> 12).to(tl.float64) + 0.5) * 2.220446049250313e-16  # 2**-52
-    return (-tl.log(-tl.log(u))).to(tl.float32)
+    return z ^ (z >> 31)
+
+
+@triton.jit
+def exponential_of(bits):
+    """Returns -log(u), float64."""
+    return -tl.log(((bits >> 12).to(tl.float64) + 0.5) * 2.220446049250313e-16)  # 2**-52
+
+
+@triton.jit
+def gumbel_of(bits):
+    return (-tl.log(exponential_of(bits))).to(tl.float32)
+
+
+@triton.jit
+def could_win(shaped, bits, reached):
+    """Returns False where log p' + noise is surely less than the likeliest token's, whose -log(u) is
+    `reached`: see noisy_argmax.py. That takes no logarithm, which is what noise costs."""
+    short = ((bits >> 32).to(tl.int64) ^ ONES).to(tl.float32) * 2.3283064365386963e-10  # of 1, 2**-32 at most
+    # A product that is not a number tells nothing.
+    return (short > tl.exp(shaped) * (reached.to(tl.float32) * ROUNDING)) == 0
 
 
 @triton.jit
@@ -199,25 +219,38 @@ def score(
         TILE,
     )
     target = out + (row * tiles + tile) * COUNT
-    if (temperature == 0) & (not SHARES):
-        tl.store(target, best)
-    else:
+    bits = bits_of(tl.load(row_keys + row), ids)
+    if temperature > 0:
+        value = shaped_of(value, most, temperature)
+        if CUT:
+            stays = key_of(value, first + place) >= tl.load(cuts + row)
+            value = tl.where(stays, value, float("-inf"))
+    if SHARES:
         if temperature > 0:
-            value = shaped_of(value, most, temperature)
-            if CUT:
-                cut = key_of(value, first + place)
-                value = tl.where(cut >= tl.load(cuts + row), value, float("-inf"))
-            value += gumbel_of(tl.load(row_keys + row), ids)
+            value += gumbel_of(bits)
         value = tl.where(allowed, value, float("-inf"))
         key = tl.where(inside, key_of(value, first + place), NOTHING)
         top = tl.max(key, 0)
-        if SHARES:
-            tl.store(sums + row * tiles + tile, tl.sum(tl.exp(value - finite(value_of(top))), 0))
+        tl.store(sums + row * tiles + tile, tl.sum(tl.exp(value - finite(value_of(top))), 0))
         tl.store(target, top)
         for index in tl.static_range(1, COUNT):
             key = tl.where(key == top, NOTHING, key)
             top = tl.max(key, 0)
             tl.store(target + index, top)
+    elif temperature > 0:
+        likeliest = place_of(best)
+        if NAMED:
+            # A row that fills up a record may have none.
+            likeliest = tl.load(ids_of + likeliest, mask=likeliest < width, other=0).to(tl.int32)
+        reached = exponential_of(bits_of(tl.load(row_keys + row), likeliest))
+        hopeful = allowed & could_win(value, bits, reached)
+        top = tl.full([], NOTHING, tl.int64)
+        if tl.max(hopeful.to(tl.int32), 0) > 0:
+            value = tl.where(allowed, value + gumbel_of(bits), float("-inf"))
+            top = tl.max(tl.where(inside, key_of(value, first + place), NOTHING), 0)
+        tl.store(target, top)
+    else:
+        tl.store(target, best)
 
 
 @triton.jit
