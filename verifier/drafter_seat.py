@@ -92,17 +92,23 @@ class DrafterSeat:
         `accepted` of them were committed as drafted ones."""
         said, taken = nodes.said.get(self, ()), len(followed)
         likeliest, beside = list[tuple[int, float, bool]](), list[tuple[float, bool]]()
-        for depth, standing in nodes.judged(followed):
-            for place, node in enumerate(standing):
-                chance = said[node] if node < len(said) else None
-                if chance is None:
-                    continue
-                right = depth < taken and node == followed[depth]
-                self.unpaid += right and depth < accepted
-                if place == 0:
-                    likeliest.append((depth, chance, right))
-                else:
-                    beside.append((chance, right))
+        if nodes.is_path:
+            shown = enumerate(said[: taken + 1])
+            likeliest = [(depth, chance, depth < taken) for depth, chance in shown if chance is not None]
+            for depth, _, _ in likeliest[:accepted]:
+                self.unpaid += depth < accepted
+        else:
+            for depth, standing in nodes.judged(followed):
+                for place, node in enumerate(standing):
+                    chance = said[node] if node < len(said) else None
+                    if chance is None:
+                        continue
+                    right = depth < taken and node == followed[depth]
+                    self.unpaid += right and depth < accepted
+                    if place == 0:
+                        likeliest.append((depth, chance, right))
+                    else:
+                        beside.append((chance, right))
         self.calibration.judge(likeliest, beside)
         if self.peer is not None:
             self.peer.calibration.judge(likeliest, beside)

@@ -172,14 +172,17 @@ class Session:
         self.log.extend(tokens)
         self.tree.advance(tokens)
         accepted = min(len(followed), len(tokens))
-        beyond = [node for node in nodes.beyond(followed) if known is None or known[1 + node]]
-        verified, taken = len(followed) + len(beyond), len(chosen) if known is None else sum(known)
+        verified, beside = len(nodes.tokens), 0
+        if known is not None or not nodes.is_path:
+            beyond = [node for node in nodes.beyond(followed) if known is None or known[1 + node]]
+            verified = len(followed) + len(beyond)
+            beside = (len(chosen) if known is None else sum(known)) - 1 - verified
         return Outcome(
             base,
             tuple(tokens),
             accepted,
             verified,
             finish,
-            beside=taken - 1 - verified,
+            beside=beside,
             followed=tuple(followed[:accepted]),
         )

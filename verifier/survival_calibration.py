@@ -87,18 +87,16 @@ class SurvivalCalibration:
     ) -> None:
         """Takes in a step: of the draft tokens that were judged, the likeliest at each depth (the depth, what
         was promised, whether it was right), and of those beside them the same."""
-        forgetting = [IDLE_FORGETTING] * DEPTHS
-        for depth, _, _ in likeliest:
-            if depth < DEPTHS:
-                forgetting[depth] = FORGETTING
-        promised = self.promised = [
-            weight * each for weight, each in zip(forgetting, self.promised, strict=True)
-        ]
-        kept = self.kept = [weight * each for weight, each in zip(forgetting, self.kept, strict=True)]
+        before, before_kept = self.promised, self.kept
+        promised = self.promised = [IDLE_FORGETTING * each for each in before]
+        kept = self.kept = [IDLE_FORGETTING * each for each in before_kept]
         for depth, chance, right in likeliest:
-            depth = depth if depth < DEPTHS else DEPTHS - 1
-            promised[depth] += chance
-            kept[depth] += right
+            if depth < DEPTHS:
+                promised[depth] = FORGETTING * before[depth] + chance
+                kept[depth] = FORGETTING * before_kept[depth] + right
+            else:
+                promised[-1] += chance
+                kept[-1] += right
         self._factors = None
         weight = FORGETTING if beside else IDLE_FORGETTING
         self.beside_promised *= weight

@@ -100,6 +100,7 @@ class Engine:
         limit = min(vocab_size or self.info.vocab_size, self.info.vocab_size)
         if scores is not None:
             with self.group.step(Kind.LOGITS, step.works):
+                self._tell_asked()
                 logits = scores.read(self.group.whole(self.runner.logits(step.prepared)))
                 chosen: list[int] = draw(logits, rows, limit).tolist() if rows else []
                 scores.find(logits, rows, chosen)
