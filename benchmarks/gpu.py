@@ -262,7 +262,8 @@ def measure(
     acceptance: float,
     kinds: Sequence[str],
     tell: Callable[[str], None],
-) -> dict[str, Any]:
+) -> Iterator[dict[str, Any]]:
+    """Yields the result as far as it is known, after each target."""
     result: dict[str, Any] = {"exactness": exactness(device, target, tell)}
     tell("the device's ceilings")
     copied = device.copy_bandwidth(scale.copy_bytes)
@@ -293,12 +294,12 @@ def measure(
         }
         found["batches"] = rates(engine, scale, device, drafts, acceptance, tell)
         result["targets"][kind] = found
-        if kind == kinds[-1]:
+        if kind == TORCH:
             found = generate_rate(engine, device, scale.context, scale.steps // 2, tell)
             result["generate_tokens_per_second"] = found
         del engine
         device.forget()
-    return result
+        yield result
 
 
 def attention_cases(scale: Scale, device: Device) -> Iterator[dict[str, Any]]:
@@ -331,7 +332,7 @@ def main(
     try:
         with Progress(console=CONSOLE, transient=True) as progress:
             task = progress.add_task("starting", total=None)
-            result = measure(
+            for result in measure(
                 chosen,
                 LARGE if chosen.is_gpu else TINY,
                 target,
@@ -339,11 +340,11 @@ def main(
                 acceptance,
                 kinds.split(",") if chosen.is_gpu else [BFLOAT16, DRAFT, TORCH],
                 lambda stage: progress.update(task, description=stage),
-            )
+            ):
+                keep(write, {"device": asdict(chosen.about()), **result})
     except OutriderError as error:
         raise SystemExit(error.message) from None
     show(result, CONSOLE)
-    keep(write, {"device": asdict(chosen.about()), **result})
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ def show(result: dict[str, Any], console: Console) -> None:
     """Prints the figures as tables."""
     copied, product = result["ceilings"]["copy_bytes_per_second"], result["ceilings"]["flop_per_second"]
     console.print(f"copy {copied / 1e12:.2f} TB/s, matrix product {product / 1e12:.0f} TFLOP/s")
-    console.print(f"generate, one stream: {result['generate_tokens_per_second']:.0f} tokens/s")
+    if "generate_tokens_per_second" in result:
+        console.print(f"generate, one stream: {result['generate_tokens_per_second']:.0f} tokens/s")
     steps = Table("tokens", *(f"{kind}: ms, over one token, host gap" for kind in result["targets"]))
     curves = [found["curve"] for found in result["targets"].values()]
     for tokens in curves[0]:

@@ -35,16 +35,11 @@ class Tile:
 
 # What is tried, by the most tokens of a product.
 TILES = {
-    16: (Tile(64, 16, 128, 6, 4), Tile(64, 16, 128, 4, 4), Tile(64, 16, 256, 3, 4), Tile(64, 16, 64, 4, 4)),
-    32: (Tile(64, 32, 128, 5, 4), Tile(64, 32, 128, 4, 4), Tile(64, 32, 64, 4, 4)),
-    64: (Tile(64, 64, 128, 4, 4), Tile(128, 64, 64, 5, 4), Tile(64, 64, 64, 4, 4)),
-    128: (
-        Tile(64, 128, 64, 5, 4),
-        Tile(128, 128, 64, 4, 8),
-        Tile(64, 64, 64, 4, 4),
-        Tile(64, 128, 64, 4, 4, True),
-    ),
-    512: (Tile(128, 256, 64, 4, 8, True), Tile(128, 128, 64, 4, 8, True), Tile(128, 64, 64, 4, 4, True)),
+    16: (Tile(64, 16, 128, 6, 4), Tile(64, 16, 128, 4, 4), Tile(64, 16, 256, 3, 4)),
+    32: (Tile(64, 32, 128, 5, 4), Tile(64, 32, 64, 4, 4)),
+    64: (Tile(64, 64, 128, 4, 4), Tile(128, 64, 64, 5, 4)),
+    128: (Tile(64, 128, 64, 5, 4), Tile(128, 128, 64, 4, 8)),
+    512: (Tile(128, 256, 64, 4, 8, True), Tile(128, 128, 64, 4, 8, True)),
 }
 LARGEST = max(TILES)
 
@@ -62,7 +57,7 @@ def splits_of(outputs: int, depth: int) -> int:
     return -(-depth // chunk_of(depth, splits))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _product(
     x,
     weight,
