@@ -1,4 +1,5 @@
-"""Runs what needs Triton's interpreter in a process of its own."""
+"""The kernels of products and of what lies between them without a GPU: run by Triton's interpreter, and
+compiled for GPUs."""
 
 from __future__ import annotations
 
@@ -6,18 +7,106 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+triton = pytest.importorskip("triton", reason="Triton is for Linux on x86-64")
 
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from outrider.engine import triton_products, triton_rows  # noqa: E402
+from outrider.engine.triton_products import GROUP, TILES, Tile  # noqa: E402
+from tests.engine.test_triton_attention import spilled  # noqa: E402
+
+SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # bytes of a multiprocessor
+POINTERS = {"x": "*bf16", "bias": "*bf16", "out": "*bf16", "scales": "*fp32", "parts": "*fp32"}
+ALIGNED = {*POINTERS, "weight", "outputs", "depth", "chunk", "stride", "query", "keys", "values"}
+
+
+@pytest.mark.timeout(900)  # some ten seconds of a core, of which there may be a tenth
 def test_products_and_the_pass_in_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    tests = "tests/engine/interpreted_products.py"
+    """The interpreter has to be asked for before anything imports Triton."""
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        cwd=Path(__file__).parents[2],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "interpreted_products.py"],
+        cwd=Path(__file__).parent,
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
     )
-    assert ran.returncode == 0, ran.stdout
+    assert ran.returncode == 0, ran.stdout[-4000:]
+    assert " passed" in ran.stdout
+
+
+def compiled(
+    kernel: Any, capability: int, constants: dict[str, Any], types: dict[str, str], **how: Any
+) -> Any:
+    names = [parameter.name for parameter in kernel.params]
+    signature = {
+        name: "constexpr" if name in constants else types.get(name) or POINTERS.get(name, "i32")
+        for name in names
+    }
+    aligned = {
+        (place,): [["tt.divisibility", 16]]
+        for place, name in enumerate(names)
+        if name in ALIGNED and name not in constants
+    }
+    places = {(names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(kernel, signature, constexprs=places, attrs=aligned)
+    options = {"enable_fp_fusion": False, **how}
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def product(capability: int, tile: Tile, weight: str, gated: bool) -> Any:
+    scaled = weight != "*bf16"
+    constants = {
+        "OUTPUTS": tile.outputs,
+        "TOKENS": tile.tokens,
+        "DEPTH": tile.depth,
+        "PARTS": 2 if tile.whole else 1,
+        "EVEN": True,
+        "SCALED": scaled,
+        "BIASED": False,
+        "GATED": gated,
+        "GROUP": GROUP,
+        "PRECISION": "tf32",
+        "bias": None,
+        **({} if scaled else {"scales": None}),
+    }
+    how = {"num_stages": tile.stages, "num_warps": tile.warps}
+    return compiled(triton_products._product, capability, constants, {"weight": weight}, **how)
+
+
+@pytest.mark.parametrize(
+    ("capability", "weight"), [(80, "*i8"), (90, "*bf16"), (90, "*fp8e4nv"), (100, "*bf16")]
+)
+def test_of_the_tiles_for_each_number_of_rows_one_fits(capability: int, weight: str, tmp_path: Path) -> None:
+    for tiles in TILES.values():
+        fitting = [
+            made
+            for tile in tiles
+            if (made := product(capability, tile, weight, gated=tile is tiles[0])).metadata.shared
+            <= SHARED[capability]
+        ]
+        assert fitting and min(spilled(made.asm["ptx"], tmp_path) for made in fitting) == 0
+
+
+def test_on_hopper_all_tiles_multiply_by_one_kind_of_instruction() -> None:
+    """Others add in another order: the bits would depend on the number of rows."""
+    for tiles in TILES.values():
+        for tile in tiles:
+            ptx = product(90, tile, "*bf16", gated=False).asm["ptx"]
+            assert "wgmma.mma_async" in ptx and "mma.sync" not in ptx
+
+
+@pytest.mark.parametrize("capability", SHARED)
+def test_what_lies_between_products_keeps_its_numbers_in_registers(capability: int, tmp_path: Path) -> None:
+    norm = {"WIDTH": 4096, "PADDED": 4096, "PARTS": 2, "BIASED": False, "bias": None}
+    types = {"x": "*bf16", "weight": "*bf16", "eps": "fp32"}
+    made = [compiled(triton_rows._normed, capability, norm, types, num_warps=8)]
+    turn = {"QUERIES": 32, "KEYS": 8, "WIDTH": 128, "PADDED": 64, "PARTS": 1, "BIASED": True, "NORMED": True}
+    halves = dict.fromkeys(("query_norm", "key_norm", "cosines", "sines", "query", "keys", "values"), "*bf16")
+    types = {**halves, "slots": "*i64", "eps": "fp32"}
+    made.append(compiled(triton_rows._turned, capability, turn, types, num_warps=1))
+    assert [spilled(kernel.asm["ptx"], tmp_path) for kernel in made] == [0, 0]
