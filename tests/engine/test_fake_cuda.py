@@ -1,0 +1,57 @@
+"""What a recorded step asks of a GPU, traced without one: an operation for which the host would wait, or that
+takes one tensor from each side, could not be recorded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).parent / "fake_cuda"
+ROOT = Path(__file__).resolve().parents[2]
+ARCHS = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "mistral",
+    "gpt2",
+    "opt",
+    "phi3",
+    "gpt_neox",
+    "olmo2",
+    "granite",
+)
+MOST_LAUNCHES = 90  # of a layer, before they are joined
+AROUND = 40  # launches of a step beside those of its layers
+
+
+@pytest.fixture(scope="module")
+def guard(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What torch without CUDA lacks to run anything on such tensors."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs g++")
+    library = tmp_path_factory.mktemp("guard") / "guard.so"
+    root = Path(torch.__file__).parent
+    includes = (f"-I{root / 'include'}", f"-I{sysconfig.get_paths()['include']}")
+    command = [compiler, "-O0", "-shared", "-fPIC", "-std=c++20", *includes, str(FOLDER / "guard.cpp")]
+    subprocess.run([*command, f"-L{root / 'lib'}", "-lc10", "-o", str(library)], check=True, timeout=120)
+    return library
+
+
+def test_recorded_steps_wait_for_nothing_and_stay_on_the_device(guard: Path) -> None:
+    """In a process of its own, as all that runs beside would believe in the GPU."""
+    command = [sys.executable, "-m", "tests.engine.fake_cuda.trace", str(guard), *ARCHS]
+    ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, timeout=600)
+    told = json.loads(ran.stdout.splitlines()[-1])
+    assert told.pop("one that waits")["faults"], "a fault is seen"
+    assert set(told) == set(ARCHS)
+    for arch, found in told.items():
+        assert found["faults"] == [], arch
+        assert 0 < found["launches"] <= MOST_LAUNCHES * found["layers"] + AROUND, arch
