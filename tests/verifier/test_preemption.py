@@ -15,6 +15,7 @@ from outrider.engine.loading import load_engine
 from outrider.options.engine import StepLimits
 from outrider.sampling.params import SamplingParams
 from outrider.wire.session import SessionParams
+from tests.telemetry.recorder import Recorder
 from tests.tiny_models import build
 from verifier.meter import Meter
 from verifier.part import Part
@@ -44,14 +45,16 @@ def specs() -> list[SessionSpec]:
     return made
 
 
-async def run(engine: Engine, together: list[SessionSpec]) -> tuple[list[list[int]], list[Running], int]:
+async def run(
+    engine: Engine, together: list[SessionSpec], tracer: Recorder | None = None
+) -> tuple[list[list[int]], list[Running], int]:
     """The outputs, the sessions, and how often one was preempted."""
     failed: list[Running] = []
 
     def on_step(report: StepReport) -> None:
         failed.extend(report.failed)
 
-    stepper = Stepper(engine, StepLimits(), on_step, time.monotonic, lambda now, *_: now)
+    stepper = Stepper(engine, StepLimits(), on_step, time.monotonic, lambda now, *_: now, tracer=tracer)
     opened = [stepper.open(each, 0) for each in together]
     steps = asyncio.create_task(stepper.run())
     async with asyncio.timeout(120):
@@ -69,11 +72,16 @@ async def test_with_a_pool_too_small_all_finish_with_the_same_text(
     plain, _, none = await run(engine, specs())
     assert none == 0
     monkeypatch.setattr(engine, "pool", BlockPool(BLOCKS))
-    crowded, opened, preemptions = await run(engine, specs())
+    recorder = Recorder()
+    crowded, opened, preemptions = await run(engine, specs(), recorder)
     assert crowded == plain
     assert [len(output) for output in crowded] == [each.params.max_tokens for each in specs()]
     assert preemptions == sum(running.preemptions for running in opened) > 0
     engine.pool.check_integrity([])
+    assert sorted({span.name for span in recorder.spans}) == ["decode", "prefill", "queue"]
+    assert len(recorder.spans) == 3 * len(opened) and all(span.ended == [""] for span in recorder.spans)
+    told = [name for span in recorder.spans for name, _ in span.events if name == "preempted"]
+    assert len(told) == preemptions
 
 
 def test_only_what_nobody_else_holds_is_lost() -> None:

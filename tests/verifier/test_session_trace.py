@@ -6,7 +6,8 @@ from outrider.sampling.params import SamplingParams
 from outrider.wire.session import FinishReason, SessionParams
 from outrider.wire.trace_context import TraceContext
 from tests.telemetry.recorder import Recorder
-from verifier.session import Outcome, SessionSpec
+from verifier.running import Running
+from verifier.session import Outcome, Session, SessionSpec
 from verifier.session_trace import SessionTrace
 
 PARENT = TraceContext(7, 8, 1)
@@ -38,6 +39,14 @@ def test_a_span_for_the_queue_for_the_prompt_and_for_the_output() -> None:
     assert told == {"steps": 3, "draft_tokens": 6, "accepted_tokens": 1}
     assert decode.figures["gen_ai.usage.output_tokens"] == 4
     assert decode.figures["gen_ai.response.finish_reasons"] == ["length"]
+
+
+def test_another_router_that_has_it_is_an_event() -> None:
+    recorder = Recorder()
+    running = Running(Session(SPEC, 4), None)
+    running.trace = SessionTrace(recorder, PARENT, SPEC, "m", lambda: 0.0)
+    running.adopted(SPEC)
+    assert recorder.spans[0].events == [("adopted", {"outrider.tokens": 0})]
 
 
 def test_one_that_never_began_has_a_queue_alone() -> None:
