@@ -196,7 +196,7 @@ def _cut(
 ) -> torch.Tensor:
     counted = packed.rows if packed.top_k or packed.top_p else 0
     tables = parts.new_zeros(counted, 2, triton_cuts.PARTS, triton_cuts.BINS.value)
-    states = parts.new_empty(counted, 2, 2)
+    states = parts.new_empty(counted, 2, 3)
     cuts = parts.new_empty(packed.rows)
     cut_by = (fields.top_k, fields.top_p)
     rows = (logits, parts, fields.at, fields.temperature, *cut_by)
