@@ -45,7 +45,8 @@ def eventually(holds: Callable[[], object]) -> None:
 def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     level = logging.getLogger("opentelemetry").level
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", str(SECONDS))
+    monkeypatch.setattr(otlp_module, "PARTING_SECONDS", SECONDS)  # on a busy machine two may be too few
     yield
     logging.getLogger("opentelemetry").setLevel(level)
 
@@ -89,7 +90,6 @@ def test_a_slow_collector_holds_nobody_up(receiver: Receiver, monkeypatch: pytes
         return 200
 
     receiver.answer = slow
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", str(SECONDS))
     otlp = Otlp(receiver.url, ME)
     for _ in range(20):
         otlp.start("x", None).end()

@@ -48,7 +48,7 @@ def service(receiver: Receiver) -> Iterator[Process]:
     environment = {
         "OTEL_BSP_SCHEDULE_DELAY": "100",  # milliseconds
         "OTEL_METRIC_EXPORT_INTERVAL": "500",
-        "OTEL_EXPORTER_OTLP_TIMEOUT": "1",  # seconds
+        "OTEL_EXPORTER_OTLP_TIMEOUT": "5",  # seconds, for a machine that is busy
         "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=test",
     }
     running = Process(command, environment)
