@@ -17,6 +17,7 @@ from outrider.engine.group import Group
 from outrider.errors import in_one_line
 from outrider.sampling.draw_kernels import draw_kernels
 from outrider.sampling.noise import gumbel_of_ids
+from outrider.sampling.packed_rows import Fields, PackedRows
 from outrider.sampling.sampler import draw
 from outrider.sampling.shaping import MOST, Row
 from outrider.uploading import uploaded
@@ -30,7 +31,7 @@ for the likeliest token."""
 
 
 class Drawing(Protocol):
-    """What `take`, `draw` and `rank` do can be recorded. The host waits for nothing here."""
+    """What it does with numbers and fields can be recorded. The host waits for nothing here."""
 
     @property
     def logits(self) -> torch.Tensor:
@@ -61,13 +62,36 @@ class Drawing(Protocol):
         ...
 
     def draw_whole(self, rows: Sequence[Row], at: Sequence[int], vocab_size: int) -> None:
-        """Leaves the tokens of rows that stand `at` these places, whatever they ask for. Their logits may
-        change. Processes that follow have no rows, and no tokens to leave."""
+        """Leaves the tokens of rows that stand `at` these places, whatever they ask for. Processes that
+        follow have no rows, and no tokens to leave."""
+        ...
+
+    @property
+    def cutting(self) -> Cutting | None:
+        """Returns what draws the same rows by records, where there is such."""
+        ...
+
+
+class Cutting(Protocol):
+    """Draws rows that ask for more than a temperature, of a model that is not divided."""
+
+    def change(self, packed: PackedRows) -> None:
+        """Applies penalties, biases and grammars to the logits. It is not recorded."""
+        ...
+
+    def draw_cut(self, fields: Fields) -> None:
+        """Leaves the tokens of rows, drawn from what top_k, top_p and min_p leave."""
+        ...
+
+    def rank_cut(self, fields: Fields, out: torch.Tensor) -> None:
+        """Does what Drawing.rank does with what they leave."""
         ...
 
 
 class TorchDrawing:
     """Implements Drawing."""
+
+    cutting = None
 
     def __init__(
         self, group: Group, rows: int, device: torch.device, vocabulary: torch.Tensor | None = None

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 import torch
 
-from outrider.engine.drawing import Numbers, draw_whole
+from outrider.engine.drawing import Cutting, Numbers, draw_whole
 from outrider.engine.group import Group
-from outrider.sampling.kernel_draws import Columns, Drawn, best, rank_into, score, shape, take
-from outrider.sampling.packed_rows import pack
+from outrider.sampling.kernel_draws import Columns, Drawn, best, change, cut, rank_into, score, take
+from outrider.sampling.packed_rows import Fields, PackedRows
 from outrider.sampling.shaping import Row
 from outrider.uploading import uploaded
 
 
 class KernelDrawing:
-    """Implements Drawing."""
+    """Implements Drawing and Cutting."""
 
     def __init__(
         self, group: Group, rows: int, device: torch.device, vocabulary: torch.Tensor | None = None
@@ -48,13 +48,24 @@ class KernelDrawing:
     def rank(self, numbers: Numbers, out: torch.Tensor) -> None:
         rank_into(out, self.logits, self._best, self._columns, _drawn(numbers))
 
+    @property
+    def cutting(self) -> Cutting | None:
+        return self if self._group.size == 1 else None
+
     def draw_whole(self, rows: Sequence[Row], at: Sequence[int], vocab_size: int) -> None:
-        if self._group.size > 1:
-            return draw_whole(self, self._group, rows, at, vocab_size)
-        packed = pack(rows, at, self.logits.shape[1], vocab_size)
+        draw_whole(self, self._group, rows, at, vocab_size)
+
+    def change(self, packed: PackedRows) -> None:
         views = packed.views(uploaded(packed.buffer, self.logits.device))
-        drawn = shape(self.logits, self._parts, self._columns, packed, views)
-        return best(score(self.logits, self._parts, self._columns, drawn)[0], self.tokens, drawn.at)
+        change(self.logits, self._parts, self._columns, packed, views)
+
+    def draw_cut(self, fields: Fields) -> None:
+        drawn = cut(self.logits, self._parts, self._columns, fields)
+        best(score(self.logits, self._parts, self._columns, drawn)[0], self.tokens, drawn.at)
+
+    def rank_cut(self, fields: Fields, out: torch.Tensor) -> None:
+        drawn = cut(self.logits, self._parts, self._columns, fields)
+        rank_into(out, self.logits, self._parts, self._columns, drawn)
 
     def _everyones(self, parts: torch.Tensor) -> torch.Tensor:
         """Returns the best of each process's part of the rows [n, N], given those of its tiles."""

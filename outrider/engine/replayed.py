@@ -21,7 +21,7 @@ from outrider.engine.step_inputs import Work
 from outrider.errors import PeerLost, in_one_line
 from outrider.sampling.how import How
 from outrider.sampling.ranked import Ranked
-from outrider.sampling.sampler import MOST_RANKED, Row, rank
+from outrider.sampling.sampler import MOST_RANKED, Row
 from outrider.sampling.vocab_parallel import Draws, vocab_parallel
 from outrider.wire.description import ModelInfo
 
@@ -69,7 +69,7 @@ class Replayed:
             self.graphs.draw_noisy(noisy, [draws.numbers[index] for index in noisy])
         if whole := draws.which(How.WHOLE):
             rows = [draws.rows[index] for index in whole] if draws.rows else []
-            self.graphs.drawing.draw_whole(rows, whole, draws.vocab_size)
+            self.graphs.draw_whole(rows, whole, draws.vocab_size)
         draws.asked()
         if not draws.numbers:
             self.calls.wait()
@@ -86,10 +86,10 @@ class Replayed:
         if prepared.shape not in self.graphs.shapes:
             return self.calls.rank(prepared, rows, count, vocab_size, vocabulary)
         self.graphs.allow(vocab_size)
-        logits = self.graphs.run(prepared)
+        self.graphs.run(prepared)
         numbers = [vocab_parallel(row) for row in rows]
         if count > MOST_RANKED or any(one.how is How.WHOLE for one in numbers):
-            return rank(logits, rows, count, vocab_size, vocabulary)
+            return self.graphs.rank_whole(rows, count, vocab_size)
         return self.graphs.rank(numbers, count)
 
 

@@ -2,8 +2,8 @@
 
 A recorded step reads its inputs from buffers that stay where they are, and leaves logits and the likeliest
 token of each row in others. A second kind of record draws with noise, for so many rows, and a third ranks a
-row's best tokens. Where the model is divided among processes, each records its own part, with what the group
-does together in it.
+row's best tokens; two more do so with what top_k, top_p and min_p leave. Where the model is divided among
+processes, each records its own part, with what the group does together in it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from outrider.engine.flat_inputs import (
 from outrider.engine.group import Group
 from outrider.engine.recording import Record, Repeat
 from outrider.sampling.how import How
+from outrider.sampling.packed_rows import fields_in, pack, places_of, words_for
 from outrider.sampling.ranked import Ranked, ranked_of
-from outrider.sampling.sampler import MOST_RANKED
+from outrider.sampling.sampler import MOST_RANKED, Row, possible, rank
 from outrider.sampling.vocab_parallel import VocabParallelRow
 
 
@@ -96,6 +97,10 @@ class StepGraphs:
         self._steps: dict[Shape, Repeat] = {}
         self._noisy: dict[int, Repeat] = {}
         self._ranks: dict[int, Repeat] = {}
+        self._places = None if vocabulary is None else places_of(vocabulary)
+        self._told = Upload(words_for(rows), torch.int64, device)
+        self._cut: dict[int, Repeat] = {}
+        self._cut_ranks: dict[int, Repeat] = {}
 
     def record(self, record: Record, progress: Callable[[float], None]) -> None:
         """Records every shape, the largest first, whose memory the others then use; `progress` hears the
@@ -115,6 +120,11 @@ class StepGraphs:
                 self._noisy[size] = record(partial(self.drawing.draw, numbers))
                 if self._group.size == 1:  # else how clearly a token won is not known in one place
                     self._ranks[size] = record(partial(self.drawing.rank, numbers, self._ranked[:size]))
+                if (cutting := self.drawing.cutting) is not None:
+                    self._load_fields([], [], self._allowed, size)
+                    fields = fields_in(self._told.buffer[: words_for(size)], size)
+                    self._cut[size] = record(partial(cutting.draw_cut, fields))
+                    self._cut_ranks[size] = record(partial(cutting.rank_cut, fields, self._ranked[:size]))
         progress(1.0)
 
     def run(self, step: FlatStep) -> torch.Tensor:
@@ -139,6 +149,28 @@ class StepGraphs:
         with torch.inference_mode():
             self._load_draws(rows, drawn, size)
             self._noisy[size]()
+
+    def draw_whole(self, rows: Sequence[Row], at: Sequence[int], vocab_size: int) -> None:
+        """Replaces the tokens of rows of the last step, `at` these places, by what they ask for, whatever it
+        is; see Drawing.draw_whole. Their logits may change."""
+        if not self._cut:
+            self.drawing.draw_whole(rows, at, vocab_size)
+            return
+        size = next(size for size in SIZES if size >= len(rows))
+        with torch.inference_mode():
+            self._load_fields(rows, at, vocab_size, size)
+            self._cut[size]()
+
+    def rank_whole(self, rows: Sequence[Row], count: int, vocab_size: int) -> list[Ranked]:
+        """Does what `rank` does, for rows whatever they ask for. Their logits may change."""
+        if not self._cut_ranks or count > MOST_RANKED:
+            logits = self.drawing.logits[: len(rows)]
+            return rank(logits, rows, count, vocab_size, self._vocabulary)
+        size = next(size for size in SIZES if size >= len(rows))
+        with torch.inference_mode():
+            ids = self._load_fields(rows, range(len(rows)), vocab_size, size)
+            self._cut_ranks[size]()
+        return possible(ranked_of(self._ranked[: len(rows)].cpu().numpy(), min(count, ids)), rows)
 
     def rank(self, drawn: Sequence[VocabParallelRow], count: int) -> list[Ranked]:
         """Returns the `count` best, up to MOST_RANKED, of each row of the last step, in order: as `tokens`,
@@ -178,6 +210,16 @@ class StepGraphs:
         ]
         temperature.view(np.float64)[count:] = 1.0
         self._draws.start(3 * size)
+
+    def _load_fields(self, rows: Sequence[Row], at: Sequence[int], vocab_size: int, size: int) -> int:
+        """Applies what changes logits; returns how many ids may be drawn."""
+        packed = pack(rows, at, self.drawing.logits.shape[1], vocab_size, self._places)
+        self._told.wait()
+        packed.fill(self._told.staged, size, self._spare_row)
+        self._told.start(words_for(size))
+        if packed.changed and self.drawing.cutting is not None:
+            self.drawing.cutting.change(packed)
+        return packed.ids
 
     def _arrays(self, shape: Shape, pages: int) -> Arrays:
         return arrays(self._inputs.buffer, shape, pages, torch.int64, torch.int32)

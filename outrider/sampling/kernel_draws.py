@@ -156,11 +156,11 @@ def rank_into(
         )
 
 
-def shape(
+def change(
     logits: torch.Tensor, parts: torch.Tensor, columns: Columns, packed: PackedRows, views: Views
-) -> Drawn:
+) -> None:
     """Applies penalties, biases and grammars to rows of logits [R, w], in place, and leaves the keys of the
-    best of their tiles in `parts` [R, tiles]; returns how they are drawn."""
+    best of their tiles in `parts` [R, tiles]."""
     fields, ids, numbers, masks = views
     where = (ids, numbers, columns.width, logits.stride(0))
     with _on(logits):
@@ -186,20 +186,26 @@ def shape(
                 *where,
                 ENTRIES=triton_changes.ENTRIES,
             )
-    take(logits, parts, columns, None, fields.at, fields.mask, masks if packed.masks else None)
-    cut = _cut(logits, parts, columns, packed, fields) if packed.cut else None
-    return Drawn(fields.at, fields.key, fields.temperature, cut)
+    mask_at = fields.mask if packed.masks else None
+    take(logits, parts, columns, None, fields.at, mask_at, masks if packed.masks else None)
 
 
-def _cut(
-    logits: torch.Tensor, parts: torch.Tensor, columns: Columns, packed: PackedRows, fields: Fields
-) -> torch.Tensor:
-    counted = packed.rows if packed.top_k or packed.top_p else 0
+def cut(
+    logits: torch.Tensor,
+    parts: torch.Tensor,
+    columns: Columns,
+    fields: Fields,
+    *,
+    top_k: bool = True,
+    top_p: bool = True,
+) -> Drawn:
+    """Returns how rows are drawn, with what top_k and top_p, where any may have it, and min_p leave."""
+    rows, counted = len(fields.at), len(fields.at) if top_k or top_p else 0
     tables = parts.new_zeros(counted, 2, triton_cuts.PARTS, triton_cuts.BINS.value)
     states = parts.new_empty(counted, 2, 3)
-    cuts = parts.new_empty(packed.rows)
+    cuts = parts.new_empty(rows)
     cut_by = (fields.top_k, fields.top_p)
-    rows = (logits, parts, fields.at, fields.temperature, *cut_by)
+    what = (logits, parts, fields.at, fields.temperature, *cut_by)
     found = (columns.ids, columns.limit, tables, states)
     where = (columns.first, columns.width, logits.stride(0), parts.shape[1])
     how = {
@@ -210,16 +216,14 @@ def _cut(
     }
     tiles = triton.cdiv(columns.width, triton_cuts.TILE)
     with _on(logits):
-        for mass in [each for each, wanted in ((0, packed.top_k), (1, packed.top_p)) if wanted]:
+        for mass in [each for each, wanted in ((0, top_k), (1, top_p)) if wanted]:
             for part in range(triton_cuts.PARTS):
-                triton_cuts.count_part[(tiles, packed.rows)](
-                    *rows, *found, *where, MASS=mass, PART=part, **how
-                )
-                triton_cuts.narrow[(packed.rows,)](
+                triton_cuts.count_part[(tiles, rows)](*what, *found, *where, MASS=mass, PART=part, **how)
+                triton_cuts.narrow[(rows,)](
                     *cut_by, tables, states, MASS=mass, PART=part, BINS=triton_cuts.BINS.value
                 )
-        triton_cuts.find_cut[(packed.rows,)](*rows, fields.floor, *found, cuts, *where, **how)
-    return cuts
+        triton_cuts.find_cut[(rows,)](*what, fields.floor, *found, cuts, *where, **how)
+    return Drawn(fields.at, fields.key, fields.temperature, cuts)
 
 
 def draw(logits: torch.Tensor, rows: Sequence[Row], vocab_size: int) -> torch.Tensor:
@@ -252,9 +256,11 @@ def _shaped(
     parts = torch.empty(len(rows), columns.tiles, dtype=torch.int64, device=device)
     work = torch.empty(logits.shape, dtype=torch.float32, device=device)
     take(work, parts, columns, logits)
-    drawn = Drawn(fields.at, fields.key, fields.temperature)
     if packed.changed:
-        drawn = shape(work, parts, columns, packed, views)
+        change(work, parts, columns, packed, views)
+    drawn = Drawn(fields.at, fields.key, fields.temperature)
+    if packed.cut:
+        drawn = cut(work, parts, columns, fields, top_k=packed.top_k, top_p=packed.top_p)
     return work, parts, columns, drawn, packed
 
 

@@ -50,7 +50,8 @@ class PackedRows:
 
     buffer: npt.NDArray[np.uint8]
     rows: int
-    ids: int  # that may be drawn
+    limit: int  # ids below it may be drawn
+    ids: int  # those that there are of them
     entries: int  # those that fill up included
     mask_bytes: int  # of each
     masks: int
@@ -62,20 +63,24 @@ class PackedRows:
 
     @property
     def changed(self) -> bool:
-        """Returns whether any row needs more than its logits, a temperature and noise."""
-        return self.most_committed >= 0 or self.most_biases > 0 or self.masks > 0 or self.cut
+        """Returns whether any row's logits are changed, before they are cut."""
+        return self.most_committed >= 0 or self.most_biases > 0 or self.masks > 0
+
+    def fill(self, staged: torch.Tensor, rows: int, spare: int) -> None:
+        """Writes the fields of so many rows where they are staged; those that fill up stand at `spare`."""
+        more = np.zeros((len(Fields._fields), rows - self.rows), np.int64)
+        column = dict(zip(Fields._fields, more, strict=True))
+        column["at"][:], column["mask"][:], column["limit"][:] = spare, -1, self.limit
+        column["top_p"].view(np.float64)[:], column["floor"].view(np.float64)[:] = 1.0, -np.inf
+        words = self.buffer[: 8 * words_for(self.rows)].view(np.int64).reshape(len(Fields._fields), -1)
+        target = staged[: words_for(rows)].view(len(Fields._fields), -1).numpy()
+        target[:, : self.rows], target[:, self.rows : rows] = words[:, : self.rows], more
 
     def views(self, buffer: torch.Tensor) -> Views:
         """Returns what stands in the buffer on the device."""
-        stride = _padded(self.rows, 2)
-        words = buffer[: 8 * len(Fields._fields) * stride].view(torch.int64).view(-1, stride)[:, : self.rows]
-        fields = Fields(
-            *(
-                words[index].view(torch.float64) if name in FLOATS else words[index]
-                for index, name in enumerate(Fields._fields)
-            )
-        )
-        rest = buffer[8 * len(Fields._fields) * stride :]
+        words = words_for(self.rows)
+        fields = fields_in(buffer[: 8 * words].view(torch.int64), self.rows)
+        rest = buffer[8 * words :]
         ids, numbers = rest[: 4 * self.entries], rest[4 * self.entries : 8 * self.entries]
         masks = rest[8 * self.entries :].view(self.masks, self.mask_bytes)
         return fields, ids.view(torch.int32), numbers.view(torch.float32), masks
@@ -169,6 +174,7 @@ def pack(
     return PackedRows(
         np.concatenate([part.view(np.uint8) for part in parts]),
         count,
+        limit,
         ids,
         _padded(entries.count, 4),
         mask_bytes,
@@ -178,6 +184,22 @@ def pack(
         top_k,
         top_p,
         top_k or top_p or bool((sampled & np.isfinite(floats["floor"])).any()),
+    )
+
+
+def words_for(rows: int) -> int:
+    """Returns how many numbers the fields of so many rows take, with what fills up."""
+    return len(Fields._fields) * _padded(rows, 2)
+
+
+def fields_in(words: torch.Tensor, rows: int) -> Fields:
+    """Returns the fields of so many rows that stand in so many int64."""
+    columns = words.view(len(Fields._fields), -1)[:, :rows]
+    return Fields(
+        *(
+            column.view(torch.float64) if name in FLOATS else column
+            for name, column in zip(Fields._fields, columns, strict=True)
+        )
     )
 
 

@@ -68,7 +68,7 @@ def rank(
     With a `vocabulary` [K] the logits are [R, K], of these ids, which rise; the others cannot be drawn."""
     if kernels := draw_kernels(logits.device, logits.shape[1], vocabulary is not None):
         limit = vocab_size if vocab_size is not None else MOST_IDS
-        return _possible(kernels.rank(logits, rows, count, limit, vocabulary), rows)
+        return possible(kernels.rank(logits, rows, count, limit, vocabulary), rows)
     if vocabulary is None:
         scores = _scored(logits[:, :vocab_size].clone(), rows)
     else:
@@ -77,10 +77,11 @@ def rank(
     ids_of = best.indices if vocabulary is None else vocabulary[best.indices]
     shares = (best.values - scores.logsumexp(-1, keepdim=True)).exp()
     ranked = [Ranked(tuple(ids), tuple(of)) for ids, of in zip(ids_of.tolist(), shares.tolist(), strict=True)]
-    return _possible(ranked, rows)
+    return possible(ranked, rows)
 
 
-def _possible(ranked: Sequence[Ranked], rows: Sequence[Row]) -> list[Ranked]:
+def possible(ranked: Sequence[Ranked], rows: Sequence[Row]) -> list[Ranked]:
+    """Returns them, those under a grammar without what can never be drawn."""
     return [each if row.allowed is None else each.possible for each, row in zip(ranked, rows, strict=True)]
 
 

@@ -39,7 +39,7 @@ from outrider.engine.replayed import Replayed
 from outrider.engine.runner import CallByCall, Runner
 from outrider.engine.self_check import Reference, reference
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.sampler import Row, TokenCounts, draw
+from outrider.sampling.sampler import Row, TokenCounts, draw, rank
 
 BLOCK = 16
 VOCAB = 199
@@ -368,10 +368,23 @@ def test_recorded_steps_on_a_gpu_give_what_steps_call_by_call_give(checkpoint: C
     again = running.runner
     assert isinstance(again, Replayed)
     works = [Work([index], 0, [3 + index, 5, 60], 3) for index in range(5)]
-    kinds = (greedy(), SamplingParams(temperature=0.8, seed=5))
-    rows = [Row(kinds[index % 2], 1 + index % 3, None, ()) for index in range(15)]
+    kinds = (
+        greedy(),
+        SamplingParams(temperature=0.8, seed=5),
+        SamplingParams(temperature=1.1, seed=6, top_p=0.8, top_k=30),
+        greedy(repetition_penalty=1.4),
+    )
+    rows = [Row(kinds[index % 4], 1 + index % 3, TokenCounts([3, 5]), ()) for index in range(15)]
     logits = running.step(works).clone()
     running.runner = again.calls
     assert float((running.step(works) - logits).abs().max()) < 0.05 * float(logits.abs().max())
     running.runner = again
+    logits = logits.cpu()
     assert running.choose(running.prepare(works), rows) == draw(logits, rows).tolist()
+    for some in (rows, [row for row in rows if not row.params.cut and not row.params.penalized]):
+        step = running.prepare(
+            [Work([index], 0, [3 + index, 5, 60], 3) for index in range(5)][: len(some) // 3]
+        )
+        ranked = running.rank(step, some[: 3 * (len(some) // 3)], 3)
+        expected = rank(running.step(works).cpu()[: len(ranked)], some[: len(ranked)], 3)
+        assert [each.ids[0] for each in ranked] == [each.ids[0] for each in expected]
