@@ -63,7 +63,7 @@ def service(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     key = new_key()
     file = tmp_path_factory.mktemp("keys") / "keys"
     file.write_text(f"alice sha256:{digest(key).hex()}\n")
-    serve = start("--seed", "7", "--drafters", "2", "--api-keys", str(file))
+    serve = start("--seed", "7", "--drafters", "2", "--no-compare", "--api-keys", str(file))
     yield Service(serve, key)
     serve.process.send_signal(signal.SIGINT)
     assert serve.process.wait(END_SECONDS) == 0, "".join(serve.said[-30:])
