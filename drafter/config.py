@@ -40,6 +40,11 @@ class DrafterConfig:
         "Draft on from likely corrections, too, where no session wants a next token.",
         negated=True,
     )
+    cascade: bool = option(
+        True,
+        "Let the draft model check several tokens in one step, where its text has had the same ones before.",
+        negated=True,
+    )
     target: str | None = option(
         None,
         "Folder, GGUF file or Hugging Face id of the target, or HOST:PORT of a worker that serves it, if the "

@@ -132,4 +132,5 @@ def _stepper(
         grammars,
         vocab_size,
         mask_token(engine.model.config),
+        config.cascade,
     )

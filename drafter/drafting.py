@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from drafter.session import Branch, DraftSession
+from drafter.acceptance_model import AcceptanceModel
+from drafter.session import Branch, DraftSession, Guess
 from outrider.engine.engine import Work
-from outrider.engine.kv_blocks import BlockTable
+from outrider.engine.kv_blocks import BlockPool, BlockTable
 from outrider.engine.scheduler import Candidate
 from outrider.grammar import Place
 from outrider.sampling.sampler import Row, TokenCounts
+
+if TYPE_CHECKING:
+    from drafter.cascade import LookUp
 
 
 @dataclass(slots=True, eq=False)
@@ -20,6 +26,7 @@ class Drafting:
     counts: TokenCounts | None  # of the log; kept only if the request has penalties
     place: Place | None = None  # in the request's grammar, if it has one
     table: BlockTable = field(default_factory=BlockTable)
+    look_up: LookUp | None = None  # what a cheaper source expects; None = it has not been asked yet
 
     @property
     def ready(self) -> bool:
@@ -51,6 +58,7 @@ class Part:
     rows: int  # draws after the last of them
     branch: Branch | None = None
     masks: int = 0  # of the tokens, the last: they stand for guesses before them
+    checked: int = 0  # of the tokens, the last: what a cheaper source expects
 
     @property
     def first(self) -> int:
@@ -77,3 +85,30 @@ class Part:
             Row(session.sampling_at(position), position, drafting.counts, drafted, allowed=allowed)
             for position in range(self.first, self.first + self.rows)
         ]
+
+
+def take(part: Part, guesses: Sequence[Guess], model: AcceptanceModel, pool: BlockPool) -> int:
+    """Adds the guesses that a step drew, and compares those that come after the fact. Returns how many the
+    trunk has got."""
+    drafting, session = part.drafting, part.drafting.session
+    end = part.start + len(part.tokens) - part.checked
+    drawn: list[int] = []  # on the trunk
+    for at, guess in enumerate(guesses, part.first):
+        if part.branch is not None:
+            session.extend(guess, part.branch)
+        elif at == session.length:
+            session.extend(guess)
+            drawn.append(guess.token)
+            if at - end < part.checked and guess.token != part.tokens[at - part.start]:
+                break  # what was run behind it is none of what it guesses
+        elif session.scored <= at < len(session.log):
+            model.judged(guess, session.log[at])
+            session.judge(guess.token == session.log[at])
+    if part.branch is None:
+        read = end - part.masks + (len(drawn) - 1 if part.checked else 0)
+        pool.truncate(drafting.table, read)
+        session.scored = max(session.scored, min(read + 1, len(session.log)))
+        pool.seal(drafting.table, session.log)
+        if drafting.look_up is not None:
+            drafting.look_up.judge(drawn, part.checked)
+    return len(drawn)

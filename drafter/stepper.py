@@ -16,7 +16,8 @@ from functools import partial
 
 from drafter.acceptance_model import ALTERNATIVES, AcceptanceModel
 from drafter.branches import MOST_BRANCHES, Growth, growths
-from drafter.drafting import Drafting, Part
+from drafter.cascade import with_lookups
+from drafter.drafting import Drafting, Part, take
 from drafter.masks import with_masks
 from drafter.proposer import OnChange, OnFailed
 from drafter.session import Branch, CannotFollow, DraftSession, Guess
@@ -57,10 +58,11 @@ class DraftStepper:
         grammars: Grammars | None = None,
         vocab_size: int | None = None,
         mask: int | None = None,
+        cascade: bool = True,
     ) -> None:
         """If `branches`, it drafts on from likely corrections, too. `grammars`: those of the model's
         tokenizer. `vocab_size`: above the target's ids, where the model's are others. `mask`: token
-        behind which the model guesses, too."""
+        behind which the model guesses, too. If `cascade`, it checks what look-ups expect."""
         self._engine = engine
         self._limits = Limits(limits.max_batch_tokens, limits.prefill_chunk, engine.pool.block_size)
         self._on_change = on_change
@@ -69,6 +71,7 @@ class DraftStepper:
         self._branches = branches and not engine.divided
         self._grammars = grammars
         self._mask = mask
+        self._cascade = cascade
         self._vocab_size = vocab_size or engine.info.vocab_size
         self._sessions: dict[bytes, Drafting] = {}
         self._commits: list[tuple[DraftSession, int, Sequence[int]]] = []  # not applied yet
@@ -245,6 +248,8 @@ class DraftStepper:
             chosen = schedule(candidates, pool.available, self._limits, cached=self._cached(wanting))
             if chosen.preempt is None and (chosen.grants or not self._make_room(True)):
                 parts = [self._start(wanting[grant.index], grant.tokens) for grant in chosen.grants]
+                if self._cascade and self._mask is None:
+                    return with_lookups(parts, pool, self._limits.max_tokens)
                 return with_masks(parts, self._mask, pool, self._limits.max_tokens)
             if chosen.preempt is not None and not self._make_room(False):
                 self._release(wanting[chosen.preempt])
@@ -355,11 +360,6 @@ class DraftStepper:
         are passed over."""
         if any(part.branch is None for part in parts):
             self.busy_seconds += seconds
-        if all(part.branch is None and len(part.tokens) <= 2 + 2 * part.masks for part in parts):
-            each = seconds * len(parts) / sum(1 + part.masks for part in parts)
-            self._token_seconds += (each - self._token_seconds) * (
-                STEP_SMOOTHING if self._token_seconds else 1
-            )
         sessions = [part.drafting.session for part in parts for _ in range(part.rows)]
         positions = [part.first + index for part in parts for index in range(part.rows)]
         ahead = [max(at - len(session.log), 0) for at, session in zip(positions, sessions, strict=True)]
@@ -373,28 +373,18 @@ class DraftStepper:
                     [ahead[row] for row in rows],
                 )
                 guesses.update(zip(rows, found, strict=True))
-        row = 0
+        row = drawn_tokens = 0
         for part in parts:
             mine, row = [guesses[index] for index in range(row, row + part.rows)], row + part.rows
             if self._sessions.get(part.drafting.id) is part.drafting:
-                self._take(part, mine)
+                model = self._acceptance_model(part.drafting.session)
+                drawn_tokens += take(part, mine, model, self._engine.pool)
+        decoded = (len(part.tokens) - part.checked <= 2 + 2 * part.masks for part in parts)
+        if all(decoded) and all(part.branch is None for part in parts):
+            each = seconds * len(parts) / max(drawn_tokens, len(parts))
+            weight = STEP_SMOOTHING if self._token_seconds else 1
+            self._token_seconds += (each - self._token_seconds) * weight
         self._tell(part.drafting for part in parts if part.drafting.session.worth_telling)
 
     def _acceptance_model(self, session: DraftSession) -> AcceptanceModel:
         return self.acceptance_models[session.greedy]
-
-    def _take(self, part: Part, guesses: Sequence[Guess]) -> None:
-        drafting, session = part.drafting, part.drafting.session
-        for at, guess in enumerate(guesses, part.first):
-            if part.branch is not None:
-                session.extend(guess, part.branch)
-            elif at == session.length:
-                session.extend(guess)
-            elif session.scored <= at < len(session.log):
-                self._acceptance_model(session).judged(guess, session.log[at])
-                session.judge(guess.token == session.log[at])
-        if part.branch is None:
-            read, pool = part.start + len(part.tokens) - part.masks, self._engine.pool
-            pool.truncate(drafting.table, read)
-            session.scored = max(session.scored, min(read + 1, len(session.log)))
-            pool.seal(drafting.table, session.log)
