@@ -131,12 +131,15 @@ class Asking:
     async def close(self) -> None:
         await self._plain.close()
 
-    async def warm(self, seconds: float) -> None:
-        """Asks with the drafter for so long, once at least."""
-        until, group = time.monotonic() + seconds, 0
-        while not group or time.monotonic() < until:
+    async def warm(self, seconds: float) -> Measured:
+        """Asks with the drafter for so long, once at least. Returns the first group: the service may leave
+        the drafter after it."""
+        until, group = time.monotonic() + seconds, 1
+        first = await self._group(self._service, 0, plain=False)
+        while time.monotonic() < until:
             await self._group(self._service, group, plain=False)
             group += 1
+        return first
 
     async def pair(self, number: int) -> Pair:
         """Asks one group both ways; the order changes from pair to pair."""
@@ -167,8 +170,9 @@ class Asking:
         return sum(len(texts) > 1 for texts in ways)
 
 
-def told(pairs: Sequence[Pair], tokens: int, different: int) -> Json:
-    """Returns the figures of one kind; `tokens`: that each group was asked for."""
+def told(first: Measured, pairs: Sequence[Pair], tokens: int, different: int) -> Json:
+    """Returns the figures of one kind, whose `first` group came before; `tokens`: that each group was asked
+    for."""
     ratios = [drafted.rate / plain.rate for drafted, plain in pairs]
     processor = [
         drafted.tokens_per_target_second / plain.tokens_per_target_second
@@ -184,6 +188,10 @@ def told(pairs: Sequence[Pair], tokens: int, different: int) -> Json:
         "of_plain_a_target_processor_second": _spread(processor),
         "rows_in_vain_a_token": (verified - accepted) / asked,
         "accepted_a_token": accepted / asked,
+        "at_first": {
+            "rows_in_vain_a_token": (first.drafted - first.accepted) / tokens,
+            "accepted_a_token": first.accepted / tokens,
+        },
         "plain_tokens_a_second": Spread.of([plain.rate for _, plain in pairs]).median,
         "prompts_with_different_answers": different,
         "ratios": ratios,
@@ -223,10 +231,10 @@ async def measure(
             for kind in kinds:
                 asking = Asking(running, prompts, streams, max_tokens)
                 async with hostile(kind, running.addresses["router"], texts, cores):
-                    await asking.warm(warm_seconds)
+                    first = await asking.warm(warm_seconds)
                     made = [await asking.pair(number) for number in range(pairs)]
                 await asking.close()
-                found[kind] = told(made, streams * max_tokens, asking.different)
+                found[kind] = told(first, made, streams * max_tokens, asking.different)
                 CONSOLE.print(f"{kind}: {', '.join(_row(found[kind]))}")
     return found
 
