@@ -246,6 +246,7 @@ def test_recorded_draws_take_rows_that_ask_for_anything(named: bool, monkeypatch
         assert shape is not None
         step = flatten(works, shape, block_size=16, scratch_block=9)
         rows = [any_row(rng, shaped=True) for _ in range(5)]
+        rows[1] = Row(SamplingParams(temperature=5.0, seed=3, top_p=0.99), 4, None, ())  # not the likeliest
         if not named:
             graphs.run(step)
             graphs.draw_whole(rows, [5, 0, 3, 1, 2], limit)
@@ -260,7 +261,7 @@ def test_recorded_draws_take_rows_that_ask_for_anything(named: bool, monkeypatch
 
 
 def test_kernels_that_draw_wrongly_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for width, named in ((199, False), (3000, False), (1500, True)):
+    for width, named in ((199, False), (1500, True)):
         kernel_check.check(torch.device("cpu"), width, named)
     monkeypatch.setattr(
         kernel_draws, "draw", lambda logits, rows, limit: torch.zeros(len(rows), dtype=torch.int64)
