@@ -25,13 +25,13 @@ import triton.language as tl
 
 from outrider.engine.attention import LayerAttention
 from outrider.engine.attention_kernel import WIDEST, Kernel
-from outrider.engine.flat_inputs import DRAFTED, FlatInputs
+from outrider.engine.flat_inputs import FlatInputs
 from outrider.engine.triton_pieces import added, all_parts, begin_of, divided, lowest_seen, piece_of
 
 BLOCK_SIZE = 64
 PIECE = 256  # keys of the first pieces; later ones have an eighth of what stands before them, rounded down
-# Rows of a program, tokens times query heads: the least that the matrix units take, and more where prompts
-# are read. Warps stand side by side along the keys in both cases, so a row's sums have the same order.
+# Rows of a program, tokens times query heads: the least that the matrix units take, and more where sessions
+# may bring more. Warps stand side by side along the keys in both cases, so a row's sums have the same order.
 ROWS = 16
 MORE_ROWS = 32
 PROGRAMS = 3  # that run side by side on each of a GPU's multiprocessors
@@ -253,7 +253,7 @@ def triton_attention(
     if query.stride(2) != 1:
         query = query.contiguous()
     heads, shared, value_width = keys.shape[2], how.sharing, values.shape[3]
-    rows = max(MORE_ROWS if inputs.longest > DRAFTED else ROWS, triton.next_power_of_2(shared))
+    rows = max(ROWS if inputs.longest * shared <= ROWS else MORE_ROWS, triton.next_power_of_2(shared))
     multiprocessors = _multiprocessors(query.device)
     at_once = PROGRAMS * multiprocessors
     programs = max(at_once, min(MOST_PROGRAMS * multiprocessors, len(query) * heads // 2))
