@@ -87,7 +87,16 @@ class DrafterSeat:
         self.arrivals.arrived(now, grown, self.pace)
         return fate, True
 
-    def settle(self, nodes: Nodes, followed: Sequence[int], accepted: int, now: float) -> None:
+    def committed(self, nodes: Nodes, now: float) -> None:
+        """A step that verified these nodes was committed: what comes from now on is for the next."""
+        said = nodes.said.get(self, ())
+        verified = len(said) - said.count(None)
+        self.arrivals = self.arrivals.committed(now, verified, self.session.tree.length_of(self))
+        expected = self.session.wanted > 0 and not self.session.resting
+        if self.arrivals.missed and self.pace is not None and expected:
+            self.pace.missed()
+
+    def learn(self, nodes: Nodes, followed: Sequence[int], accepted: int) -> None:
         """Learns from a step that verified these nodes, of which the target took those `followed`; the first
         `accepted` of them were committed as drafted ones."""
         said, taken = nodes.said.get(self, ()), len(followed)
@@ -112,11 +121,6 @@ class DrafterSeat:
         self.calibration.judge(likeliest, beside)
         if self.peer is not None:
             self.peer.calibration.judge(likeliest, beside)
-        verified = len(said) - said.count(None)
-        self.arrivals = self.arrivals.committed(now, verified, self.session.tree.length_of(self))
-        expected = self.session.wanted > 0 and not self.session.resting
-        if self.arrivals.missed and self.pace is not None and expected:
-            self.pace.missed()
 
     def judge(self, right: int, judged: int) -> None:
         """Learns that of the drafts that stood, the target's tokens showed `judged`: the first `right` were

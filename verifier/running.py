@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import prod
+from typing import NamedTuple
 
 from outrider.engine.kv_blocks import BlockTable
 from outrider.grammar import Place
@@ -23,6 +24,16 @@ from verifier.session import NO_BRANCH, Outcome, Session, SessionSpec
 from verifier.session_trace import SessionTrace
 from verifier.step_start import Awaited
 from verifier.survival_calibration import Agreement
+
+
+class Lesson(NamedTuple):
+    """What a step showed of a session's drafts."""
+
+    nodes: Nodes
+    followed: list[int]  # those that the target took
+    accepted: int
+    tokens: tuple[int, ...]  # that were committed
+    stood: list[list[int]]  # what each seat had said
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +56,7 @@ class Running:
     moves: Moves = ()  # of what a branch had, to its place in the cache: before the next step
     trace: SessionTrace | None = None  # None = nobody asks for it
     agreement: Agreement = field(default_factory=Agreement)
+    _lesson: Lesson | None = None  # that nobody has learnt from yet
     own: OwnGuesses | None = field(init=False)  # None = the verifier itself has none for it
     seats: list[DrafterSeat] = field(init=False)  # one for each drafter that may draft for it
     id: bytes = field(init=False)
@@ -178,6 +190,12 @@ class Running:
 
     def settle(self, part: Part, chosen: list[int], now: float) -> Outcome:
         """Commits what a step chose for it, and lets each seat learn from what became of its drafts."""
+        outcome = self.commit(part, chosen, now)
+        self.learn()
+        return outcome
+
+    def commit(self, part: Part, chosen: list[int], now: float) -> Outcome:
+        """Commits what a step chose for it. What there is to learn waits for `learn`."""
         session, place, nodes = self.session, self.place, part.nodes
         stood = [seat.path[: len(nodes.tokens) + 1] for seat in self.seats]
         known = None if place is None else place.known  # what follows the rows without a mask is not
@@ -193,19 +211,9 @@ class Running:
             outcome = outcome._replace(drafters=self._counts(nodes, followed[: outcome.accepted], known))
         if place is not None:
             place.follow(outcome.tokens)
-        self._judge_agreement(nodes, followed)
-        for seat, path in zip(self.seats, stood, strict=True):
-            seat.settle(nodes, followed, outcome.accepted, now)
-            # Of what stood, not of what was verified: those were chosen as the likelier ones.
-            judged, right = min(len(path), len(outcome.tokens)), 0
-            while right < judged and path[right] == outcome.tokens[right]:
-                right += 1
-            seat.judge(right, judged)
-        session.tree.believe(
-            {seat: seat.calibration.factors for seat in self.seats},
-            {seat: seat.calibration.beside for seat in self.seats},
-            self.agreement.factor,
-        )
+        for seat in self.seats:
+            seat.committed(nodes, now)
+        self._lesson = Lesson(nodes, followed, outcome.accepted, outcome.tokens, stood)
         if self.counts is not None:
             self.counts.extend(outcome.tokens)
         if self.own is not None and outcome.finish is None:
@@ -213,6 +221,25 @@ class Running:
             forced = place.forced() if place is not None and session.wanted > 0 else []
             self.own.add_to(session.tree, session.wanted, forced)
         return outcome
+
+    def learn(self) -> None:
+        """Lets each seat learn from what became of its drafts in the last step, before more of them come."""
+        lesson, self._lesson = self._lesson, None
+        if lesson is None:
+            return
+        self._judge_agreement(lesson.nodes, lesson.followed)
+        for seat, path in zip(self.seats, lesson.stood, strict=False):  # a seat may have been added since
+            seat.learn(lesson.nodes, lesson.followed, lesson.accepted)
+            # Of what stood, not of what was verified: those were chosen as the likelier ones.
+            judged, right = min(len(path), len(lesson.tokens)), 0
+            while right < judged and path[right] == lesson.tokens[right]:
+                right += 1
+            seat.judge(right, judged)
+        self.session.tree.believe(
+            {seat: seat.calibration.factors for seat in self.seats},
+            {seat: seat.calibration.beside for seat in self.seats},
+            self.agreement.factor,
+        )
 
     def _judge_agreement(self, nodes: Nodes, followed: Sequence[int]) -> None:
         """Learns of the likeliest tokens at each place to which the target came, if several had said them."""

@@ -25,7 +25,7 @@ def settle(
 
     `chosen`: the tokens of the parts' rows, one part after the other; `scores`: of those that asked. A
     session that is no longer among `sessions` was closed while the step ran, and one whose grammar cannot be
-    followed, are left out."""
+    followed, are left out. The others have a lesson to learn."""
     outcomes = []
     offset = 0
     of_prompts = iter(scores.of_prompts if scores is not None else ())
@@ -39,7 +39,7 @@ def settle(
         if prompt is not None and running.prompt is not None:
             running.prompt.extend(prompt)
         if part.final:
-            outcome = running.settle(part, picked, now)
+            outcome = running.commit(part, picked, now)
             if scores is not None and running.session.spec.params.logprobs is not None:
                 rows = [0, *(1 + node for node in outcome.followed)][: len(outcome.tokens)]
                 found = tuple(scores.found[first + row] for row in rows)

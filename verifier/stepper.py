@@ -186,7 +186,7 @@ class Stepper:
             sessions = self._ready() if self._ruled else self._sessions
             parts = self._planner.plan(sessions, self._ways.meter)
             if not parts:
-                self._tell()
+                self._after()
                 await self._change()
                 free_since = self._clock()
                 continue
@@ -203,7 +203,7 @@ class Stepper:
             asked = () if scores is None else (None, scores)
             self._ways.use_threads(sum(part.tokens for part in parts if part.tokens > 1))
             step = self._engine.run_step(self._engine.choose, inputs, rows, *asked)
-            self._tell()  # while the device runs
+            self._after()  # while the device runs
             chosen = await _result(step)
             self.under_way = None
             waited, free_since = began - free_since, self._clock()
@@ -231,14 +231,14 @@ class Stepper:
         engine has been free for a step, and when that begins."""
         while True:
             while not self._sessions:
-                self._tell()
+                self._after()
                 await self._change()
                 free_since = self._clock()
             now = self._clock()
             start = self._wait.start_at(self._sessions.values(), now, free_since, self._ways.meter)
             if start <= now:
                 return free_since, now
-            self._tell()
+            self._after()
             try:
                 async with asyncio.timeout(start - now):
                     await self._change()
@@ -321,10 +321,12 @@ class Stepper:
             draft_cost=meter.draft_cost,
         )
 
-    def _tell(self) -> None:
-        """Hands the last step's report on, once."""
+    def _after(self) -> None:
+        """Does what is left of the last step, once: learns from it and hands its report on."""
         report, self._report = self._report, None
         if report is not None:
+            for running, _ in report.outcomes:
+                running.learn()
             self._on_step(report)
 
 

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -230,3 +231,25 @@ async def test_who_comes_with_output_has_its_next_token_before_those_who_came_fi
     assert list(dict.fromkeys(told)) == [SESSIONS - 1, *range(SESSIONS - 1)]
     assert [running.session.log[40:] for running in opened] == whole
     assert stepper.load.preemptions == 0
+
+
+async def test_what_a_step_showed_is_learnt_once_the_next_one_runs(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device has something to do meanwhile. It is learnt before anybody drafts on."""
+    specs = [spec(number, prompt) for number, prompt in enumerate(PROMPTS)]
+    expected = await Run(engine, FLAT).outputs(specs)
+    survival = bytes([200, 150, 100])
+    run = Run(engine, FLAT, lambda coming: (coming[:3], survival[: len(coming[:3])]), expected)
+    waiting: list[int] = []
+    run_step = engine.run_step
+
+    def noted(*arguments: Any) -> Any:
+        waiting.append(sum(running._lesson is not None for running in run._opened))
+        return run_step(*arguments)
+
+    monkeypatch.setattr(engine, "run_step", noted)
+    assert await run.outputs(specs) == expected
+    assert max(waiting) == SESSIONS
+    learnt = [sum(running.seats[0].calibration.promised) for running in run._opened]
+    assert run.verified > 0 and min(learnt) > 0, "of each session"
