@@ -99,7 +99,7 @@ def take(part: Part, guesses: Sequence[Guess], model: AcceptanceModel, pool: Blo
         elif at == session.length:
             session.extend(guess)
             drawn.append(guess.token)
-            if at - end < part.checked and guess.token != part.tokens[at - part.start]:
+            if 0 <= at - end < part.checked and guess.token != part.tokens[at - part.start]:
                 break  # what was run behind it is none of what it guesses
         elif session.scored <= at < len(session.log):
             model.judged(guess, session.log[at])
