@@ -26,23 +26,95 @@ import triton.language as tl
 from outrider.engine.attention import LayerAttention
 from outrider.engine.attention_kernel import WIDEST, Kernel
 from outrider.engine.flat_inputs import FlatInputs
-from outrider.engine.triton_pieces import added, all_parts, begin_of, divided, lowest_seen, piece_of
 
 BLOCK_SIZE = 64
-PIECE = 256  # keys of the first pieces; later ones have an eighth of what stands before them, rounded down
+PIECE = (
+    256  # keys of the first pieces; each is an eighth of what stands before it, rounded down, if that is more
+)
 # Rows of a program, tokens times query heads: the least that the matrix units take, and more where sessions
-# may bring more. Warps stand side by side along the keys in both cases, so a row's sums have the same order.
+# bring more. Warps stand side by side along the keys in both cases, so a row's sums have the same order.
 ROWS = 16
 MORE_ROWS = 32
-PROGRAMS = 3  # that run side by side on each of a GPU's multiprocessors
-MOST_PROGRAMS = 16  # of each, where a step has so many tokens that they follow one another
-SHARES = 0.7  # of a step, for each of those side by side: who has more keys than one shares them out
+PROGRAMS = 4  # on each of a GPU's multiprocessors
+SHARES = 0.5  # of a step, for each program
 KEPT_ROWS = 2**16  # of pieces' sums, kept until they are added: 34 MB where values are 128 wide
 WARPS = 4
 STAGES = 3  # in which keys are on their way; 2 where rows are longer than WIDE bytes
 WIDE = 256
 REGISTERS = 168  # of a thread: with these, as many programs fit on a multiprocessor as with its other memory
 LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def _piece_of(key, PIECE: tl.constexpr):
+    """The piece that a key is in: its position as a number of three binary digits and an exponent."""
+    unit = key // PIECE
+    exponent = tl.maximum((unit.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 130, 0)
+    return 8 * exponent + (unit >> exponent)
+
+
+@triton.jit
+def _begin_of(piece, PIECE: tl.constexpr):
+    """The first key of a piece."""
+    exponent = tl.maximum(piece // 8 - 1, 0)
+    return ((piece - 8 * exponent) << exponent) * PIECE
+
+
+@triton.jit
+def _lowest(position, window, stretch, STRETCHED: tl.constexpr):
+    """The first key that a token at a position sees."""
+    lowest = tl.where(window >= 0, tl.maximum(position - window, 0), 0)
+    if STRETCHED:
+        lowest = tl.maximum(lowest, position // stretch * stretch)
+    return lowest
+
+
+@triton.jit
+def _added(best, total, sums, more_best, more_total, more_sums):
+    """A row's sums with those of one more piece. A piece in which it sees nothing changes no bit."""
+    higher = tl.maximum(best, more_best)
+    level = tl.where(higher == float("-inf"), 0.0, higher)  # where nothing has been seen yet
+    old = tl.exp2(best - level)
+    new = tl.exp2(more_best - level)
+    return higher, total * old + more_total * new, sums * old[:, None] + more_sums * new[:, None]
+
+
+@triton.jit
+def _divided(best, total, sums, sinks, query_head, real, SINKS: tl.constexpr, LOG2: tl.constexpr):
+    """What a row's sums come to, with the score that no key gets."""
+    if SINKS:
+        sink = tl.load(sinks + query_head, mask=real, other=0.0).to(tl.float32) * LOG2
+        higher = tl.maximum(best, sink)
+        fade = tl.exp2(best - higher)
+        total = total * fade + tl.exp2(sink - higher)
+        sums = sums * fade[:, None]
+    return sums / total[:, None]
+
+
+@triton.jit
+def _part(sums, bests, totals, at, column, there, real, wanted, WIDTH: tl.constexpr):
+    """What was kept of one piece; where it is not wanted, that of a piece in which nothing is seen."""
+    best = tl.load(bests + at, mask=real & wanted, other=float("-inf"), cache_modifier=".cg")
+    total = tl.load(totals + at, mask=real & wanted, other=0.0, cache_modifier=".cg")
+    place = sums + at[:, None] * WIDTH + column[None, :]
+    return best, total, tl.load(place, mask=there & wanted, other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
+def _all_parts(sums, bests, totals, at, step, count, column, there, real, WIDTH: tl.constexpr):
+    """The sums of so many pieces, added in order; four of them are on their way at a time."""
+    best, total, added = _part(sums, bests, totals, at, column, there, real, False, WIDTH)
+    for some in range(0, count, 4):
+        one = _part(sums, bests, totals, at, column, there, real, True, WIDTH)
+        two = _part(sums, bests, totals, at + step, column, there, real, some + 1 < count, WIDTH)
+        three = _part(sums, bests, totals, at + 2 * step, column, there, real, some + 2 < count, WIDTH)
+        four = _part(sums, bests, totals, at + 3 * step, column, there, real, some + 3 < count, WIDTH)
+        best, total, added = _added(best, total, added, one[0], one[1], one[2])
+        best, total, added = _added(best, total, added, two[0], two[1], two[2])
+        best, total, added = _added(best, total, added, three[0], three[1], three[2])
+        best, total, added = _added(best, total, added, four[0], four[1], four[2])
+        at += 4 * step
+    return best, total, added
 
 
 @triton.jit(do_not_specialize=["sessions", "pages", "window", "stretch", "most_parts", "shares"])
@@ -92,21 +164,20 @@ def _attend(
 ) -> None:
     TOKENS: tl.constexpr = ROWS // SHARED  # of a run, which a program takes at a time
 
-    # What there is to do: of each session runs of tokens, or runs times workers where keys are shared out.
+    # What there is to do: of each session runs of tokens, or runs times pieces where these are shared out.
     entry = tl.arange(0, SESSIONS)
     firsts = tl.load(query_ends + entry, mask=entry < sessions, other=0)
     counts = tl.load(query_ends + entry + 1, mask=entry < sessions, other=0) - firsts
     all_used = tl.load(keys_used + entry, mask=entry < sessions, other=0)
     runs = tl.cdiv(counts, TOKENS)
-    lowest = lowest_seen(tl.maximum(all_used - counts, 0), window, stretch, STRETCHED)
+    lowest = _lowest(tl.maximum(all_used - counts, 0), window, stretch, STRETCHED)
     span = tl.cdiv(all_used - lowest, BLOCK)
-    pieces = piece_of(tl.maximum(all_used - 1, 0), PIECE) - piece_of(lowest, PIECE) + 1
-    share = tl.maximum(tl.sum(runs * span, 0) // shares, 1)
-    workers = tl.minimum(tl.cdiv(span, share), pieces)
-    parts = tl.where(workers > 1, runs * pieces, 0)
+    pieces = _piece_of(tl.maximum(all_used - 1, 0), PIECE) - _piece_of(lowest, PIECE) + 1
+    share = tl.sum(runs * span, 0) // shares
+    parts = tl.where((pieces > 1) & (span > share), runs * pieces, 0)
     part_ends = tl.cumsum(parts, 0)
     shared_out = (parts > 0) & (part_ends <= most_parts)
-    items = tl.where(shared_out, runs * workers, runs)
+    items = tl.where(shared_out, parts, runs)
     ends = tl.cumsum(items, 0)
 
     for turn in range(tl.program_id(0), tl.sum(items, 0) * HEADS, tl.num_programs(0)):
@@ -115,22 +186,21 @@ def _attend(
         session = tl.sum((ends <= item).to(tl.int32), 0)
         here = entry == session
         item -= tl.sum(tl.where(here, ends - items, 0), 0)
-        together = tl.sum(tl.where(here & shared_out, workers, 0), 0)  # that share a run's keys, or 0
+        together = tl.sum(tl.where(here & shared_out, pieces, 0), 0)  # programs that share a run's keys, or 0
         first_part = tl.sum(tl.where(here, part_ends - parts, 0), 0)
-        run_parts = tl.sum(tl.where(here, pieces, 0), 0)
         first = tl.load(query_ends + session)
         count = tl.load(query_ends + session + 1) - first
         used = tl.load(keys_used + session)
         before = used - count
         session_runs = tl.cdiv(count, TOKENS)
         run = item % session_runs
-        worker = item // session_runs
+        piece = item // session_runs
 
         row = tl.arange(0, ROWS)
         index = run * TOKENS + row // SHARED  # of the token in its session
         real = (row < TOKENS * SHARED) & (index < count)
         position = before + index
-        seen_from = lowest_seen(position, window, stretch, STRETCHED)
+        seen_from = _lowest(position, window, stretch, STRETCHED)
         column = tl.arange(0, PADDED)
         value_column = tl.arange(0, VALUE_PADDED)
         of_head = head * SHARED + row % SHARED
@@ -141,103 +211,85 @@ def _attend(
             other=0.0,
         )
 
-        begin = lowest_seen(before + run * TOKENS, window, stretch, STRETCHED) // BLOCK
+        begin = _lowest(before + run * TOKENS, window, stretch, STRETCHED) // BLOCK
         end = tl.cdiv(before + tl.minimum(run * TOKENS + TOKENS, count), BLOCK)
-        first_piece = piece_of(begin * BLOCK, PIECE)
-        run_pieces = piece_of(end * BLOCK - 1, PIECE) - first_piece + 1
-        from_key = lowest_seen(before, window, stretch, STRETCHED)
-        group = first_part + run * run_parts  # of what is kept
-        first_part = group - piece_of(from_key, PIECE)  # of piece 0, if there were one
         if together > 0:
-            own = piece_of(from_key + (used - from_key) * worker // together, PIECE)
-            others = piece_of(from_key + (used - from_key) * (worker + 1) // together, PIECE)
-            begin = tl.maximum(begin, begin_of(own, PIECE) // BLOCK)
-            if worker + 1 < together:
-                end = tl.minimum(end, begin_of(others, PIECE) // BLOCK)
-        there = real[:, None] & (value_column < VALUE_WIDTH)[None, :]
+            mine = _piece_of(_lowest(before, window, stretch, STRETCHED), PIECE) + piece
+            begin = tl.maximum(begin, _begin_of(mine, PIECE) // BLOCK)
+            end = tl.minimum(end, _begin_of(mine + 1, PIECE) // BLOCK)
+        edge = _begin_of(_piece_of(begin * BLOCK, PIECE) + 1, PIECE) // BLOCK
+
+        best = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        sums = tl.zeros([ROWS, VALUE_PADDED], tl.float32)
         all_best = tl.full([ROWS], float("-inf"), tl.float32)
         all_total = tl.zeros([ROWS], tl.float32)
         all_sums = tl.zeros([ROWS, VALUE_PADDED], tl.float32)
         offset = tl.arange(0, BLOCK)
         table = tables + session * pages
-        piece = piece_of(begin * BLOCK, PIECE)
-        # All pieces one after another; or each on its own, if others add them.
-        times = tl.where(together > 0, piece_of(end * BLOCK - 1, PIECE) - piece + 1, 1)
-        for each in range(piece, piece + times):
-            low, high = begin, end
-            if together > 0:
-                low = tl.maximum(begin, begin_of(each, PIECE) // BLOCK)
-                high = tl.minimum(end, begin_of(each + 1, PIECE) // BLOCK)
-                all_best = tl.full([ROWS], float("-inf"), tl.float32)
-                all_total = tl.zeros([ROWS], tl.float32)
-                all_sums = tl.zeros([ROWS, VALUE_PADDED], tl.float32)
-            edge = begin_of(piece_of(low * BLOCK, PIECE) + 1, PIECE) // BLOCK
-            best = tl.full([ROWS], float("-inf"), tl.float32)
-            total = tl.zeros([ROWS], tl.float32)
-            sums = tl.zeros([ROWS, VALUE_PADDED], tl.float32)
-            next_block = tl.load(table + low, mask=low < high, other=0)
-            for page in range(low, high):
-                block = next_block.to(tl.int64)
-                next_block = tl.load(table + page + 1, mask=page + 1 < high, other=0)
-                key = page * BLOCK + offset
-                inside = (key < used)[:, None]
-                key_place = (
-                    block * key_block + head * key_head + offset[:, None] * key_token + column[None, :]
-                )
-                k = tl.load(keys + key_place, mask=inside & (column < WIDTH)[None, :], other=0.0)
-                value_place = block * value_block + head * value_head + offset[:, None] * value_token
-                v = tl.load(
-                    values + value_place + value_column[None, :],
-                    mask=inside & (value_column < VALUE_WIDTH)[None, :],
-                    other=0.0,
-                )
-                scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-                if CAPPED:  # tanh x = 1 - 2 / (e^2x + 1)
-                    scores = (1.0 - 2.0 / (tl.exp2(scores * (2.0 * LOG2 / cap)) + 1.0)) * cap
-                seen = (key[None, :] <= position[:, None]) & (key[None, :] >= seen_from[:, None])
-                scores = tl.where(seen, scores, float("-inf"))
-                higher = tl.maximum(best, tl.max(scores, 1))
-                level = tl.where(higher == float("-inf"), 0.0, higher)
-                weights = tl.exp2(scores - level[:, None])
-                fade = tl.exp2(best - level)
-                total = total * fade + tl.sum(weights, 1)
-                sums = tl.dot(weights.to(v.dtype), v, acc=sums * fade[:, None], input_precision="ieee")
-                best = higher
-                if (page + 1 == edge) | (page + 1 == high):
-                    all_best, all_total, all_sums = added(all_best, all_total, all_sums, best, total, sums)
-                    best = tl.full([ROWS], float("-inf"), tl.float32)
-                    total = tl.zeros([ROWS], tl.float32)
-                    sums = tl.zeros([ROWS, VALUE_PADDED], tl.float32)
-                    edge = begin_of(piece_of((page + 1) * BLOCK, PIECE) + 1, PIECE) // BLOCK
-            if together > 0:
-                at = ((first_part + each) * HEADS + head) * ROWS + row
-                tl.store(sums_room + at[:, None] * VALUE_WIDTH + value_column[None, :], all_sums, mask=there)
-                tl.store(bests_room + at, all_best, mask=real)
-                tl.store(totals_room + at, all_total, mask=real)
+        next_block = tl.load(table + begin, mask=begin < end, other=0)
+        for page in range(begin, end):
+            block = next_block.to(tl.int64)
+            next_block = tl.load(table + page + 1, mask=page + 1 < end, other=0)
+            key = page * BLOCK + offset
+            inside = (key < used)[:, None]
+            key_place = block * key_block + head * key_head + offset[:, None] * key_token + column[None, :]
+            k = tl.load(keys + key_place, mask=inside & (column < WIDTH)[None, :], other=0.0)
+            value_place = block * value_block + head * value_head + offset[:, None] * value_token
+            v = tl.load(
+                values + value_place + value_column[None, :],
+                mask=inside & (value_column < VALUE_WIDTH)[None, :],
+                other=0.0,
+            )
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+            if CAPPED:  # tanh x = 1 - 2 / (e^2x + 1)
+                scores = (1.0 - 2.0 / (tl.exp2(scores * (2.0 * LOG2 / cap)) + 1.0)) * cap
+            seen = (key[None, :] <= position[:, None]) & (key[None, :] >= seen_from[:, None])
+            scores = tl.where(seen, scores, float("-inf"))
+            higher = tl.maximum(best, tl.max(scores, 1))
+            level = tl.where(higher == float("-inf"), 0.0, higher)
+            weights = tl.exp2(scores - level[:, None])
+            fade = tl.exp2(best - level)
+            total = total * fade + tl.sum(weights, 1)
+            sums = tl.dot(weights.to(v.dtype), v, acc=sums * fade[:, None], input_precision="ieee")
+            best = higher
+            if (page + 1 == edge) | (page + 1 == end):
+                all_best, all_total, all_sums = _added(all_best, all_total, all_sums, best, total, sums)
+                best = tl.full([ROWS], float("-inf"), tl.float32)
+                total = tl.zeros([ROWS], tl.float32)
+                sums = tl.zeros([ROWS, VALUE_PADDED], tl.float32)
+                edge = _begin_of(_piece_of((page + 1) * BLOCK, PIECE) + 1, PIECE) // BLOCK
 
-        out_row = (first + index) * (HEADS * SHARED) + of_head
-        out_place = out_row[:, None] * VALUE_WIDTH + value_column[None, :]
+        there = real[:, None] & (value_column < VALUE_WIDTH)[None, :]
+        out_place = ((first + index) * (HEADS * SHARED) + of_head)[:, None] * VALUE_WIDTH + value_column[
+            None, :
+        ]
         if together == 0:
-            found = divided(all_best, all_total, all_sums, sinks, of_head, real, SINKS, LOG2)
+            found = _divided(all_best, all_total, all_sums, sinks, of_head, real, SINKS, LOG2)
             tl.store(out + out_place, found.to(out.dtype.element_ty), mask=there)
         else:
+            group = (first_part + run * together) * HEADS + head
+            at = (group + piece * HEADS) * ROWS + row
+            tl.store(sums_room + at[:, None] * VALUE_WIDTH + value_column[None, :], all_sums, mask=there)
+            tl.store(bests_room + at, all_best, mask=real)
+            tl.store(totals_room + at, all_total, mask=real)
             tl.debug_barrier()  # all of this program's threads have written
-            if tl.atomic_add(arrivals + group * HEADS + head, 1, sem="acq_rel") == together - 1:
-                all_best, all_total, all_sums = all_parts(
+            if tl.atomic_add(arrivals + group, 1, sem="acq_rel") == together - 1:
+                all_best, all_total, all_sums = _all_parts(
                     sums_room,
                     bests_room,
                     totals_room,
-                    ((first_part + first_piece) * HEADS + head) * ROWS + row,
+                    group * ROWS + row,
                     HEADS * ROWS,
-                    run_pieces,
+                    together,
                     value_column,
                     there,
                     real,
                     VALUE_WIDTH,
                 )
-                found = divided(all_best, all_total, all_sums, sinks, of_head, real, SINKS, LOG2)
+                found = _divided(all_best, all_total, all_sums, sinks, of_head, real, SINKS, LOG2)
                 tl.store(out + out_place, found.to(out.dtype.element_ty), mask=there)
-                tl.store(arrivals + group * HEADS + head, 0)
+                tl.store(arrivals + group, 0)
 
 
 def triton_attention(
@@ -254,9 +306,7 @@ def triton_attention(
         query = query.contiguous()
     heads, shared, value_width = keys.shape[2], how.sharing, values.shape[3]
     rows = max(ROWS if inputs.longest * shared <= ROWS else MORE_ROWS, triton.next_power_of_2(shared))
-    multiprocessors = _multiprocessors(query.device)
-    at_once = PROGRAMS * multiprocessors
-    programs = max(at_once, min(MOST_PROGRAMS * multiprocessors, len(query) * heads // 2))
+    programs = PROGRAMS * _multiprocessors(query.device)
     out = query.new_empty(query.shape[0], how.query_heads, value_width)
     on_its_device = torch.cuda.device_of(query)  # type: ignore[no-untyped-call]
     with on_its_device:  # Triton launches on the current one
@@ -281,7 +331,7 @@ def triton_attention(
             *keys.stride()[:3],
             *values.stride()[:3],
             KEPT_ROWS // rows // heads,
-            max(1, int(SHARES * at_once) // heads),
+            max(1, int(SHARES * programs) // heads),
             BLOCK=keys.shape[1],
             PIECE=PIECE,
             SESSIONS=_filled(len(inputs.keys)),

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from outrider.engine import kernel_bits, triton_attention, triton_pieces
+from outrider.engine import kernel_bits, triton_attention
 from outrider.engine.attention import LayerAttention
 from outrider.engine.flat_inputs import FlatInputs, Shape
 from outrider.engine.loading import load_engine
@@ -159,10 +159,10 @@ def test_it_computes_attention_and_a_row_has_the_same_bits_in_any_company(
 @triton.jit
 def pieces(keys, found, begins, ends, COUNT: tl.constexpr, PIECE: tl.constexpr):
     key = tl.load(keys + tl.arange(0, COUNT))
-    piece = triton_pieces.piece_of(key, PIECE)
+    piece = triton_attention._piece_of(key, PIECE)
     tl.store(found + tl.arange(0, COUNT), piece)
-    tl.store(begins + tl.arange(0, COUNT), triton_pieces.begin_of(piece, PIECE))
-    tl.store(ends + tl.arange(0, COUNT), triton_pieces.begin_of(piece + 1, PIECE))
+    tl.store(begins + tl.arange(0, COUNT), triton_attention._begin_of(piece, PIECE))
+    tl.store(ends + tl.arange(0, COUNT), triton_attention._begin_of(piece + 1, PIECE))
 
 
 def test_pieces_follow_one_another_and_grow_with_the_position() -> None:

@@ -110,7 +110,7 @@ def test_it_compiles_for_a_gpu_within_what_one_has(
     kernel = compiled(capability, dtype, shared, width, rows, **more)
     ptx = kernel.asm["ptx"]
     assert kernel.metadata.shared <= 80 * 1024, "two and more of its programs fit on a multiprocessor"
-    assert spilled(ptx, tmp_path) <= 128, "of what it needs once for many keys"
+    assert spilled(ptx, tmp_path) <= 64
     if dtype != "fp32":
         layouts = set(re.findall(r"nvidia_mma<\{.*?\}>", kernel.asm["ttgir"]))
         assert len(layouts) == 1 and "warpsPerCTA = [1, 4]" in str(layouts), "for the bits, with any rows"
