@@ -6,6 +6,7 @@ spans are dropped and counted, and nobody who serves waits. OpenTelemetry's vari
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import threading
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+import requests
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
@@ -41,6 +43,7 @@ log = logging.getLogger(__name__)
 MOST_WAITING = 2048  # spans; by the specification
 PARTING_SECONDS = 2.0  # that a process waits for a collector when it ends
 HTTP, GRPC = "http/protobuf", "grpc"
+PROVIDER = "_CREDENTIAL_PROVIDER"  # variables that name where sessions of requests come from, instead
 
 
 class OtlpSpan:
@@ -185,6 +188,19 @@ class _Counted(SpanExporter):
         return self._exporter.force_flush(timeout_millis)
 
 
+class _Curt(requests.Session):
+    """Hears of an answer no more than its head: requests would hold all of a body, unpacked, and wait for its
+    end. It goes nowhere else: what is sent, and with which key, is for the collector that was named."""
+
+    def request(self, *about: Any, **more: Any) -> requests.Response:
+        answer = super().request(*about, **{**more, "stream": True, "allow_redirects": False})
+        answer.close()
+        answer.raw = io.BytesIO()
+        if answer.is_redirect:
+            answer.status_code = 400  # exporters take it for a success
+        return answer
+
+
 def _below(parent: TraceContext | None) -> Context:
     if parent is None:
         return Context()
@@ -208,6 +224,9 @@ def _exporter(signal: str, name: str, endpoint: str | None) -> Any:
         return None
     kind = "grpc" if _protocol(variable) == GRPC else "http"
     exporter = getattr(import_module(f"opentelemetry.exporter.otlp.proto.{kind}.{signal}_exporter"), name)
-    if endpoint is None:
-        return exporter()
-    return exporter(endpoint=endpoint if kind == "grpc" else f"{endpoint.rstrip('/')}/v1/{signal}s")
+    more: dict[str, Any] = {}
+    if kind == "http" and not any("HTTP" in name and name.endswith(PROVIDER) for name in os.environ):
+        more["session"] = _Curt()
+    if endpoint is not None:
+        more["endpoint"] = endpoint if kind == "grpc" else f"{endpoint.rstrip('/')}/v1/{signal}s"
+    return exporter(**more)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -41,6 +42,8 @@ class Receiver:
     metrics: dict[str, Any] = field(default_factory=dict)  # the last of each name
     requests: int = 0
     answer: Callable[[], int] = lambda: 200  # the status of its answers
+    head: dict[str, str] = field(default_factory=dict)  # that they have
+    says: Callable[[], Iterable[bytes]] = tuple  # their bodies
 
     def __enter__(self) -> Receiver:
         receiver = self
@@ -53,7 +56,12 @@ class Receiver:
                 if status == 200:
                     receiver.take(self.path, body)
                 self.send_response(status)
+                for name, value in receiver.head.items():
+                    self.send_header(name, value)
                 self.end_headers()
+                with suppress(OSError):
+                    for piece in receiver.says():
+                        self.wfile.write(piece)
 
             def log_message(self, *about: Any) -> None:
                 return

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from typing import Any
 
 import grpc
@@ -77,6 +78,28 @@ def test_a_span_comes_with_its_parent_its_figures_and_its_events(receiver: Recei
     assert other.events == [("stall", {"seconds": 1.5})]
     assert one.resource["service.name"] == "outrider-drafter" and one.resource["service.instance.id"] == "d"
     assert otlp.dropped == 0
+
+
+def test_of_a_collectors_answer_the_body_is_not_read(receiver: Receiver) -> None:
+    """It has no end: whoever reads all of it waits for ever, and holds it."""
+    receiver.says = lambda: repeat(bytes(2**16))
+    otlp = Otlp(receiver.url, ME)
+    for name in ("one", "two"):
+        otlp.start(name, None).end()
+        eventually(lambda name=name: name in {one.sent.name for one in receiver.spans})
+        eventually(lambda: otlp._queue._waiting == 0)  # type: ignore[union-attr]
+    assert otlp.dropped == 0
+    otlp.close()
+
+
+def test_a_collector_cannot_send_spans_elsewhere(receiver: Receiver) -> None:
+    with Receiver() as other:
+        receiver.answer, receiver.head = lambda: 307, {"location": f"{other.url}/v1/traces"}
+        otlp = Otlp(receiver.url, ME)
+        otlp.start("one", None).end()
+        eventually(lambda: otlp.dropped == 1)
+        otlp.close()
+        assert not other.requests
 
 
 def test_a_slow_collector_holds_nobody_up(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
