@@ -164,7 +164,7 @@ def _drafter(one: dict[str, Any]) -> list[str]:
 
 def _session(one: dict[str, Any]) -> list[str]:
     return [
-        one["id"][:8],
+        short(one["id"][:8]),
         short(one["verifier"]) or "waits",
         " ".join(map(short, one["drafters"])) or "nobody",
         str(one["k"]),
@@ -211,4 +211,4 @@ def milliseconds(seconds: float) -> str:
 
 
 def _share(part: int, whole: int) -> float:
-    return part / whole if whole else 0.0
+    return min(max(part / whole, 0.0), 1.0) if whole else 0.0

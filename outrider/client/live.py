@@ -15,7 +15,34 @@ from outrider.errors import InvalidRequest, Unauthenticated, Unavailable
 SILENCE_SECONDS = 5.0  # it tells twice a second
 FOR_EVER = frozenset({400, 401, 403, 404, 405})  # statuses after which trying again is of no use
 
+MOST_BYTES = 16 << 20  # of an event
 Told = dict[str, Any]  # docs/api.md, "The live service"
+NUMBER, MOST = (int, float), 1e15
+COUNTED = {"verified": NUMBER, "accepted": NUMBER}
+LOADED = {"id": str, "model": str, "kv_usage": NUMBER}
+FORM = {  # as far as it is shown: what is read of a server reaches a terminal
+    "seconds": NUMBER,
+    "service": {
+        "counts": dict.fromkeys(("sessions", "verifiers", "drafters"), int),
+        "verifiers": [
+            LOADED
+            | dict.fromkeys(("running", "waiting", "step_seconds", "step_tokens", "price"), NUMBER)
+            | dict.fromkeys(("goodput", "starvation", "draft_gain"), NUMBER)
+            | dict.fromkeys(("draining", "drafts_rest"), bool)
+        ],
+        "drafters": [
+            LOADED
+            | dict.fromkeys(("sessions", "token_seconds", "busy"), NUMBER)
+            | {"round_trips": [{"verifier": str, "seconds": NUMBER}]}
+        ],
+        "sources": [{"source": str, **COUNTED}],
+        "positions": [COUNTED],
+    },
+    "sessions": [
+        {"id": str, "verifier": str, "drafters": [str]}
+        | dict.fromkeys(("k", "window", "acceptance", "tokens"), NUMBER)
+    ],
+}
 
 
 def live(http: httpx.Client, url: str) -> Generator[Told, None, None]:
@@ -27,7 +54,7 @@ def live(http: httpx.Client, url: str) -> Generator[Told, None, None]:
             if response.status_code != 200:
                 response.read()
                 raise _refusal(response)
-            for event in server_sent_events(response.iter_bytes()):
+            for event in server_sent_events(response.iter_bytes(), MOST_BYTES):
                 yield _told(event.data)
     except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
         raise InvalidRequest(f"{url} is no address of a router: {error}") from None
@@ -45,10 +72,25 @@ def _told(data: str) -> Told:
         told = json.loads(data)
         if "error" in told:
             raise Unavailable(str(told["error"]["message"]))
-        told["service"]["counts"], told["sessions"], told["seconds"]
-    except NO_ANSWER:
+        _check(told, FORM)
+    except (*NO_ANSWER, RecursionError):
         raise InvalidRequest("what came is no live service: is it a router of Outrider?") from None
     return dict(told)
+
+
+def _check(told: Any, form: Any) -> None:
+    """Raises TypeError or KeyError if not all that the form has is there, and of its types. A number is
+    finite and of a size that can be shown."""
+    if isinstance(form, dict):
+        for name, kind in form.items():
+            _check(told[name], kind)
+    elif isinstance(form, list):
+        if not isinstance(told, list):
+            raise TypeError(told)
+        for one in told:
+            _check(one, form[0])
+    elif not isinstance(told, form) or (form is NUMBER and not abs(told) < MOST):
+        raise TypeError(told)
 
 
 def _refusal(response: httpx.Response) -> InvalidRequest | Unavailable | Unauthenticated:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from outrider.errors import OutriderError, Overloaded, Superseded, Unavailable
@@ -43,12 +44,15 @@ class ServerSentEvent:
     id: str | None
 
 
-def server_sent_events(pieces: Iterable[bytes]) -> Iterator[ServerSentEvent]:
+def server_sent_events(pieces: Iterable[bytes], most_bytes: float = inf) -> Iterator[ServerSentEvent]:
     """Yields the events that have data and came whole. What the end of a connection has cut is dropped, as
-    the specification says. Lines end in a newline alone, as Outrider writes them."""
+    the specification says. Lines end in a newline alone, as Outrider writes them. Raises OutriderError if one
+    has more bytes than that."""
     rest = b""
     for piece in pieces:
         *blocks, rest = (rest + piece).split(b"\n\n")
+        if len(rest) > most_bytes:
+            raise no_answer()
         for block in blocks:
             fields = dict(_field(line) for line in block.decode(errors="replace").split("\n"))
             if "data" in fields:

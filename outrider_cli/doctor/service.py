@@ -12,11 +12,12 @@ import httpx
 
 from outrider import __version__
 from outrider.client.live import Told, live
-from outrider.errors import OutriderError, Unauthenticated
+from outrider.client.streamed import NO_ANSWER
+from outrider.errors import OutriderError, Unauthenticated, printable
 from outrider_cli.doctor.certificates import lasting
 from outrider_cli.doctor.clock import clock_against
 from outrider_cli.doctor.finding import Finding
-from outrider_cli.live_board import milliseconds, short
+from outrider_cli.live_board import LONGEST_NAME, milliseconds, short
 
 DATES = 1.0  # seconds: as exact is the date of an answer
 LATE_STEPS = 2.0  # steps of the target in which a draft's way is no longer hidden
@@ -37,12 +38,12 @@ def service(
         ready = http.get(f"{url}/ready")
         taken = clock() - begun
         now = unix_time() - taken / 2
-        version = http.get(f"{url}/version").json()["version"]
+        version = printable(str(http.get(f"{url}/version").json()["version"]), LONGEST_NAME)
     except Unauthenticated as error:
         return [Finding("router", error.message, "give its key by --api-key or in $OUTRIDER_API_KEY")]
     except OutriderError as error:
         return [Finding("router", error.message, "look whether it runs, and whether this machine reaches it")]
-    except (httpx.TransportError, ValueError, KeyError) as error:
+    except (httpx.TransportError, *NO_ANSWER, RecursionError) as error:
         what = f"{url} broke off ({type(error).__name__})"
         return [Finding("router", what, "look at the router's log")]
     return [

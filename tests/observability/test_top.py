@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -15,9 +16,12 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
 
+import httpx
 import pytest
 from rich.console import Console
 
+from outrider.client.live import live
+from outrider.errors import InvalidRequest
 from outrider_cli.live_board import Board, frame
 from tests.e2e.conftest import ROOT
 from tests.e2e.two_routers import Role, free_port
@@ -253,3 +257,32 @@ def test_a_router_that_goes_and_comes(terminal: Callable[..., Terminal]) -> None
         router.process.kill()
         router.process.wait()
     assert top.end(signal.SIGINT) == 0
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"service": {**TOLD["service"], "verifiers": [{**VERIFIER, "running": "\x1b[2J"}]}},
+        {"service": {**TOLD["service"], "verifiers": [{**VERIFIER, "goodput": float("nan")}]}},
+        {"service": {**TOLD["service"], "drafters": 5}},
+        {"service": {"counts": {}}},
+        {"sessions": [{**SESSION, "k": 10**400}]},
+        {"seconds": "10"},
+    ],
+)
+def test_what_is_no_live_service_is_told_in_a_sentence(said: dict[str, Any]) -> None:
+    """Whatever a server says there: no error of ours, and nothing of it that a terminal obeys."""
+    wire = f"data: {json.dumps(TOLD | said)}\n\n".encode()
+    server = httpx.MockTransport(lambda _: httpx.Response(200, content=wire))
+    with (
+        httpx.Client(transport=server) as http,
+        pytest.raises(InvalidRequest, match="no live service"),
+    ):
+        next(live(http, "http://r"))
+
+
+def test_a_session_or_a_share_that_cannot_be_changes_nothing_in_the_terminal() -> None:
+    board = Board()
+    told = later(1.0, positions=[{"verified": 1, "accepted": 10**9}])
+    board.take(told | {"sessions": [{**SESSION, "id": "\x1b[2J"}]})
+    assert "\x1b" not in shown(board)
