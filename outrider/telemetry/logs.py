@@ -24,8 +24,13 @@ class TextFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        told = "".join(f" {name}={value}" for name, value in figures_of(record).items())
+        told = "".join(f" {name}={_whole(str(value))}" for name, value in figures_of(record).items())
         return super().formatMessage(record) + told
+
+
+def _whole(value: str) -> str:
+    """Returns the value, in quotes if it could be taken for further figures: clients have a part in some."""
+    return json.dumps(value, ensure_ascii=False) if any(one in value for one in ' "=') else value
 
 
 class JsonFormatter(logging.Formatter):

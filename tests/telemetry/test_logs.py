@@ -15,7 +15,7 @@ from rich.console import Console
 from outrider.errors import StartupError
 from outrider.log_record import keep_to_lines
 from outrider.options.telemetry import Logging
-from outrider.telemetry.logs import JsonFormatter, TextFormatter, tell
+from outrider.telemetry.logs import FIGURES, JsonFormatter, TextFormatter, tell
 from outrider_cli.display import JsonDisplay
 from tests.cluster.process import ROOT
 
@@ -120,3 +120,10 @@ def test_serve_puts_the_processes_names_into_their_lines() -> None:
         {"process": "router", "message": "{broken"},
         {"process": "serve", "message": "stopping"},
     ]
+
+
+def test_a_value_with_blanks_adds_no_figures_to_a_line_of_text() -> None:
+    record = logging.makeLogRecord(
+        {"msg": "request", FIGURES: {"route": 'POST /x" status=200', "status": 404}}
+    )
+    assert TextFormatter().format(record).endswith(r' route="POST /x\" status=200" status=404')
