@@ -34,7 +34,7 @@ async def test_it_ends_after_that_and_as_with_biases_before(target: Path, temper
             answer = await cluster.ask_for(replace(session, num_speculative_tokens=None if drafted else 0))
             return answer.tokens, answer.accepted, answer.verified
 
-        await cluster.add_drafter(target)
+        await cluster.add_foreign_drafter(target, branches=False)  # so that what is verified is its path
         free = (await ask(False))[0]
         stops = sorted({*free[:LEAST]})
         assert (await ask(True, stop_token_ids=stops))[0] == free[:1]

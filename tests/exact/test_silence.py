@@ -85,7 +85,7 @@ rank, calls = Engine.rank, []
 
 def hang(*work):
     calls.append(work)
-    if len(calls) > 10 and threading.current_thread().name.startswith(THREAD):
+    if len(calls) > 100 and threading.current_thread().name.startswith(THREAD):
         threading.Event().wait()
     return rank(*work)
 

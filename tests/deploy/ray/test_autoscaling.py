@@ -145,7 +145,8 @@ def test_every_name_that_a_policy_reads_is_measured() -> None:
 
 def stats_of(service: type[Any]) -> dict[str, float]:
     """Returns the statistics that a worker gives before it has done anything."""
-    info = SimpleNamespace(kv_blocks=1, kv_block_size=1, identity=None, model=SimpleNamespace(vocab_size=1))
+    model = SimpleNamespace(vocab_size=1, name="draft")
+    info = SimpleNamespace(kv_blocks=1, kv_block_size=1, identity=None, model=model)
     idle = service(info, None)
     idle.use(SimpleNamespace(load=idle_load(service), busy_seconds=0.0))
     found: dict[str, float] = idle.stats()
