@@ -166,8 +166,8 @@ async def test_a_new_drafter_is_started_and_used(serve: Serve, eventually: Event
     await asyncio.to_thread(eventually, lambda: not drafter_joined(serve), "the dead drafter leaves")
     await asyncio.to_thread(eventually, lambda: drafter_joined(serve), "a new drafter joins")
     before = metric(serve, "vllm:spec_decode_num_accepted_tokens_total")
-    # Drafts that come late or are not worth their price take no part. Where those of its first session all came
-    # late, as on a busy machine, it has its next one, on trial, after 1,024 steps.
+    # Drafts that come late or are not worth their price take no part. If those of its first session all came
+    # late, as on a busy machine, it has the next one after 1,024 steps, on trial.
     for _ in range(80):
         await ask_all(serve, cases(1), [])
         if metric(serve, "vllm:spec_decode_num_accepted_tokens_total") > before:
