@@ -7,7 +7,6 @@ these kernels sums a row in an order of its own.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from typing import Any
 
@@ -22,8 +21,6 @@ from outrider.engine.plain_pass import is_usual
 from outrider.engine.triton_layers import TritonLinear
 from outrider.engine.triton_products import GROUP
 from outrider.engine.triton_rows import normed, turned
-
-log = logging.getLogger(__name__)
 
 USUAL = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
 SILU = ("SiLUActivation", "SiLU")
@@ -125,7 +122,7 @@ def _fits(layer: Any) -> bool:
     joined = attention.q_proj.together.linear, mlp.gate_proj.together.linear
     norms = layer.input_layernorm, layer.post_attention_layernorm
     return (
-        all(type(each).__name__ in SILU for each in (mlp.act_fn,))
+        type(mlp.act_fn).__name__ in SILU
         and all(isinstance(each, TritonLinear) for each in (*joined, attention.o_proj, mlp.down_proj))
         and all(hasattr(norm, "variance_epsilon") for norm in norms)
         and mlp.gate_proj.out_features % GROUP == 0
