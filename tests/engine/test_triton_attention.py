@@ -30,8 +30,13 @@ BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 @pytest.mark.timeout(900)  # some twenty seconds of a core, of which there may be a tenth
 def test_it_computes_attention_in_tritons_interpreter() -> None:
     """The interpreter has to be asked for before anything imports Triton."""
+    interpreted("interpreted_attention.py")
+
+
+def interpreted(file: str) -> None:
+    """Runs the tests of a file beside this one in a process of their own."""
     tried = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "interpreted_attention.py"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file],
         cwd=Path(__file__).parent,
         env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,

@@ -3,9 +3,6 @@ compiled for GPUs."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,7 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from outrider.engine import triton_products, triton_rows  # noqa: E402
 from outrider.engine.triton_products import GROUP, TILES, Tile  # noqa: E402
-from tests.engine.test_triton_attention import spilled  # noqa: E402
+from tests.engine.test_triton_attention import interpreted, spilled  # noqa: E402
 
 SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # bytes of a multiprocessor
 POINTERS = {"x": "*bf16", "bias": "*bf16", "out": "*bf16", "scales": "*fp32", "parts": "*fp32"}
@@ -28,15 +25,7 @@ ALIGNED = {*POINTERS, "weight", "outputs", "depth", "chunk", "stride", "query", 
 @pytest.mark.timeout(900)  # some ten seconds of a core, of which there may be a tenth
 def test_products_and_the_pass_in_the_interpreter() -> None:
     """The interpreter has to be asked for before anything imports Triton."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "interpreted_products.py"],
-        cwd=Path(__file__).parent,
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-    )
-    assert ran.returncode == 0, ran.stdout[-4000:]
-    assert " passed" in ran.stdout
+    interpreted("interpreted_products.py")
 
 
 def compiled(
