@@ -14,9 +14,9 @@ from tests.redis_server import RedisServer
 
 pytestmark = [pytest.mark.ray, pytest.mark.process, pytest.mark.timeout(600)]
 
-TOKENS = 160  # of an answer
+TOKENS = 100  # of an answer
 PROMPTS = [f"import os\n\nPATHS = {[index] * 20}\n\ndef step_{index}(self" for index in range(4)]
-MANY, ONE = 12, 1  # requests at a time
+MANY, ONE = 10, 1  # requests at a time
 PAUSE_SECONDS = 0.5  # of each client, so that one alone is no load
 
 
