@@ -8,15 +8,17 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet 
 PROTOS := $(wildcard proto/outrider/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve cluster test test-clients test-page chaos fleet schemas fuzz zoo audit licences lint format types proto clean
+.PHONY: help serve cluster test test-clients test-page test-benchmarks chaos rehearsal fleet schemas fuzz zoo audit licences lint format types proto clean
 
 help:
 	@echo "make serve    install, fetch SmolLM2-135M-Instruct, and serve it on this machine"
 	@echo "make cluster  the same on Ray: install it too, and serve the demo models by Ray Serve"
-	@echo "make test     install what the tests need, and run them all"
+	@echo "make test     install what the tests need, and run them"
 	@echo "make test-clients  install clients that users have, and let them ask (ten minutes)"
 	@echo "make test-page  try the page in Chromium, which must be installed; SCREENSHOTS=docs/images keeps the pictures"
+	@echo "make test-benchmarks  run every benchmark once, in small (ten minutes)"
 	@echo "make chaos    ten minutes of faults under 64 streams; writes benchmarks/results/chaos.md (needs root)"
+	@echo "make rehearsal  the demo overlay of deploy/kuberay on four hosts made here (three minutes; needs root, kubectl)"
 	@echo "make fleet    what a router takes for 1,500 workers; writes benchmarks/results/fleet.json (ten minutes)"
 	@echo "make schemas  1,000 schemas at temperature 1 and 2: every text that ends obeys its own (five minutes)"
 	@echo "make fuzz     100,000 inputs, hostile ones, to the HTTP endpoints and RPCs (an hour)"
@@ -55,8 +57,14 @@ test-page: $(VENV)/dev.stamp
 	@$(PIP_INSTALL) --editable '.[dev,browser]'
 	PAGE=1 SCREENSHOTS=$(SCREENSHOTS) $(BIN)/python -m pytest tests/page $(ARGS)
 
+test-benchmarks: $(VENV)/dev.stamp
+	BENCHMARKS=1 $(BIN)/python -m pytest tests/benchmarks $(ARGS)
+
 chaos: $(VENV)/dev.stamp
 	$(BIN)/python -m tests.chaos.storm --out benchmarks/results/chaos $(ARGS)
+
+rehearsal: $(VENV)/dev.stamp
+	REHEARSAL=1 $(BIN)/python -m pytest tests/cluster/test_kubernetes.py $(ARGS)
 
 fleet: $(VENV)/dev.stamp
 	$(BIN)/python -m benchmarks.fleet --write benchmarks/results/fleet.json $(ARGS)

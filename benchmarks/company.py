@@ -138,7 +138,7 @@ def followed(model: str) -> Masks:
         place, path = grammars.place(grammar, (), lambda: None), text[:drafts]
         while not place.ready:
             time.sleep(0.001)
-        fit = place.fits(path)  # all of them, with a tokenizer that knows these words
+        fit = place.fits(path) or 0  # all of them, with a tokenizer that knows these words
 
         def found() -> list[Allowed]:
             ruled = place.masks(path[:fit])

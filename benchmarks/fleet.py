@@ -69,6 +69,8 @@ class NoStream:
 
     def cancel(self) -> None: ...
 
+    def add_done_callback(self, _: object) -> None: ...
+
 
 def registered(role: Role, number: int) -> Registration:
     name = role.name.lower()

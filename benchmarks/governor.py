@@ -57,6 +57,8 @@ class Served:
     process: psutil.Process
     came: list[tuple[float, int]] = field(default_factory=list)  # when, tokens
     begun: set[int] = field(default_factory=set)  # streams of this turn
+    asked: int = 0  # requests so far
+    logged: int = 0  # requests of which it has written a line of JSON
 
     def drafter(self) -> psutil.Process:
         return next(child for child in self.process.children(recursive=True) if "drafter" in child.cmdline())
@@ -67,16 +69,25 @@ class Served:
         ]
         return sum(sum(worker.cpu_times()[:2]) for worker in workers)
 
-    async def turn(self, streams: int, temperature: float, seconds: float) -> tuple[float, float]:
-        """Returns the tokens a second, and a second of a processor, of so many streams for a while."""
+    async def turn(
+        self,
+        streams: int,
+        temperature: float,
+        seconds: float,
+        lead: float | None = None,
+        used: Callable[[], float] | None = None,
+    ) -> tuple[float, float]:
+        """Returns the tokens a second, and a second of a processor, of so many streams for a while. `lead`:
+        seconds before that; `used`: which processor seconds count; None = those of its workers."""
+        used = used or self.cpu_seconds
         tasks = [asyncio.create_task(self._stream(index, temperature)) for index in range(streams)]
-        await asyncio.sleep(LEAD_SECONDS)
+        await asyncio.sleep(LEAD_SECONDS if lead is None else lead)
         await self._until(tasks, lambda: len(self.begun) == streams)
-        began, busy = time.perf_counter(), self.cpu_seconds()
+        began, busy = time.perf_counter(), used()
         self.came.clear()
         await asyncio.sleep(seconds)
         await self._until(tasks, lambda: bool(self.came))
-        ended, busy = time.perf_counter(), self.cpu_seconds() - busy
+        ended, busy = time.perf_counter(), used() - busy
         for task in tasks:
             task.cancel()
         for result in await asyncio.gather(*tasks, return_exceptions=True):
@@ -98,6 +109,7 @@ class Served:
 
         for at in range(index, len(PROMPTS) * 1000, 64):
             request = Request(PROMPTS[at % len(PROMPTS)], TOKENS, temperature, at)
+            self.asked += 1
             await self.client.ask(request, came)
 
 
@@ -121,6 +133,7 @@ async def served(target: str, *options: str) -> AsyncIterator[Served]:
         *command, *options, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
     said: list[str] = []
+    reading: asyncio.Task[None] | None = None
     try:
         assert process.stdout is not None
         url = ""
@@ -131,7 +144,6 @@ async def served(target: str, *options: str) -> AsyncIterator[Served]:
                 break
         else:
             raise SystemExit("".join(said[-20:]))
-        reading = asyncio.create_task(_read_on(process.stdout))
         extras = {
             "ignore_eos": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
@@ -139,18 +151,21 @@ async def served(target: str, *options: str) -> AsyncIterator[Served]:
         unnamed = ServerClient(url, None, extras)
         client = ServerClient(url, (await unnamed.models())[0], extras)
         await unnamed.close()
-        yield Served(client, psutil.Process(process.pid))
+        service = Served(client, psutil.Process(process.pid))
+        reading = asyncio.create_task(_read_on(process.stdout, service))
+        yield service
         await client.close()
-        reading.cancel()
     finally:
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGINT)
         await process.wait()
+        if reading is not None:
+            await reading  # to the last line
 
 
-async def _read_on(stream: asyncio.StreamReader) -> None:
-    while await stream.readline():
-        pass
+async def _read_on(stream: asyncio.StreamReader, service: Served) -> None:
+    while line := await stream.readline():
+        service.logged += b'"message": "request"' in line
 
 
 Trouble = Callable[[Served], AbstractAsyncContextManager[None]]

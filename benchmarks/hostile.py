@@ -32,7 +32,8 @@ from benchmarks.hostile_kinds import KINDS
 from benchmarks.keep import ROOT, Target, Write, keep
 from demo.heldout import heldout_prompts
 from outrider.errors import StartupError
-from outrider.net.rpc import Outbox, channel, converse, heard
+from outrider.net.conversation import converse, heard
+from outrider.net.rpc import Outbox, channel
 from outrider.options.engine import EngineOptions
 from outrider.options.sessions import SessionOptions
 from outrider.sampling.params import SamplingParams

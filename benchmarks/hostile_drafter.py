@@ -25,8 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.hostile_kinds import KINDS, Kind, Text, drafts
 from drafter.suffix import suffix_source
+from outrider.net.conversation import Conversation, converse, heard
 from outrider.net.heartbeat import HEARTBEAT_SECONDS
-from outrider.net.rpc import Outbox, add_methods, bind, channel, converse, heard, new_server
+from outrider.net.rpc import Outbox, add_methods, bind, channel, new_server
 from outrider.wire.description import WorkerRecord
 from outrider.wire.drafter_sessions import CloseDraft, DrafterCommand, DrafterEvents, OpenDraft
 from outrider.wire.hello import Identity, Role, read_hello
@@ -77,7 +78,7 @@ class Link:
                     await self._speculate(converse(connection, SPECULATE))
             await asyncio.sleep(AGAIN_SECONDS)
 
-    async def _speculate(self, stream: grpc.aio.StreamStreamCall[Any, Any]) -> None:
+    async def _speculate(self, stream: Conversation[Any]) -> None:
         await stream.write(DraftBatch(hello=self._identity.hello()))
         writer = asyncio.create_task(self._write(stream))
         try:
@@ -88,7 +89,7 @@ class Link:
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
 
-    async def _write(self, stream: grpc.aio.StreamStreamCall[Any, Any]) -> None:
+    async def _write(self, stream: Conversation[Any]) -> None:
         async for batch in self._outbox:
             await stream.write(batch)
 

@@ -1,48 +1,68 @@
 """What it costs to see what a service does: everything on, against all off, in turn.
 
-    python benchmarks/observed.py --write benchmarks/results/observed.json
+    python -m benchmarks.observed --write benchmarks/results/observed.json
 
-Two services of `outrider serve` stand side by side, of which one is asked at a time. One logs a JSON line for
-each request, sends traces and metrics by OTLP to a collector (a process of its own that counts), and has its
-`/metrics` read every five seconds, and its `/v1/live` followed; the other does nothing of it. A turn of the
-first is held against the turns of the other before and after it. Told are these ratios' median, the least and
-the largest: of tokens a second, and of tokens a second of a processor (all processes of a service).
+In each round two services of `outrider serve` are started, of which one is asked at a time. One logs a JSON
+line for each request, sends the trace of each, and metrics, by OTLP to a collector (a process of its own that
+keeps what comes), and has its `/metrics` read every five seconds, and its `/v1/live` followed; the other does
+nothing of it. A turn of the first is held against the turns of the other before and after it. Told are these
+ratios' median, the least and the largest: of tokens a second, and of tokens a second of a processor (all
+processes of a service).
+
+Services that are started alike differ by some percent: hence several of them. A turn begins some seconds
+before it counts, in which what is left of the turn before is sent.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import statistics
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
 import httpx
+import psutil
 import typer
 from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.governor import Served, background, served
+from benchmarks.governor import Served, served
 from benchmarks.keep import ROOT, Draft, Target, Write, keep
 from demo import pair
 
 CONSOLE = Console()
 SCRAPE_SECONDS = 5.0
+EXPORT_SECONDS = 5.0  # at least as often spans are sent; OTEL_BSP_SCHEDULE_DELAY
 OFF, ON = "off", "on"
 COLLECTOR = """
-import http.server
+import http.server, json
+came = {"/v1/traces": [], "/v1/metrics": []}
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     def do_POST(self):
-        self.rfile.read(int(self.headers["content-length"]))
+        came[self.path].append(self.rfile.read(int(self.headers["content-length"])))
+        self.answer(b"")
+    def do_GET(self):
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+        spans = [
+            span.trace_id
+            for each in map(ExportTraceServiceRequest.FromString, came["/v1/traces"])
+            for resource in each.resource_spans for scope in resource.scope_spans for span in scope.spans
+        ]
+        told = {"requests": {path: len(bodies) for path, bodies in came.items()}}
+        self.answer(json.dumps(told | {"spans": len(spans), "traces": len(set(spans))}).encode())
+    def answer(self, body):
         self.send_response(200)
-        self.send_header("content-length", "0")
+        self.send_header("content-length", str(len(body)))
         self.end_headers()
-        print(self.path, flush=True)
+        self.wfile.write(body)
     def log_message(self, *about): pass
 server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 print(server.server_address[1], flush=True)
@@ -50,33 +70,15 @@ server.serve_forever()
 """
 
 
-class Collector:
-    """It takes what is sent, and counts the requests."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
-        self._said = process.stdout
-        self.url = ""
-        self.requests = {"/v1/traces": 0, "/v1/metrics": 0}
-
-    async def run(self) -> None:
-        while line := (await self._said.readline()).decode().strip():
-            self.requests[line] += 1
-
-    async def listening(self) -> None:
-        self.url = f"http://127.0.0.1:{int(await self._said.readline())}"
-
-
 @asynccontextmanager
-async def collecting() -> AsyncIterator[Collector]:
+async def collecting() -> AsyncIterator[str]:
+    """Yields the address of a collector that takes what is sent. Asked for it, it tells what came."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", COLLECTOR, cwd=ROOT, stdout=asyncio.subprocess.PIPE
     )
+    assert process.stdout is not None
     try:
-        collector = Collector(process)
-        await collector.listening()
-        async with background(collector.run()):
-            yield collector
+        yield f"http://127.0.0.1:{int(await process.stdout.readline())}"
     finally:
         with suppress(ProcessLookupError):
             process.terminate()
@@ -86,8 +88,8 @@ async def collecting() -> AsyncIterator[Collector]:
 async def _scrape(url: str) -> None:
     async with httpx.AsyncClient(base_url=url) as client:
         while True:
-            (await client.get("/metrics")).raise_for_status()
             await asyncio.sleep(SCRAPE_SECONDS)
+            (await client.get("/metrics")).raise_for_status()
 
 
 async def _follow(url: str) -> None:
@@ -100,62 +102,75 @@ async def _follow(url: str) -> None:
             pass
 
 
-def processor_seconds(service: Served) -> float:
+def processor_seconds(serve: psutil.Process) -> float:
     """Returns what all processes of a service have used so far."""
-    all_of_it = [service.process, *service.process.children(recursive=True)]
-    return sum(sum(one.cpu_times()[:2]) for one in all_of_it)
+    return sum(sum(one.cpu_times()[:2]) for one in (serve, *serve.children(recursive=True)))
 
 
-async def turn(service: Served, observed: bool, streams: int, seconds: float) -> tuple[float, float]:
-    """Returns the tokens a second, and a second of a processor."""
-    watchers = [_scrape(service.client.url), _follow(service.client.url)] if observed else []
-    before, began = processor_seconds(service), asyncio.get_running_loop().time()
-    tasks = [asyncio.create_task(one) for one in watchers]
-    try:
-        rate, _ = await service.turn(streams, 0.0, seconds)
-        for task in tasks:
-            if task.done():
-                task.result()  # raises what went wrong with it
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    used, passed = processor_seconds(service) - before, asyncio.get_running_loop().time() - began
-    return rate, rate * passed / max(used, 1e-9)
+@dataclass
+class Turns:
+    """What those of a round's two services gave, in the order in which they were asked."""
+
+    rates: dict[str, list[float]] = field(default_factory=lambda: {OFF: [], ON: []})  # tokens a second
+    work: dict[str, list[float]] = field(default_factory=lambda: {OFF: [], ON: []})  # of a processor
+
+    async def run(self, service: Served, name: str, streams: int, seconds: float) -> None:
+        watchers = [_scrape(service.client.url), _follow(service.client.url)] if name == ON else []
+        tasks = [asyncio.create_task(one) for one in watchers]
+        try:
+            rate, worked = await service.turn(
+                streams, 0.0, seconds, EXPORT_SECONDS, lambda: processor_seconds(service.process)
+            )
+            for task in tasks:
+                if task.done():
+                    task.result()  # raises what went wrong with it
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        self.rates[name].append(rate)
+        self.work[name].append(worked)
+        CONSOLE.print(f"{name:3} {rate:.0f} tokens/s, {worked:.0f} a second of a processor")
 
 
-async def measure(target: str, draft: str, streams: int, seconds: float, rounds: int) -> dict[str, Any]:
+async def measure(
+    target: str, draft: str, streams: int, seconds: float, turns: int, rounds: int
+) -> dict[str, Any]:
     models = (target, *(("--draft", draft) if draft else ("--drafters", "0")), "--no-compare")
-    rates: dict[str, list[float]] = {OFF: [], ON: []}
-    work: dict[str, list[float]] = {OFF: [], ON: []}
+    found = [Turns() for _ in range(rounds)]
+    asked = logged = 0
     async with collecting() as collector:
         logs = ("--log-level", "info", "--log-format", "json")
-        async with served(*models) as off, served(*models, *logs, "--otlp-endpoint", collector.url) as on:
-            services = {OFF: off, ON: on}
-            for service in services.values():
-                await service.turn(streams, 0.0, seconds / 2)  # caches and paces warm up
-            for name in [
-                *(OFF, ON) * rounds,
-                OFF,
-            ]:  # none is asked twice in a row
-                rate, worked = await turn(services[name], name == ON, streams, seconds)
-                rates[name].append(rate)
-                work[name].append(worked)
-                CONSOLE.print(f"{name:3} {rate:.0f} tokens/s")
-        return {
-            "streams": streams,
-            "seconds": seconds,
-            "tokens_per_second": rates,
-            "tokens_per_processor_second": work,
-            "on_over_off": ratios(rates),
-            "on_over_off_by_processor": ratios(work),
-            "requests_of_the_collector": collector.requests,
-        }
+        for number, each in enumerate(found):
+            options = {OFF: models, ON: (*models, *logs, "--otlp-endpoint", collector)}
+            first, second = (OFF, ON) if number % 2 == 0 else (ON, OFF)
+            async with served(*options[first]) as one, served(*options[second]) as other:
+                services = {first: one, second: other}
+                for service in services.values():
+                    await service.turn(streams, 0.0, seconds / 2)  # caches and paces warm up
+                for name in [*(OFF, ON) * turns, OFF]:  # none is asked twice in a row
+                    await each.run(services[name], name, streams, seconds)
+            asked, logged = asked + services[ON].asked, logged + services[ON].logged
+        async with httpx.AsyncClient() as client:
+            came = json.loads((await client.get(collector)).text)
+    return {
+        "streams": streams,
+        "seconds": seconds,
+        "tokens_per_second": [each.rates for each in found],
+        "tokens_per_processor_second": [each.work for each in found],
+        "on_over_off": ratios([each.rates for each in found]),
+        "on_over_off_by_processor": ratios([each.work for each in found]),
+        "requests": asked,
+        "log_lines": logged,
+        "collector": came,
+    }
 
 
-def ratios(of: dict[str, list[float]]) -> dict[str, float]:
-    """Returns how each turn with everything on compares with the mean of those before and after it."""
-    each = [2 * on / sum(around) for on, around in zip(of[ON], pairwise(of[OFF]), strict=True)]
+def ratios(rounds: list[dict[str, list[float]]]) -> dict[str, float]:
+    """Returns how turns with everything on compare with the mean of those before and after each."""
+    each = [
+        2 * on / sum(around) for of in rounds for on, around in zip(of[ON], pairwise(of[OFF]), strict=True)
+    ]
     return {"median": statistics.median(each), "least": min(each), "largest": max(each)}
 
 
@@ -163,11 +178,12 @@ def main(
     target: Target = str(pair.TARGET),
     draft: Draft = str(pair.DRAFT),
     streams: Annotated[int, typer.Option(help="At a time.")] = 32,
-    seconds: Annotated[float, typer.Option(help="Of a turn.")] = 20.0,
-    rounds: Annotated[int, typer.Option(help="Turns with everything on.")] = 10,
+    seconds: Annotated[float, typer.Option(help="Of a turn that count.")] = 10.0,
+    turns: Annotated[int, typer.Option(help="With everything on, of each pair of services.")] = 3,
+    rounds: Annotated[int, typer.Option(help="Pairs of services.")] = 6,
     write: Write = None,
 ) -> None:
-    found = asyncio.run(measure(target, draft, streams, seconds, rounds))
+    found = asyncio.run(measure(target, draft, streams, seconds, turns, rounds))
     CONSOLE.print_json(data=found)
     keep(write, found)
 

@@ -7,15 +7,17 @@
 All serve the same checkpoints on all cores of this machine, or by one thread where the name says so, one
 server at a time, as a user would start it: plain and with the draft model, in float32 and in 8 bits. A round
 starts each of them once, the next round in the other order, and asks each prompt at each temperature, after a
-warm-up. A rate is that of an answer's tokens after the first text. llama.cpp and transformers are tried with
+warm-up. A rate is that of an answer's tokens after the first text. Then prompts of --prompt-words follow,
+each of which nobody has read: how long the first token takes. llama.cpp and transformers are tried with
 several numbers of draft tokens; all are told. Without --llama-server, llama.cpp is left out. Its files are
-made by its convert_hf_to_gguf.py.
+made by its convert_hf_to_gguf.py. With --draft "" the guesses are looked up, and the others run plain.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import random
 import re
 import signal
 import socket
@@ -24,7 +26,8 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,7 +47,7 @@ from outrider_cli.bench.group import Answers, Server
 from outrider_cli.bench.peers import Generate, peer
 from outrider_cli.bench.placing import Cores
 from outrider_cli.bench.services import EXTRAS
-from outrider_cli.bench.workloads import prompts
+from outrider_cli.bench.workloads import prompts, prose
 from outrider_cli.children import Models
 
 CONSOLE = Console()
@@ -89,7 +92,8 @@ def ways(files: Files) -> dict[str, Serving]:
 
 def _ours(files: Files) -> dict[str, Serving]:
     def serve(*options: str) -> Serving:
-        draft = () if "--drafters" in options else ("--draft", files.draft)
+        guesses = ("--draft", files.draft) if files.draft else ("--propose", "suffix")
+        draft = () if "--drafters" in options else guesses
         words = (sys.executable, "-m", "outrider_cli", "serve", "--target", files.target, *draft, *options)
         return lambda: served(
             files.name, lambda port: (*words, "--port", str(port), "--grpc-port", "0"), EXTRAS
@@ -106,7 +110,7 @@ def _ours(files: Files) -> dict[str, Serving]:
 
 
 def _transformers(files: Files) -> dict[str, Serving]:
-    models = Models(files.target, files.draft, files.name)
+    models = Models(files.target, files.draft or None, files.name)
 
     def generate(assistant: int | None, threads: int) -> Serving:
         @asynccontextmanager
@@ -120,7 +124,7 @@ def _transformers(files: Files) -> dict[str, Serving]:
     return {
         "transformers, plain, 1 thread": generate(None, 1),
         "transformers, plain": generate(None, cores),
-        **{f"transformers, {k} at a time": generate(k, cores) for k in DRAFTED},
+        **{f"transformers, {k} at a time": generate(k, cores) for k in DRAFTED if files.draft},
     }
 
 
@@ -203,19 +207,33 @@ async def _answering(client: ServerClient, process: Any, words: Sequence[str]) -
         await asyncio.sleep(0.5)
 
 
+def long_prompts(words: int, count: int, seed: int) -> list[str]:
+    """Returns different prompts of so many words, no two of which begin alike; none, if of no words."""
+    rng = random.Random(seed)
+    known = " ".join(map(str, islice(prose(), 200))).split()
+    return [" ".join(rng.choices(known, k=words)) for _ in range(count)] if words else []
+
+
+@dataclass(slots=True)
+class Found:
+    """What was measured of one way."""
+
+    rates: dict[float, list[float]]  # tokens a second, by temperature
+    first_seconds: list[float] = field(default_factory=list)  # to the first token of a long prompt
+
+
 async def measure(
     serving: Mapping[str, Serving],
     asked: Sequence[str],
     temperatures: Sequence[float],
     max_tokens: int,
+    prompt_words: int,
     rounds: int,
     tick: Callable[[str], None],
     came: Callable[[str, float, float], None],
-) -> dict[str, dict[float, list[float]]]:
-    """Returns the rates of all answers, by way and temperature. `came` is told of each as it comes."""
-    rates: dict[str, dict[float, list[float]]] = {
-        name: {temperature: [] for temperature in temperatures} for name in serving
-    }
+) -> dict[str, Found]:
+    """Returns what was found, by way. `came` is told of each rate as it comes."""
+    found = {name: Found({temperature: [] for temperature in temperatures}) for name in serving}
     for number in range(rounds):
         for name in list(serving) if number % 2 == 0 else reversed(serving):
             tick(name)
@@ -225,23 +243,30 @@ async def measure(
                     for temperature in temperatures:
                         reply = await server.ask(Request(prompt, max_tokens, temperature, seed))
                         rate = measured(Answers([reply])).rate
-                        rates[name][temperature].append(rate)
+                        found[name].rates[temperature].append(rate)
                         came(name, temperature, rate)
-    return rates
+                for prompt in long_prompts(prompt_words, len(asked), number):
+                    reply = await server.ask(Request(prompt, 2, 0.0, 0))
+                    found[name].first_seconds.append(reply.arrivals[0][0] - reply.sent)
+    return found
 
 
-def show(result: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
-    temperatures = list(next(iter(result.values())))
-    table = Table("tokens a second", *(f"temperature {temperature}" for temperature in temperatures))
-    for name, by_temperature in result.items():
-        table.add_row(
-            name,
-            *(
-                f"{one['median']:.1f} ({one['least']:.1f} to {one['most']:.1f})"
-                for one in by_temperature.values()
-            ),
-        )
+def show(found: Mapping[str, Found]) -> None:
+    temperatures = list(next(iter(found.values())).rates)
+    shown = (f"tokens/s at temperature {temperature:g}" for temperature in temperatures)
+    table = Table("", *shown, "s to the first token of a long prompt")
+    for name, one in found.items():
+        rows = [*one.rates.values(), one.first_seconds]
+        table.add_row(name, *(_shown(spread(values)) if values else "" for values in rows))
     CONSOLE.print(table)
+
+
+def _shown(one: Mapping[str, float]) -> str:
+    return f"{one['median']:.3g} ({one['least']:.3g} to {one['most']:.3g})"
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "least": min(values), "most": max(values)}
 
 
 def main(
@@ -257,40 +282,42 @@ def main(
     count: Annotated[int, typer.Option(min=1, help="Prompts.")] = 4,
     temperature: Annotated[str, typer.Option(help="Temperatures, with commas between them.")] = "0,0.8",
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 128,
+    prompt_words: Annotated[int, typer.Option(min=0, help="Of the long prompts; 0 = there are none.")] = 0,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds.")] = 3,
     write: Write = None,
 ) -> None:
     """Measure one stream of Outrider, transformers and llama.cpp in turn."""
     files = Files(target, draft, llama_server, gguf, draft_gguf, gguf_8_bits, draft_gguf_8_bits)
     serving = {name: way for name, way in ways(files).items() if re.search(only, name)}
+    if not serving:
+        raise typer.BadParameter(f"{only!r} is in no name of {', '.join(ways(files))}", param_hint="--only")
     temperatures = [float(each) for each in temperature.split(",")]
     asked = [str(prompt) for prompt in prompts(workload, count)]
     with Progress(console=CONSOLE) as progress:
         task = progress.add_task("Starting", total=rounds * len(serving))
-        rates = asyncio.run(
+        found = asyncio.run(
             measure(
                 serving,
                 asked,
                 temperatures,
                 max_tokens,
+                prompt_words,
                 rounds,
                 lambda name: progress.update(task, advance=1, description=name),
                 lambda name, temperature, rate: CONSOLE.print(f"{name} at {temperature:g}: {rate:.1f}"),
             )
         )
-    found = {
-        name: {
-            f"{temperature:g}": {
-                "median": statistics.median(of),
-                "least": min(of),
-                "most": max(of),
-            }
-            for temperature, of in by_temperature.items()
-        }
-        for name, by_temperature in rates.items()
-    }
     show(found)
-    keep(write, {"tokens_per_second": found, "answers": rounds * len(asked), "max_tokens": max_tokens})
+    rates = {
+        name: {f"{temperature:g}": spread(of) for temperature, of in one.rates.items()}
+        for name, one in found.items()
+    }
+    first = {name: spread(one.first_seconds) for name, one in found.items() if one.first_seconds}
+    result: dict[str, object] = {"tokens_per_second": rates, "first_token_seconds": first}
+    keep(
+        write,
+        {**result, "answers": rounds * len(asked), "max_tokens": max_tokens, "prompt_words": prompt_words},
+    )
 
 
 if __name__ == "__main__":

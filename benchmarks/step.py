@@ -41,7 +41,7 @@ from outrider.sampling.sampler import Row, draw
 from outrider.wire.description import TokenizerFiles
 
 CONSOLE = Console()
-TOKENS = (1, 2, 3, 5, 9, 16, 32, 64)  # of a step
+TOKENS = (1, 2, 3, 5, 9, 17, 33, 64)  # of a step
 SESSIONS = (16, 64)  # that the host's part is measured with
 LENGTHS = (64, 1024)  # of those sessions
 DRAFTS = 4  # of each of them
@@ -83,7 +83,7 @@ def bytes_of_a_step(engine: Engine, context: int) -> tuple[int, int]:
         if id(parameter) not in looked_up
     )
     weights += sum(
-        module.in_features * module.out_features * 4
+        module.in_features * module.out_features * module.packed.element_size()
         for module in engine.model.modules()
         if hasattr(module, "packed")
     )

@@ -24,8 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from outrider.engine.engine import Engine, Work
 from outrider.engine.group import Alone
 from outrider.engine.kv_blocks import BlockPool
+from outrider.net.conversation import converse, heard
 from outrider.net.draft_right import right
-from outrider.net.rpc import bind, channel, converse, heard, new_server
+from outrider.net.rpc import bind, channel, new_server
 from outrider.options.engine import StepLimits
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Row
@@ -35,6 +36,7 @@ from outrider.wire.methods import SPECULATE, VERIFIER_SESSIONS
 from outrider.wire.session import SessionParams
 from outrider.wire.speculation import Attach, Draft, DraftBatch
 from outrider.wire.verifier_sessions import OpenSession, VerifierCommand
+from outrider.worker.garbage import spare_what_is_there
 from verifier.price import StepTime
 from verifier.service import VerifierService
 from verifier.stepper import Stepper, StepReport
@@ -117,6 +119,7 @@ async def _measured(
         if len(verified) == WARM_UP + STEPS:
             over.set()
 
+    spare_what_is_there()  # as a worker does before it serves
     stepper = Stepper(
         engine,
         StepLimits(2**20, 2**20),
@@ -136,15 +139,17 @@ async def _measured(
     peers = await asyncio.create_subprocess_exec(
         sys.executable, __file__, address, tokenizer.hash, *map(str, numbers)
     )
-    ended = asyncio.create_task(over.wait())
+    ended, gone = asyncio.create_task(over.wait()), asyncio.create_task(peers.wait())
     try:
-        await asyncio.wait({ended, running}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({ended, running, gone}, return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             running.result()  # raises why it ended
+        assert ended.done(), "the process of router and drafter ended"
     finally:
         ended.cancel()
-        peers.kill()
-        await peers.wait()
+        if not gone.done():
+            peers.kill()
+        await gone
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await server.stop(0)
@@ -171,13 +176,13 @@ class _Peers:
         self._batches: asyncio.Queue[DraftBatch] = asyncio.Queue()
 
     async def open(self, sessions: int, length: int, longest: int, k: int) -> None:
-        self._router = converse(self._connection, VERIFIER_SESSIONS, _all(self._commands))
+        self._router = aiter(converse(self._connection, VERIFIER_SESSIONS, _all(self._commands)))
         self._drafter = heard(converse(self._connection, SPECULATE, _all(self._batches)), SPECULATE)
         hello = Identity(Role.ROUTER, "router", 1).hello()
         self._commands.put_nowait(VerifierCommand(hello=hello))
         hello = Identity(Role.DRAFTER, "drafter", 1, "", self._hash).hello()
         self._batches.put_nowait(DraftBatch(hello=hello))
-        await self._router.read()
+        await anext(self._router)
         await anext(self._drafter)
         self._reading = asyncio.create_task(self._read_events())
         ids = [number.to_bytes(16, "big") for number in range(sessions)]
@@ -188,18 +193,18 @@ class _Peers:
             self._commands.put_nowait(VerifierCommand(command=OpenSession(each, params, (), k, KEY, 1)))
 
     async def _read_events(self) -> None:
-        while await self._router.read():
+        async for _ in self._router:
             pass
 
     async def draft(self, count: int, messages: int) -> None:
         """Drafts for what the next commits say, a longer part of it in each message."""
-        batch = await anext(self._drafter)
+        commits = list((await anext(self._drafter)).commits)  # what has come can be read once
         ahead = 2 * count + 1  # of which the step under way commits the first half
         for number in range(1, messages + 1):
             told = ahead * number // messages
             survival = bytes(250 - 5 * index for index in range(told))
             drafts = []
-            for commit in batch.commits:
+            for commit in commits:
                 base = commit.base + len(commit.tokens)
                 tokens = [text(position, self._vocab_size) for position in range(base, base + told)]
                 drafts.append(Draft(commit.session_id, base, tokens, (), survival))

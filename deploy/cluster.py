@@ -71,10 +71,10 @@ class Stop:
     def __init__(self, descriptor: int) -> None:
         """The descriptor's end is that wish, as a signal is."""
         self._event = threading.Event()
-        self.heed_signals()
+        self.handle_signals()
         threading.Thread(target=self._read, args=(descriptor,), daemon=True).start()
 
-    def heed_signals(self) -> None:
+    def handle_signals(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
 
@@ -172,7 +172,7 @@ def _cluster(
             _end_others()
 
         try_again(start_ray, give_up)
-        stop.heed_signals()  # again: Ray has handlers of its own
+        stop.handle_signals()  # again: Ray has handlers of its own
         start_serve = partial(
             serve.start,
             http_options={"host": LOOPBACK, "port": port},  # HAProxy has the host: deploy/loopback.py

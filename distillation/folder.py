@@ -65,7 +65,7 @@ class Folder:
 
     def training(self) -> dict[str, Any] | None:
         file = self.work / "training.pt"
-        found: dict[str, Any] | None = torch.load(file, weights_only=True) if file.is_file() else None
+        found: dict[str, Any] | None = torch.load(file, "cpu", weights_only=True) if file.is_file() else None
         return found
 
     def save_report(self, report: dict[str, Any]) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from distillation.folder import Folder
 from distillation.losses import distance
@@ -21,6 +22,7 @@ from distillation.writing import read
 from outrider.engine.engine import Engine
 
 TEXTS_A_STEP = 8
+MOST_TOKENS = 4096  # that the draft reads at a time, if they are of several texts
 SAVED_STEPS = 20  # a kill loses at most so many
 RATE = 1e-3
 WARMUP = 10
@@ -29,7 +31,7 @@ GREEDY_TEMPERATURE = 0.5  # at which greedy text teaches
 
 
 class Learner:
-    """Trains a draft in place, whose logits are of the `vocabulary` [K]."""
+    """Trains a draft in place, whose logits are of the `vocabulary` [K], on the device where that is."""
 
     def __init__(
         self,
@@ -85,15 +87,42 @@ class Learner:
         tokens = sum(len(text.ids) - 1 for text in texts)
         variation = float(self.taken >= VARIATION_FROM * self.steps)
         total = 0.0
-        for text in texts:
-            temperature = text.temperature or GREEDY_TEMPERATURE
-            wanted = (read(self._engine, text.ids[:-1]) / temperature).softmax(-1)[:, self._vocabulary]
-            logits = self._draft(input_ids=torch.tensor([text.ids[:-1]]), use_cache=False).logits[0]
-            loss = distance(logits.float() / temperature, wanted, variation) * len(wanted) / tokens
+        for some in _together(texts):
+            learned, wanted = self._distributions(some)
+            loss = distance(learned, wanted, variation) * len(wanted) / tokens
             torch.autograd.backward([loss])
             total += float(loss.detach())
         self._schedule.step()
         return total
+
+    def _distributions(self, texts: Sequence[Text]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the draft's logits [n, K], at each text's temperature, and the target's probabilities."""
+        ids = [torch.tensor(text.ids[:-1]) for text in texts]
+        temperatures = [text.temperature or GREEDY_TEMPERATURE for text in texts]
+        device = self._vocabulary.device
+        wanted = read(
+            self._engine,
+            [text.ids[:-1] for text in texts],
+            lambda at, logits: (logits / temperatures[at]).softmax(-1)[:, self._vocabulary],
+        )
+        padded = pad_sequence(ids, batch_first=True)  # what fills a text up stands behind it: nothing sees it
+        lengths = torch.tensor([len(one) for one in ids])
+        there = (torch.arange(padded.shape[1]) < lengths[:, None]).to(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            logits = self._draft(input_ids=padded.to(device), use_cache=False).logits[there]
+        scale = torch.tensor(temperatures).repeat_interleave(lengths).to(device)
+        return logits.float() / scale[:, None], torch.cat(wanted)
+
+
+def _together(texts: Sequence[Text]) -> Iterator[list[Text]]:
+    """Yields the texts in groups of MOST_TOKENS at most, filled up to the longest of each, or of one text."""
+    group = list[Text]()
+    for text in sorted(texts, key=lambda text: len(text.ids)):
+        if group and (len(group) + 1) * len(text.ids) > MOST_TOKENS:
+            yield group
+            group = []
+        group.append(text)
+    yield group
 
 
 def _batches(texts: Sequence[Text], seed: int) -> list[list[Text]]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from distillation.texts import Text
-from outrider.engine.engine import Engine, Work
+from outrider.engine.engine import Engine
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Row, rank
 
@@ -46,11 +46,12 @@ def tokens_per_step(matches: Sequence[Sequence[bool]], k: int) -> float:
 def matches(draft: Any, text: Text, vocabulary: torch.Tensor) -> list[bool]:
     """Returns, for each token the target wrote, True if the draft guesses it, as a drafter does: with the
     noise by which the target drew it. The draft's logits are of the `vocabulary` [K]."""
-    logits = draft(input_ids=torch.tensor([text.ids[:-1]]), use_cache=False).logits[0, text.prompt - 1 :]
+    ids = torch.tensor([text.ids[:-1]], device=vocabulary.device)
+    logits = draft(input_ids=ids, use_cache=False).logits[0, text.prompt - 1 :].cpu()
     params = SamplingParams(temperature=text.temperature, seed=text.seed)
     positions = range(text.prompt, len(text.ids))
     rows = [Row(params, position, None, ()) for position in positions]
-    guesses = rank(logits.float(), rows, 1, None, vocabulary)
+    guesses = rank(logits.float(), rows, 1, None, vocabulary.cpu())
     return [guess.ids[0] == text.ids[at] for guess, at in zip(guesses, positions, strict=True)]
 
 
@@ -80,11 +81,10 @@ def acceptance(draft: Any, texts: Iterable[Text], vocabulary: torch.Tensor) -> d
 
 def step_ms(engine: Engine) -> float:
     """Returns the time of a step of one token, in milliseconds: the median of some."""
-    work = Work([0], 0, [0], 1)
     seconds = []
     for _ in range(TIMED_STEPS):
         began = time.perf_counter()
-        engine.step([work])
+        engine.probe()
         seconds.append(time.perf_counter() - began)
     return round(1000 * statistics.median(seconds), 3)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from outrider.options.engine import EngineOptions
 from outrider.options.model_id import checkpoint_name
-from outrider.options.option import check, option, wrong
+from outrider.options.option import check, option, same, wrong
 
 COUNT = re.compile(r"(\d+(?:\.\d+)?)([KM]?)")
 TIME = re.compile(r"(\d+(?:\.\d+)?)([smh])")
@@ -37,9 +38,12 @@ class DistillOptions:
     readings: int = option(3, "Times that the draft reads the text.", least=1)
     update: bool = option(False, "Go on from the draft in the folder, with new text.")
     seed: int = option(0, "Seed of text and training.", least=0, most=2**31)
+    device: str = same(EngineOptions, "device")
+    quantization: str | None = same(EngineOptions, "quantization")
 
     def __post_init__(self) -> None:
         check(self)
+        EngineOptions(device=self.device, quantization=self.quantization)  # raises what it does not take
         if not self.target or not self.out:
             raise wrong("out" if self.target else "target", "must not be empty")
         if self.most_tokens < 1:

@@ -92,13 +92,17 @@ def _prompt(line: str, number: int, file: Path, tokenizer: Any) -> Prompt:
     category = told.get("category", "")
     if isinstance(told.get("prompt"), str) and isinstance(category, str):
         ids = tuple(tokenizer(told["prompt"])["input_ids"])
+    elif "ids" in told and isinstance(category, str):  # as `--record` of a router writes them
+        ids = tuple(told["ids"]) if isinstance(told["ids"], list) else ()
+        if not all(type(token) is int and 0 <= token < len(tokenizer) for token in ids):
+            raise StartupError(f"{where}: has ids that are no tokens of this target")
     elif isinstance(told.get("messages"), list) and isinstance(category, str):
         try:
             ids = _encoded(tokenizer, _rendered(tokenizer, told["messages"]))
         except Exception as error:  # the template refuses what it does not know
             raise StartupError(f"{where}: the chat template refuses the messages ({error})") from None
     else:
-        raise StartupError(f'{where}: must be {{"prompt": TEXT}} or {{"messages": [...]}}')
+        raise StartupError(f'{where}: must be {{"prompt": TEXT}}, {{"messages": [...]}} or {{"ids": [...]}}')
     if not ids:
         raise StartupError(f"{where}: is empty")
     return Prompt(ids, category)

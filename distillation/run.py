@@ -26,13 +26,16 @@ from distillation.prompts import Prompt
 from distillation.texts import Text
 from distillation.writing import at_once, write
 from outrider.engine.draft_vocabulary import reduce_output
+from outrider.engine.engine import Engine
 from outrider.engine.loading import load_engine, load_model, load_tokenizer
 from outrider.errors import StartupError
+from outrider.options.memory import Share
 from outrider.options.option import wrong
 
 TEMPERATURES = (0.0, 0.7, 1.0)  # of the texts, in turn
 HELD_OUT = 12  # prompts, each of which is answered at every temperature
-SESSIONS = 16  # that write at a time
+SESSIONS = {"cpu": 32, "cuda": 256}  # that write at a time
+ON_GPU = Share(40)  # of its memory for the keys and values of the target, and none for those of the draft
 TEXT_SHARE = 0.4  # of the time, if it is bounded
 SEEDS = 2**24  # that a round has for its texts
 
@@ -75,7 +78,9 @@ class _Run:
         self.template = None if self.given else asking.template_of(self.tokenizer, options.target_name)
         self.draft = cut(target, state.layers)
         del target
-        self.engine = load_engine(options.target)
+        self.device = torch.device(options.device)
+        self.sessions = SESSIONS[self.device.type]
+        self.engine = self._load(options.target)
         self.began = time.monotonic() - state.seconds
         folder.save_state(state)
 
@@ -88,6 +93,16 @@ class _Run:
         self.state.done = True
         self._spent()
         return report
+
+    def _load(self, path: str, drafts: bool = False) -> Engine:
+        options = self.options
+        return load_engine(
+            path,
+            device=options.device,
+            quantization=options.quantization,
+            kv_memory_bytes=None if self.device.type == "cpu" else ON_GPU,
+            drafts=drafts,
+        )
 
     def _spent(self) -> None:
         self.state.seconds = time.monotonic() - self.began
@@ -123,7 +138,7 @@ class _Run:
         temperatures = islice(cycle(TEMPERATURES), len(found), None)
         with Stage("the target's text", most, self.console) as stage:
             while done < most and not (found and self._over(TEXT_SHARE)):
-                pairs = list(zip(islice(prompts, SESSIONS), temperatures, strict=False))
+                pairs = list(zip(islice(prompts, self.sessions), temperatures, strict=False))
                 while pairs:
                     some = self._write(pairs, seed + len(found))
                     kept.add(file, some)
@@ -146,9 +161,9 @@ class _Run:
         """Yields questions of the target's own; after a kill other ones than the `done` before."""
         assert self.template is not None
         empty = 0
-        for first in range(done, SEEDS, SESSIONS):
-            before = [Prompt(self.template.before)] * SESSIONS
-            made = write(self.engine, before, [1.0] * SESSIONS, asking.QUESTION_TOKENS, seed + first)
+        for first in range(done, SEEDS, self.sessions):
+            before = [Prompt(self.template.before)] * self.sessions
+            made = write(self.engine, before, [1.0] * self.sessions, asking.QUESTION_TOKENS, seed + first)
             asked = [
                 asking.prompt_of(self.tokenizer, self.template, text.ids[text.prompt :]) for text in made
             ]
@@ -161,7 +176,7 @@ class _Run:
     def _write(self, pairs: Sequence[tuple[Prompt, float]], seed: int) -> list[Text]:
         """Returns the texts of as many pairs as run at a time."""
         longest = max(len(prompt.ids) for prompt, _ in pairs) + self.options.length
-        some = pairs[: at_once(self.engine, SESSIONS, longest)]
+        some = pairs[: at_once(self.engine, self.sessions, longest)]
         prompts, temperatures = [prompt for prompt, _ in some], [temperature for _, temperature in some]
         return write(self.engine, prompts, temperatures, self.options.length, seed)
 
@@ -180,6 +195,8 @@ class _Run:
         freeze(self.draft)
         whole = self.draft.get_output_embeddings()
         reduce_output(self.draft, vocabulary)
+        self.draft.to(self.device)
+        vocabulary = vocabulary.to(self.device)
         learner = Learner(
             self.engine,
             self.draft,
@@ -205,7 +222,7 @@ class _Run:
             learner.run(until, max(1.0, until - time.monotonic()), keep, stage.at)
         self.trained = acceptance(self.draft, heldout, vocabulary)
         self.steps = learner.taken
-        self.draft.set_output_embeddings(whole)
+        self.draft.to("cpu").set_output_embeddings(whole)
         save(self.draft, self.tokenizer, vocabulary.tolist(), self.folder.path)
         return vocabulary
 
@@ -214,7 +231,7 @@ class _Run:
     ) -> dict[str, Any]:
         ids = set(vocabulary.tolist())
         written = [token for text in heldout for token in text.ids[text.prompt :]]
-        engine = load_engine(str(self.folder.path), drafts=True)
+        engine = self._load(str(self.folder.path), drafts=True)
         return {
             "options": asdict(self.options),
             "round": self.state.round,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -13,7 +13,8 @@ from outrider.engine.kv_blocks import BlockTable
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Row, draw
 
-CHUNK = 256  # tokens of a prompt in one step
+CHUNK = 256  # tokens of a text in one step
+MOST_TOKENS = 512  # of a step: larger ones are not recorded on a GPU
 
 
 def write(
@@ -31,9 +32,9 @@ def write(
     going = list(range(len(prompts)))
     try:
         while going:
-            works = [_work(engine, tables[at], written[at]) for at in going]
-            logits = engine.step(works)
-            drawing = [at for at, work in zip(going, works, strict=True) if work.rows]
+            works = dict(_works(engine, {at: written[at] for at in going}, tables, all_rows=False))
+            logits = engine.step(list(works.values()))
+            drawing = [at for at, work in works.items() if work.rows]
             rows = [Row(params[at], len(written[at]), None, ()) for at in drawing]
             for at, token in zip(drawing, draw(logits, rows).tolist() if rows else [], strict=True):
                 written[at].append(token)
@@ -49,18 +50,26 @@ def write(
     ]
 
 
-def read(engine: Engine, ids: Sequence[int]) -> torch.Tensor:
-    """Returns the logits [n, V] after each token of a text."""
-    table = BlockTable()
-    found = []
-    try:
-        for first in range(0, len(ids), CHUNK):
-            tokens = ids[first : first + CHUNK]
-            engine.pool.extend(table, len(tokens))
-            found.append(engine.step([Work(table.blocks, first, tokens, len(tokens))]).clone())
-    finally:
-        engine.pool.close(table)
-    return torch.cat(found)
+def read(
+    engine: Engine, texts: Sequence[Sequence[int]], kept: Callable[[int, torch.Tensor], torch.Tensor]
+) -> list[torch.Tensor]:
+    """Returns of each text what is `kept` of the logits [n, V] after its tokens, some of them at a time, put
+    together again. As many texts are read together as fit."""
+    found = [list[torch.Tensor]() for _ in texts]
+    most, first = at_once(engine, len(texts), max(map(len, texts))), 0
+    while first < len(texts):
+        group = {at: texts[at] for at in range(first, min(first + most, len(texts)))}
+        tables, first = {at: BlockTable() for at in group}, first + most
+        try:
+            while works := dict(_works(engine, group, tables, all_rows=True)):
+                logits = engine.step(list(works.values()))
+                parts = torch.split(logits, [work.rows for work in works.values()])
+                for at, part in zip(works, parts, strict=True):
+                    found[at].append(kept(at, part))
+        finally:
+            for table in tables.values():
+                engine.pool.close(table)
+    return [torch.cat(parts) for parts in found]
 
 
 def most_tokens(engine: Engine) -> int:
@@ -74,8 +83,20 @@ def at_once(engine: Engine, most: int, length: int) -> int:
     return max(1, min(most, engine.pool.num_blocks // blocks))
 
 
-def _work(engine: Engine, table: BlockTable, ids: Sequence[int]) -> Work:
-    start = table.length
-    tokens = ids[start : start + CHUNK]
-    engine.pool.extend(table, len(tokens))
-    return Work(table.blocks, start, tokens, int(table.length == len(ids)))
+def _works(
+    engine: Engine,
+    texts: Mapping[int, Sequence[int]],
+    tables: Mapping[int, BlockTable] | Sequence[BlockTable],
+    all_rows: bool,
+) -> Iterator[tuple[int, Work]]:
+    """Yields what a step runs of the texts, by their numbers: of each that is not read to its end a piece, as
+    far as a step has room. Logits are of all its tokens, or of the last of the text alone."""
+    room = MOST_TOKENS
+    for at, ids in texts.items():
+        start = tables[at].length
+        tokens = ids[start : start + min(CHUNK, room)]
+        if tokens:
+            engine.pool.extend(tables[at], len(tokens))
+            rows = len(tokens) if all_rows else int(tables[at].length == len(ids))
+            yield at, Work(tables[at].blocks, start, tokens, rows)
+            room -= len(tokens)

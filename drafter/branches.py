@@ -2,7 +2,7 @@
 
 While no trunk has a likely token to draft, the drafter goes on from the likeliest corrections. The chance
 that a branch is of use is that of the trunk up to where it leaves, times that of the guess there being wrong,
-times that of its own token being the target's: DESIGN section 3.
+times that of its own token being the target's. See docs/drafts.md, "Branches".
 """
 
 from __future__ import annotations

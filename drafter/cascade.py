@@ -11,58 +11,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from drafter.drafting import Part
-from drafter.masks import free_slots
-from drafter.session import DraftSession
-from drafter.text_index import LONGEST, TextIndex
+from drafter.look_up import LookUp
 from outrider.engine.kv_blocks import BlockPool
+from outrider.engine.state_slots import MOST_DRAFTS
 
-SHORTEST = 3  # tokens that must be the same
 MOST_CHECKED = 8  # tokens in a step
-LEAST_CHANCE = 0.3  # that the model agrees with a token and all before it: below, it is not worth its row
-FIRST_RATE = 0.6  # how often it agrees, before any was seen
-RATE = 0.1  # weight of one more
-
-
-class LookUp:
-    """What a session's own text says may come next, and how often its draft model has agreed."""
-
-    def __init__(self, session: DraftSession) -> None:
-        self._session = session
-        self._index = TextIndex(session.log, session.spec.params.most_tokens, SHORTEST)
-        self._rate = FIRST_RATE
-        self._first: int | None = None  # token that was expected last; None = none was
-
-    def expects(self, most: int) -> list[int]:
-        """Returns the tokens that are worth to be checked behind all that is drafted, at most so many."""
-        log = self._session.log
-        drafted = [guess.token for guess in self._session.drafted]
-        self._index.extended()
-        places = self._index.matches([*log[-LONGEST:], *drafted][-LONGEST:])
-        self._first = None
-        if not places:
-            return []
-        position, _ = max(places, key=lambda place: place[1])  # of equals the latest
-        ahead = list[int]()
-        chance = 1.0
-        for at in range(position, position + max(most, 1)):
-            token = log[at] if at < len(log) else [*drafted, *ahead][at - len(log)]
-            self._first = token if self._first is None else self._first
-            chance *= self._rate
-            if chance < LEAST_CHANCE or len(ahead) == most:
-                break
-            ahead.append(token)
-        return ahead
-
-    def judge(self, guesses: list[int], checked: int) -> None:
-        """Takes in what the model guessed where so many tokens were checked: it went on as far as it agreed.
-        If none was, what was expected first is a trial, too."""
-        if self._first is None or not guesses:
-            return
-        agreed = len(guesses) - 1 if checked else int(guesses[0] == self._first)
-        for _ in range(agreed):
-            self._rate += RATE * (1 - self._rate)
-        if agreed < max(checked, 1):
-            self._rate -= RATE * self._rate
 
 
 def with_lookups(parts: list[Part], pool: BlockPool, most_tokens: int) -> list[Part]:
@@ -76,8 +29,9 @@ def with_lookups(parts: list[Part], pool: BlockPool, most_tokens: int) -> list[P
             continue
         if drafting.look_up is None:
             drafting.look_up = LookUp(session)
-        most = min(session.window - len(session.drafted), session.last - session.length) - 1
-        most = min(most, MOST_CHECKED, room, free_slots(part, pool))
+        window = session.window if pool.states is None else min(session.window, MOST_DRAFTS)
+        most = min(window - len(session.drafted), session.last - session.length) - 1
+        most = min(most, MOST_CHECKED, room, part.free_slots(pool))
         checked = tuple(drafting.look_up.expects(max(most, 0)))
         pool.extend(drafting.table, len(checked))
         room -= len(checked)

@@ -9,6 +9,7 @@ from outrider.options.memory import parse_memory
 from outrider.options.model_id import checkpoint_name
 from outrider.options.option import check, option, wrong
 from outrider.options.protection import Protection
+from outrider.options.sessions import SPECULATION
 from outrider.options.telemetry import Export
 from outrider.options.worker import Joining, Listen, Registration, check_joining, check_worker
 
@@ -39,11 +40,13 @@ class DrafterConfig:
         True,
         "Draft on from likely corrections, too, where no session wants a next token.",
         negated=True,
+        heading=SPECULATION,
     )
     cascade: bool = option(
         True,
         "Let the draft model check several tokens in one step, where its text has had the same ones before.",
         negated=True,
+        heading=SPECULATION,
     )
     target: str | None = option(
         None,
@@ -57,6 +60,7 @@ class DrafterConfig:
         "memory for them.",
         metavar="SIZE",
         shown="none are remembered",
+        heading=SPECULATION,
     )
     export: Export = field(default=Export())
 

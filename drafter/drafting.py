@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from drafter.acceptance_model import AcceptanceModel
+from drafter.look_up import LookUp
 from drafter.session import Branch, DraftSession, Guess
 from outrider.engine.engine import Work
 from outrider.engine.kv_blocks import BlockPool, BlockTable
 from outrider.engine.scheduler import Candidate
+from outrider.engine.state_slots import MOST_DRAFTS, StateSlots
 from outrider.grammar import Place
 from outrider.sampling.sampler import Row, TokenCounts
-
-if TYPE_CHECKING:
-    from drafter.cascade import LookUp
 
 
 @dataclass(slots=True, eq=False)
@@ -32,6 +30,16 @@ class Drafting:
     def ready(self) -> bool:
         """Returns whether no grammar holds it up."""
         return self.place is None or (self.place.ready and self.place.fault is None)
+
+    def wants_token(self, states: StateSlots | None) -> bool:
+        """Returns whether one more guess on the trunk is of use now, and can be taken back. `states`: of a
+        model that keeps some."""
+        may = states is None or len(self.session.drafted) < MOST_DRAFTS
+        return may and self.session.wants_token and self.ready
+
+    def lost(self, states: StateSlots | None) -> bool:
+        """Returns whether what it has read is to be read again, since others needed the slot of its state."""
+        return states is not None and states.lost(self.table.blocks, self.table.length)
 
     @property
     def one_row(self) -> bool:
@@ -67,7 +75,12 @@ class Part:
 
     def work(self) -> Work:
         table = self.drafting.table if self.branch is None else self.branch.table
-        return Work(table.blocks, self.start, self.tokens, self.rows)
+        return Work(table.blocks, self.start, self.tokens, self.rows, standing=len(self.drafting.session.log))
+
+    def free_slots(self, pool: BlockPool) -> int:
+        """Returns how many more tokens its trunk could have in the cache."""
+        table = self.drafting.table
+        return (len(table.blocks) + pool.available) * pool.block_size - table.length
 
     def draws(self) -> list[Row]:
         drafting, branch = self.drafting, self.branch

@@ -18,8 +18,9 @@ import grpc.aio
 
 from outrider.errors import OutriderError, PeerRefused, StartupError
 from outrider.net.backoff import Backoff
+from outrider.net.conversation import converse, heard
 from outrider.net.diagnosis import why_unreachable
-from outrider.net.rpc import channel, converse, heard
+from outrider.net.rpc import channel
 from outrider.net.tasks import cancel, propagate_cancel
 from outrider.net.tls import Credentials
 from outrider.net.watched import reason
@@ -35,13 +36,11 @@ log = logging.getLogger(__name__)
 FIRST_BACKOFF_SECONDS = 0.2
 LAST_BACKOFF_SECONDS = 5.0
 GOOD_SECONDS = 10.0  # for which it must have been joined, for the pauses to begin anew
-# What gRPC says if a call ended while it was written to, and does not know why yet: the next try hears that.
-ENDED_AMID_A_WRITE = "Internal error from Core"
 FATAL = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.FAILED_PRECONDITION}  # trying again is of no use
 
 
 class Drafts(Protocol):
-    """Whose sessions they are: the drafter's service."""
+    """Who drafts for the sessions: the drafter's service."""
 
     def sessions(
         self, messages: AsyncIterator[DrafterCommand], context: Any
@@ -104,7 +103,7 @@ class Joined:
                 log.exception("the stream to the router at %s failed", url.address)
                 why = "this drafter failed"
             self._in.pop(url, None)
-            if not self._in and why != ENDED_AMID_A_WRITE:
+            if not self._in:
                 self._tell(on_state, None, f"{url.address}: {why or 'the stream ended'}")
             await asyncio.sleep(backoff.after(self._clock() - began))
 
@@ -118,8 +117,7 @@ class Joined:
         async with channel(url.address, self._credentials, JOIN.answered.max_bytes) as connection:
             call = converse(connection, JOIN, token=token_of(self._joining))
             try:
-                # Between two writes it may end, too: then the second one finds no call.
-                with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                with suppress(grpc.aio.AioRpcError):
                     await call.write(DrafterEvents(info=info))
                     events: Any = self._service.sessions(heard(call, JOIN), None)
                     async with aclosing(events):
@@ -128,7 +126,8 @@ class Joined:
                             if url not in self._in:  # the router has answered
                                 self._in[url] = None
                                 self._tell(on_state, url.address, "joined")
-                return await call.code(), await call.details() or ""
+                end = await call.end()
+                return end.code(), end.details() or ""
             finally:
                 call.cancel()
 

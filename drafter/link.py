@@ -7,7 +7,6 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
 from contextlib import aclosing
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -17,9 +16,10 @@ from drafter.survival import on_the_wire
 from outrider.errors import InvalidRequest, OutriderError
 from outrider.net.allowance import CUT_OFF_SECONDS, Allowance, CutOff
 from outrider.net.backoff import Backoff
+from outrider.net.conversation import Conversation, converse, heard
 from outrider.net.diagnosis import why_unreachable
 from outrider.net.heartbeat import SILENCE_SECONDS, Stillness, fell_silent
-from outrider.net.rpc import channel, converse, heard
+from outrider.net.rpc import channel
 from outrider.net.tasks import propagate_cancel
 from outrider.net.tls import Credentials
 from outrider.wire.drafter_sessions import DraftEndCause
@@ -181,9 +181,9 @@ class VerifierLink:
             if not self._sessions and self._clock() - self._idle_since >= IDLE_SECONDS:
                 return
 
-    async def _write(self, stream: grpc.aio.StreamStreamCall[Any, Any], greeted: asyncio.Event) -> None:
+    async def _write(self, stream: Conversation[DraftBatch], greeted: asyncio.Event) -> None:
         await stream.write(DraftBatch(hello=self._identity.hello()))
-        await greeted.wait()  # a write while the verifier refuses would take the place of its reason
+        await greeted.wait()
         async with aclosing(self._batches()) as batches:
             async for batch in batches:
                 await stream.write(batch)

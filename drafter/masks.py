@@ -35,7 +35,7 @@ def with_masks(parts: list[Part], mask: int | None, pool: BlockPool, most_tokens
         return parts
     room, masked = most_tokens - sum(len(part.tokens) for part in parts), list[Part]()
     for part in parts:
-        count = max(min(_wanted(part) - 1, room, free_slots(part, pool)), 0)
+        count = max(min(_wanted(part) - 1, room, part.free_slots(pool)), 0)
         pool.extend(part.drafting.table, count)
         room -= count
         tokens = part.tokens + (mask,) * count
@@ -50,9 +50,3 @@ def _wanted(part: Part) -> int:
     if drafting.counts is not None or drafting.place is not None:
         return 0  # a draw depends on those before it
     return min(session.window - len(session.drafted), session.last - session.length, MOST_GUESSES)
-
-
-def free_slots(part: Part, pool: BlockPool) -> int:
-    """Returns how many more tokens the part's trunk could have in the cache."""
-    table = part.drafting.table
-    return (len(table.blocks) + pool.available) * pool.block_size - table.length

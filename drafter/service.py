@@ -24,7 +24,7 @@ from outrider.net.rpc import WORKER_PING_SECONDS, add_methods, bind, new_server
 from outrider.net.tasks import cancel
 from outrider.net.tls import Credentials, Trust, opened
 from outrider.store.store import Registrar
-from outrider.telemetry.spans import tracer_of
+from outrider.telemetry.tracing import tracer_of
 from outrider.wire.codec import session_id_from_wire
 from outrider.wire.description import TokenizerFiles, WorkerInfo
 from outrider.wire.drafter_sessions import (

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from drafter.acceptance_model import ALTERNATIVES, AcceptanceModel
@@ -65,10 +66,13 @@ class DraftStepper:
         behind which the model guesses, too. If `cascade`, it checks what look-ups expect."""
         self._engine = engine
         self._limits = Limits(limits.max_batch_tokens, limits.prefill_chunk, engine.pool.block_size)
+        states = engine.pool.states  # of a model that keeps recurrent ones, each of one path
+        if states is not None:
+            self._limits = replace(self._limits, sessions=states.most_sessions)
         self._on_change = on_change
         self._on_failed = on_failed
         self._clock = clock
-        self._branches = branches and not engine.divided
+        self._branches = branches and not engine.divided and states is None
         self._grammars = grammars
         self._mask = mask
         self._cascade = cascade
@@ -230,11 +234,11 @@ class DraftStepper:
     # -- what a step runs --
 
     def _next_step(self) -> list[Part]:
-        wanting = [
-            drafting
-            for drafting in self._sessions.values()
-            if drafting.session.wants_token and drafting.ready
-        ]
+        everyone, states = self._sessions.values(), self._engine.pool.states
+        for drafting in everyone:
+            if drafting.lost(states):
+                self._release(drafting)
+        wanting = [drafting for drafting in everyone if drafting.wants_token(states)]
         if not self._branches:
             return self._trunks(wanting) or self._following()
         likely = [drafting for drafting in wanting if drafting.session.survival >= LIKELY]

@@ -2,7 +2,7 @@
 
 The drafter knows what it would have drafted at each position that is committed, so every position is a trial,
 and none is censored: guesses it held, corrections, bonus tokens, and stretches in which it did not draft.
-DESIGN section 4.
+See docs/drafts.md, "Survival".
 """
 
 from __future__ import annotations

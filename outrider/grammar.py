@@ -2,15 +2,18 @@
 
 llguidance does it. What a grammar costs is bounded: in bytes, in what its parser may do for one token, and in
 that all of it is done on threads of this file's own, beside event loops and engines. What a step waits for is
-done on others than what only its own session waits for: nothing costly stands before it in their queue.
+done on others than what only its own session waits for: nothing costly stands before it in their queue, and
+those others give way.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from enum import Enum
@@ -21,13 +24,13 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from outrider.errors import InvalidRequest
+from outrider.grammar_company import COSTLY_SECONDS, Company
 
 log = logging.getLogger(__name__)
 
 MAX_GRAMMAR_BYTES = 32 * 1024
 STACK_BYTES = 256 * 2**20  # of addresses: rules that name one another in a chain nest as deep in the library
-COSTLY_SECONDS = 0.002  # a place whose masks take longer gets the next one before its session has a step
-KEPT = 64  # compiled grammars
+NICENESS = 15  # of what only one session waits for: a thirtieth of what a step's thread has beside it
 
 # What a token may cost: some 30 ms at most. Ordinary schemas take 0.05 ms.
 LIMITS = LLParserLimits(
@@ -43,6 +46,8 @@ Mask = npt.NDArray[np.uint8]
 """Whether each token id may come: a bit each, the lowest id in the lowest bit."""
 Allowed = Callable[[], Mask | None]
 """Waits for a mask; None = not known, and the row is not needed."""
+Choose = Callable[[int | None, Mask], int | None]
+"""Which of the tokens that may come is likely to, behind a token; None = the text's last, and none is."""
 
 
 class Place:
@@ -55,8 +60,11 @@ class Place:
         start: Callable[[], LLMatcher],
         output: Sequence[int],
         changed: Callable[[], object],
+        company: Company,
+        ends: Container[int] = (),
     ) -> None:
-        """`changed` is called, on some thread, when `ready` has become true."""
+        """`changed` is called, on some thread, when `ready` has become true. `ends`: tokens that end a
+        text."""
         self.fault: str | None = None  # why the text cannot go on
         self.known: Sequence[bool] = ()  # of each row of the last `masks`, whether it has one
         self._changed = changed
@@ -66,6 +74,10 @@ class Place:
         self._start = start
         self._next: Mask | None = None  # where it was found before it was asked for
         self._costly = False
+        self._company = company
+        self._ends = ends
+        self._forced: Sequence[int] = ()  # tokens that the grammar leaves no choice of, as it was found once
+        self._forced_from = 0  # of them, those from there on come next
         self._find_next()
 
     @property
@@ -77,34 +89,91 @@ class Place:
         """The text has gone on by these tokens."""
         self._behind += tokens
         self._next = None
+        begin, end = self._forced_from, self._forced_from + len(tokens)
+        if list(tokens) == list(self._forced[begin:end]):
+            self._forced_from = end
+        else:
+            self._forced, self._forced_from = (), 0
         if self._costly:
             self._find_next()
 
-    def fits(self, path: Sequence[int]) -> int:
-        """Returns how many of the tokens may follow, one after the other."""
+    def fits(self, path: Sequence[int]) -> int | None:
+        """Returns how many of the tokens may follow, one after the other; None = it is not known now."""
         if self.fault is not None or self._costly or not self._using.acquire(blocking=False):
-            return 0
+            return None
         try:
             if not self._caught_up():
-                return 0
+                return None
             assert self._matcher is not None
             return int(self._matcher.validate_tokens(list(path)))
         finally:
             self._using.release()
 
-    def forced(self) -> list[int]:
-        """Returns the tokens of which the grammar leaves no choice, as the tokenizer cuts their text. The
-        model may cut it otherwise."""
-        if self.fault is not None or self._costly or not self._using.acquire(blocking=False):
+    def forced(self, most: int) -> list[int]:
+        """Returns the next tokens of which the grammar leaves no choice, at most so many, as the tokenizer
+        cuts their text. The model may cut it otherwise. None are looked for where that has cost too much."""
+        if self.fault is not None or self._costly:
             return []
+        if self._forced_from == len(self._forced):
+            self._find_forced()
+        return list(self._forced[self._forced_from :][:most])
+
+    def likely(self, most: int, choose: Choose) -> list[tuple[int, bool]]:
+        """Returns the next tokens, at most so many, as far as the grammar leaves no choice of them or
+        `choose` knows one; and of each whether it was chosen. Where that has cost too much none are."""
+        found = [(token, False) for token in self.forced(most)]
+        may = self.fault is None and not self._costly and self._company.may_choose
+        if len(found) >= most or not may or not self._using.acquire(blocking=False):
+            return found
         try:
-            if not self._caught_up():
-                return []
-            assert self._matcher is not None
-            began = time.thread_time()
-            tokens = [int(token) for token in self._matcher.compute_ff_tokens()]
-            self._costly = time.thread_time() - began > COSTLY_SECONDS
-            return tokens
+            if self._caught_up():
+                assert self._matcher is not None
+                began = time.thread_time()
+                masks = self._choose(self._matcher, found, most, choose, began + COSTLY_SECONDS)
+                taken = time.thread_time() - began
+                self._company.chose(taken)
+                if masks:
+                    self._costly = self._company.is_costly(self, taken / masks)
+        finally:
+            self._using.release()
+        return found
+
+    def _choose(
+        self, matcher: LLMatcher, found: list[tuple[int, bool]], most: int, choose: Choose, until: float
+    ) -> int:
+        """Adds to `found` what comes behind it, until so much of the thread's time. Returns how many masks
+        that took."""
+        masks, told = 0, int(matcher.try_consume_tokens([token for token, _ in found]))
+        while told == len(found) < most and time.thread_time() < until:
+            mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+            if matcher.is_error() or not mask.any():
+                break
+            masks += 1
+            if not found:
+                self._next = mask  # which the next step asks for
+            token = choose(found[-1][0] if found else None, mask)
+            if token is None:
+                break
+            found.append((token, True))
+            if token in self._ends:
+                break
+            told += int(matcher.try_consume_tokens([token]))
+            forced = matcher.compute_ff_tokens()[: most - len(found)]
+            found += [(one, False) for one in forced]
+            told += int(matcher.try_consume_tokens(forced))
+        if told:
+            matcher.rollback(told)
+        return masks
+
+    def _find_forced(self) -> None:
+        if not self._company.may_force or not self._using.acquire(blocking=False):
+            return
+        try:
+            if self._caught_up():
+                assert self._matcher is not None
+                began = time.thread_time()
+                self._forced, self._forced_from = self._matcher.compute_ff_tokens(), 0
+                self._company.forced(time.thread_time() - began)
         finally:
             self._using.release()
 
@@ -146,7 +215,10 @@ class Place:
                 began = time.thread_time()
                 told = _Told(self._matcher, path, parents, began + COSTLY_SECONDS)
                 self._find(told, first, found)
-                self._costly = time.thread_time() - began > COSTLY_SECONDS * (1 + told.count)
+                masks = told.count + (self._next is None)
+                if masks:
+                    taken = (time.thread_time() - began) / masks
+                    self._costly = self._company.is_costly(self, taken)
                 told.back(-1)
         except Exception:
             log.exception("a grammar failed")
@@ -226,13 +298,19 @@ class _Told:
 class Grammars:
     """What texts of one tokenizer may be made to obey."""
 
-    def __init__(self, tokenizer_json: str, eos_token_ids: Sequence[int]) -> None:
-        """Nothing is built before the first grammar comes."""
+    def __init__(
+        self,
+        tokenizer_json: str,
+        eos_token_ids: Sequence[int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Nothing is built before the first grammar comes. `clock` gives seconds."""
+        self._company = Company(clock)
         self._json = tokenizer_json
         self._eos = sorted(eos_token_ids)
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
-        self._compiled = lru_cache(maxsize=KEPT)(self._compile)
+        self._prepared: Future[None] | None = None  # from the first place on
 
     def prepare(self) -> None:
         """Builds what all grammars of the tokenizer share, if it has any."""
@@ -241,17 +319,25 @@ class Grammars:
 
     def check(self, grammar: str) -> None:
         """Raises InvalidRequest if texts cannot obey it here. Takes its time: not for an event loop."""
-        fault = _threads(Queue.SESSION).submit(self._fault, grammar).result()
+        fault = _threads(Queue.ALL).submit(self._fault, grammar).result()
         if fault is not None:
             raise InvalidRequest(fault)
 
     def place(self, grammar: str, output: Sequence[int], changed: Callable[[], object]) -> Place:
         """Returns where a text is that has come so far."""
-        return Place(lambda: self._compiled(grammar).deep_copy(), output, changed)
+        if self._prepared is None:  # all texts that come meanwhile wait for it
+            self._prepared = _threads(Queue.ALL).submit(self.prepare)
+        prepared = self._prepared
+
+        def start() -> LLMatcher:
+            prepared.result()
+            return self._compile(grammar)
+
+        return Place(start, output, changed, self._company, self._eos)
 
     def _fault(self, grammar: str) -> str | None:
         try:
-            matcher = self._compiled(grammar).deep_copy()
+            matcher = self._compile(grammar)
         except Exception as error:
             log.info("a tokenizer has no grammars: %s", error)
             return "the model's tokenizer is of a kind that no grammar can be used with"
@@ -262,6 +348,8 @@ class Grammars:
         return _told(matcher)
 
     def _compile(self, grammar: str) -> LLMatcher:
+        """Returns a matcher that shares nothing with others. Copies of one would share its lexer: where one
+        text takes that beyond its limits all would end, and a thread would wait for another's mask."""
         return LLMatcher(self._built(), grammar, log_level=0, limits=LIMITS)
 
     def _built(self) -> LLTokenizer:
@@ -284,16 +372,19 @@ def _told(matcher: LLMatcher) -> str:
 
 
 class Queue(Enum):
-    """Who waits for what stands in it."""
+    """Queues of work, by who waits for it."""
 
     STEP = "step"  # all sessions of an engine's step
-    SESSION = "session"  # one session, or one request
+    SESSION = "session"  # one session
+    ALL = "all"  # all that have a grammar; or one request, in a process that is bounded otherwise
 
 
 @lru_cache
 def _threads(queue: Queue) -> ThreadPoolExecutor:
     """Returns the threads of this process that work on it, which stand from now on."""
-    threads, both = ThreadPoolExecutor(2, f"grammar {queue.value}"), threading.Barrier(2)
+    gives_way = queue is Queue.SESSION and sys.platform == "linux"  # elsewhere niceness is the process's
+    threads = ThreadPoolExecutor(2, f"grammar {queue.value}", os.nice, (NICENESS if gives_way else 0,))
+    both = threading.Barrier(2)
     before = threading.stack_size(STACK_BYTES)
     try:
         for future in [threads.submit(both.wait) for _ in range(2)]:

@@ -13,7 +13,7 @@ FRAME = '  File "'  # so begins what a trace says of one place in the code
 
 
 class LogRecord(logging.LogRecord):
-    """In whichever process and format it is written. Of a trace, each error's own words are one line."""
+    """A record, in whichever process and format it is written. Each error of a trace has one line."""
 
     def __init__(self, *about: Any, **more: Any) -> None:
         super().__init__(*about, **more)

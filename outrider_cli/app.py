@@ -9,6 +9,7 @@ import typer
 from outrider import __version__
 from outrider_cli.batch import batch
 from outrider_cli.bench_command import bench
+from outrider_cli.commands import Headed
 from outrider_cli.distill import distill
 from outrider_cli.doctor_command import doctor
 from outrider_cli.generate import generate
@@ -27,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for command in (serve, generate, router, verifier, drafter, distill, plan, bench, batch, top, doctor):
-    app.command()(command)
+    app.command(cls=Headed)(command)
 app.add_typer(keys)
 
 

@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import inspect
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import MISSING
 from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand
 
 from outrider.options.option import Option, options
+
+
+class Headed(TyperCommand):
+    """A command whose options stand under their headings in its help."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        under: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
+        for each in self.get_params(ctx):
+            if (shown := each.get_help_record(ctx)) is not None:
+                kind = "Options" if each.param_type_name == "option" else "Arguments"
+                under[getattr(each, "rich_help_panel", None) or kind].append(shown)
+        for heading, records in under.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
 
 
 def command(run: Callable[..., None], name: str, help: str, *groups: type) -> Callable[..., None]:
@@ -38,6 +54,7 @@ def _parameter(told: Option) -> inspect.Parameter:
         min=about.least,
         max=about.most,
         show_default=shown,
+        rich_help_panel=about.heading,
     )
     kind = told.type
     if about.choices:

@@ -110,8 +110,12 @@ class JsonDisplay:
         """There is nothing to take away."""
 
     def _print(self, told: dict[str, object]) -> None:
-        line = json.dumps(told, ensure_ascii=False)
-        self._console.print(Text(line), soft_wrap=True, highlight=False)
+        """rich would take five times as long to find out that there is nothing to draw."""
+        try:
+            self._console.file.write(json.dumps(told, ensure_ascii=False) + "\n")
+            self._console.file.flush()
+        except BrokenPipeError:
+            self._console.on_broken_pipe()
 
 
 class BenchDisplay:

@@ -8,6 +8,10 @@ from distillation.options import DistillOptions
 from outrider.options.option import build
 from outrider_cli.commands import command
 from outrider_cli.reporting import reported
+from outrider_cli.sizing import TABLE
+from outrider_cli.speedup import Pair, expect
+
+RTT_MS = 0.2  # between processes of one machine
 
 
 def _distill(**given: Any) -> None:
@@ -18,7 +22,25 @@ def _distill(**given: Any) -> None:
         from distillation.run import distill, lines  # heavy: torch
 
         report = distill(options, Console(stderr=True))
-        print("\n".join(lines(report, options.out)), flush=True)
+        print("\n".join([*lines(report, options.out), *predicted(report)]), flush=True)
+
+
+def predicted(report: dict[str, Any]) -> list[str]:
+    """Returns what `outrider plan` computes from a report, a line for each temperature."""
+    found = []
+    for temperature, one in report["acceptance"]["by_temperature"].items():
+        pair = Pair(
+            target_step_ms=report["target_step_ms"],
+            acceptance=min(one["acceptance"], 0.999),
+            rtt_ms=RTT_MS,
+            draft_token_ms=report["draft_token_ms"],
+        )
+        best = max((expect(pair, k) for k in TABLE), key=lambda each: each.speedup)
+        found.append(
+            f"temperature {temperature}: {best.speedup:.2f} times plain decoding at k = {best.k}, as "
+            "`outrider plan` computes it"
+        )
+    return [*found, "outrider bench with this target and draft measures it"]
 
 
 distill = command(

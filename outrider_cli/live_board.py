@@ -23,6 +23,13 @@ OF_VERIFIERS = (
     "verifier|+model|#running|#waiting|#KV|#step ms|+#tokens|+#price|#tokens/s|#undrafted|+drafts bring"
 )
 ROLES = ("verifiers", "drafters")
+WHY_UNDRAFTED = {
+    "unwanted": "not asked for",
+    "rest": "they rest",
+    "no_drafter": "no drafter",
+    "none_chosen": "none fits or pays",
+    "price": "their price",
+}
 
 
 class Board:
@@ -116,7 +123,7 @@ def _tables(board: Board, told: Told, wide: bool) -> list[RenderableType]:
             wide,
         ),
         _table(
-            "your session|at|drafted by|#k|#window|#acceptance|#tokens",
+            "your session|at|drafted by|+why no drafts|#k|#window|#acceptance|#tokens",
             [_session(one) for one in sessions],
             "none at the moment",
             wide,
@@ -167,9 +174,10 @@ def _session(one: dict[str, Any]) -> list[str]:
         short(one["id"][:8]),
         short(one["verifier"]) or "waits",
         " ".join(map(short, one["drafters"])) or "nobody",
+        WHY_UNDRAFTED.get(one["undrafted"], NONE),
         str(one["k"]),
         str(one["window"]),
-        f"{one['acceptance']:.0%}",
+        NONE if one["undrafted"] else f"{one['acceptance']:.0%}",
         str(one["tokens"]),
     ]
 

@@ -62,17 +62,23 @@ class ServeOptions:
     compare: bool = same(VerifierConfig, "compare")
     trees: bool = same(VerifierConfig, "trees")
     draft_quantization: str | None = option(
-        None, "The same for the draft model alone.", choices=("int8", "fp8"), shown="as --quantization"
+        None,
+        "The same for the draft model alone.",
+        choices=("int8", "fp8"),
+        shown="as --quantization",
+        heading=EngineOptions.HEADING,
     )
     protection: Protection = field(default=Protection())
     api_keys: Path | None = same(RouterConfig, "api_keys")
     worker_port: int | None = same(RouterConfig, "worker_port")
     drafter_tokens: Path | None = same(RouterConfig, "drafter_tokens")
+    record: Path | None = same(RouterConfig, "record")
     advertise: str | None = option(
         None,
         "Host by which drafters that join reach this machine.",
         metavar="HOST",
         shown="same as --host",
+        heading=Listen.HEADING,
     )
     logging: Logging = field(default=Logging())
     export: Export = field(default=Export())
@@ -108,12 +114,13 @@ def _serve_command(**given: Any) -> None:
 
 
 def _workers(told: ServeOptions, models: Models) -> Workers:
-    processes = told.verifiers * told.engine.tensor_parallel_size + told.drafters
-    cores = len(os.sched_getaffinity(0))
-    threads = told.engine.threads or threads_each(cores, processes)
-    alone = threads_each(cores, told.verifiers)
+    cores, targets = len(os.sched_getaffinity(0)), told.verifiers * told.engine.tensor_parallel_size
+    beside, alone = threads_each(cores, targets + told.drafters), threads_each(cores, targets)
+    # Who looks guesses up takes no core.
+    usual, other = (beside, alone) if models.draft is not None else (alone, beside)
     divides = told.engine.device == "cpu" and told.engine.tensor_parallel_size == 1
-    lent = divides and told.compare and told.engine.threads is None and models.draft is not None
+    compared = divides and told.compare and told.engine.threads is None and other != usual
+    threads = told.engine.threads or usual
     engine = replace(told.engine, threads=threads, quantization=quantization(told.engine, models))
     return Workers(
         verifiers=told.verifiers,
@@ -124,7 +131,7 @@ def _workers(told: ServeOptions, models: Models) -> Workers:
         lock_step=told.sessions.lock_step,
         compare=told.compare,
         trees=told.trees,
-        resting_threads=alone if lent else None,
+        resting_threads=other if compared else None,
         max_model_len=told.max_model_len,
         protection=told.protection,
         joined=None if told.drafter_tokens is None else Listen(told.host, advertise=told.advertise),

@@ -16,7 +16,7 @@ class CallReading:
     format: str  # name of a ToolFormat
     several: bool = True
     json_parameters: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """By function: its parameters that are no texts, if the format does not tell them from texts."""
+    """The parameters of each function that are no texts, if the format does not tell them from texts."""
 
     @property
     def markers(self) -> tuple[str, ...]:

@@ -8,7 +8,8 @@ from pathlib import Path
 from outrider.options.option import check, option
 from outrider.options.protection import Protection, check_reach
 from outrider.options.sessions import SessionOptions
-from outrider.options.telemetry import Export
+from outrider.options.telemetry import Export, Logging
+from outrider.options.worker import Listen
 
 TLS_WORKER_PORT = 50052
 LOOPBACK = "127.0.0.1"
@@ -33,6 +34,7 @@ class RouterConfig:
         "In $OUTRIDER_STORE its password is seen by nobody else.",
         metavar="URL",
         shown="$OUTRIDER_STORE, or this router's own memory",
+        heading=Listen.HEADING,
     )
     worker_port: int | None = option(
         None,
@@ -40,6 +42,7 @@ class RouterConfig:
         least=0,
         most=65535,
         shown=f"{TLS_WORKER_PORT} with TLS, otherwise --grpc-port",
+        heading=Listen.HEADING,
     )
     protection: Protection = field(default=Protection())
     api_keys: Path | None = option(
@@ -47,6 +50,7 @@ class RouterConfig:
         "Keys of the clients, hashed: lines of `outrider keys add NAME`. Read again on change.",
         metavar="FILE",
         shown="$OUTRIDER_API_KEYS, or none: everybody may ask",
+        heading=Protection.HEADING,
     )
     drafter_tokens: Path | None = option(
         None,
@@ -54,6 +58,14 @@ class RouterConfig:
         "--drafter-tokens FILE`. Read again on change.",
         metavar="FILE",
         shown="none: all drafters register",
+        heading=Protection.HEADING,
+    )
+    record: Path | None = option(
+        None,
+        "Keep the prompts of requests in this file, for `outrider distill --prompts`: the newest 64 MiB.",
+        metavar="FILE",
+        shown="none: no prompt is kept",
+        heading=Logging.HEADING,
     )
     export: Export = field(default=Export())
     api_key_lines: str | None = None  # the keys, if there is no file

@@ -42,7 +42,7 @@ class Connection(Protocol):
 
 
 class Connections:
-    """Those that are open, by their clients' addresses."""
+    """The connections that are open, by their clients' addresses."""
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` gives seconds."""
@@ -70,7 +70,7 @@ class Connections:
         connection.drop()
 
     def remove(self, address: str, connection: Connection) -> None:
-        """It is closed, or about to be."""
+        """Forgets a connection that is closed, or about to be."""
         of_address = self._open.get(address, {})
         if connection in of_address:
             del of_address[connection]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from router.compatibility import tokenizer_fits
 from router.drafter_doubts import DrafterDoubts
-from router.drafter_merits import CLEARLY, PAYS, DrafterMerits, preferred
+from router.drafter_merits import CLEARLY, PAYS, DrafterMerits, OwnedMerits, preferred
 from router.placement import DrafterCandidate, choose_drafter, host_of, usable
 from router.pool import Below, Pools
 from router.request_features import ANY, Floats
@@ -36,6 +36,7 @@ class Wanted:
     beside: frozenset[str] = frozenset()  # fingerprints of the models that others draft with for it
     further: bool = False  # it is not to be its first drafter
     sessions: str = ""  # which of the target's: merits are those of these; empty = all
+    owner: str = ""  # whose they are
     like: Floats = field(default_factory=lambda: ANY)  # what the request is like
 
     def but(self, one: Drafter) -> Wanted:
@@ -45,7 +46,7 @@ class Wanted:
 
 
 class DrafterChoice:
-    """Those of one router."""
+    """Chooses among the drafters of one router."""
 
     def __init__(self, drafters: Mapping[str, Drafter], doubts: DrafterDoubts, below: Below) -> None:
         """`below` draws those that are looked at, and one of those that are as good."""
@@ -54,8 +55,8 @@ class DrafterChoice:
         self._below = below
         self._of_draft: Pools[tuple[str, str], Drafter] = Pools()  # by tokenizer and model fingerprint
         self._on_host: Pools[str, Drafter] = Pools()
-        self.merits = DrafterMerits()  # of each by itself
-        self.added = DrafterMerits()  # what each brought that the session's others had not guessed
+        self.merits = OwnedMerits()  # of each by itself
+        self.added = OwnedMerits()  # what each brought that the session's others had not guessed
 
     def add(self, drafter: Drafter) -> None:
         self._of_draft.add(_draft(drafter), drafter)
@@ -70,12 +71,12 @@ class DrafterChoice:
         if so, others are preferred to it for a while."""
         if self.drafter_for(wanted.but(silent)) is None:
             return False
-        self._doubts.silent(silent)
+        self._doubts.silent(silent, wanted.owner)
         return True
 
     def drafter_for(self, wanted: Wanted) -> Drafter | None:
         """Returns a drafter; None where the session is better off without."""
-        drafter, on_trial = self._choose(wanted)
+        drafter, on_trial = self._choose(wanted, self._merits(wanted).may_seek(_of(wanted)))
         if drafter is not None and on_trial:
             self._merits(wanted).tried(_of(wanted), drafter.instance)
         return drafter
@@ -87,7 +88,7 @@ class DrafterChoice:
         merit = merits.of(model, former.instance, wanted.like)
         if merit is None or (merit >= PAYS and not (merits.may_try(model) or merits.may_change(model))):
             return former
-        other, on_trial = self._choose(wanted.but(former))
+        other, on_trial = self._choose(wanted.but(former), merit < PAYS and merits.may_seek(model))
         found = None if other is None else merits.of(model, other.instance, wanted.like)
         if other is not None and on_trial:
             merits.tried(model, other.instance)
@@ -98,10 +99,10 @@ class DrafterChoice:
         return other
 
     def _merits(self, wanted: Wanted) -> DrafterMerits:
-        return self.added if wanted.further else self.merits
+        return (self.added if wanted.further else self.merits).of(wanted.owner)
 
-    def _choose(self, wanted: Wanted) -> tuple[Drafter | None, bool]:
-        """Returns the drafter, and whether it is on trial."""
+    def _choose(self, wanted: Wanted, may_seek: bool) -> tuple[Drafter | None, bool]:
+        """Returns the drafter, and whether it is on trial. `may_seek`: where nobody pays, one may be."""
         verifier, merits = wanted.verifier, self._merits(wanted)
         target, address = verifier.identity, verifier.registration.address
         model, chosen, on_trial = target.model_fingerprint, None, False
@@ -115,7 +116,7 @@ class DrafterChoice:
                     one.load,
                     one.placed,
                     wanted.acceptance(model, one.identity.model_fingerprint),
-                    distrusted=self._doubts.about(one.identity.worker_id, target.worker_id),
+                    distrusted=self._doubts.about(one.identity.worker_id, target.worker_id, wanted.owner),
                     unreported=one.unreported,
                     merit=merits.of(_of(wanted), one.instance, wanted.like),
                     due=merits.due(_of(wanted), one.instance),
@@ -125,11 +126,11 @@ class DrafterChoice:
                 if one.way_to(verifier) and one.identity.model_fingerprint not in wanted.beside
             )
             some = usable(candidates, target.tokenizer_hash, wanted.gave_up)
-            fitting, on_trial = preferred(some, merits.may_try(_of(wanted)))
+            fitting, on_trial = preferred(some, merits.may_try(_of(wanted)), may_seek)
             chosen = choose_drafter(fitting, target.tokenizer_hash, address, below=self._below)
             if chosen is None and some:
                 break  # none of a few pays: it is not worth to look at all, again and again
-            if chosen is not None and not self._doubts.about(chosen, target.worker_id):
+            if chosen is not None and not self._doubts.about(chosen, target.worker_id, wanted.owner):
                 verifier.drafted_by(chosen)
                 break
         return self._drafters[chosen] if chosen is not None else None, on_trial

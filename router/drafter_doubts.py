@@ -1,6 +1,7 @@
 """Which drafters others are preferred to, for what verifiers and sessions saw of them.
 
-A doubt ends by itself after a while, and the drafter is tried again."""
+A doubt ends by itself after a while, and the drafter is tried again. That nothing of it is verified may be
+due to what is asked for: such a doubt is for the requests of one owner."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ UNREACHED_SECONDS = 30.0
 MOST_DOUBTS = 4096  # the oldest go first
 MOST_TOLD = 3
 
-Doubt = tuple[str, str]  # the drafter's id, and that of the verifier which it does not reach, or "" for all
+Doubt = tuple[str, str, str]
+"""The drafter's id, that of the verifier which it does not reach, and whose requests; "" = all."""
 
 
 class DrafterDoubts:
@@ -30,33 +32,36 @@ class DrafterDoubts:
         self._clock = clock
         self._until: dict[Doubt, float] = {}
 
-    def about(self, drafter_id: str, verifier_id: str) -> bool:
-        """Returns whether others are preferred to the drafter for sessions of the verifier."""
+    def about(self, drafter_id: str, verifier_id: str, owner: str = "") -> bool:
+        """Returns whether others are preferred to the drafter for the owner's sessions at the verifier."""
         if not self._until:  # as a rule; it is asked for each drafter that is looked at
             return False
         now = self._clock()
-        return any(self._until.get((drafter_id, of), 0.0) > now for of in ("", verifier_id))
+        doubts = (drafter_id, "", ""), (drafter_id, verifier_id, ""), (drafter_id, "", owner)
+        return any(self._until.get(doubt, 0.0) > now for doubt in doubts)
 
     def cut_off(self, drafter: Drafter, reason: str) -> None:
         """Notes that a verifier cut the drafter off for what no drafter may send."""
         worker_id = drafter.identity.worker_id
-        if self._note((worker_id, ""), CUT_OFF_SECONDS):
+        if self._note((worker_id, "", ""), CUT_OFF_SECONDS):
             log.warning("drafter %s was cut off by a verifier (%s): others are preferred", worker_id, reason)
             self._metrics.drafter_cut_off()
 
-    def silent(self, drafter: Drafter) -> None:
-        """Notes that nothing of the drafter was verified for a session, though another could draft for it."""
+    def silent(self, drafter: Drafter, owner: str) -> None:
+        """Notes that nothing of the drafter was verified for a session of the owner's, though another could
+        draft for it."""
         worker_id = drafter.identity.worker_id
-        if self._note((worker_id, ""), SILENT_SECONDS):
-            log.warning("nothing that drafter %s sends is verified: others are preferred", worker_id)
+        if self._note((worker_id, "", owner), SILENT_SECONDS):
+            whom = f" for sessions of {owner}" if owner else ""
+            log.warning("nothing that drafter %s sends is verified%s: others are preferred", worker_id, whom)
             self._metrics.drafter_silent()
 
     def unreached(self, drafter: Drafter, verifier: Verifier, reason: str) -> None:
         """Notes that the drafter's drafts do not reach the verifier."""
-        doubt = drafter.identity.worker_id, verifier.identity.worker_id
-        if self._note(doubt, UNREACHED_SECONDS):
+        ids = drafter.identity.worker_id, verifier.identity.worker_id
+        if self._note((*ids, ""), UNREACHED_SECONDS):
             said = printable(reason, MAX_MESSAGE)
-            log.warning("drafter %s does not draft for verifier %s: %s", *doubt, said)
+            log.warning("drafter %s does not draft for verifier %s: %s", *ids, said)
 
     def told(self) -> str:
         """Returns a sentence about the drafters that reach a verifier not, or ""."""

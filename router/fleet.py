@@ -8,12 +8,15 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from outrider.wire.load import DrafterLoad, VerifierLoad
 from outrider.wire.session import SessionId
+from router.absent import Absent, come_back
 from router.compatibility import Registration, tokenizer_fits
 from router.drafter_choice import DrafterChoice
 from router.drafter_doubts import DrafterDoubts
+from router.losses import RESUME_SECONDS
 from router.metrics import Metrics
 from router.placement import VerifierCandidate, choose_verifier, well_placed
 from router.pool import Below, Pools
@@ -26,7 +29,7 @@ from router.workers import Drafter, Verifier
 
 log = logging.getLogger(__name__)
 
-CANCEL_SECONDS = 60.0  # as long as a session waits for a verifier
+CANCEL_SECONDS = RESUME_SECONDS  # as long as a session waits for a verifier
 AGAIN_SECONDS = 1.0  # after which one that is cancelled again is told again
 MOST_CANCELLED = 4096  # that are remembered; the oldest go first
 FEW = 8  # verifiers that are drawn to be looked at
@@ -62,6 +65,7 @@ class Fleet:
         self._block_sizes: Counter[int] = Counter()  # of all verifiers
         self._holders = PrefixHolders()
         self._served: dict[str, ServedModel] = {}
+        self._absent = Absent()
         self.doubts = DrafterDoubts(metrics, clock)
         self.choice = DrafterChoice(self.drafters, self.doubts, below)
         self.turns = Turns()  # of sessions that seek a verifier
@@ -89,7 +93,9 @@ class Fleet:
                 *(model.name, ", ".join(sorted(found))),
             )
         self._contexts[model.name][verifier.registration.info.max_context] += 1
+        self._absent.came(verifier.identity.worker_id)
         if model.name not in self._served:
+            self._absent.replaced(model.name, model.fingerprint)
             assert verifier.registration.tokenizer is not None, "a verifier brings one"
             self._served[model.name] = ServedModel(
                 name=model.name,
@@ -129,6 +135,9 @@ class Fleet:
                 session.drafter_lost()
             return True
         del self.verifiers[worker_id]
+        (as_it_was,), served = self.candidates([worker]), self._served[name]
+        alone = replace(served, max_context=worker.registration.info.max_context, numerics=_told(worker))
+        self._absent.went(as_it_was, alone, self._clock())
         self.waiting.pop(worker, None)
         self._of_model.remove(name, worker)
         self._block_sizes -= Counter([worker.prefixes.block_size])
@@ -165,6 +174,17 @@ class Fleet:
             for model in sorted(self._served.values(), key=lambda model: model.name)
         ]
 
+    def absent_models(self) -> list[ServedModel]:
+        """Returns those that nobody serves now, and somebody did within RESUME_SECONDS."""
+        return [model for model in self._absent.models(self._clock()) if model.name not in self._served]
+
+    def awaited(self, model: str, waiting: int) -> list[VerifierCandidate]:
+        """Returns the verifiers that may come back to sessions of the model, of which so many have none, as
+        they will be then; none while one is here."""
+        if self._of_model[model]:
+            return []
+        return come_back(self._absent.of(model, self._clock()), waiting)
+
     def served(self) -> list[Registration]:
         """Returns a verifier of each model that is served, which all others of it are like."""
         return [next(iter(self._of_model[name])).registration for name in self._served]
@@ -189,7 +209,7 @@ class Fleet:
         request, tokens = transcript.request, transcript.log
         blocks, most = PromptBlocks(tokens, request.params.cache_salt), request.params.most_tokens
         verifier = None
-        for candidates in self._looks(request.model, blocks, lost):
+        for candidates in self._looks(request.model, blocks, request.owner, lost):
             chosen = choose_verifier(
                 candidates.values(),
                 request.model,
@@ -219,17 +239,17 @@ class Fleet:
         )
 
     def looks(
-        self, model: str, tokens: Sequence[int], cache_salt: bytes = b""
+        self, model: str, tokens: Sequence[int], cache_salt: bytes = b"", owner: str = ""
     ) -> Iterator[Iterable[VerifierCandidate]]:
         """Yields a few verifiers of the model, drawn at random, with those that may hold the beginning of
-        `tokens`; then, for who finds none there that suits, all of them."""
-        for candidates in self._looks(model, PromptBlocks(tokens, cache_salt)):
+        `tokens`; then, for who finds none there that suits, all of them. `owner`: whose tokens they are."""
+        for candidates in self._looks(model, PromptBlocks(tokens, cache_salt), owner):
             yield candidates.values()
 
     def _looks(
-        self, model: str, blocks: PromptBlocks, lost: frozenset[tuple[str, int]] = frozenset()
+        self, model: str, blocks: PromptBlocks, owner: str, lost: frozenset[tuple[str, int]] = frozenset()
     ) -> Iterator[dict[str, VerifierCandidate]]:
-        pool = self._of_model[model]
+        pool, may_place = self._of_model[model], partial(self.standings.may_place, owner=owner)
         few = dict.fromkeys(pool.draw(FEW, self._below))
         if len(few) < len(pool):
             for size in self._block_sizes:
@@ -237,8 +257,8 @@ class Fleet:
                     holder = self.verifiers.get(worker_id)
                     if holder is not None and holder.registration.info.model.name == model:
                         few[holder] = None
-            yield self._candidates(filter(self.standings.may_place, few), blocks, lost)
-        yield self._candidates(filter(self.standings.may_place, pool), blocks, lost)
+            yield self._candidates(filter(may_place, few), blocks, lost)
+        yield self._candidates(filter(may_place, pool), blocks, lost)
 
     def candidates(self, verifiers: Iterable[Verifier]) -> list[VerifierCandidate]:
         """Returns them as they are, whatever a session's prompt."""
@@ -293,3 +313,7 @@ class Fleet:
         self._note_waiting(verifier)
         for reported in self.on_verifier_load:
             reported(verifier)
+
+
+def _told(verifier: Verifier) -> tuple[str, ...]:
+    return (verifier.numerics,) if verifier.numerics else ()

@@ -13,7 +13,7 @@ OTHERS = "others"
 
 
 class GuessMetrics:
-    """Those of one router. A token that two have guessed counts for both."""
+    """The metrics of guesses of one router. A token that two have guessed counts for both."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._tokens = Counter(

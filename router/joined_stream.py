@@ -10,7 +10,7 @@ from typing import Any
 import grpc.aio
 
 from outrider.net.allowance import Allowance
-from outrider.net.rpc import converse, heard
+from outrider.net.conversation import converse, heard
 from outrider.net.tasks import cancel
 from outrider.wire.drafter_sessions import DrafterCommand, DrafterEvents
 from outrider.wire.methods import JOIN, Method
@@ -52,7 +52,7 @@ class JoinedStream:
 
 
 Connection = grpc.aio.Channel | JoinedStream
-"""To a worker: one to call it by, or the stream that it has opened."""
+"""A connection to a worker: one to call it by, or the stream that it has opened."""
 
 
 def conversation(

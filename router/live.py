@@ -12,9 +12,9 @@ from itertools import islice
 
 from outrider.wire.load import VerifierLoad
 from outrider.wire.session import SessionId
+from router.drafting import Drafting
 from router.fleet import Fleet
 from router.session import Session
-from router.session_draft import Drafting
 from router.workers import Drafter, Verifier
 
 MOST_WORKERS = 64  # of each role that are told of; of the others there is a count
@@ -121,6 +121,7 @@ def _session(session: Session) -> Json:
         "k": told.k,
         "window": told.window,
         "acceptance": told.acceptance,
+        "undrafted": told.undrafted or "",
         "tokens": session.transcript.output_tokens,
     }
 

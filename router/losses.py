@@ -1,4 +1,4 @@
-"""How often a session has lost its verifier: when it goes on elsewhere, and when it is given up. Pure.
+"""How sessions end before their text does: how often one may lose its verifier, and what else ends it. Pure.
 
 Where many verifiers go at once, a session may be moved to several that are gone before anybody knows. That
 says nothing of the session. What it dies of itself kills one verifier after another.
@@ -6,8 +6,9 @@ says nothing of the session. What it dies of itself kills one verifier after ano
 
 from __future__ import annotations
 
-from outrider.errors import Unavailable
+from outrider.errors import Cancelled, Superseded, Unavailable
 
+RESUME_SECONDS = 60.0  # a session that has no verifier waits so long for one
 MAX_LOSSES = 3  # that lie apart, without a token gained
 APART_SECONDS = 2.0  # in which who has gone is noticed: as many as go at once are one loss
 
@@ -37,9 +38,25 @@ class Losses:
         return Unavailable(f"{self._count} target workers in a row were lost on this request")
 
 
-def none_came(seconds: float, missing: str) -> Unavailable:
-    """Returns the end of a session that has waited so long. `missing`: what it waited for."""
+def none_came(missing: str, served: bool) -> Unavailable:
+    """Returns the end of a session that has waited so long. `missing`: what it waited for. `served`: whether
+    some verifier had it before."""
+    if not served:
+        return Unavailable(f"no target worker came within {RESUME_SECONDS:g} seconds; send it again{missing}")
     return Unavailable(
         "the target worker that served this request was lost, and none came in its place within "
-        f"{seconds:g} seconds; resume it later, or send it again{missing}"
+        f"{RESUME_SECONDS:g} seconds; resume it later, or send it again{missing}"
     )
+
+
+def lost_track() -> Unavailable:
+    """Returns what a session ends with whose verifier said what no sound one says, if there is no other."""
+    return Unavailable("the target worker lost track of this request; send it again")
+
+
+def cancelled() -> Cancelled:
+    return Cancelled("the request was cancelled")
+
+
+def superseded() -> Superseded:
+    return Superseded("the session goes on elsewhere: its client has come back by another connection")

@@ -53,8 +53,8 @@ class PlacedPrefixes:
 
 
 class PrefixHolders:
-    """By block, the verifiers where it was placed last: who is to be looked at for a prompt without looking
-    at all of them. What they hold, their own PlacedPrefixes says."""
+    """The verifiers where each block was placed last: these are looked at for a prompt, and not all of them.
+    What they hold, their own PlacedPrefixes says."""
 
     def __init__(self, most_blocks: int = MOST_BLOCKS) -> None:
         self._most = most_blocks

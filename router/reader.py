@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from outrider.errors import Cancelled, OutriderError, Superseded, Unavailable
+from outrider.errors import OutriderError
+from router.losses import superseded
 from router.requests import SessionEvent
-
-if TYPE_CHECKING:
-    from router.session import Session
+from router.session import Session
 
 
 class Reader:
-    """Goes through a session's events, from the first output token on: `known` ones, and those of `next`."""
+    """Goes through a session's events, from the first output token on: `known` ones, and those of `next`. The
+    former reader hears Superseded."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._steps = session.transcript.steps  # that it has had
         self.known = session.transcript.known() if self._steps else ()
+        session.read_by(self)
 
     @property
     def superseded(self) -> bool:
@@ -40,16 +39,3 @@ class Reader:
                 continue
             session.news.clear()
             await session.news.wait()
-
-
-def cancelled() -> Cancelled:
-    return Cancelled("the request was cancelled")
-
-
-def superseded() -> Superseded:
-    return Superseded("the session goes on elsewhere: its client has come back by another connection")
-
-
-def lost_track() -> Unavailable:
-    """Returns what a session ends with whose verifier said what no sound one says, if there is no other."""
-    return Unavailable("the target worker lost track of this request; send it again")

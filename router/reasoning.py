@@ -74,7 +74,7 @@ class ReasoningReading:
 
 
 class Splitter:
-    """Of one text. Line ends at the beginning and at the end of the reasoning are left out."""
+    """Parts one text. Line ends at the beginning and at the end of the reasoning are left out."""
 
     def __init__(self, form: ReasoningFormat, begun: bool) -> None:
         self.over = False  # what comes is the answer

@@ -77,7 +77,7 @@ class Recalled:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model that at least one registered verifier runs."""
+    """A model that at least one registered verifier runs, or ran until a moment ago."""
 
     name: str
     fingerprint: str
@@ -96,7 +96,7 @@ class SessionRunner(Protocol):
     def model(self, name: str) -> ServedModel:
         """The served model of that name; an empty name is the only (or first) one.
 
-        Raises UnknownModel, or Unavailable where no verifier is registered at all."""
+        Raises UnknownModel, or Unavailable where no verifier is registered, nor was a moment ago."""
         ...
 
     def models(self) -> list[ServedModel]: ...

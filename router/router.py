@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -20,10 +21,9 @@ from outrider.net.tls import Tls
 from outrider.options.telemetry import Export
 from outrider.store.logs import SESSION_TTL_SECONDS
 from outrider.store.memory import MemoryStore
-from outrider.store.redis import RedisStore
 from outrider.store.store import Store
 from outrider.store.url import parse_store_url
-from outrider.telemetry.spans import tracer_of
+from outrider.telemetry.tracing import tracer_of
 from outrider.wire.hello import Identity, Role
 from router.api.access import Access, HttpAccess
 from router.api.compression import Compression
@@ -39,6 +39,7 @@ from router.api.validation import DrawBelow
 from router.fleet import Fleet
 from router.live import service, sessions_of
 from router.metrics import Metrics
+from router.prompt_record import PromptRecord
 from router.session_log_writer import SessionLogWriter
 from router.sessions import Sessions
 from router.spans_dropped import SpansDropped
@@ -69,9 +70,11 @@ class Router:
         keys: Keys | None = None,
         tls: Tls | None = None,
         export: Export = NO_EXPORT,
+        record: Path | None = None,
     ) -> None:
         """The options are RouterConfig's. The store is closed with the router. `keys`: of which clients must
-        show one. `tls`: for the connections to workers."""
+        show one. `tls`: for the connections to workers. Raises StartupError."""
+        self.record = None if record is None else PromptRecord(record)
         self.store = store
         self._session_ttl = session_ttl
         self.identity = _identity()
@@ -98,6 +101,7 @@ class Router:
             drafters_per_session=drafters_per_session,
             same_numerics=same_numerics,
             tracer=self.tracer,
+            record=self.record,
         )
         self.intake = Intake(self.sessions, _draw_below(seed), self.threads, share_prefixes, formats)
         self.app: FastAPI = create_app(self.intake, self.metrics)
@@ -155,12 +159,18 @@ class Router:
         await self.store.close()
         if self.tracer is not None:
             self.tracer.close()
+        if self.record is not None:
+            self.record.close()
 
 
 def store_at(url: str | None) -> Store:
     """Returns the store with that url, or one in this process. Connects to nothing yet. Raises
     StartupError."""
-    return MemoryStore() if url is None else RedisStore(parse_store_url(url))
+    if url is None:
+        return MemoryStore()
+    from outrider.store.redis import RedisStore  # its client takes a tenth of a second of every start
+
+    return RedisStore(parse_store_url(url))
 
 
 def _identity() -> Identity:

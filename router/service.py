@@ -15,7 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from outrider.errors import StartupError
-from outrider.net.crowding import keep_uncrowded
+from outrider.net.crowding import limit_connections
 from outrider.net.rpc import STOP_GRACE_SECONDS, bind, most_connections, new_server
 from outrider.net.tls import Tls, opened
 from outrider.worker.garbage import spare_what_is_there
@@ -56,6 +56,7 @@ async def serve(config: RouterConfig) -> None:
         keys=keys_of(config.api_keys, config.api_key_lines),
         tls=tls if tls is not None and tls.mutual else None,
         export=config.export,
+        record=config.record,
     )
     clients = new_server(GRPC_SHARE)
     add_generation_service(
@@ -85,7 +86,7 @@ async def serve(config: RouterConfig) -> None:
             await server.start()
         http = asyncio.create_task(http_server.serve(sockets=[listener]))
         failed = asyncio.create_task(router.wait())
-        crowding = asyncio.create_task(keep_uncrowded(ports))
+        crowding = asyncio.create_task(limit_connections(ports))
         try:
             url = f"{'http' if tls is None else 'https'}://{_address(listener)}"
             await _until_stopped(http_server, [http, failed], f"{url} ({addresses})")

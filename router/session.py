@@ -21,7 +21,6 @@ from outrider.wire.session import FinishReason, SessionId
 from outrider.wire.verifier_sessions import Committed
 from router import losses, numerics
 from router.fleet import Fleet
-from router.reader import Reader, cancelled, lost_track, superseded
 from router.rebalance import Unbegun
 from router.requests import SessionEnded, TokensCommitted
 from router.session_draft import SessionDraft
@@ -34,7 +33,6 @@ from router.workers import Verifier
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 5.0  # between two looks at a session's verifier
-RESUME_SECONDS = 60.0  # a session that lost its verifier waits so long for another
 
 
 class Session:
@@ -81,18 +79,17 @@ class Session:
         self._same_numerics = same_numerics
         self._begun_at = asyncio.get_running_loop().time()
         self.outcome: SessionEnded | OutriderError | None = None  # None = it goes on
-        self.reader: Reader | None = None
+        self.reader: object = None  # who reads it now
         self.news = asyncio.Event()  # for readers
 
-    def read(self) -> Reader:
-        """Gives it a reader, which begins with the first output token. The former one hears Superseded."""
-        self.reader = Reader(self)
+    def read_by(self, reader: object) -> None:
+        """Gives the session another reader, and wakes the former one."""
+        self.reader = reader
         self.news.set()
-        return self.reader
 
     @property
     def broken_off(self) -> bool:
-        """It ended before its end: its log can be gone on with."""
+        """Returns whether it ended before its text did: its log can be gone on with."""
         return isinstance(self.outcome, OutriderError) and not isinstance(self.outcome, Cancelled)
 
     def open(self) -> bool:
@@ -106,19 +103,20 @@ class Session:
         return True
 
     @property
-    def seeks(self) -> bool:  # a verifier to go on at
-        return self._state in (State.SEEKING, State.GIVEN_BACK) and self._pause is None
+    def unplaced(self) -> bool:
+        """Whether no verifier has it, and it is not over."""
+        return self._verifier is None and self.outcome is None
 
     def seek_verifier(self) -> None:
         """Gives the session a verifier, and with it a drafter, if it seeks one and one runs its model."""
-        if not self.seeks:
+        if self._state not in (State.SEEKING, State.GIVEN_BACK) or self._pause is not None:
             return
         verifier = self._fleet.verifier_for(self.transcript, self._same_numerics, self._lost)
         if verifier is None or verifier.identity.model_fingerprint != self._fingerprint:
             return
         self._verifier = verifier
         self._note(Event.PLACED)
-        self._fleet.standings.placed(verifier)
+        self._fleet.standings.placed(verifier, self._request.owner)
         self._look_again()
         if self._deadline is not None:
             self._deadline.cancel()
@@ -136,8 +134,8 @@ class Session:
 
     @property
     def unbegun(self) -> Unbegun | None:
-        """As it waits at its verifier, or seems to; None where it does not, or has moved for that before: it
-        does so once, lest it goes to and fro."""
+        """Returns it as it waits at its verifier, or seems to; None where it does not, or has moved for that
+        before: it does so once, lest it goes to and fro."""
         if self._verifier is None or self._state not in (State.WAITING, State.ASKED_BACK):
             return None
         worker_id, tokens = self._verifier.identity.worker_id, len(self.transcript.log)
@@ -177,14 +175,14 @@ class Session:
             return
         if self._verifier is not None and isinstance(self.outcome, DeadlineExceeded | None):
             self._still.heard(self._verifier.load, self._unread)
-            self._fleet.standings.left(self._verifier, self._still)
+            self._fleet.standings.left(self._verifier, self._request.owner, self._still)
         self._note(Event.ENDED)
         for timer in (self._expiry, self._deadline, self._pause, self._look):
             if timer is not None:
                 timer.cancel()
         if self._verifier is not None:
             self._verifier.close(self.id)
-            self._fleet.standings.gone(self._verifier)
+            self._fleet.standings.gone(self._verifier, self._request.owner)
         self.draft.close(self.outcome)
         self._log_writer.close(self._cursor)
 
@@ -237,7 +235,7 @@ class Session:
         self._losses.gained()
         self._still.moved()
         if self._state is not State.RUNNING and self._verifier is not None:
-            self._fleet.standings.served(self._verifier)
+            self._fleet.standings.served(self._verifier, self._request.owner)
         self._note(Event.TOKENS)
         self.transcript.add(step)
         self._log_writer.note(self._cursor)
@@ -247,7 +245,7 @@ class Session:
     def finished(self, reason: FinishReason) -> None:
         if self.transcript.ends(reason):
             if self._verifier is not None:
-                self._fleet.standings.finished(self._verifier)
+                self._fleet.standings.finished(self._verifier, self._request.owner)
             self._end(SessionEnded(reason))
         else:
             self._broke("lied", "it ends a text before its end, or without a reason")
@@ -257,7 +255,7 @@ class Session:
             self._asking = asyncio.create_task(self._ask_log(self._verifier))
         elif not isinstance(error, Unavailable):
             refused = isinstance(error, InvalidRequest)
-            if not (refused and self._too_large):
+            if not (refused and (self._too_large or self._request.params.grammar)):  # which takes too much
                 self._note_failure()
             self._leave_verifier(error if refused else Unavailable(error.message))
         elif self._state is State.ASKED_BACK or (self._verifier is not None and self._verifier.load.draining):
@@ -286,17 +284,16 @@ class Session:
         return verifier is not None and verifier.registration.info.max_context < most
 
     def _note_failure(self) -> None:
-        """Of a verifier that has it for the first time: what it fails at twice may be the request's fault."""
+        """Holds it against a verifier, the first time: what one fails at twice may be the request's fault."""
         verifier = self._verifier
         if verifier is not None and verifier.instance not in self._lost:
-            amid = self._state is State.RUNNING
-            (self._fleet.standings.failed_amid if amid else self._fleet.standings.failed)(verifier)
+            self._fleet.standings.failed(verifier, self._request.owner, self._state is State.RUNNING)
 
-    def _broke(self, reason: str, why: str) -> None:
+    def _broke(self, reason: str, why: str, owner: str = "") -> None:
         """Its verifier has done what no sound one does."""
         if self._verifier is not None:
-            self._fleet.standings.broke(self._verifier, reason, why)
-            self._leave_verifier(lost_track())
+            self._fleet.standings.broke(self._verifier, reason, why, owner)
+            self._leave_verifier(losses.lost_track())
 
     def _leave_verifier(self, error: OutriderError) -> None:
         """Goes on at another verifier, if there is one; else ends with the error."""
@@ -324,7 +321,9 @@ class Session:
         self._still.tick()
         self._still.heard(verifier.load, self._unread)
         if self._still.too_long(LEAST_PATIENCE_SECONDS):
-            self._broke("stalled", "nothing is committed of a session that it has")
+            # A grammar may take long to follow.
+            whose = self._request.owner if self._request.params.grammar else ""
+            self._broke("stalled", "nothing is committed of a session that it has", whose)
 
     def verifier_lost(self) -> None:
         """The session goes on at another verifier, unless it may be what they die of."""
@@ -345,7 +344,7 @@ class Session:
             self._look.cancel()
         if self._verifier is not None:
             self._verifier.close(self.id)  # unless it has forgotten it
-            self._fleet.standings.gone(self._verifier)
+            self._fleet.standings.gone(self._verifier, self._request.owner)
         self._verifier = None
         if (reached := self.transcript.reached) is not None:
             self._end(SessionEnded(reached))
@@ -365,11 +364,11 @@ class Session:
         missing = self._missing_numerics
         if missing and self._expiry is not None:
             return  # it waits as long as its client does
-        none_came = losses.none_came(RESUME_SECONDS, missing)
-        self._deadline = asyncio.get_running_loop().call_later(RESUME_SECONDS, self._end, none_came)
+        none_came = losses.none_came(missing, served=bool(self._lost or self.transcript.steps))
+        self._deadline = asyncio.get_running_loop().call_later(losses.RESUME_SECONDS, self._end, none_came)
 
     def cancel(self) -> None:
-        self._end(cancelled())
+        self._end(losses.cancelled())
 
     def stop(self) -> None:
         """The router is about to go."""
@@ -377,7 +376,7 @@ class Session:
 
     def _superseded(self) -> None:
         """Another router goes on with it."""
-        self._end(superseded())
+        self._end(losses.superseded())
 
     def _end(self, outcome: SessionEnded | OutriderError) -> None:
         """An end or a cancellation is final, and logged; after any other error somebody may go on."""

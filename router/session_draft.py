@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 from outrider.errors import OutriderError
 from outrider.net.draft_right import right
@@ -15,6 +14,7 @@ from outrider.wire.trace_context import TraceContext
 from router.draft_place import Place
 from router.drafter_choice import Wanted
 from router.drafter_merits import Outcome
+from router.drafting import Drafting, why_undrafted
 from router.fleet import Fleet
 from router.placement import bounded
 from router.request_features import ANY, features
@@ -41,16 +41,6 @@ LOOK_TOKENS = 16  # between two looks at whether another should draft, or any
 
 PairFor = Callable[[str, str], PairAcceptance]
 """Gives the acceptance of a (target fingerprint, draft fingerprint) pair."""
-
-
-class Drafting(NamedTuple):
-    """How a session is drafted for at the moment."""
-
-    verifier: str  # worker_id; empty = it has none
-    drafters: tuple[str, ...]  # worker_ids
-    k: int
-    window: int  # the largest of theirs
-    acceptance: float  # expected of its next draft token
 
 
 class SessionDraft:
@@ -102,13 +92,15 @@ class SessionDraft:
         return self._draft_key if self._cap else b""
 
     def seen(self) -> Drafting:
-        seated = self._seated
+        seated, verifier = self._seated, self._verifier
+        load = None if verifier is None else verifier.load
         return Drafting(
-            "" if self._verifier is None else self._verifier.identity.worker_id,
+            "" if verifier is None else verifier.identity.worker_id,
             tuple(drafter.identity.worker_id for _, drafter in seated),
             self._k,
             max((place.window for place, _ in seated), default=0),
             self._estimator.acceptance,
+            why_undrafted(self._cap, load, bool(self._fleet.drafters), bool(seated), self._k),
         )
 
     @property
@@ -149,8 +141,8 @@ class SessionDraft:
     def committed(self, step: TokensCommitted) -> None:
         """A step of the session; changes its drafters, k and windows where that is due."""
         choice, verifier = self._fleet.choice, self._verifier
-        choice.merits.passed(self._kind)
-        choice.added.passed(self._kind)
+        for merits in (choice.merits, choice.added):
+            merits.of(self._request.owner).passed(self._kind)
         if verifier is None:
             return
         if not verifier.load.drafts_rest:  # else that nothing was verified says nothing
@@ -237,8 +229,16 @@ class SessionDraft:
     def _wanted(self, place: Place, verifier: Verifier) -> Wanted:
         others = [drafter for other, drafter in self._seated if other is not place]
         beside = frozenset(drafter.identity.model_fingerprint for drafter in others)
-        seat = place.seat
-        return Wanted(verifier, self._gave_up, self._acceptance, beside, seat > 0, self._kind, self._like)
+        return Wanted(
+            verifier,
+            self._gave_up,
+            self._acceptance,
+            beside,
+            further=place.seat > 0,
+            sessions=self._kind,
+            owner=self._request.owner,
+            like=self._like,
+        )
 
     def _acceptance(self, target: str, draft: str) -> float:
         return self._pair_for(target, draft).mean
@@ -260,13 +260,16 @@ class SessionDraft:
 
     def _counts(self, step: TokensCommitted) -> Mapping[int, DrafterCounts] | None:
         """Returns by turn what a step says of the session's drafters; None = nothing. Before it has had a
-        second one all is of the first."""
+        second one all is of the first, but for what the verifier guessed itself: that is no drafter's
+        merit."""
         if step.drafters:
             return {one.turn: one for one in step.drafters}
-        if any(step.own):  # what the verifier guessed itself is no drafter's merit
+        first, own = self._places[0].turn, step.own
+        guessed, right = max(own.predicted, own.forced), max(own.predicted_accepted, own.forced_accepted)
+        if right < guessed:  # the step ended before what a drafter alone had guessed
             return None
-        first, verified = self._places[0].turn, step.verified + step.beside
-        return {first: DrafterCounts(first, verified, step.accepted, verified)} if verified else {}
+        verified, accepted = step.verified + step.beside - guessed, step.accepted - guessed
+        return {first: DrafterCounts(first, verified, accepted, verified)} if verified else {}
 
     def _judge(
         self,
@@ -302,7 +305,7 @@ class SessionDraft:
         choice = self._fleet.choice
         for merits, seen in ((choice.merits, place.alone), (choice.added, place.added)):
             if seen.steps:
-                merits.observe(self._kind, drafter.instance, seen, self._like)
+                merits.of(self._request.owner).observe(self._kind, drafter.instance, seen, self._like)
         place.alone, place.added = Outcome(), Outcome()
 
     def _reconsider(self, place: Place, verifier: Verifier, tokens: int) -> None:

@@ -55,7 +55,7 @@ class SessionEvents:
 
     async def _begin(self) -> SessionBegun:
         self._session = self._open_session()
-        self._reader = self._session.read()
+        self._reader = Reader(self._session)
         self._began = asyncio.get_running_loop().time()
         if not self._reader.known:  # which may hold a stop string: no worker is needed then
             self._first = asyncio.create_task(self._reader.next())  # the workers read the prompt meanwhile

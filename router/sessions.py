@@ -9,14 +9,16 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 
 from outrider.errors import InvalidRequest, Overloaded, Unavailable, UnknownModel
 from outrider.telemetry.spans import Tracer, current_trace
 from outrider.wire.session import FinishReason, SessionId, new_session_id
+from router import losses
 from router.admission import Lasting, refused, retry_after
 from router.fleet import Fleet
 from router.placement import choose_verifier
-from router.reader import cancelled
+from router.prompt_record import PromptRecord
 from router.rebalance import has_room, sessions_to_move
 from router.requests import (
     GenerationRequest,
@@ -54,11 +56,14 @@ class Sessions:
         same_numerics: bool = False,
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
         tracer: Tracer | None = None,
+        record: PromptRecord | None = None,
     ) -> None:
         """`num_speculative_tokens`: most draft tokens in one step of any session. `lock_step`: no draft runs
         ahead of its verdict. `drafters_per_session`: most at a time. `same_numerics`: a text goes on only
-        where it is computed alike. `tracer`: None = sessions have no spans."""
+        where it is computed alike. `tracer`: None = sessions have no spans. `record`:
+        keeps prompts; None = none are kept."""
         self._tracer = tracer
+        self._record = record
         self._fleet = fleet
         self._log_writer = log_writer
         self._max_sessions = max_sessions
@@ -83,7 +88,7 @@ class Sessions:
         return self._open
 
     def model(self, name: str) -> ServedModel:
-        models = self.models()
+        models = self.models() + self._fleet.absent_models()
         if not models:
             raise Unavailable("no target worker is registered at the moment; try again shortly")
         for model in models:
@@ -118,7 +123,7 @@ class Sessions:
             if end is not None:
                 yield SessionBegun(taken.transcript.known())
                 if end is FinishReason.CANCELLED:
-                    raise cancelled()
+                    raise losses.cancelled()
                 yield SessionEnded(end)
                 return
             session = self._resumable(session_id) or self._readmit(taken)
@@ -128,7 +133,7 @@ class Sessions:
                 yield event
 
     def _resumable(self, session_id: SessionId) -> Session | None:
-        """As it is open here, unless it has broken off and only its reader has not heard it yet."""
+        """Returns the open session, unless it has broken off and only its reader does not know it yet."""
         session = self._open.get(session_id)
         return None if session is None or session.broken_off else session
 
@@ -155,6 +160,8 @@ class Sessions:
         named = replace(request, model=model.name, session_id=session_id, fingerprint=model.fingerprint)
         session = self._add(Transcript(named, answer))
         session.expire_at(request.deadline)
+        if self._record is not None:
+            self._record.add(model.name, request.params.prompt)
         return session
 
     def _readmit(self, taken: TakenSession) -> Session:
@@ -166,9 +173,9 @@ class Sessions:
         self.check_room(request.owner)
         return self._add(taken.transcript, taken)
 
-    def pair(self, target: str, draft: str) -> PairAcceptance:
-        """Returns what is known of a pair of models, by their fingerprints."""
-        return self._pairs.of(target, draft)
+    def pair(self, target: str, draft: str, owner: str = "") -> PairAcceptance:
+        """Returns what an owner's requests show of a pair of models, by their fingerprints."""
+        return self._pairs.of(target, draft, owner)
 
     def check_room(self, owner: str, sessions: int = 1) -> None:
         """Raises Overloaded if so many more are too many now, InvalidRequest if they always are."""
@@ -196,16 +203,26 @@ class Sessions:
         patience = min(by) - asyncio.get_running_loop().time() if by else math.inf
         params = request.params
         refusal = None
-        for candidates in self._fleet.looks(model, params.prompt, params.cache_salt):
+        for candidates in self._fleet.looks(model, params.prompt, params.cache_salt, request.owner):
             refusal = refused(
                 candidates, model, len(params.prompt), patience, self._lasting.seconds, params.priority
             )
             chosen = choose_verifier(candidates, model, len(params.prompt), params.most_tokens)
             if refusal is None and chosen is not None:
                 return
+        if refusal is None and (awaited := self._fleet.awaited(model, self._unplaced(model))):
+            refusal = refused(
+                awaited, model, len(params.prompt), patience, self._lasting.seconds, params.priority
+            )
+            if refusal is None:
+                return
         if refusal is not None:
             raise Overloaded(refusal.message, retry_after=refusal.retry_after)
         raise Unavailable(f"no target worker for {model!r} is free to take requests at the moment")
+
+    def _unplaced(self, model: str) -> int:
+        sessions = self._open.values()
+        return sum(one.unplaced and one.transcript.request.model == model for one in sessions)
 
     def _add(self, transcript: Transcript, taken: TakenSession | None = None) -> Session:
         trace, span = current_trace(), None
@@ -215,7 +232,7 @@ class Sessions:
             transcript,
             self._random_bytes(DRAFT_KEY_BYTES),
             self._fleet,
-            self.pair,
+            partial(self.pair, owner=transcript.request.owner),
             self._cap(transcript.request),
             self._lock_step,
             self._drafters_per_session,
@@ -258,7 +275,7 @@ class Sessions:
 
     def _offer_verifier(self) -> None:
         for session in self._open.values():
-            if session.seeks:
+            if session.unplaced:
                 self._fleet.turns.soon(session.seek_verifier)
 
     def _offer_room(self, verifier: Verifier) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 FORGETTING = 0.95  # per draft token observed: what is remembered is about the last 20
@@ -31,10 +32,11 @@ LEAST_OBSERVED = 8  # draft tokens; shorter sessions say nothing about the pair
 
 @dataclass(slots=True)
 class PairAcceptance:
-    """How often a target takes the draft tokens of a draft model: the mean over this router's sessions."""
+    """How often a target takes the draft tokens of a draft model: the mean over some sessions."""
 
     mean: float = FIRST_ACCEPTANCE
     sessions: int = 0
+    of_all: PairAcceptance | None = None  # which these sessions are among
 
     def absorb(self, accepted: int, observed: int) -> None:
         """Takes in a session that is over."""
@@ -42,18 +44,29 @@ class PairAcceptance:
             self.sessions += 1
             rate = max(PAIR_RATE, 1 / (self.sessions + 4))  # the first sessions move it faster
             self.mean += rate * (accepted / observed - self.mean)
+        if self.of_all is not None:
+            self.of_all.absorb(accepted, observed)
 
 
 class Pairs:
-    """Those of a router, by the fingerprints of target and draft. A fingerprint is what a drafter says of
-    itself: of more pairs than MOST_PAIRS the one that was asked for longest ago goes first."""
+    """What a router knows of pairs of models, by the fingerprints of target and draft and by whose requests
+    they were: what one owner of a key asks for tells little of another's. A fingerprint is what a drafter
+    says of itself: if there are more than MOST_PAIRS, the one asked for longest ago goes first."""
 
     def __init__(self) -> None:
-        self._of: OrderedDict[tuple[str, str], PairAcceptance] = OrderedDict()
+        self._of: OrderedDict[tuple[str, str, str], PairAcceptance] = OrderedDict()
 
-    def of(self, target: str, draft: str) -> PairAcceptance:
-        pair = self._of.setdefault((target, draft), PairAcceptance())
-        self._of.move_to_end((target, draft))
+    def of(self, target: str, draft: str, owner: str = "") -> PairAcceptance:
+        """Returns an owner's, which begins as that of all is; "" = that of all."""
+        of_all = self._made("", target, draft, PairAcceptance)
+        if not owner:
+            return of_all
+        return self._made(owner, target, draft, lambda: PairAcceptance(of_all.mean, of_all=of_all))
+
+    def _made(self, owner: str, target: str, draft: str, new: Callable[[], PairAcceptance]) -> PairAcceptance:
+        key = owner, target, draft
+        pair = self._of[key] if key in self._of else self._of.setdefault(key, new())
+        self._of.move_to_end(key)
         if len(self._of) > MOST_PAIRS:
             self._of.popitem(last=False)
         return pair

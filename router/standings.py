@@ -2,13 +2,16 @@
 
 Who takes sessions on and commits nothing, or says what no sound verifier says, is set aside. After a pause it
 is tried again with one session, and the pause doubles until it has been good for a while.
+
+That sessions fail may be for what they ask. So a verifier at which those of one owner of a key fail is set
+aside for that owner, and for all once it has failed several of them.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from outrider.net.backoff import Backoff
 from outrider.net.heartbeat import Stillness
@@ -25,6 +28,7 @@ FIRST_ASIDE_SECONDS = 5.0
 MOST_ASIDE_SECONDS = 120.0
 GOOD_SECONDS = 120.0  # after which a verifier is as good as one that was never set aside
 REMEMBERED = 256  # verifiers; the oldest go first
+MOST_OWNERS = 64  # that are told apart at one of them
 
 PATIENCE = 8.0  # times what a verifier's report promises, in which it commits a token
 LEAST_PATIENCE_SECONDS = 60.0
@@ -85,6 +89,10 @@ class Standing:
     def may_place(self, now: float) -> bool:
         return self._until is None or (now >= self._until and not self._tried)
 
+    def doubted(self, now: float) -> bool:
+        """Returns whether it was set aside lately, and has not been good since."""
+        return self._until is not None and now < self._until + MOST_ASIDE_SECONDS
+
     def due(self, now: float) -> bool:
         """Returns whether it waits for a session to be tried with."""
         return self._until is not None and self.may_place(now)
@@ -93,7 +101,7 @@ class Standing:
         self._tried = self._until is not None
 
     def served(self, now: float) -> None:
-        """It has committed the first token of a session."""
+        """Notes that the verifier has committed the first token of a session."""
         self._failures = 0
         if self._until is not None and now >= self._until:
             self._until, self._tried, self._good_since = None, False, now
@@ -110,18 +118,18 @@ class Standing:
         return self.broke(now) if self._failures >= FAILURES or on_trial else 0.0
 
     def failed_amid(self, now: float) -> float:
-        """As `failed`, of a session that had tokens of it."""
+        """Does what `failed` does, for a session that had tokens from the verifier."""
         if now - self._amid_at < APART_SECONDS:
             return 0.0
         self._amid, self._amid_at = self._amid + 1, now
         return self.broke(now) if self._amid >= FAILURES else 0.0
 
     def finished(self) -> None:
-        """It has brought a text to its end."""
+        """Notes that the verifier has brought a text to its end."""
         self._amid = 0
 
     def broke(self, now: float) -> float:
-        """It did what no sound verifier does. Returns the seconds for which it is set aside; 0 = it is."""
+        """Notes what no sound verifier does. Returns how many seconds it is set aside: 0 if it is already."""
         if self.aside(now):
             return 0.0
         good = now - self._good_since if self._until is None else 0.0
@@ -131,71 +139,93 @@ class Standing:
 
 
 class Standings:
-    """Those of all verifiers that were not faultless. `clock` gives seconds."""
+    """The standing of each verifier that was not faultless. `clock` gives seconds."""
 
     def __init__(self, metrics: Metrics, clock: Callable[[], float]) -> None:
         self._metrics = metrics
         self._clock = clock
-        self._known: dict[str, Standing] = {}  # by worker_id: who comes back is no better for it
+        # By worker_id, as who comes back is no better for it, and by whose sessions count; "" = all.
+        self._known: dict[str, dict[str, Standing]] = {}
 
     def aside(self, verifier: Verifier) -> bool:
-        standing = self._of(verifier)
+        """For all owners."""
+        standing = self._of(verifier).get("")
         return standing is not None and standing.aside(self._clock())
 
-    def may_place(self, verifier: Verifier) -> bool:
-        standing = self._of(verifier)
-        return standing is None or standing.may_place(self._clock())
+    def may_place(self, verifier: Verifier, owner: str = "") -> bool:
+        now = self._clock()
+        return all(standing.may_place(now) for standing in self._for(verifier, owner))
 
     def due(self, verifier: Verifier) -> bool:
-        standing = self._of(verifier)
-        return standing is not None and standing.due(self._clock())
+        """For any owner."""
+        now = self._clock()
+        return any(standing.due(now) for standing in self._of(verifier).values())
 
-    def placed(self, verifier: Verifier) -> None:
-        if (standing := self._of(verifier)) is not None:
+    def placed(self, verifier: Verifier, owner: str) -> None:
+        for standing in self._for(verifier, owner):
             standing.placed()
 
-    def served(self, verifier: Verifier) -> None:
-        if (standing := self._of(verifier)) is not None:
+    def served(self, verifier: Verifier, owner: str) -> None:
+        for standing in self._for(verifier, owner):
             standing.served(self._clock())
 
-    def left(self, verifier: Verifier, waited: Waited) -> None:
+    def left(self, verifier: Verifier, owner: str, waited: Waited) -> None:
         """A client has left a session that had waited so for a token."""
         if waited.too_long(LEFT_SECONDS):
-            self.failed(verifier)
+            self.failed(verifier, owner)
 
-    def gone(self, verifier: Verifier) -> None:
+    def gone(self, verifier: Verifier, owner: str) -> None:
         """A session has left, whyever: if that says something of the verifier, it was told before."""
-        if (standing := self._of(verifier)) is not None:
+        for standing in self._for(verifier, owner):
             standing.gone()
 
-    def failed(self, verifier: Verifier) -> None:
-        seconds = self._made(verifier).failed(self._clock())
-        self._tell(verifier, "failed", "sessions end there one after another without a token", seconds)
+    def failed(self, verifier: Verifier, owner: str, amid: bool = False) -> None:
+        """`amid`: it had tokens of the session."""
+        now, standing = self._clock(), self._made(verifier, owner)
+        seconds = standing.failed_amid(now) if amid else standing.failed(now)
+        why = "texts end there one after another in the middle"
+        why = why if amid else "sessions end there one after another without a token"
+        self._set_aside(verifier, owner, "failed", why, seconds)
 
-    def failed_amid(self, verifier: Verifier) -> None:
-        seconds = self._made(verifier).failed_amid(self._clock())
-        self._tell(verifier, "failed", "texts end there one after another in the middle", seconds)
-
-    def finished(self, verifier: Verifier) -> None:
-        if (standing := self._of(verifier)) is not None:
+    def finished(self, verifier: Verifier, owner: str) -> None:
+        for standing in self._for(verifier, owner):
             standing.finished()
 
-    def broke(self, verifier: Verifier, reason: str, why: str) -> None:
-        """`reason`: for the metric; `why`: for people."""
-        self._tell(verifier, reason, why, self._made(verifier).broke(self._clock()))
+    def broke(self, verifier: Verifier, reason: str, why: str, owner: str = "") -> None:
+        """`reason`: for the metric; `why`: for people; `owner`: of what may be for what is asked for."""
+        seconds = self._made(verifier, owner).broke(self._clock())
+        self._set_aside(verifier, owner, reason, why, seconds)
 
-    def _of(self, verifier: Verifier) -> Standing | None:
-        return self._known.get(verifier.identity.worker_id)
+    def _set_aside(self, verifier: Verifier, owner: str, reason: str, why: str, seconds: float) -> None:
+        self._tell(verifier, owner, reason, why, seconds)
+        now = self._clock()
+        owners = [one for whose, one in self._of(verifier).items() if whose and one.doubted(now)]
+        if seconds and owner and len(owners) >= FAILURES:
+            self.broke(verifier, reason, why)
 
-    def _made(self, verifier: Verifier) -> Standing:
+    def _of(self, verifier: Verifier) -> Mapping[str, Standing]:
+        return self._known.get(verifier.identity.worker_id, {})
+
+    def _for(self, verifier: Verifier, owner: str) -> list[Standing]:
+        """Returns those that count for an owner's sessions."""
+        known = self._of(verifier)
+        return [known[whose] for whose in {"", owner} if whose in known]
+
+    def _made(self, verifier: Verifier, owner: str) -> Standing:
         worker_id = verifier.identity.worker_id
-        standing = self._known[worker_id] = self._known.pop(worker_id, Standing())
+        known = self._known[worker_id] = self._known.pop(worker_id, {})
         if len(self._known) > REMEMBERED:
             del self._known[next(iter(self._known))]
+        standing = known[owner] = known.pop(owner, Standing())
+        if len(known) > MOST_OWNERS:
+            del known[next(iter(known))]
         return standing
 
-    def _tell(self, verifier: Verifier, reason: str, why: str, seconds: float) -> None:
+    def _tell(self, verifier: Verifier, owner: str, reason: str, why: str, seconds: float) -> None:
         if seconds:
-            worker_id = verifier.identity.worker_id
-            log.warning("verifier %s gets no sessions for %g s: %s", worker_id, seconds, why)
+            whose = f" of {owner}" if owner else ""
+            log.warning(
+                "verifier %s gets no sessions%s for %g s: %s",
+                *(verifier.identity.worker_id, whose, seconds, why),
+            )
             self._metrics.verifier_set_aside(reason)

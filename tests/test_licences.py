@@ -28,6 +28,7 @@ def test_the_page_lists_them_all() -> None:
     [
         ("License-Expression: MIT AND Zlib", "MIT AND Zlib"),
         ("License: Apache 2.0 License", "Apache-2.0"),
+        ("License: MIT License\n\n        Copyright (c) 2022 Some", "MIT"),
         ("Classifier: License :: OSI Approved :: BSD License", "BSD-3-Clause"),
         ("License: see the file\nClassifier: License :: OSI Approved :: MIT License", "MIT"),
         ("License: Proprietary", UNKNOWN),

@@ -11,7 +11,16 @@ from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+from demo import pair
+from demo.training.grow import choose_shape, grow
 
 BASE: dict[str, Any] = {
     "hidden_size": 64,
@@ -66,8 +75,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-RECURRENT = {"qwen3_next"}  # which cannot draft
-ARCHITECTURES = [name for name in CONFIGS if name not in RECURRENT]
+ARCHITECTURES = list(CONFIGS)
 
 
 def build(arch: str, folder: Path, seed: int = 0, vocab_size: int = 199, **overrides: Any) -> Path:
@@ -123,6 +131,16 @@ def reciting(folder: Path, pieces: Sequence[str], template: str) -> Path:
                 model.model.embed_tokens.weight[before], dim=0
             )
     model.save_pretrained(folder)
+    return folder
+
+
+def slow_demo_target(folder: Path) -> Path:
+    """Saves the demo target grown to 60M parameters: it says the same, and its drafts are worth their way,
+    however fast the machine is."""
+    small = LlamaForCausalLM.from_pretrained(pair.TARGET, dtype=torch.float32)
+    shape = choose_shape(small, 60_000_000, small.config.num_hidden_layers)
+    grow(small, shape).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(pair.TARGET).save_pretrained(folder)
     return folder
 
 

@@ -9,7 +9,7 @@ from outrider.options.engine import EngineOptions, StepLimits
 from outrider.options.model_id import checkpoint_name
 from outrider.options.option import check, option, same, wrong
 from outrider.options.protection import Protection
-from outrider.options.sessions import SessionOptions
+from outrider.options.sessions import SPECULATION, SessionOptions
 from outrider.options.telemetry import Export
 from outrider.options.worker import Listen, Registration, check_worker
 
@@ -29,6 +29,7 @@ class VerifierConfig:
         least=0,
         most=65535,
         shown="none of them come; without TLS they come to --port",
+        heading=Listen.HEADING,
     )
     name: str | None = option(
         None,
@@ -48,17 +49,20 @@ class VerifierConfig:
         True,
         "Compare with decoding without drafts now and then, and let drafters rest while that is faster.",
         negated=True,
+        heading=SPECULATION,
     )
     trees: bool = option(
         True,
         "Verify a session's drafts as a tree where tokens are cheap and the engine can; else a path.",
         negated=True,
+        heading=SPECULATION,
     )
     resting_threads: int | None = option(
         None,
-        "CPU threads while drafters rest, and to read prompts: with those of drafters on this machine.",
+        "CPU threads to try, too: more than --threads to read prompts and while drafters rest, fewer always.",
         least=1,
         shown="as --threads",
+        heading=SPECULATION,
     )
     export: Export = field(default=Export())
     cache: Path | None = None  # folder in which step times are remembered; None = nowhere

@@ -49,6 +49,7 @@ class DraftTree:
         self._factors: Mapping[Source, Factors] = {}
         self._beside: Mapping[Source, float] = {}
         self._agreed = 1.0
+        self._prevailing: Mapping[Source, Factors] = {}
 
     @property
     def size(self) -> int:
@@ -82,19 +83,22 @@ class DraftTree:
 
     def _weighed(self, source: Source, chances: Sequence[float]) -> list[float]:
         factors = self._factors.get(source, ALL_BELIEVED)
-        return [_at(factors, depth) * chance for depth, chance in enumerate(chances)]
+        found = [factor * chance for factor, chance in zip(factors, chances, strict=False)]
+        return found + [factors[-1] * chance for chance in chances[len(factors) :]]
 
     def believe(
         self,
         factors: Mapping[Source, Factors],
         beside: Mapping[Source, float] | None = None,
         agreed: float = 1.0,
+        prevailing: Mapping[Source, Factors] | None = None,
     ) -> None:
         """From now on the chances that a source gives count for so much of what it says; 1 if it has no
         factors. `beside`: the same of nodes that are not the likeliest at their place. `agreed`: of the
-        chance that a token is wrong, what is left if several say it. The path is chosen anew if that may
-        change it."""
+        chance that a token is wrong, what is left if several say it. `prevailing`: for how much of that it
+        counts, by depth, where several tokens are said. The path is chosen anew if that may change it."""
         self._factors, self._beside, self._agreed = factors, beside or {}, agreed
+        self._prevailing = prevailing or {}
         if self._root is not None and len(factors) > 1:
             self._find_path(self._root)
 
@@ -171,13 +175,27 @@ class DraftTree:
             return len(self.said.get(source, ()))
         return len(self.path_of(source))
 
+    def claims(self, most: int) -> dict[Source, list[tuple[int, float]]]:
+        """Returns what each source says by itself: the first tokens of its likeliest path, at most so many,
+        with how likely each counts as. None where there is a single path, which nobody contradicts."""
+        if self._root is None or len(self._held) < 2:
+            return {}
+        return {source: self._claims_of(source, self._root, most) for source in self._held}
+
+    def _claims_of(self, source: Source, root: Node, most: int) -> list[tuple[int, float]]:
+        factors, claims, node = self._factors.get(source, ALL_BELIEVED), list[tuple[int, float]](), root
+        while len(claims) < most and (followed := _followed(node, source)) is not None:
+            token, node = followed
+            claims.append((token, _at(factors, len(claims)) * node.said[source]))
+        return claims
+
     def path_of(self, source: Source) -> list[int]:
         """Returns the likeliest path of what that source alone says."""
         if self._root is None or len(self._held) < 2:
             return self.path[: len(self.said.get(source, ()))]
-        path, node = [], self._root
-        while following := [item for item in node.children.items() if source in item[1].said]:
-            token, node = max(following, key=lambda item: (item[1].said[source], item[1].arrival))
+        path, node = list[int](), self._root
+        while (followed := _followed(node, source)) is not None:
+            token, node = followed
             path.append(token)
         return path
 
@@ -207,11 +225,12 @@ class DraftTree:
         known, had = len(self.path), len(self.said.get(source, ()))
         self.path += tokens[depth + known : depth + MAX_NODES]
         if survival:
-            before, chances = survival[depth - 1] if depth else 255, []
-            for here in survival[depth : depth + len(self.path)]:
-                chances.append((here + 0.5) / (before + 0.5) if here < before else 1.0)
-                before = here
-            self.said[source] = chances
+            told = survival[depth : depth + len(self.path)]
+            before = (survival[depth - 1 : depth] or b"\xff") + told
+            self.said[source] = [
+                (here + 0.5) / (there + 0.5) if here < there else 1.0
+                for there, here in zip(before, told, strict=False)
+            ]
         else:
             self.said[source] = [1.0] * len(self.path)
         return len(self.path) - had
@@ -280,6 +299,21 @@ class DraftTree:
         else:
             self.path, self.said = [], {}
 
+    def cut(self, path: Sequence[int]) -> None:
+        """Drops the last token of a path that stands, and what is behind it."""
+        *before, last = path
+        root = self._root
+        if root is None:
+            depth = len(before)
+            del self.path[depth:]
+            self.said = {source: left for source, each in self.said.items() if (left := each[:depth])}
+            return
+        node = root
+        for token in before:
+            node = node.children[token]
+        del node.children[last]
+        self._find_path(root)
+
     def _find_path(self, root: Node) -> None:
         self.path, self.said, self._root = [], {}, None
         node = root
@@ -295,7 +329,11 @@ class DraftTree:
 
     def _likeliest(self, parent: Node, depth: int) -> tuple[int, Node]:
         """Returns the child that counts as likeliest, and its token."""
-        factors = {source: _at(each, depth) for source, each in self._factors.items()}
+        wins = self._prevailing
+        factors = {
+            source: _at(each, depth) * _at(wins.get(source, ALL_BELIEVED), depth)
+            for source, each in self._factors.items()
+        }
 
         def likelihood(item: tuple[int, Node]) -> tuple[float, int]:
             said, arrival = item[1].said, item[1].arrival
@@ -306,6 +344,12 @@ class DraftTree:
 
 def _at(factors: Factors, depth: int) -> float:
     return factors[min(depth, len(factors) - 1)]
+
+
+def _followed(node: Node, source: Source) -> tuple[int, Node] | None:
+    """Returns what that source says is likeliest to follow."""
+    following = [item for item in node.children.items() if source in item[1].said]
+    return max(following, key=lambda item: (item[1].said[source], item[1].arrival), default=None)
 
 
 def _chain(path: Sequence[int], said: Mapping[Source, Sequence[float]]) -> Node:

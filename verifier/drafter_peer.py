@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
+from typing import Protocol
 
 from outrider.wire.speculation import Attach, Commit, CommitBatch
 from verifier.bounded_map import REMEMBERED, BoundedMap
-from verifier.drafter_seat import DrafterSeat
 from verifier.reading_allowance import ReadingAllowance, StreamAllowance
+from verifier.session import Session
 from verifier.step_start import Pace
 from verifier.survival_calibration import SurvivalCalibration
 
@@ -17,6 +18,13 @@ MAX_CLAIMS = 1024  # that wait for their sessions
 CLAIM_SECONDS = 60.0  # that one waits: what was closed meanwhile never comes
 MOST_TOLD = 2**17  # tokens in a message; a session's are not divided
 MOST_REPEATED = 1024  # tokens that are sent again because they were not acknowledged yet
+
+
+class Seat(Protocol):
+    """A session that it drafts for, and how far it is known to have the log."""
+
+    session: Session
+    acknowledged: int | None
 
 
 class DrafterPeer:
@@ -29,11 +37,13 @@ class DrafterPeer:
         allowance: StreamAllowance | None = None,
         worker_id: str = "",
         resting: bool = False,
+        whose: str = "",
     ) -> None:
         """`name`: by which it is known here; `worker_id`: its own; `resting`: it is to draft nothing for
-        now."""
+        now. `whose`: the certificate that it shows, or its address."""
         self.name = name
         self.worker_id = worker_id
+        self.whose = whose
         self.pace = Pace()
         self.calibration = (
             SurvivalCalibration()
@@ -45,7 +55,7 @@ class DrafterPeer:
         self.claims: OrderedDict[bytes, tuple[bytes, float]] = OrderedDict()  # session -> right, when
         self._clock = clock
         self._told: dict[bytes, int] = {}  # its sessions -> length of the log that was sent to it
-        self._dirty: dict[bytes, DrafterSeat] = {}
+        self._dirty: dict[bytes, Seat] = {}
         self._revoked: OrderedDict[bytes, bytes] = OrderedDict()  # session -> right
         self._stamp_us = 0
         self._heard_at = 0.0
@@ -74,19 +84,19 @@ class DrafterPeer:
         shown, _ = self.claims.pop(session_id, (None, 0.0))
         return shown
 
-    def attached(self, seat: DrafterSeat) -> None:
-        """It drafts for the seat's session, of which it knows what the router told it."""
+    def attached(self, seat: Seat) -> None:
+        """Notes that it drafts for the seat's session, of which it knows what the router told it."""
         spec = seat.session.spec
         seat.acknowledged = len(spec.params.prompt) + len(spec.output)
         self._told[spec.session_id] = seat.acknowledged
         self.committed(seat)
 
     def detached(self, session_id: bytes) -> None:
-        """It does not any more."""
+        """Notes that it does not any more."""
         self._dirty.pop(session_id, None)
         self._told.pop(session_id, None)
 
-    def committed(self, seat: DrafterSeat) -> None:
+    def committed(self, seat: Seat) -> None:
         """There is more of the session's log than the drafter has acknowledged."""
         self._dirty[seat.session.spec.session_id] = seat
         if not self._resting:
@@ -150,11 +160,11 @@ class DrafterPeer:
             self._ready.set()
         return commits
 
-    def _commit(self, session_id: bytes, seat: DrafterSeat) -> Commit:
+    def _commit(self, session_id: bytes, seat: Seat) -> Commit:
         base = self._base(session_id, seat)
         return Commit(session_id, base, seat.session.log[base:])
 
-    def _base(self, session_id: bytes, seat: DrafterSeat) -> int:
+    def _base(self, session_id: bytes, seat: Seat) -> int:
         """Returns where a commit starts: at what was acknowledged. A stream loses nothing, so that one that
         does not acknowledge gets what it was sent before again only as far as an honest one may need it."""
         told = self._told.get(session_id, 0)

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from verifier.drafter_peer import DrafterPeer
 from verifier.nodes import Nodes
 from verifier.session import DraftFate, Session
 from verifier.step_start import FIRST_ACCEPTANCE, Arrivals, Pace, acceptance_after
 from verifier.survival_calibration import SurvivalCalibration
-
-if TYPE_CHECKING:
-    from verifier.drafter_peer import DrafterPeer
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +28,7 @@ class DrafterSeat:
     arrivals: Arrivals = field(default_factory=Arrivals)
     acceptance: float = FIRST_ACCEPTANCE
     calibration: SurvivalCalibration = field(default_factory=SurvivalCalibration)
-    unpaid: int = 0  # draft tokens that were accepted and not paid for yet
+    unpaid: float = 0.0  # draft tokens that were accepted and not paid for yet
     drafter: str = ""  # worker_id of who has it, or had it last
     former: tuple[str, int] = ("", 0)  # who had it before, and up to which position what stands may be its
 
@@ -104,8 +101,10 @@ class DrafterSeat:
         if nodes.is_path:
             shown = enumerate(said[: taken + 1])
             likeliest = [(depth, chance, depth < taken) for depth, chance in shown if chance is not None]
-            for depth, _, _ in likeliest[:accepted]:
-                self.unpaid += depth < accepted
+            # Who says a token says all before it. Several that say it have saved its time together.
+            paid = range(min(accepted, len(likeliest)))
+            alone = len(nodes.said) == 1
+            self.unpaid += len(paid) if alone else sum(1 / len(nodes.sources(node)) for node in paid)
         else:
             for depth, standing in nodes.judged(followed):
                 for place, node in enumerate(standing):
@@ -113,7 +112,8 @@ class DrafterSeat:
                     if chance is None:
                         continue
                     right = depth < taken and node == followed[depth]
-                    self.unpaid += right and depth < accepted
+                    if right and depth < accepted:
+                        self.unpaid += 1 / len(nodes.sources(node))
                     if place == 0:
                         likeliest.append((depth, chance, right))
                     else:
@@ -121,6 +121,12 @@ class DrafterSeat:
         self.calibration.judge(likeliest, beside)
         if self.peer is not None:
             self.peer.calibration.judge(likeliest, beside)
+
+    def prevailed(self, depth: int, chance: float, right: bool) -> None:
+        """Learns of a token of its drafter's that counted as likelier than another drafter's."""
+        self.calibration.prevailing.judge(depth, chance, right)
+        if self.peer is not None:
+            self.peer.calibration.prevailing.judge(depth, chance, right)
 
     def judge(self, right: int, judged: int) -> None:
         """Learns that of the drafts that stood, the target's tokens showed `judged`: the first `right` were

@@ -140,8 +140,9 @@ class Drafters:
         peer = reader = unannounced = None
         try:
             allowance = self._allowances[joined].of(whose)
-            name, worker_id, batches = await self._greeted(self._decoded(messages, allowance), host)
-            peer = DrafterPeer(name, self._clock, allowance, worker_id, self._stepper.resting)
+            greeting = self._greeted(self._decoded(messages, allowance), host, whose)
+            name, worker_id, batches = await greeting
+            peer = DrafterPeer(name, self._clock, allowance, worker_id, self._stepper.resting, whose)
             peer.beside = self._stepper.beside
             self._streams.add(peer)
             loop = asyncio.get_running_loop()
@@ -180,9 +181,9 @@ class Drafters:
             peer.end("no router has given this drafter the right to draft for a session here")
 
     async def _greeted(
-        self, messages: AsyncIterator[DraftBatch], host: str
+        self, messages: AsyncIterator[DraftBatch], host: str, whose: str
     ) -> tuple[str, str, AsyncIterator[DraftBatch]]:
-        """Returns the name to keep its misbehavior by, its own, and the batches that follow. Raises
+        """Returns the name by which it is known here, its own, and the batches that follow. Raises
         PeerRefused."""
         drafter, batches = await read_hello(
             messages, Role.DRAFTER, tokenizer_hash=self._identity.tokenizer_hash
@@ -190,7 +191,7 @@ class Drafters:
         if len(drafter.worker_id) > MAX_NAME:
             raise PeerRefused(f"the hello's worker_id has more than {MAX_NAME} characters")
         name = f"{drafter.worker_id} at {host}" if host else drafter.worker_id
-        banned_for = self._misbehaviors.banned_for(name, self._clock())
+        banned_for = self._misbehaviors.banned_for((whose, drafter.worker_id), self._clock())
         if banned_for > 0:
             raise PeerRefused(f"this drafter was cut off and is refused for another {banned_for:.0f} seconds")
         return name, drafter.worker_id, batches
@@ -213,24 +214,26 @@ class Drafters:
         peer.heard(batch.stamp_us)
         seen: set[str] = set()
         since = self._processor_clock()
+        clock = self._processor_clock
         for attach in batch.attach:
             seen |= self._count(self._claim(peer, attach))
-            since = await self._ration(peer, since, SECONDS_AT_ONCE)
+            if clock() - since >= SECONDS_AT_ONCE:
+                since = await self._ration(peer, since)
         for draft in batch.drafts:
-            seen |= self._count(self._offer(peer, draft))
-            since = await self._ration(peer, since, SECONDS_AT_ONCE)
+            if (reason := self._offer(peer, draft)) is not None:
+                seen |= self._count(reason)
+            if clock() - since >= SECONDS_AT_ONCE:
+                since = await self._ration(peer, since)
         await self._ration(peer, since)
         if misbehavior.NOT_GIVEN in seen and not peer.announced:
             raise PeerRefused("a drafter shows its right to a session before it drafts for it")
         self._judge(peer, seen)
 
-    async def _ration(self, peer: DrafterPeer, since: float, least: float = 0.0) -> float:
-        """Holds what reading took, if it is so much, against the allowance. Returns since when reading is to
-        be held against it."""
-        now = self._processor_clock()
-        if now - since < least:
-            return since
-        await self._wait(peer.allowance.spend(now - since, self._clock()))
+    async def _ration(self, peer: DrafterPeer, since: float) -> float:
+        """Holds what reading took against the allowance. Returns since when reading is to be held against
+        it."""
+        took = self._processor_clock() - since
+        await self._wait(peer.allowance.spend(took, self._clock()))
         return self._processor_clock()
 
     async def _wait(self, seconds: float) -> None:
@@ -246,8 +249,10 @@ class Drafters:
         return {reason}
 
     def _judge(self, peer: DrafterPeer, reasons: set[str]) -> None:
+        if not peer.announced:  # it may say any name, and its stream will not last
+            return
         weight = max((WEIGHTS.get(reason, 0.0) for reason in reasons), default=0.0)
-        if self._misbehaviors.offend(peer.name, weight, self._clock()):
+        if self._misbehaviors.offend((peer.whose, peer.worker_id), weight, self._clock()):
             self._cut_off(peer, max(reasons, key=lambda reason: WEIGHTS.get(reason, 0.0)))
 
     def _cut_off(self, peer: DrafterPeer, reason: str) -> NoReturn:
@@ -299,8 +304,7 @@ class Drafters:
         """Returns why it was dropped, if it was."""
         session_id = draft.session_id
         running = self._stepper.get(session_id)
-        seats = () if running is None else running.seats
-        seat = next((seat for seat in seats if seat.peer is peer), None)
+        seat = None if running is None else running.seat_of(peer)
         if seat is None:
             return misbehavior.NOT_ATTACHED if session_id in peer.given else misbehavior.NOT_GIVEN
         tokens = draft.tokens

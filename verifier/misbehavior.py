@@ -41,7 +41,7 @@ WEIGHTS = {
     GARBAGE: 16.0,
     TOO_LARGE: 16.0,
 }
-"""By the reason under which it is counted; what is not here weighs nothing."""
+"""The weight of each offence, by the reason under which it is counted; others weigh nothing."""
 
 
 @dataclass(slots=True)
@@ -59,13 +59,17 @@ class Misbehavior:
         return self.level >= LIMIT
 
 
+Name = tuple[str, str]
+"""Whose a drafter is (a certificate; without one an address), and its worker_id."""
+
+
 @dataclass(slots=True)
 class Misbehaviors:
     """What all drafters have done, by name: they come back, and may be other processes then."""
 
-    _by_name: OrderedDict[str, Misbehavior] = field(default_factory=OrderedDict)
+    _by_name: OrderedDict[Name, Misbehavior] = field(default_factory=OrderedDict)
 
-    def offend(self, name: str, weight: float, now: float) -> bool:
+    def offend(self, name: Name, weight: float, now: float) -> bool:
         """Notes an offence. Returns True if the drafter is to be cut off: it is banned from now on."""
         if weight <= 0:
             return False
@@ -78,7 +82,7 @@ class Misbehaviors:
         known.level, known.banned_until = 0.0, now + BAN_SECONDS
         return True
 
-    def banned_for(self, name: str, now: float) -> float:
+    def banned_for(self, name: Name, now: float) -> float:
         """Returns the seconds for which it is still refused."""
         known = self._by_name.get(name)
         return max(0.0, known.banned_until - now) if known is not None else 0.0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
+from itertools import accumulate
+from operator import mul
 from typing import NamedTuple
 
 Source = Hashable
@@ -49,6 +51,8 @@ class Nodes(NamedTuple):
     @property
     def survival(self) -> list[float]:
         """Returns of each P(it and all before it are accepted)."""
+        if self.is_path:
+            return list(accumulate(self.chances, mul))
         found: list[float] = []
         for parent, chance in zip(self.parents, self.chances, strict=True):
             found.append(chance if parent == END else found[parent] * chance)
@@ -117,10 +121,7 @@ class Nodes(NamedTuple):
         """Returns those that the target takes, one behind the other. `chosen[0]` is its token behind the log,
         `chosen[1 + i]` behind node i, if that is `known`."""
         if self.is_path and known is None:
-            count = 0
-            while count < len(self.tokens) and self.tokens[count] == chosen[count]:
-                count += 1
-            return list(range(count))
+            return list(range(alike(self.tokens, chosen)))
         by_token = {pair: node for node, pair in enumerate(zip(self.parents, self.tokens, strict=True))}
         followed: list[int] = []
         node = by_token.get((END, chosen[0]))
@@ -149,7 +150,7 @@ class Nodes(NamedTuple):
             found.append(last)
         return found
 
-    def sayers(self, node: int) -> dict[Source, float]:
+    def sources(self, node: int) -> dict[Source, float]:
         """Returns who says a node, with the chance that each gives it."""
         said = ((source, each[node]) for source, each in self.said.items() if node < len(each))
         return {source: chance for source, chance in said if chance is not None}
@@ -159,6 +160,16 @@ class Nodes(NamedTuple):
         for node, parent in enumerate(self.parents):
             followers[parent].append(node)
         return followers
+
+
+def alike(tokens: Sequence[int], others: Sequence[int]) -> int:
+    """Returns how many tokens both begin with."""
+    count = 0
+    for token, other in zip(tokens, others, strict=False):
+        if token != other:
+            break
+        count += 1
+    return count
 
 
 def _as_path(parents: Sequence[int]) -> Sequence[int]:

@@ -1,19 +1,27 @@
-"""Guesses that the verifier itself has for a session: from the client's prediction, and from the grammar.
+"""Guesses that the verifier itself has for a session: from the client's prediction, and from the grammar,
+with what the text did before where that leaves little choice.
 
 They stand in the session's draft tree beside what drafters send, and are priced, verified and counted like
-that. They cost no message. Pure: what the grammar forces is given.
+that. They cost no message. Pure: what the grammar allows is given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import accumulate
+from operator import mul
 
 import numpy as np
 
+from outrider.grammar import Choose, Mask
 from outrider.wire.guesses import OwnCounts
+from outrider.wire.session import SessionParams
+from verifier.chance import Chance
 from verifier.draft_tree import MAX_NODES, DraftTree
+from verifier.habit import Habit
 from verifier.nodes import Source
 
 NEAR = 64  # tokens of a prediction around the expected one, where two equal tokens show the place again
@@ -26,9 +34,11 @@ RETOLD = 256  # tokens of an output that was begun elsewhere: its place is found
 RUNS = (0, 1, 3, 8)  # tokens in a row that were right: from each number on it is another kind of guess
 FIRST_CHANCES = (0.7, 0.8, 0.9, 0.95)  # of each kind, before any was seen
 FORCED_CHANCE = 0.95  # of a forced token, before any was seen: the model may cut the same text otherwise
-PRIOR = 1.0  # guesses that the first chances weigh as much as
-FORGETTING = 0.95  # a guess of the same kind
 LEAST_SURVIVAL = 0.2  # of a guess that is made
+
+Likely = Callable[[int, Choose], list[tuple[int, bool]]]
+"""Finds the next tokens, at most so many, as far as a grammar leaves no choice of them or what it is given
+knows one; and of each whether it was chosen."""
 
 
 class Own(Enum):
@@ -36,21 +46,6 @@ class Own(Enum):
 
     PREDICTION = "prediction"
     GRAMMAR = "grammar"
-
-
-@dataclass(slots=True)
-class Chance:
-    """How often guesses of one kind were right lately."""
-
-    right: float
-    seen: float = PRIOR
-
-    def observe(self, right: bool) -> None:
-        self.right, self.seen = FORGETTING * self.right + right, FORGETTING * self.seen + 1
-
-    @property
-    def value(self) -> float:
-        return self.right / self.seen
 
 
 class Prediction:
@@ -61,11 +56,11 @@ class Prediction:
 
     def __init__(self, tokens: Sequence[int], output: Sequence[int] = ()) -> None:
         """`output`: what there is already."""
-        self._tokens = list(tokens)
-        self._ids = np.asarray(self._tokens, np.int64)
+        self._tokens = tokens if isinstance(tokens, array) else array("I", tokens)  # the session's own
+        self._ids = np.asarray(self._tokens)  # the same memory
         self._next = max(0, len(output) - RETOLD)  # place of the token that is expected
         self._run = 0  # tokens that were right, up to there
-        self._chances = [Chance(PRIOR * chance) for chance in FIRST_CHANCES]
+        self._chances = [Chance.first(chance) for chance in FIRST_CHANCES]
         self.follow(output, len(output) - self._next)
 
     def follow(self, log: Sequence[int], count: int) -> None:
@@ -91,7 +86,7 @@ class Prediction:
             if survival < LEAST_SURVIVAL:
                 break
             chances.append(survival)
-        return self._tokens[self._next : self._next + len(chances)], chances
+        return self._tokens[self._next : self._next + len(chances)].tolist(), chances
 
     def _find(self, log: Sequence[int], end: int, expected: int) -> None:
         """Looks for the place that is most like the log's end, of several for the nearest."""
@@ -114,39 +109,60 @@ def _kind(run: int) -> int:
 
 @dataclass(slots=True)
 class OwnGuesses:
-    """Those for one session."""
+    """A verifier's own guesses for one session."""
 
     prediction: Prediction | None
-    _forced: list[int] = field(default_factory=list)  # by the grammar, as last asked
-    _chance: Chance = field(default_factory=lambda: Chance(PRIOR * FORCED_CHANCE))
+    habit: Habit | None  # None = it has no grammar
+    _told: list[tuple[int, Chance]] = field(default_factory=list)  # by the grammar and habit, as last asked
+    _survival: float = 1.0  # of what was chosen
+    _forced: Chance = field(default_factory=lambda: Chance.first(FORCED_CHANCE))
 
     @classmethod
-    def of(cls, prediction: Sequence[int], ruled: bool, output: Sequence[int]) -> OwnGuesses | None:
-        """Returns those for a session with so much output; None if there are none. `ruled`: by a grammar."""
-        if not prediction and not ruled:
+    def of(cls, params: SessionParams, output: Sequence[int]) -> OwnGuesses | None:
+        """Returns those for a session with so much output; None if there are none."""
+        if not params.prediction and not params.grammar:
             return None
-        return cls(Prediction(prediction, output) if prediction else None)
+        return cls(
+            Prediction(params.prediction, output) if params.prediction else None,
+            Habit(params.prompt, output) if params.grammar else None,
+        )
 
     def follow(self, log: Sequence[int], count: int) -> None:
         """Takes in that the log has got its last `count` tokens."""
         if self.prediction is not None:
             self.prediction.follow(log, count)
-        for token, forced in zip(log[len(log) - count :], self._forced, strict=False):
-            self._chance.observe(token == forced)
-            if token != forced:
+        for token, (told, chance) in zip(log[len(log) - count :], self._told, strict=False):
+            chance.observe(token == told)
+            if token != told:
                 break
-        self._forced = []
+        self._told = []
+        if self.habit is not None:
+            self.habit.follow(log, count)
 
-    def add_to(self, tree: DraftTree, most: int, forced: Sequence[int]) -> None:
-        """Adds guesses to the tree, at most so many of each kind. `forced`: tokens that the grammar leaves no
-        choice of."""
+    def add_to(self, tree: DraftTree, most: int, likely: Likely | None) -> None:
+        """Adds guesses to the tree, at most so many of each kind. `likely`: of its place in a grammar."""
         most = min(most, MAX_NODES)
-        self._forced = list(forced[:most])
-        chances = [self._chance.value ** (depth + 1) for depth in range(len(self._forced))]
-        chances = [chance for chance in chances if chance >= LEAST_SURVIVAL]
-        _add(tree, self._forced[: len(chances)], chances, Own.GRAMMAR)
+        if self.habit is not None and likely is not None and most > 0:
+            self._told, self._survival, before, chances = [], 1.0, None, list[float]()
+            for token, chosen in likely(most, self._choose):
+                chance = self.habit.chance(before, token) if chosen else self._forced
+                self._told.append((token, chance))
+                chances.append(chance.value)
+                before = token
+            chances = [chance for chance in accumulate(chances, mul) if chance >= LEAST_SURVIVAL]
+            _add(tree, [token for token, _ in self._told[: len(chances)]], chances, Own.GRAMMAR)
         if self.prediction is not None:
             _add(tree, *self.prediction.guesses(most), Own.PREDICTION)
+
+    def _choose(self, before: int | None, mask: Mask) -> int | None:
+        """Returns what is likely, as far as what was chosen before it survives."""
+        assert self.habit is not None
+        if self._survival < LEAST_SURVIVAL:
+            return None
+        token = self.habit.choose(before, mask)
+        if token is not None:
+            self._survival *= self.habit.chance(before, token).value
+        return token
 
 
 def _add(tree: DraftTree, tokens: Sequence[int], survival: Sequence[float], source: Own) -> None:

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from outrider.engine.engine import Work
 from outrider.grammar import Allowed
 from outrider.sampling.logprobs import PromptRows
 from outrider.sampling.sampler import Row
 from verifier.nodes import Nodes
-
-if TYPE_CHECKING:
-    from verifier.running import Running
-
-Moves = tuple[tuple[int, int], ...]
-"""Slots of keys and values: from, to."""
+from verifier.running import Moves, Running
 
 
 @dataclass(slots=True, eq=False)

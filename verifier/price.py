@@ -2,11 +2,12 @@
 
 With G the verifier's goodput (tokens committed a second, all sessions together) and T(n) the time of a step
 with n tokens, one more token costs G * dT/dn committed tokens. A draft token is worth its place where it
-survives with at least that probability. DESIGN section 4.
+survives with at least that probability. See docs/speculation.md.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 
 import numpy as np
@@ -33,6 +34,10 @@ class StepTime:
         self.profile = seconds
         self.correction: Floats = np.ones(len(tokens))  # [P] what steps take, over what the profile says
         self._now = seconds  # [P] the two together
+        self._line: tuple[list[float], list[float]] = (
+            tokens.tolist(),
+            seconds.tolist(),
+        )  # the same, for a single number of tokens
 
     @classmethod
     def measured(cls, seconds: Mapping[int, float]) -> StepTime:
@@ -43,7 +48,13 @@ class StepTime:
 
     def at(self, tokens: float) -> float:
         """Returns the seconds of a step of so many tokens."""
-        return float(self.times(np.array([tokens], np.float64))[0])
+        known, seconds = self._line
+        last = len(known) - 1
+        if last == 0 or tokens <= known[0]:
+            return seconds[0]
+        above = min(bisect_left(known, tokens), last)
+        slope = (seconds[above] - seconds[above - 1]) / (known[above] - known[above - 1])
+        return seconds[above - 1] + slope * (tokens - known[above - 1])
 
     def times(self, tokens: Floats | npt.NDArray[np.int64]) -> Floats:
         """Returns the seconds of each: on the line between two points, beyond the last one on the last
@@ -68,11 +79,11 @@ class StepTime:
         weight[max(above - 1, 0) : above + 1] = NEAR
         self.correction *= 1 + weight * (surprise - 1)
         self._now = np.maximum.accumulate(self.profile * self.correction)
+        self._line = self._line[0], self._now.tolist()
 
     def slope(self, tokens: float) -> float:
         """Returns the seconds that one more token adds to a step that has `tokens`."""
-        here, ahead = self.times(np.array([tokens, tokens + AHEAD], np.float64))
-        return float(ahead - here) / AHEAD
+        return (self.at(tokens + AHEAD) - self.at(tokens)) / AHEAD
 
     def price(self, goodput: float, tokens: float) -> float:
         """Returns the committed tokens that one more token costs in a step that has `tokens`: G * dT/dn, at

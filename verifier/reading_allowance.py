@@ -38,7 +38,7 @@ class StreamAllowance:
         return max(self.identity.spend(owed, now), self.whole.spend(owed, now)) if owed else 0.0
 
     def message(self, size: int, now: float) -> float:
-        """The same for a message of so many bytes that is about to be decoded."""
+        """Returns what `spend` does, for a message of so many bytes that is about to be decoded."""
         return self.spend(MESSAGE_SECONDS + size * BYTE_SECONDS, now)
 
     def earn(self, seconds: float) -> None:
@@ -48,7 +48,7 @@ class StreamAllowance:
 
 @dataclass(slots=True)
 class ReadingAllowance:
-    """That of a verifier."""
+    """How much of drafters a verifier reads."""
 
     _whole: TokenBucket = field(default_factory=lambda: TokenBucket(WHOLE_RATE, BURST_SECONDS))
     _of: OrderedDict[str, TokenBucket] = field(default_factory=OrderedDict)

@@ -222,7 +222,11 @@ class Routers:
                 concerned.add(owner.peer)
                 why = OutriderError("the target worker failed on this request; send it again")
                 if running.lost:
-                    why = InvalidRequest("the grammar that the text is to obey takes too much to follow")
+                    why = InvalidRequest(
+                        "the grammar that the text is to obey takes too much to follow, or cannot be "
+                        f"({running.fault}): bound its repetitions more tightly, and let fewer of its parts "
+                        "begin alike or be left out"
+                    )
                 owner.peer.failed(running.id, owner.number, why)
             self._forget(running.id)
         for router in concerned:

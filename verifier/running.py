@@ -16,14 +16,21 @@ from outrider.sampling.sampler import TokenCounts
 from outrider.wire.guesses import DrafterCounts, Guess, Guesses
 from outrider.wire.logprobs import OutputLogprobs, PromptLogprobs
 from verifier import own_guesses
+from verifier.disputes import Claims, prevailed
+from verifier.drafter_peer import DrafterPeer
 from verifier.drafter_seat import DrafterSeat
-from verifier.nodes import NO_NODES, Nodes, Source
+from verifier.nodes import NO_NODES, Nodes, Source, alike
 from verifier.own_guesses import Own, OwnGuesses
-from verifier.part import Moves, Part
 from verifier.session import NO_BRANCH, Outcome, Session, SessionSpec
 from verifier.session_trace import SessionTrace
 from verifier.step_start import Awaited
 from verifier.survival_calibration import Agreement
+
+MOST_CUT = 4  # paths that are tried at a step, of a session whose drafts do not obey its grammar
+USUAL_SMOOTHING = 0.1  # weight of a step in what a session commits a step lately
+
+Moves = tuple[tuple[int, int], ...]
+"""Slots of keys and values: from, to."""
 
 
 class Lesson(NamedTuple):
@@ -34,6 +41,7 @@ class Lesson(NamedTuple):
     accepted: int
     tokens: tuple[int, ...]  # that were committed
     stood: list[list[int]]  # what each seat had said
+    claims: Claims  # what each source had, where they contradicted one another
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +64,7 @@ class Running:
     moves: Moves = ()  # of what a branch had, to its place in the cache: before the next step
     trace: SessionTrace | None = None  # None = nobody asks for it
     agreement: Agreement = field(default_factory=Agreement)
+    usual: float = 1.0  # tokens that it has committed a step lately
     _lesson: Lesson | None = None  # that nobody has learnt from yet
     own: OwnGuesses | None = field(init=False)  # None = the verifier itself has none for it
     seats: list[DrafterSeat] = field(init=False)  # one for each drafter that may draft for it
@@ -66,7 +75,7 @@ class Running:
         self.id = self.session.spec.session_id
         params = self.session.spec.params
         self.prompt_hash = blake2b(array("I", params.prompt), key=params.cache_salt).digest()
-        self.own = OwnGuesses.of(params.prediction, self.place is not None, self.session.spec.output)
+        self.own = OwnGuesses.of(params, self.session.spec.output)
         self.seats = [DrafterSeat(self.session, self.session.spec.draft_key)]
         self.preemptions = int(bool(self.session.spec.output))
         if params.prompt_logprobs is not None and not self.session.spec.output:
@@ -103,6 +112,13 @@ class Running:
             self.seats.append(DrafterSeat(self.session, self.session.spec.draft_key))
         return self.seats[number]
 
+    def seat_of(self, peer: DrafterPeer) -> DrafterSeat | None:
+        """Returns the seat that a drafter has; None if it has none."""
+        for seat in self.seats:
+            if seat.peer is peer:
+                return seat
+        return None
+
     @property
     def cacheable(self) -> Sequence[int]:
         """Returns the tokens of which all but the last may be found cached: the others are to run here."""
@@ -115,9 +131,14 @@ class Running:
         return any(seat.pace is not None for seat in self.seats)
 
     @property
+    def fault(self) -> str | None:
+        """Returns why its grammar cannot be followed any more; None = it can."""
+        return None if self.place is None else self.place.fault
+
+    @property
     def lost(self) -> bool:
         """Returns whether its grammar cannot be followed any more."""
-        return self.place is not None and self.place.fault is not None
+        return self.fault is not None
 
     @property
     def begun(self) -> bool:
@@ -138,7 +159,8 @@ class Running:
     @property
     def decoding(self) -> bool:
         """Returns whether only its last token has not run yet, and drafts may follow that."""
-        return bool(self.table.blocks) and self.pending == 1
+        table = self.table
+        return len(self.session.log) - table.length == 1 and len(table.blocks) > 0
 
     def take_moves(self) -> Moves:
         """Returns what is to be moved in the cache, which the next step does."""
@@ -150,13 +172,24 @@ class Running:
         with `least` at least."""
         if not (self.decoding and (self.own is not None or self.drafted)):
             return NO_NODES
-        nodes = self.session.nodes(least)
-        if self.place is None or not nodes.tokens:
+        nodes, place = self.session.nodes(least), self.place
+        if place is None:
             return nodes
-        path = nodes.in_chains()
-        (_, end), *_ = path.chains
-        fitting = self.place.fits(path.tokens[:end])
-        return nodes if fitting == end else path.first(fitting)
+        path, fitting = NO_NODES, 0
+        for _ in range(MOST_CUT):
+            if not nodes.tokens:
+                return nodes
+            path = nodes.in_chains()
+            (_, end), *_ = path.chains
+            fits = place.fits(path.tokens[:end])
+            if fits is None:
+                return NO_NODES
+            if fits == end:
+                return nodes
+            fitting = fits
+            self.session.tree.cut(path.tokens[: fitting + 1])  # it never may come here; another path may
+            nodes = self.session.nodes(least)
+        return path.first(fitting)
 
     def awaited(self, gain: float = 1.0) -> list[Awaited]:
         """Returns what it waits for, if it may verify more than it has: the next tokens of the drafter from
@@ -188,16 +221,22 @@ class Running:
             expected.append(found)
         return [max(expected, key=lambda one: one.survival * one.acceptance)] if expected else []
 
-    def settle(self, part: Part, chosen: list[int], now: float) -> Outcome:
-        """Commits what a step chose for it, and lets each seat learn from what became of its drafts."""
-        outcome = self.commit(part, chosen, now)
+    def settle(self, nodes: Nodes, chosen: list[int], now: float) -> Outcome:
+        """Commits what a step chose that verified these nodes, and lets each seat learn from what became of
+        them."""
+        outcome = self.commit(nodes, chosen, now)
         self.learn()
         return outcome
 
-    def commit(self, part: Part, chosen: list[int], now: float) -> Outcome:
-        """Commits what a step chose for it. What there is to learn waits for `learn`."""
-        session, place, nodes = self.session, self.place, part.nodes
-        stood = [seat.path[: len(nodes.tokens) + 1] for seat in self.seats]
+    def commit(self, nodes: Nodes, chosen: list[int], now: float) -> Outcome:
+        """Commits what a step chose that verified these nodes. What there is to learn waits for `learn`."""
+        session, place = self.session, self.place
+        most = len(nodes.tokens) + 1
+        claims = session.tree.claims(most)
+        stood = [
+            [token for token, _ in claims.get(seat, ())] if claims else seat.path[:most]
+            for seat in self.seats
+        ]
         known = None if place is None else place.known  # what follows the rows without a mask is not
         followed = nodes.follow(chosen, known)
         guesses = self._guesses(nodes, followed, known) if session.spec.params.guesses else ()
@@ -209,17 +248,17 @@ class Running:
             outcome = outcome._replace(own=own_guesses.counts(nodes.said, told, outcome.accepted))
         if len(self.seats) > 1:
             outcome = outcome._replace(drafters=self._counts(nodes, followed[: outcome.accepted], known))
-        if place is not None:
+        self.usual += USUAL_SMOOTHING * (max(len(outcome.tokens), 1) - self.usual)
+        if place is not None and outcome.finish is None:  # nothing can be said of what is behind an end
             place.follow(outcome.tokens)
         for seat in self.seats:
             seat.committed(nodes, now)
-        self._lesson = Lesson(nodes, followed, outcome.accepted, outcome.tokens, stood)
+        self._lesson = Lesson(nodes, followed, outcome.accepted, outcome.tokens, stood, claims)
         if self.counts is not None:
             self.counts.extend(outcome.tokens)
         if self.own is not None and outcome.finish is None:
             self.own.follow(session.log, len(outcome.tokens))
-            forced = place.forced() if place is not None and session.wanted > 0 else []
-            self.own.add_to(session.tree, session.wanted, forced)
+            self.own.add_to(session.tree, session.wanted, None if place is None else place.likely)
         return outcome
 
     def learn(self) -> None:
@@ -227,27 +266,28 @@ class Running:
         lesson, self._lesson = self._lesson, None
         if lesson is None:
             return
-        self._judge_agreement(lesson.nodes, lesson.followed)
+        if len(lesson.nodes.said) > 1:
+            self._judge_agreement(lesson.nodes, lesson.followed)
         for seat, path in zip(self.seats, lesson.stood, strict=False):  # a seat may have been added since
             seat.learn(lesson.nodes, lesson.followed, lesson.accepted)
             # Of what stood, not of what was verified: those were chosen as the likelier ones.
-            judged, right = min(len(path), len(lesson.tokens)), 0
-            while right < judged and path[right] == lesson.tokens[right]:
-                right += 1
-            seat.judge(right, judged)
+            seat.judge(alike(path, lesson.tokens), min(len(path), len(lesson.tokens)))
+        for source, depth, chance, right in prevailed(lesson.claims, lesson.tokens):
+            if isinstance(source, DrafterSeat):
+                source.prevailed(depth, chance, right)
         self.session.tree.believe(
             {seat: seat.calibration.factors for seat in self.seats},
             {seat: seat.calibration.beside for seat in self.seats},
             self.agreement.factor,
+            {seat: seat.calibration.prevailing.factors for seat in self.seats},
         )
 
     def _judge_agreement(self, nodes: Nodes, followed: Sequence[int]) -> None:
         """Learns of the likeliest tokens at each place to which the target came, if several had said them."""
-        if len(nodes.said) > 1:
-            for depth, (node, *_) in nodes.judged(followed):
-                if len(nodes.sayers(node)) > 1:
-                    right = depth < len(followed) and followed[depth] == node
-                    self.agreement.judge(nodes.chances[node], right)
+        for depth, (node, *_) in nodes.judged(followed):
+            if len(nodes.sources(node)) > 1:
+                right = depth < len(followed) and followed[depth] == node
+                self.agreement.judge(nodes.chances[node], right)
 
     def _counts(
         self, nodes: Nodes, accepted: Sequence[int], known: Sequence[bool] | None
@@ -257,10 +297,10 @@ class Running:
         for node in range(len(nodes.tokens)):
             if known is not None and not known[1 + node]:
                 continue
-            sayers = list(nodes.sayers(node))
-            verified.update(sayers)
-            right.update(sayers if node in accepted else ())
-            alone.update(sayers if len(sayers) == 1 else ())
+            sources = list(nodes.sources(node))
+            verified.update(sources)
+            right.update(sources if node in accepted else ())
+            alone.update(sources if len(sources) == 1 else ())
         return tuple(
             DrafterCounts(max(seat.turn, 0), verified[seat], right[seat], alone[seat])
             for seat in self.seats
@@ -272,7 +312,7 @@ class Running:
         had said it, and how sure that one was."""
         base, guesses = len(self.session.log), []
         for depth, node in enumerate([*followed, *_beyond(nodes, followed, known)]):
-            said = [(chance, source) for source, chance in nodes.sayers(node).items()]
+            said = [(chance, source) for source, chance in nodes.sources(node).items()]
             chance, seat = max(said, key=lambda one: one[0], default=(0.0, None))
             drafter = seat.value if isinstance(seat, Own) else ""
             if isinstance(seat, DrafterSeat):

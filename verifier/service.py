@@ -24,7 +24,7 @@ from outrider.net.rpc import WORKER_PING_SECONDS, add_methods, bind, caller, new
 from outrider.net.tls import opened
 from outrider.options.option import wrong
 from outrider.store.store import Registrar
-from outrider.telemetry.spans import tracer_of
+from outrider.telemetry.tracing import tracer_of
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
 from outrider.wire.hello import Role
 from outrider.wire.load import VerifierLoad

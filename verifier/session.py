@@ -163,7 +163,10 @@ class Session:
         if followed is None:
             followed = nodes.follow(chosen, known)
         room = self.room
-        tokens = [chosen[0], *(chosen[1 + node] for node in followed)][:room]
+        if nodes.is_path:
+            tokens = list(chosen[: min(1 + len(followed), room)])
+        else:
+            tokens = [chosen[0], *(chosen[1 + node] for node in followed)][:room]
         finish = FinishReason.LENGTH if len(tokens) == room else None
         if not self._stop_token_ids.isdisjoint(tokens):
             stop = next(index for index, token in enumerate(tokens) if token in self._stop_token_ids)

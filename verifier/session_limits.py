@@ -20,16 +20,16 @@ class SessionLimits:
         params, total = spec.params, spec.params.most_tokens
         if not params.prompt:
             raise InvalidRequest("prompt must hold at least one token", field="prompt")
-        if any(token >= self.vocab_size for token in (*params.prompt, *spec.output)):
+        if max((*params.prompt, *spec.output)) >= self.vocab_size:
             raise InvalidRequest(f"prompt: token ids go from 0 to {self.vocab_size - 1}", field="prompt")
-        if any(token >= self.vocab_size for token in params.prediction):
-            raise InvalidRequest(
-                f"prediction: token ids go from 0 to {self.vocab_size - 1}", field="prediction"
-            )
         if len(params.prediction) > self.max_context:
             raise InvalidRequest(
                 f"prediction has {len(params.prediction)} tokens; the context has {self.max_context}",
                 field="prediction",
+            )
+        if params.prediction and max(params.prediction) >= self.vocab_size:
+            raise InvalidRequest(
+                f"prediction: token ids go from 0 to {self.vocab_size - 1}", field="prediction"
             )
         if not len(spec.output) < params.max_tokens:
             raise InvalidRequest(

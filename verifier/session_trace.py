@@ -66,7 +66,7 @@ class SessionTrace:
             self._finish = outcome.finish.openai
 
     def over(self, failed: bool = False) -> None:
-        """It is at its end, or its router closes it, or it goes on elsewhere."""
+        """Ends the spans: the session is over, its router closes it, or it goes on elsewhere."""
         self._span.set(
             {
                 "gen_ai.usage.output_tokens": self._tokens,

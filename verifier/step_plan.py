@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -61,7 +62,8 @@ class StepPlanner:
             least = self.least_beside(meter)
             nodes = [self._nodes(running, NO_BRANCH if least is None else least) for running in everyone]
             decoding = sum(running.decoding for running in everyone)
-            drafts = self._admit(nodes, decoding, meter)
+            usual = [running.usual if running.decoding else math.inf for running in everyone]
+            drafts = self._admit(nodes, decoding, meter, usual)
             waiting = self._waiting(everyone)
             candidates = [
                 Candidate(
@@ -70,10 +72,10 @@ class StepPlanner:
                     running.table.length,
                     len(running.table.blocks),
                     running.preemptions,
-                    yields=running.passed < MOST_PASSED,
-                    priority=running.session.spec.params.priority,
-                    scored=running.unscored is not None,
-                    waits=running.id in waiting,
+                    running.passed < MOST_PASSED,
+                    running.id in waiting,
+                    running.session.spec.params.priority,
+                    running.prompt is not None and running.unscored is not None,
                 )
                 for running, count in zip(everyone, drafts, strict=True)
             ]
@@ -144,14 +146,16 @@ class StepPlanner:
         full = (len(params.prompt) - 1) // block_size * block_size
         return self._pool.cached(params.prompt, params.cache_salt, running.digests).tokens >= full
 
-    def _admit(self, nodes: Sequence[Nodes], decoding: int, meter: Meter) -> list[int]:
+    def _admit(
+        self, nodes: Sequence[Nodes], decoding: int, meter: Meter, usual: Sequence[float]
+    ) -> list[int]:
         """Returns how many draft tokens of each session take part, by what they bring and what they cost. A
         prompt that is read beside them is left out of the sum: it is paid for by what it brings itself."""
         if not any(each.tokens for each in nodes):
             return [0] * len(nodes)
         survival = [each.survival for each in nodes]
         budget = self.limits.max_tokens - decoding
-        return admit(survival, decoding, decoding, meter.step_time, budget).counts
+        return admit(survival, decoding, decoding, meter.step_time, budget, usual).counts
 
     def _preempt(self, victim: Running) -> None:
         self._pool.close(victim.table)

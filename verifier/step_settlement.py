@@ -39,7 +39,7 @@ def settle(
         if prompt is not None and running.prompt is not None:
             running.prompt.extend(prompt)
         if part.final:
-            outcome = running.commit(part, picked, now)
+            outcome = running.commit(part.nodes, picked, now)
             if scores is not None and running.session.spec.params.logprobs is not None:
                 rows = [0, *(1 + node for node in outcome.followed)][: len(outcome.tokens)]
                 found = tuple(scores.found[first + row] for row in rows)

@@ -125,7 +125,7 @@ def start_at(
     included. A token in a step costs `price`: goodput * dT/dn. The draft tokens that are due, by their
     drafters' measured paces, bring their chance to survive. So the step waits for the next n of them, of all
     sessions, where their gain exceeds goodput * (time until they are due) + n * price, for some n. A drafter
-    that is late by its own pace has gone quiet and is not waited for. DESIGN sections 3 and 4.
+    that is late by its own pace has gone quiet and is not waited for. See docs/speculation.md.
 
     No wait is longer than half a step: drafts that come later are at hand when a step that starts now is
     over, and mostly still of use then, so that waiting for them gains less than they are worth. Simulated for

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from outrider.engine.engine import Engine
@@ -193,7 +193,7 @@ class Stepper:
             works = [part.work() for part in parts]
             self._moving = [running for running in self._sessions.values() if running.moves]
             if waiting := [pair for running in self._moving for pair in running.take_moves()]:
-                works[0] = replace(works[0], moves=(*works[0].moves, *waiting))
+                works[0] = works[0]._replace(moves=(*works[0].moves, *waiting))
             inputs = self._engine.prepare(works)
             rows = [row for part in parts for row in part.rows()]
             tokens = sum(part.tokens + part.drafts for part in parts)
@@ -271,6 +271,8 @@ class Stepper:
                 for part in parts
                 if self.get(part.running.id) is part.running and part.running.lost
             ]
+            for running in failed:
+                log.warning("session %s is ended by its grammar: %.200s", running.id.hex(), running.fault)
         for running, outcome in outcomes if self._tracer is not None else ():
             if running.trace is not None:
                 running.trace.committed(outcome)
@@ -283,7 +285,8 @@ class Stepper:
         tokens, seen = measure(self._ways.meter, parts, committed, seconds, waited)
         report = StepReport(tuple(outcomes), tuple(failed), self._measured(seconds, tokens))
         drafted = any(part.running.drafted for part in parts)
-        if chosen is not None and seen is not None and self._ways.observe(seen, drafted):
+        who = partial(_drafters, parts)
+        if chosen is not None and seen is not None and self._ways.observe(seen, drafted, who):
             self._rest(self.resting)
         return report
 
@@ -330,11 +333,15 @@ class Stepper:
             self._on_step(report)
 
 
+def _drafters(parts: Sequence[Part]) -> set[str]:
+    return {seat.drafter for part in parts for seat in part.running.seats if seat.pace is not None}
+
+
 def _scores(parts: Sequence[Part]) -> Scores | None:
     """Returns what the step is to tell of its rows besides tokens; None if nobody asked."""
     counts = [part.running.session.spec.params.logprobs for part in parts]
     scored = any(part.scored for part in parts)
-    if not scored and all(count is None for count in counts):
+    if not scored and counts.count(None) == len(counts):
         return None
     rows = [part.drawn for part in parts]
     by_row = [count for count, own in zip(counts, rows, strict=True) for _ in range(own)]

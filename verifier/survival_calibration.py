@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-DEPTHS = 8  # that are told apart; the last stands for all beyond
+from verifier.disputes import DEPTHS, Prevailing
+
 PRIOR = 3.0  # draft tokens that are believed in advance
 DOUBTED = 0.5  # factor below which what is said is doubted
 TOLERANCE = 1.1  # an honest estimate is out by so much now and then
@@ -20,6 +21,8 @@ AGREED = 0.6  # of the chance to be wrong, what is left of it if several say a t
 AGREED_PRIOR = 1.0  # wrong tokens that this weighs as much as
 AGREED_FORGETTING = 0.99  # a token that several said
 IDLE_FORGETTING = 0.998  # a step that did not: so that another try comes, once in some hundred steps
+JUDGED = FORGETTING / IDLE_FORGETTING  # what of the sums there stays, over what of the others does
+HEAVIEST = 1e12  # weight of the last step, in that of the first, up to which all is summed as it is
 
 
 @dataclass(slots=True)
@@ -42,27 +45,35 @@ class Agreement:
 
 @dataclass(slots=True)
 class SurvivalCalibration:
-    """By depth, where the first draft token of a path has depth 0."""
+    """How far a source is believed at each depth; the first draft token of a path has depth 0.
+
+    A step forgets a little of all sums. Instead, what it adds weighs more than what was added before."""
 
     promised: list[float] = field(default_factory=lambda: [0.0] * DEPTHS)
-    """Sums of P(accepted | all before it are) of the draft tokens that were judged."""
+    """Sums of P(accepted | all before it are) of the draft tokens that were judged, times `weight`."""
     kept: list[float] = field(default_factory=lambda: [0.0] * DEPTHS)
     """Of them, accepted."""
     beside_promised: float = 0.0  # the same of those that were not the likeliest at their place, at any depth
     beside_kept: float = 0.0
+    weight: float = 1.0  # of what the last step showed
+    prevailing: Prevailing = field(default_factory=Prevailing)  # where others said something else
     _factors: tuple[float, ...] | None = field(default=None, compare=False)  # once they were asked for
 
     def copy(self) -> SurvivalCalibration:
-        return SurvivalCalibration(self.promised[:], self.kept[:], self.beside_promised, self.beside_kept)
+        beside = self.beside_promised, self.beside_kept
+        return SurvivalCalibration(
+            self.promised[:], self.kept[:], *beside, self.weight, self.prevailing.copy()
+        )
 
     @property
     def factors(self) -> tuple[float, ...]:
         """Returns the factor for a promised probability at each depth; at most 1. A depth of which little is
         known is believed as all together are."""
         if self._factors is None:
-            known = PRIOR * ((sum(self.kept) + PRIOR) / (sum(self.promised) + PRIOR))
+            prior = PRIOR * self.weight
+            known = prior * ((sum(self.kept) + prior) / (sum(self.promised) + prior))
             found = [
-                TOLERANCE * (kept + known) / (promised + PRIOR)
+                TOLERANCE * (kept + known) / (promised + prior)
                 for kept, promised in zip(self.kept, self.promised, strict=True)
             ]
             self._factors = tuple([factor if factor < 1.0 else 1.0 for factor in found])
@@ -71,7 +82,8 @@ class SurvivalCalibration:
     @property
     def beside(self) -> float:
         """Returns the factor for what is not the likeliest at its place."""
-        return min(1.0, TOLERANCE * (self.beside_kept + PRIOR) / (self.beside_promised + PRIOR))
+        prior = PRIOR * self.weight
+        return min(1.0, TOLERANCE * (self.beside_kept + prior) / (self.beside_promised + prior))
 
     def at(self, depth: int) -> float:
         return self.factors[min(depth, DEPTHS - 1)]
@@ -87,20 +99,28 @@ class SurvivalCalibration:
     ) -> None:
         """Takes in a step: of the draft tokens that were judged, the likeliest at each depth (the depth, what
         was promised, whether it was right), and of those beside them the same."""
-        before, before_kept = self.promised, self.kept
-        promised = self.promised = [IDLE_FORGETTING * each for each in before]
-        kept = self.kept = [IDLE_FORGETTING * each for each in before_kept]
+        promised, kept, weight = self.promised, self.kept, self.weight / IDLE_FORGETTING
         for depth, chance, right in likeliest:
             if depth < DEPTHS:
-                promised[depth] = FORGETTING * before[depth] + chance
-                kept[depth] = FORGETTING * before_kept[depth] + right
+                promised[depth] = JUDGED * promised[depth] + weight * chance
+                kept[depth] = JUDGED * kept[depth] + weight * right
             else:
-                promised[-1] += chance
-                kept[-1] += right
-        self._factors = None
-        weight = FORGETTING if beside else IDLE_FORGETTING
-        self.beside_promised *= weight
-        self.beside_kept *= weight
+                promised[-1] += weight * chance
+                kept[-1] += weight * right
+        if beside:
+            self.beside_promised *= JUDGED
+            self.beside_kept *= JUDGED
         for chance, right in beside:
-            self.beside_promised += chance
-            self.beside_kept += right
+            self.beside_promised += weight * chance
+            self.beside_kept += weight * right
+        self.weight, self._factors = weight, None
+        if weight > HEAVIEST:
+            self._weigh_anew()
+
+    def _weigh_anew(self) -> None:
+        """Lets the last step weigh 1."""
+        self.promised = [each / self.weight for each in self.promised]
+        self.kept = [each / self.weight for each in self.kept]
+        self.beside_promised /= self.weight
+        self.beside_kept /= self.weight
+        self.weight = 1.0

@@ -11,7 +11,8 @@ sessions are greedy, and one for the time when most are not: what one has found 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 from verifier.governor import Governor, StepSeen
@@ -36,16 +37,19 @@ class Threads(Protocol):
 
 
 def ways(threads: int, resting_threads: int) -> list[Way]:
-    """Returns them, the first with drafts. Where other programs take cores, fewer threads may be faster."""
+    """Returns them, the first with drafts and `threads`, which are the most with drafts. Where other programs
+    take cores, or a step is small, fewer may be faster."""
+    counts = sorted({threads, resting_threads}, reverse=True)
     return [
-        Way(True, threads),
-        *(Way(False, count) for count in sorted({threads, resting_threads}, reverse=True)),
+        *(Way(True, count) for count in counts if count <= threads),
+        *(Way(False, count) for count in counts),
     ]
 
 
 DRAFTED = 0  # the way that a verifier begins with
 WORTH_ALL = 32  # tokens of prompts in a step, from which on it gets the cores of drafters, too
 MOST = 2 / 3  # share of the sessions
+MOST_KNOWN = 1024  # drafters that are remembered to have drafted here
 
 
 class Ways:
@@ -60,6 +64,7 @@ class Ways:
         self._governors = () if draw is None else tuple(Governor(len(self._ways), draw) for _ in range(2))
         self._governor = self._governors[0] if self._governors else None
         self._drafted = False  # whether anybody drafted in the last step
+        self._known: OrderedDict[str, None] = OrderedDict()  # drafters of which something was found
 
     @property
     def _now(self) -> int:
@@ -84,41 +89,64 @@ class Ways:
         """Returns the goodput with drafts over the best without, as last compared; 0 = not compared yet."""
         if self._governor is None:
             return 0.0
-        gains = [self._governor.gain(DRAFTED, way) for way in range(1, len(self._ways))]
-        return min((gain for gain in gains if gain), default=0.0)
+        found = self._governor.gain
+        numbers = range(len(self._ways))
+        gains = [
+            min(
+                (gain for way in numbers if not self._ways[way].drafts if (gain := found(drafted, way))),
+                default=0.0,
+            )
+            for drafted in numbers
+            if self._ways[drafted].drafts
+        ]
+        return max(gains)
 
     @property
     def trials(self) -> int:
         return sum(governor.trials for governor in self._governors)
 
     def turn_to(self, greedy: int, sessions: int) -> bool:
-        """Says of the next step how many of its sessions are greedy. Returns whether it runs another way."""
+        """Says of the next step how many of its sessions are greedy. Returns whether drafts rest from now
+        on, or are taken again."""
         if self._governor is None or not sessions:
             return False
+        rested = self.resting
         before, share = self._governor, greedy / sessions
         if share >= MOST or share <= 1 - MOST:
             self._governor = self._governors[share <= 1 - MOST]
-        if self._governor is before:
-            return False
-        self._governor.resume()
-        return self._governor.way != before.way
+        if self._governor is not before:
+            self._governor.resume()
+        return self.resting is not rested
 
-    def observe(self, step: StepSeen, drafted: bool) -> bool:
+    def observe(self, step: StepSeen, drafted: bool, drafters: Callable[[], Iterable[str]] = tuple) -> bool:
         """Takes in a step in which nobody's prompt was read; `drafted`: whether anybody drafts for any of its
-        sessions. Returns whether the next one runs another way."""
+        sessions, and `drafters` returns who. Returns whether drafts rest from now on, or are taken again."""
         governor, came = self._governor, drafted and not self._drafted
         self._drafted = drafted
         if governor is None or not (drafted or len(self._ways) > 2):
             return False
-        if came and self.resting:
+        # Sessions begin without drafts, and may want none: that one is back who was here is no news.
+        if came and self._anybody_new(drafters()) and self.resting:
             governor.alarm()
-        before, usual = governor.way, governor.usual
+        rested, usual = self.resting, governor.usual
         governor.observe(step)
         if governor.usual != usual:
             way = self._ways[governor.usual]
-            how = "drafts are taken again" if way.drafts else f"drafts rest, with {way.threads} threads"
-            log.info("%s: with them %.2f of the tokens without are committed", how, self.gain)
-        return governor.way != before
+            how = "drafts are taken" if way.drafts else "drafts rest"
+            log.info(
+                "%s, with %d threads: with them %.2f of the tokens without are committed",
+                how,
+                way.threads,
+                self.gain,
+            )
+        return self.resting is not rested
+
+    def _anybody_new(self, drafters: Iterable[str]) -> bool:
+        new = [each for each in drafters if each not in self._known]
+        self._known.update(dict.fromkeys(new))
+        while len(self._known) > MOST_KNOWN:
+            self._known.popitem(last=False)
+        return bool(new)
 
     def use_threads(self, reading: int) -> None:
         """Gives the engine its threads for a step that reads so many tokens of prompts."""

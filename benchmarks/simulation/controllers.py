@@ -13,6 +13,7 @@ from router.speculation import Estimator, PairAcceptance, choose_k, settled, win
 from verifier.admission import admit
 from verifier.meter import Meter
 from verifier.price import StepTime
+from verifier.running import USUAL_SMOOTHING
 from verifier.session import LEAST_SURVIVAL
 from verifier.step_plan import BESIDE_PRICE, LEAST_BESIDE
 from verifier.step_start import FIRST_ACCEPTANCE, Arrivals, Awaited, Pace, Waits, acceptance_after, start_at
@@ -38,11 +39,13 @@ class Verifier:
         self._arrivals = [Arrivals() for _ in range(world.sessions)]
         self._calibrations = [SurvivalCalibration() for _ in range(world.sessions)]
         self._acceptance = [FIRST_ACCEPTANCE] * world.sessions
+        self._usual = np.ones(world.sessions)
 
     def opened(self, session: int) -> None:
         self._arrivals[session] = Arrivals()
         self._calibrations[session] = SurvivalCalibration()
         self._acceptance[session] = FIRST_ACCEPTANCE
+        self._usual[session] = 1.0
 
     def arrived(self, sessions: Ints) -> None:
         for session in sessions:
@@ -88,7 +91,8 @@ class Verifier:
         sessions = self._world.sessions
         survival = self.survival(usable).tolist()
         paths = [path[:count] for path, count in zip(survival, usable.tolist(), strict=True)]
-        return np.array(admit(paths, sessions, sessions, self.meter.step_time, BUDGET).counts)
+        usual = self._usual.tolist()
+        return np.array(admit(paths, sessions, sessions, self.meter.step_time, BUDGET, usual).counts)
 
     def admit_trees(self, usable: Ints) -> tuple[Ints, Bools]:
         """Returns how much of each path enters, and what beside it: [sessions, MOST_DRAFTS, OTHERS]."""
@@ -100,7 +104,8 @@ class Verifier:
             for session, count in enumerate(usable.tolist())
         ]
         survivals = [[survives for survives, _, _ in each] for each in nodes]
-        counts = admit(survivals, sessions, sessions, self.meter.step_time, BUDGET).counts
+        usual = self._usual.tolist()
+        counts = admit(survivals, sessions, sessions, self.meter.step_time, BUDGET, usual).counts
         paths, beside = np.zeros(sessions, np.int64), np.zeros((sessions, MOST_DRAFTS, OTHERS), bool)
         for session, (each, count) in enumerate(zip(nodes, counts, strict=True)):
             for _, depth, other in each[:count]:
@@ -128,6 +133,7 @@ class Verifier:
     def stepped(self, seconds: float, waited: float, admitted: Ints, accepted: Ints, committed: Ints) -> None:
         left, k = self._world.standing().tolist(), self._world.k
         judged, true = self._world.judged.tolist(), self._world.true.tolist()
+        self._usual += USUAL_SMOOTHING * (committed - self._usual)
         for session, (verified, right) in enumerate(zip(admitted.tolist(), accepted.tolist(), strict=True)):
             self._calibrations[session].observe(self._promised[session], right)
             # What followed the accepted ones is judged, too, by the token that the target chose there.

@@ -39,7 +39,7 @@ FORM = {  # as far as it is shown: what is read of a server reaches a terminal
         "positions": [COUNTED],
     },
     "sessions": [
-        {"id": str, "verifier": str, "drafters": [str]}
+        {"id": str, "verifier": str, "drafters": [str], "undrafted": str}
         | dict.fromkeys(("k", "window", "acceptance", "tokens"), NUMBER)
     ],
 }
@@ -57,7 +57,7 @@ def live(http: httpx.Client, url: str) -> Generator[Told, None, None]:
             for event in server_sent_events(response.iter_bytes(), MOST_BYTES):
                 yield _told(event.data)
     except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-        raise InvalidRequest(f"{url} is no address of a router: {error}") from None
+        raise InvalidRequest(f"{url} is no address of a router: {str(error).rstrip('.')}") from None
     except httpx.ConnectError as error:
         if not_trusted(error):
             raise InvalidRequest(NOT_TRUSTED.format(url)) from None

@@ -41,8 +41,8 @@ def silu(x: torch.Tensor) -> torch.Tensor:
 
 
 def silu_of_rows(x: torch.Tensor) -> torch.Tensor:
-    """The same of tokens' rows [..., W], each contiguous, in fewer operations: torch's own where that takes a
-    row by whole vectors, in one thread. The width alone decides which way it is."""
+    """Returns silu of tokens' rows [..., W], each contiguous, in few operations: torch's own where that takes
+    a row by whole vectors, in one thread. The width alone decides which way it is."""
     width = x.shape[-1]
     if width % VECTORS or width > MOST_AT_ONCE:
         return silu(x)

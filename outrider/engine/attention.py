@@ -18,6 +18,7 @@ from transformers import AttentionInterface
 
 from outrider.engine.flat_inputs import Shape
 from outrider.engine.kv_pools import KvPools
+from outrider.engine.picking import Rule
 from outrider.engine.recurrent_state import RecurrentLayer, RecurrentStates
 from outrider.engine.step_inputs import View, Work
 from outrider.engine.temperature import at_positions
@@ -116,9 +117,23 @@ class AttentionBackend(Protocol):
         inputs: Any,
         how: LayerAttention,
         sinks: torch.Tensor | None = None,  # [Hq]
+        picked: torch.Tensor | None = None,  # [G, T, K]
     ) -> torch.Tensor:
         """Stores the step's keys and values, then lets each token see its session's up to its own position:
-        [T, Hq, Dv]. `sinks`: scores that no key gets, if the layer has them."""
+        [T, Hq, Dv]. `sinks`: scores that no key gets, if the layer has them. `picked`: as `pick` gave it."""
+        ...
+
+    def pick(
+        self,
+        layer: int,
+        key: torch.Tensor,  # [T, D]
+        inputs: Any,
+        rule: Rule,
+    ) -> torch.Tensor:
+        """Stores an indexer's keys of the step's tokens. Returns which of its session's positions each token
+        is to see, for each of G groups of query heads: [G, T, K] of bool. K depends on the step.
+
+        Raises ModelRefused, with the reason as a phrase, if it cannot do that."""
         ...
 
     def earlier(
@@ -180,6 +195,10 @@ class RunningStep:
         self.others.add(layer)
         return self.attention.carry_on(layer, which, rows, self.inputs)
 
+    def pick(self, layer: int, key: torch.Tensor, rule: Rule) -> torch.Tensor:
+        """As AttentionBackend's."""
+        return self.attention.pick(layer, key, self.inputs, rule)
+
 
 RUNNING: ContextVar[RunningStep] = ContextVar("outrider_running_step")
 
@@ -218,14 +237,17 @@ def paged_attention(
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     position_bias: torch.Tensor | None = None,
+    indices: torch.Tensor | None = None,  # [1, T, K, G], as this engine's indexers give them
+    block_indices: torch.Tensor | None = None,  # the same, in MiniMax-M3
     **ignored: object,
 ) -> tuple[torch.Tensor, None]:
     """Attends as transformers asks for it in every layer. Returns [1, T, Hq, Dv], and no attention weights.
 
     Raises ModelRefused, with the reason as a phrase, for a layer that needs something else."""
     step = RUNNING.get()
+    indices = block_indices if indices is None else indices
     layer: int = getattr(module, "layer_idx", -1)
-    if attention_mask is not None:
+    if attention_mask is not None and indices is None:  # see indexer.py
         raise ModelRefused("its attention masks carry a meaning of their own")
     if position_bias is not None:
         raise ModelRefused("its attention adds a bias by position")
@@ -248,7 +270,8 @@ def paged_attention(
     )
     step.layers[layer] = how
     query = at_positions(module, query, step.inputs.position_ids)
-    attended = step.attention.attend(layer, query[0], key[0], value[0], step.inputs, how, s_aux)
+    picked = None if indices is None else indices[0].permute(2, 0, 1)
+    attended = step.attention.attend(layer, query[0], key[0], value[0], step.inputs, how, s_aux, picked)
     return attended.contiguous()[None], None  # some models take a view of it
 
 

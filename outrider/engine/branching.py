@@ -100,7 +100,7 @@ def put_on_branches(
     return found
 
 
-def sight(places: Ints, keys: int) -> torch.Tensor:
+def visible(places: Ints, keys: int) -> torch.Tensor:
     """Returns a row [keys] of a mask: 0 at these places, and -inf."""
     row = torch.full((keys,), -torch.inf)
     row[torch.from_numpy(places)] = 0.0

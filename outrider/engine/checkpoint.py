@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from outrider.engine.gguf_header import MAGIC, check_header
 from outrider.engine.hub import fetch
+from outrider.engine.other_formats import ADAPTER, damaged, other_format
 from outrider.errors import StartupError
 from outrider.options.model_id import GGUF
 
@@ -22,19 +23,6 @@ MOST_LAYERS = 4096
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
-OTHERS = {  # what cannot be read, by a file that it has, and what to do
-    "adapter_config.json": "holds an adapter, not a model: give the model that it is for, and it by --lora",
-    "consolidated*.safetensors": "holds its weights in Mistral's own arrangement "
-    "(consolidated.safetensors); give them as transformers reads them: config.json, model.safetensors",
-    **dict.fromkeys(
-        ("*.bin", "*.pt", "*.pth", "*.ckpt"),
-        "holds its weights as pickles (.bin); only safetensors and GGUF are read: convert them",
-    ),
-    **dict.fromkeys(
-        ("*.onnx", "*.h5", "*.msgpack", "*.tflite", "*.ggml"),
-        "holds weights of another format; only safetensors and GGUF are read: give one of these",
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +56,7 @@ def locate(model: str, weights: bool = True) -> Checkpoint:
             f"{model} is a file; give a .gguf file, the folder of a checkpoint, or a Hugging Face model id"
         )
     folder, pattern = fetch(model, weights)
-    return _in(folder, pattern)
+    return Checkpoint(folder) if pattern is None else _gguf_in(folder, pattern) or Checkpoint(folder)
 
 
 def look_over(checkpoint: Checkpoint) -> None:
@@ -92,8 +80,7 @@ def weight_files(folder: Path) -> list[Path]:
     else:
         names = []
     if not names:
-        nothing = f"{folder} holds no weights: {SINGLE} or {INDEX} is missing"
-        raise StartupError(_other_format(folder) or nothing)
+        raise StartupError(_without_weights(folder))
     files = [folder / name for name in names]
     for file in files:
         if not file.is_file():
@@ -102,7 +89,7 @@ def weight_files(folder: Path) -> list[Path]:
             with safe_open(file, framework="pt") as weights:
                 weights.keys()
         except (SafetensorError, OSError) as error:
-            raise StartupError(f"{file} is damaged or cut short ({error}); fetch it again") from None
+            raise StartupError(damaged(file, error)) from None
     return files
 
 
@@ -111,7 +98,14 @@ def config_text(folder: Path) -> bytes:
     measure."""
     file = folder / "config.json"
     if not file.is_file():
-        raise StartupError(_other_format(folder) or f"{folder} is not a checkpoint: config.json is missing")
+        raise StartupError(
+            other_format(folder, folder) or f"{folder} is not a checkpoint: config.json is missing"
+        )
+    if (folder / ADAPTER).is_file():
+        raise StartupError(
+            f"{folder} holds a model and an adapter ({ADAPTER}): move that to a folder of its own, "
+            "for --lora, or take it away if it is merged"
+        )
     config = _json(file)
     for part in (config, config.get("text_config")):
         layers = part.get("num_hidden_layers") if isinstance(part, dict) else None
@@ -160,16 +154,21 @@ def fingerprint(checkpoint: Checkpoint) -> str:
     return digest.hexdigest()
 
 
-def _in(folder: Path, pattern: str = f"*{GGUF}") -> Checkpoint:
-    """Returns the checkpoint of a folder: its safetensors if it has a config.json, else its only GGUF file of
-    this pattern."""
-    if (folder / "config.json").is_file():
+def _in(folder: Path) -> Checkpoint:
+    """Returns the checkpoint of a folder: its safetensors if it has a config.json, else its only GGUF file. A
+    config.json beside a GGUF file alone tells of the model that this was made of."""
+    if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
         return Checkpoint(folder)
+    return _gguf_in(folder, f"*{GGUF}") or Checkpoint(folder)
+
+
+def _gguf_in(folder: Path, pattern: str) -> Checkpoint | None:
+    """Returns the only GGUF file of this pattern in a folder. Raises StartupError if there are several."""
     files = sorted(file for file in folder.glob(pattern) if not file.name.startswith("mmproj"))
     if len(files) > 1 and not PART.search(files[0].name):
         names = ", ".join(file.name for file in files)
         raise StartupError(f"{folder} holds several GGUF files ({names}); name one of them")
-    return _gguf(files[0]) if files else Checkpoint(folder)
+    return _gguf(files[0]) if files else None
 
 
 def _gguf(file: Path) -> Checkpoint:
@@ -181,10 +180,16 @@ def _gguf(file: Path) -> Checkpoint:
     return Checkpoint(file.parent, file.name)
 
 
-def _other_format(folder: Path) -> str | None:
-    """Returns the sentence that says what the folder holds instead of what can be read; None if that is
-    nothing known."""
-    return next((f"{folder} {said}" for pattern, said in OTHERS.items() if any(folder.glob(pattern))), None)
+def _without_weights(folder: Path) -> str:
+    """Returns the sentence about a folder with a config.json and no weights that are told of."""
+    parts = sorted(file.name for file in folder.glob("*.safetensors"))
+    if parts and not parts[0].startswith("consolidated"):
+        return (
+            f"{folder} holds {parts[0]} ({len(parts)} such in all), and neither {SINGLE} nor {INDEX}, which "
+            "says what is in which: fetch that"
+        )
+    nothing = f"{folder} holds no weights: {SINGLE} or {INDEX} is missing"
+    return other_format(folder, folder) or nothing
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -78,7 +78,14 @@ class Engine:
         self._thread: ThreadPoolExecutor | None = None  # from the first run to close
 
     def prepare(self, works: Sequence[Work]) -> Step:
-        """Builds the step's index tensors; reads the works, changes nothing. At least one work."""
+        """Builds the step's index tensors. At least one work.
+
+        Where the model keeps recurrent states, the works get their turns, by which states count as kept from
+        then on: what is prepared has to run, in this order. Who leads gave followers theirs: its book-keeper
+        is the one that knows which blocks were given up."""
+        if self.pool.states is not None and works[0].turn is None:
+            turns = self.pool.states.begin(works)
+            works = [work._replace(turn=turn) for work, turn in zip(works, turns, strict=True)]
         return Step(self.runner.prepare(works), self.group.encode(works))
 
     def forward(self, step: Step) -> torch.Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from outrider.engine import invariance, sdpa
+from outrider.engine import indexer, invariance, picking, sdpa
 from outrider.engine.attention import LayerAttention
 from outrider.engine.branching import PANELS
 from outrider.engine.flat_inputs import Shape
@@ -41,6 +41,7 @@ class GatheredAttention:
         self.states = states
         self.layers: dict[int, LayerAttention] = {}
         self.others: set[int] = set()
+        self.indexers: set[tuple[int, ...]] = set()  # heads and width of those that pick keys
         self.row_batching = row_batching
         self.panel = panel if states is None else 0  # states are of one path
         self._device, self._dtype = device, dtype
@@ -49,7 +50,9 @@ class GatheredAttention:
     @classmethod
     def on(cls, model: Any, num_blocks: int) -> GatheredAttention:
         parameter, states = next(model.parameters()), RecurrentStates.of(model, num_blocks, BLOCK_SIZE)
-        return cls(KvPools(num_blocks, BLOCK_SIZE), parameter.device, parameter.dtype, states=states)
+        panel = 0 if indexer.are_in(model) else PANELS[-1]  # on a branch keys stand elsewhere
+        pools = KvPools(num_blocks, BLOCK_SIZE)
+        return cls(pools, parameter.device, parameter.dtype, panel=panel, states=states)
 
     def prepare(self, works: Sequence[Work], shapes: Sequence[Shape] = ()) -> StepInputs:
         inputs = build_step(
@@ -66,9 +69,9 @@ class GatheredAttention:
 
     def _begun(self, works: Sequence[Work], inputs: StepInputs) -> StepInputs:
         """Adds what the step does with states, if there are any."""
+        if not self.panel and any(work.parents for work in works):
+            raise ValueError("this attention takes no branches")
         if self.states is not None:
-            if any(work.parents for work in works):
-                raise ValueError("recurrent states take no branches")
             inputs.states = self.states.prepare(works, inputs.ends.tolist(), self._device)
         return inputs
 
@@ -84,8 +87,19 @@ class GatheredAttention:
         inputs: StepInputs,
         how: LayerAttention,
         sinks: torch.Tensor | None = None,  # [Hq]
+        picked: torch.Tensor | None = None,  # [G, T, K]
     ) -> torch.Tensor:
-        return sdpa.attend(self.pools, layer, query, key, value, inputs, how, sinks)
+        return sdpa.attend(self.pools, layer, query, key, value, inputs, how, sinks, picked)
+
+    def pick(
+        self,
+        layer: int,
+        key: torch.Tensor,  # [T, D]
+        inputs: StepInputs,
+        rule: picking.Rule,
+    ) -> torch.Tensor:
+        self.indexers.add(rule.query.shape[1:])
+        return picking.pick(self.pools, layer, key, inputs, rule)
 
     def earlier(
         self,
@@ -114,7 +128,10 @@ class GatheredAttention:
         self._shown = None if found is None else (found, torch.get_num_threads())
 
     def keeps_bits(self) -> bool:
-        if self.states is None:
+        if self.indexers:
+            if not picking.keeps_bits(self.indexers):
+                return False
+        elif self.states is None:
             self.panel = invariance.panel(self.layers.values(), self.row_batching)
         if self._shown == (self.row_batching, torch.get_num_threads()):  # batch_rows has just tried it
             return True

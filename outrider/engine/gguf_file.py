@@ -11,6 +11,7 @@ from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from transformers import modeling_gguf_pytorch_utils as loader
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -33,8 +34,13 @@ TAKEN_APART = (".ffn_gate_projs.weight", ".ffn_up_projs.weight", ".ffn_down_proj
 def _parsed_once() -> Iterator[None]:
     import gguf
 
+    class Reader(gguf.GGUFReader):
+        def __setattr__(self, name: str, value: Any) -> None:
+            # A part of a numpy.memmap takes some times as long to make as one of an array.
+            super().__setattr__(name, np.asarray(value) if name == "data" else value)
+
     dear = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
-    for name, function in dear.items():
+    for name, function in {**dear, "GGUFReader": Reader}.items():
         setattr(gguf, name, lru_cache(maxsize=1)(function))
     try:
         yield

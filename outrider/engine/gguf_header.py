@@ -13,6 +13,9 @@ from pathlib import Path
 from struct import Struct
 from typing import BinaryIO
 
+import numpy as np
+
+from outrider.engine.other_formats import pointer
 from outrider.errors import StartupError
 
 MAGIC = b"GGUF"
@@ -21,6 +24,11 @@ MOST_FIELDS = MOST_TENSORS = 65_536
 MOST_ELEMENTS = 2**22  # of all arrays: each takes a kilobyte in that reader
 MOST_TEXT = 16 * 2**20  # bytes
 MOST_DIMENSIONS = 4
+TYPE = b"general.type"
+PARTS = {  # of a model, and what to do
+    b"adapter": "an adapter, not a model: give the model that it is for; --lora takes one as peft saves it",
+    b"mmproj": "what reads images for a model, not the model: give the other file",
+}
 ALIGNMENT, USUAL_ALIGNMENT = "general.alignment", 32
 
 _U32, _U64, _COUNTS = Struct("<I"), Struct("<Q"), Struct("<IQQ")
@@ -33,22 +41,47 @@ class _Damaged(Exception):
 
 
 def check_header(file: Path) -> None:
-    """Raises StartupError unless the file is a GGUF file that holds all that its header tells of."""
+    """Raises StartupError unless the file is a GGUF file of a model that holds all that its header tells of,
+    in types that can be read."""
     try:
         with file.open("rb") as content:
-            _Header(content, file.stat().st_size).check()
+            header = _Header(content, file.stat().st_size)
+            kinds = header.check()
     except _Damaged as why:
         raise StartupError(
-            f"{file} is damaged, or no GGUF file that is read here: {why}; fetch it again"
+            pointer(file) or f"{file} is damaged, or no GGUF file that is read here: {why}; fetch it again"
         ) from None
+    if header.part in PARTS:
+        raise StartupError(f"{file} holds {PARTS[header.part]}")
+    for kind, name in kinds.items():
+        if (unread := _unread(kind)) is not None:
+            raise StartupError(
+                f"{file} holds {name} in {unread}, a type that is not read here; give the model in another, "
+                "such as Q8_0 or Q4_K_M"
+            )
+
+
+def _unread(kind: int) -> str | None:
+    """Returns the name of a type of tensors, if what transformers reads them with cannot read it."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
+
+    known = GGMLQuantizationType(kind)
+    try:
+        dequantize(np.zeros((1, GGML_QUANT_SIZES[known][1]), np.uint8), known)
+    except NotImplementedError:
+        return known.name
+    return None
 
 
 class _Header:
     def __init__(self, content: BinaryIO, size: int) -> None:
         self._content, self._size = content, size
         self._elements = 0
+        self._kinds: dict[int, str] = {}
+        self.part = b""  # of a model, if it is not the whole
 
-    def check(self) -> None:
+    def check(self) -> dict[int, str]:
+        """Returns the types that tensors have, and of each the name of one."""
         if self._read(len(MAGIC)) != MAGIC:
             raise _Damaged("it does not begin as one")
         version, tensors, fields = _COUNTS.unpack(self._read(_COUNTS.size))
@@ -60,12 +93,15 @@ class _Header:
         for _ in range(fields):
             name = self._text()
             value = self._value(self._number(_U32))
+            if name == TYPE:
+                self.part = value or b""
             if name == ALIGNMENT.encode():
                 alignment = max(int.from_bytes(value or b"", "little"), 1)
         ends = list(self._tensors(tensors))
         begin = -(-self._content.tell() // alignment) * alignment
         if ends and max(ends) > self._size - begin:
             raise _Damaged("it is cut short: a tensor reaches beyond its end")
+        return self._kinds
 
     def _tensors(self, count: int) -> Iterator[int]:
         """Yields where each tensor ends, in bytes from where they begin."""
@@ -80,16 +116,17 @@ class _Header:
             kind = self._number(_U32)
             if kind not in GGML_QUANT_SIZES:
                 raise _Damaged(f"the tensor {name} is of an unknown type, {kind}")
+            self._kinds.setdefault(kind, name)
             block, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
             yield self._number(_U64) + elements // block * size
 
     def _value(self, kind: int) -> bytes | None:
-        """Passes a field's value. Returns its bytes, if it is a number."""
+        """Passes a field's value. Returns its bytes, if it is a number or a text."""
         if kind in _SIZES:
             return self._read(_SIZES[kind])
         if kind == _STRING:
-            self._text()
-        elif kind == _ARRAY:
+            return self._text()
+        if kind == _ARRAY:
             self._array(self._number(_U32), self._number(_U64))
         else:
             raise _Damaged(f"a field is of an unknown type, {kind}")

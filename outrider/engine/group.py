@@ -75,7 +75,8 @@ class Group(Protocol):
     def step(
         self, kind: Kind, works: Words | None, draws: Draws | None = None
     ) -> AbstractContextManager[object]:
-        """Within it a step runs, one at a time, in all processes. `works` come from `encode`."""
+        """Returns a context within which a step runs, one at a time, in all processes. `works` come from
+        `encode`."""
         ...
 
     async def serve(self, steps: Coroutine[Any, Any, None]) -> None:

@@ -13,16 +13,17 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from outrider.engine.other_formats import other_format
 from outrider.errors import StartupError
 from outrider.options.model_id import GGUF, HubId, parse_hub_id
 
 WEIGHTS = "*.safetensors"
-PATTERNS = ("*.json", WEIGHTS, "*.jinja", "*.txt", "tokenizer.model")
+PATTERNS = ("*.json", WEIGHTS, "*.jinja", "*.txt", "*.model")
 DUPLICATES = ("original/*", "consolidated*")  # the same weights in another arrangement
 
 
-def fetch(model: str, weights: bool = True) -> tuple[Path, str]:
-    """Returns the folder with the files of a hub id, and the pattern of the GGUF files that it speaks of.
+def fetch(model: str, weights: bool = True) -> tuple[Path, str | None]:
+    """Returns the folder of a hub id's files, and the pattern of the GGUF files that it asks for, if so.
 
     Without `weights` those of safetensors are left out.
 
@@ -33,21 +34,27 @@ def fetch(model: str, weights: bool = True) -> tuple[Path, str]:
             f"there is no folder or file {model}; give a .gguf file, or the folder of a checkpoint "
             "(config.json, *.safetensors)"
         )
-    wanted = f"*{hub.gguf}*{GGUF}" if hub.gguf else f"*{GGUF}"
-    patterns = [wanted] if hub.gguf else [one for one in PATTERNS if weights or one != WEIGHTS]
+    wanted = f"*{hub.gguf}*{GGUF}" if hub.gguf else None
+    patterns = [wanted] if wanted else [one for one in PATTERNS if weights or one != WEIGHTS]
     try:
         folder = snapshot_download(
             hub.id, revision=hub.revision, allow_patterns=patterns, ignore_patterns=list(DUPLICATES)
         )
     except Exception as error:  # the hub client's errors and those of its transport have no common base
         raise StartupError(_reason(model, hub, error)) from None
-    if hub.gguf and not any(Path(folder).glob(wanted)):
+    if wanted and not any(Path(folder).glob(wanted)):
         raise StartupError(
             f"{hub.id} has no GGUF file with {hub.gguf} in its name; look at its list of files"
         )
     if not hub.gguf and not (Path(folder) / "config.json").is_file():
-        raise StartupError(
+        nothing = (
             f"{hub.id} has no config.json; if it is a repository of GGUF files, say which: {hub.id}:Q8_0"
+        )
+        raise StartupError(other_format(Path(folder), hub.id) or nothing)
+    if not hub.gguf and weights and not any(Path(folder).glob(WEIGHTS)):
+        raise StartupError(
+            f"{hub.id} has no safetensors, and pickles (.bin) and other formats are not read; if it has GGUF "
+            f"files, say which: {hub.id}:Q8_0"
         )
     return Path(folder), wanted
 

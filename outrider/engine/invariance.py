@@ -46,7 +46,7 @@ def linears_keep_bits(model: nn.Module, expected: Sequence[torch.Tensor] | None 
 
 def _one_of_each(model: nn.Module) -> list[PackedLinear]:
     layers = (layer for layer in model.modules() if isinstance(layer, PackedLinear))
-    return list({(layer.in_features, layer.out_features): layer for layer in layers}.values())
+    return list({(layer.in_features, layer.out_features, layer.dtype): layer for layer in layers}.values())
 
 
 def _rows(layer: PackedLinear) -> torch.Tensor:

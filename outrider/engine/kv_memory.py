@@ -34,11 +34,12 @@ def with_all_blocks(
     bytes_per_block = few.pools.bytes_per_block * info.tensor_parallel_size
     for_blocks, num_states = total, 0
     if few.states is not None:
-        most = total // 2 // few.states.bytes_per_slot
+        bytes_per_slot = few.states.bytes_per_slot * info.tensor_parallel_size  # each process has all
+        most = total // 2 // bytes_per_slot
         num_states = min(most, MOST_STATES)
-        for_blocks -= num_states * few.states.bytes_per_slot
+        for_blocks -= num_states * bytes_per_slot
         if most < LEAST_STATES:
-            least = 2 * LEAST_STATES * few.states.bytes_per_slot
+            least = 2 * LEAST_STATES * bytes_per_slot
             raise StartupError(
                 f"a half of --kv-memory, {told} holds {most} of the recurrent "
                 f"states of {info.name}, and {LEAST_STATES} are needed; give at least {-(-least // 1024)}KiB"

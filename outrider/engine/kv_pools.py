@@ -14,7 +14,7 @@ from outrider.uploading import uploaded
 
 class KvPools:
     """One pool of keys and one of values for each layer, made when the layer first shows its shapes; for a
-    layer that has a row of a token instead, a pool of those, with one head.
+    layer that has a row of a token instead, or beside them, a pool of those, with one head.
 
     A pool is [H, num_blocks + 1, block_size, W]; its last block is scratch, for tokens that nobody wants. W
     is the width D of a key or value, or more (see `kernel_width`), then filled up with zeros."""
@@ -97,6 +97,11 @@ class KvPools:
             return _lying(key_pool, blocks), _lying(value_pool, blocks)
         return self._select(0, key_pool, blocks, sessions), self._select(1, value_pool, blocks, sessions)
 
+    def gather_rows(self, layer: int, blocks: torch.Tensor | slice, sessions: int) -> torch.Tensor:
+        """The same of a layer's rows: [S, K, W], which stay valid."""
+        (pool,) = self._layers[layer]
+        return pool[0, blocks].view(sessions, -1, pool.shape[3])
+
     def copy_slots(self, layer: int, copies: tuple[torch.Tensor, torch.Tensor] | None) -> None:
         """Copies what slots [n] hold to others [n] in a layer, if there are any."""
         if copies is not None:
@@ -168,6 +173,11 @@ class PagedPools(KvPools):
 
     def _new(self, like: torch.Tensor, width: int) -> torch.Tensor:
         return self._zeros(like, (self.num_blocks + 1, self.block_size, like.shape[0], width))
+
+
+def beside(layer: int) -> int:
+    """Returns the number under which rows lie that a layer has beside its keys and values."""
+    return -1 - layer
 
 
 def _lying(pool: torch.Tensor, blocks: slice) -> torch.Tensor:

@@ -27,7 +27,7 @@ BEAT_SECONDS = 1.0  # between two signs of life from an idle leader
 
 
 class Leading:
-    """From the moment at which the others follow."""
+    """What the leader does from the moment at which the others follow."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks

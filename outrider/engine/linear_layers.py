@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Set
-from importlib import import_module
 from typing import Any, Protocol
 
 import torch
@@ -19,7 +18,7 @@ from outrider.errors import StartupError, in_one_line
 
 log = logging.getLogger(__name__)
 
-# By whether native.cpp has products in 8 bits here. The first is for rows of even numbers.
+# By whether native_products.cpp has products in 8 bits here. The first is for rows of even numbers.
 EVEN_AND_OTHERS: dict[bool, tuple[type[packed.PackedLinear], type[packed.PackedLinear]]] = {
     True: (NativeEvenInt8Linear, NativeInt8Linear),
     False: (EvenInt8Linear, Int8Linear),
@@ -64,10 +63,10 @@ class Ordinary:
     keeps_bits = False
 
     def put_into(self, model: Any, bare: Set[Any] = frozenset()) -> None:
-        """They are there."""
+        """Nothing is to be done: they are there."""
 
     def run_plainly(self, model: Any) -> None:
-        """There is none."""
+        """Nothing is to be done: there is no such pass."""
 
     def make_ready(self, model: Any, most_rows: int) -> None:
         """They need nothing."""
@@ -125,7 +124,8 @@ class Invariant:
     def put_into(self, model: Any, bare: Set[Any] = frozenset()) -> None:
         """Raises StartupError if they do not run here and torch's would not give their numbers."""
         try:
-            layers = import_module("outrider.engine.triton_layers")  # a CPU need not have Triton
+            from outrider.engine import triton_layers as layers  # a CPU need not have Triton
+
             layers.try_out(getattr(layers, self._layer), model)
         except Exception as error:  # Triton may lack a compiler, or not know the device
             if not self.keeps_numbers:
@@ -136,7 +136,9 @@ class Invariant:
 
     def run_plainly(self, model: Any) -> None:
         if any(isinstance(module, packed.PackedLinear) for module in model.modules()):
-            import_module("outrider.engine.triton_pass").run_by_kernels(model)
+            from outrider.engine.triton_pass import run_by_kernels
+
+            run_by_kernels(model)
 
     def make_ready(self, model: Any, most_rows: int) -> None:
         """They need nothing."""

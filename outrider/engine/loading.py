@@ -13,7 +13,6 @@ from transformers import AutoConfig, modeling_gguf_pytorch_utils
 from transformers.distributed import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
-from outrider.engine import recurrent_layers
 from outrider.engine.assembly import build_engine
 from outrider.engine.checkpoint import Checkpoint, files_of, fingerprint, locate, look_over, unchanged
 from outrider.engine.draft_vocabulary import read, reduce_output
@@ -30,7 +29,7 @@ from outrider.engine.quantized_checkpoint import prepare
 from outrider.engine.ranks import Ranks, of_the_group
 from outrider.engine.sharding import check_divisible
 from outrider.engine.tokenizer import load_tokenizer
-from outrider.errors import ModelRefused, PeerLost, StartupError
+from outrider.errors import PeerLost, StartupError
 from outrider.options.engine import AUTO, EngineOptions
 from outrider.options.memory import Share, memory_text
 from outrider.options.model_id import checkpoint_name
@@ -87,7 +86,7 @@ def load_engine(
     Raises StartupError, in one sentence, where the checkpoint is missing, damaged or incomplete or a flag is
     wrong, ModelRefused where the engine cannot run the model rightly, and PeerLost where a rank ends."""
     tell = progress or (lambda _stage, _share: None)
-    _quiet()
+    quiet_transformers()
     target = _device(device)
     wanted = _dtype(dtype, target)
     size = ranks.group.size if ranks is not None else 1
@@ -111,19 +110,14 @@ def load_engine(
             _connect(ranks, target)
         tell("loading weights", 0.1)
         model = _model(checkpoint, config, wanted, target, ranks)
-        leave_text_part(model)
     if adapter is not None:
         tell("merging the adapter", 0.4)
         with unchanged(adapter, lambda: adapter_files(adapter)):
             digest = fingerprint_with(adapter, digest)
             merge(model, adapter)
+    leave_text_part(model)  # once what an adapter has for other parts has found its place
     info = describe(model, name or checkpoint_name(path_or_id), digest, str(target))
     info = replace(info, tensor_parallel_size=size)
-    if drafts and recurrent_layers.are_in(model):
-        raise ModelRefused(
-            f"{info.architecture} ({info.name}) cannot be a draft model: it keeps recurrent state, and "
-            "drafts are taken back over many steps; give one without, or say --propose suffix"
-        )
     if quantized is not None and model.is_quantized:  # its layers are those of the package that quantised it
         if quantization is not None:
             raise StartupError(f"--quantization is of no use with {checkpoint}, which {quantized} quantised")
@@ -151,7 +145,7 @@ def tokenizer_of(path_or_id: str) -> TokenizerFiles:
     """Returns the tokenizer of a checkpoint that is otherwise in order as far as its configuration tells.
 
     Raises StartupError."""
-    _quiet()
+    quiet_transformers()
     checkpoint = locate(path_or_id)
     look_over(checkpoint)
     if checkpoint.gguf is None:  # whose configuration takes seconds to read
@@ -163,7 +157,7 @@ def load_model(path_or_id: str) -> tuple[Any, ModelInfo]:
     """Returns a checkpoint's model, in float32 on the CPU, as transformers has it, and what is known of it.
 
     Raises StartupError."""
-    _quiet()
+    quiet_transformers()
     checkpoint = locate(path_or_id)
     look_over(checkpoint)
     with parsed_once(checkpoint):
@@ -323,7 +317,7 @@ def _device(device: str) -> torch.device:
 
 
 def _dtype(dtype: str | None, device: torch.device) -> torch.dtype | None:
-    """None: the checkpoint's own."""
+    """Returns the format that is asked for; None is the checkpoint's own."""
     if dtype in (None, "", "auto"):
         return torch.float32 if device.type == "cpu" else None
     if dtype not in DTYPES:
@@ -344,7 +338,7 @@ def _eos_token_ids(model: Any) -> tuple[int, ...]:
     return tuple(sorted(ids))
 
 
-def _quiet() -> None:
+def quiet_transformers() -> None:
     """Keeps transformers' own bars and warnings off the terminal: what matters is said by errors of ours."""
     modeling_gguf_pytorch_utils.tqdm = lambda tensors, **_: tensors  # which heeds nothing of the following
     transformers_logging.disable_progress_bar()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +18,44 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from outrider.engine.other_formats import ADAPTER as CONFIG
+from outrider.engine.other_formats import damaged
 from outrider.errors import StartupError
 
-CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
+PICKLE = "adapter_model.bin"
 PREFIX = "base_model.model."
+KEPT = ".base_layer."  # in the name of a weight beside which a layer has its two small matrices
+DOWN, UP = (".lora_A.weight", ".lora_embedding_A"), (".lora_B.weight", ".lora_embedding_B")
 # Settings of another arithmetic than W + s B A, by their names in CONFIG.
 OTHER = (
     "use_dora",
+    "use_qalora",
+    "use_bdlora",
     "lora_bias",
     "layer_replication",
     "target_parameters",
     "trainable_token_indices",
     "alora_invocation_tokens",
+    "arrow_config",
+    "kasa_config",
+    "monteclora_config",
 )
+# Beginnings that leave W as it was. Others (PiSSA, OLoRA, CorDA, LoftQ) take something from it first, and the
+# adapter is for the rest.
+BEGINNINGS = (None, True, False, "gaussian", "orthogonal", "eva")
 
 
 def find_adapter(folder: str) -> Path:
     """Returns the folder of an adapter. Raises StartupError if it holds none that can be merged."""
     path = Path(folder).expanduser()
+    if not path.is_dir():
+        raise StartupError(f"--lora {folder}: there is no such folder; give one that holds an adapter")
+    if (path / PICKLE).is_file() and not (path / WEIGHTS).is_file():
+        raise StartupError(
+            f"--lora {folder} holds its weights as a pickle ({PICKLE}), which is not read: load it with peft "
+            "and save it, as safetensors"
+        )
     for name in (CONFIG, WEIGHTS):
         if not (path / name).is_file():
             raise StartupError(f"--lora {folder} is no folder of a LoRA adapter: {name} is missing")
@@ -46,6 +65,11 @@ def find_adapter(folder: str) -> Path:
     if other := [name for name in OTHER if config.get(name)]:
         raise StartupError(
             f"--lora {folder} cannot be merged: it has {other[0]} in {CONFIG}; merge it with peft"
+        )
+    if (beginning := config.get("init_lora_weights")) not in BEGINNINGS:
+        raise StartupError(
+            f"--lora {folder} cannot be merged: by init_lora_weights in {CONFIG} it began as {beginning}, "
+            "and is for what that left of the weights; convert it to plain LoRA with peft"
         )
     return path
 
@@ -68,22 +92,27 @@ def merge(model: nn.Module, adapter: Path) -> None:
     try:
         tensors = load_file(adapter / WEIGHTS)
     except (SafetensorError, OSError) as error:
-        raise StartupError(f"{adapter / WEIGHTS} is damaged or cut short ({error}); fetch it again") from None
-    left = dict(tensors)
-    for name in tensors:
-        if name.endswith(".lora_A.weight"):
-            down = left.pop(name)  # [r, in]
-            up = left.pop(name.replace(".lora_A.", ".lora_B."), None)  # [out, r]
-            _add(model, adapter, _place(name.removesuffix(".lora_A.weight")), down, up, config)
-    for name, tensor in left.items():
-        _replace(model, adapter, _place(name), tensor)
+        raise StartupError(damaged(adapter / WEIGHTS, error)) from None
+    downs, ups = _of_layers(tensors, DOWN), _of_layers(tensors, UP)  # [r, in], [out, r]
+    for name, tensor in tensors.items():
+        if not name.endswith((*DOWN, *UP)):
+            _replace(model, adapter, _place(name), tensor)
+    for layer in downs | ups:
+        _add(model, adapter, _place(layer), downs.get(layer), ups.get(layer), config)
+
+
+def _of_layers(tensors: Mapping[str, torch.Tensor], ends: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Returns the tensors whose names have such an end, by what is before it."""
+    return {
+        name.removesuffix(end): one for name, one in tensors.items() for end in ends if name.endswith(end)
+    }
 
 
 def _add(
     model: nn.Module,
     adapter: Path,
     name: str,
-    down: torch.Tensor,
+    down: torch.Tensor | None,
     up: torch.Tensor | None,
     config: Mapping[str, Any],
 ) -> None:
@@ -92,18 +121,20 @@ def _add(
     except AttributeError:
         raise _foreign(model, adapter, name) from None
     weight: Any = getattr(layer, "weight", None)
-    if type(layer) not in (nn.Linear, Conv1D) or not weight.is_floating_point():
+    turned = isinstance(layer, (nn.Embedding, Conv1D))  # its weight is [in, out]
+    if not (turned or type(layer) is nn.Linear) or not weight.is_floating_point():
         raise StartupError(f"{adapter} cannot be merged: {name} of the model is a {type(layer).__name__}")
-    if up is None or down.dim() != 2 or up.dim() != 2 or down.shape[0] != up.shape[1]:
+    if down is None or up is None or down.dim() != 2 or up.dim() != 2 or down.shape[0] != up.shape[1]:
         raise StartupError(f"{adapter / WEIGHTS} is damaged: the two parts for {name} do not fit together")
     added = up.float() @ down.float() * _scale(name, down.shape[0], config)  # [out, in]
-    if type(layer) is Conv1D:
+    if turned:
         added = added.T
     if added.shape != weight.shape:
         raise StartupError(
             f"{adapter} is for another model: "
             f"{name} is {list(weight.shape)} here, and {list(added.shape)} there"
         )
+    _check_untied(model, adapter, f"{name}.weight", weight)
     with torch.no_grad():
         weight.copy_(weight.float() + added.to(weight.device))
 
@@ -119,11 +150,19 @@ def _replace(model: nn.Module, adapter: Path, name: str, tensor: torch.Tensor) -
             f"{adapter} is for another model: "
             f"{name} is {list(found.shape)} here, and {list(tensor.shape)} there"
         )
-    owners = sum(found is one for module in model.modules() for one in module._parameters.values())
-    if owners > 1:
-        raise StartupError(f"{adapter} cannot be merged: {name} of the model is tied to another layer's")
+    tensor = tensor.to(found.device, found.dtype)
+    if torch.equal(found, tensor):  # peft saves some that it has not changed
+        return
+    _check_untied(model, adapter, name, found)
     with torch.no_grad():
         found.copy_(tensor)
+
+
+def _check_untied(model: nn.Module, adapter: Path, name: str, weight: torch.Tensor) -> None:
+    """Raises StartupError for a weight that is that of two layers, of which an adapter changes one."""
+    owners = sum(weight is one for module in model.modules() for one in module._parameters.values())
+    if owners > 1:
+        raise StartupError(f"{adapter} cannot be merged: {name} of the model is tied to another layer's")
 
 
 def _scale(name: str, rank: int, config: Mapping[str, Any]) -> float:
@@ -134,7 +173,7 @@ def _scale(name: str, rank: int, config: Mapping[str, Any]) -> float:
 
 
 def _place(name: str) -> str:
-    return name.removeprefix(PREFIX)
+    return name.removeprefix(PREFIX).replace(KEPT, ".")
 
 
 def _foreign(model: nn.Module, adapter: Path, name: str) -> StartupError:

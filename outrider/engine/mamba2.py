@@ -1,4 +1,4 @@
-"""Layers of Mamba-2 (Bamba, Granite 4 H, Falcon-H1), token by token.
+"""Layers of Mamba-2 (Nemotron-H, Granite 4 H, Bamba, Falcon-H1), token by token.
 
 Dao, Gu: Transformers are SSMs, https://arxiv.org/abs/2405.21060
 """
@@ -12,7 +12,7 @@ from torch import nn
 
 from outrider.engine.activations import silu, softplus
 from outrider.engine.attention import RUNNING
-from outrider.engine.recurrent_state import MOST_BEFORE, RecurrentLayer, convolved
+from outrider.engine.recurrent_state import RecurrentLayer, mixes
 
 PARTS = {"act", "conv1d", "in_proj", "norm", "out_proj"}
 product = torch.ops.aten.bmm.default  # not for placeless_calls.py: its shape is always the same
@@ -38,11 +38,7 @@ class Mamba2(RecurrentLayer):
         self.A_log, self.dt_bias, self.D = layer.A_log, layer.dt_bias, layer.D
         self.heads, self.head_width = layer.num_heads, layer.head_dim
         self.groups, self.depth = layer.n_groups, layer.ssm_state_size
-        self.limits: tuple[float, float] = layer.time_step_limit
-        weight: torch.Tensor = layer.conv1d.weight  # [W, 1, L]
-        self.register_buffer("taps", weight.detach().squeeze(1).T.contiguous(), persistent=False)  # [L, W]
-        self.bias = layer.conv1d.bias
-        self.before = weight.shape[2] - 1
+        self.mix_by(layer.conv1d)
         self.state = (self.heads, self.head_width, self.depth)
         self.entering: float = getattr(layer, "ssm_in_multiplier", 1.0)  # as Falcon-H1 has it
         self.register_buffer("scales", getattr(layer, "mup_vector", None), persistent=False)
@@ -62,13 +58,11 @@ class Mamba2(RecurrentLayer):
         return found
 
     def ready(self, rows: torch.Tensor) -> Ready:
-        taps: torch.Tensor = self.taps  # type: ignore[assignment]
-        mixed, width = convolved(rows, taps, self.bias), self.heads * self.head_width
+        mixed, width = self.mixed(rows), self.heads * self.head_width
         x, place, look = torch.split(mixed, [width, *[self.groups * self.depth] * 2], dim=1)
         x = x.view(-1, self.heads, self.head_width)
-        step = rows[self.before :, taps.shape[1] :]
-        step = softplus((step + self.dt_bias.to(step.dtype)).float()).to(rows.dtype)
-        step = step.clamp(*self.limits).float()
+        step = rows[self.before :, self.taps.shape[1] :]
+        step = softplus((step + self.dt_bias.to(step.dtype)).float()).to(rows.dtype).float()
         return Ready(
             (-self.A_log.float().exp() * step).exp()[:, :, None, None],
             (x * step[:, :, None])[..., None],
@@ -93,14 +87,10 @@ class Mamba2(RecurrentLayer):
 
 def is_mamba2(module: Any) -> bool:
     """Returns whether a module is one, by its parts."""
-    conv = getattr(module, "conv1d", None)
     return (
-        type(conv) is nn.Conv1d
-        and conv.groups == conv.in_channels == conv.out_channels
-        and 1 < conv.kernel_size[0] <= MOST_BEFORE + 1
+        mixes(module)
         and {name for name, _ in module.named_children()} == PARTS
         and {name for name, _ in module.named_parameters(recurse=False)} == {"A_log", "D", "dt_bias"}
-        and getattr(module, "activation", None) == "silu"
         and hasattr(module, "time_step_limit")
         and hasattr(module, "ssm_state_size")
     )

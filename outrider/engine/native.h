@@ -23,7 +23,6 @@ constexpr int TILE = 6;  // rows that share what is read
 
 typedef float Lanes __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Whole __attribute__((vector_size(4 * LANES)));
-typedef uint8_t Bytes __attribute__((vector_size(LANES)));
 
 // A float32 of this size counts in ones: what is added to it is rounded to a whole number, in its lower bits.
 constexpr float ONES = 12582912.0f;
@@ -35,6 +34,14 @@ inline Lanes lanes(const float* from) {
 }
 
 inline void put(float* to, Lanes some) { memcpy(to, &some, sizeof(some)); }
+
+inline void put_lowest(uint8_t* to, Whole some) {  // byte of each
+#if defined(__AVX512VNNI__)
+    _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)some));  // which compilers do not come upon
+#else
+    for (int lane = 0; lane < LANES; lane++) to[lane] = some[lane];
+#endif
+}
 
 // exp as a polynomial: within two units in the last place.
 inline Lanes exponential(Lanes x) {

@@ -22,10 +22,10 @@ from outrider.errors import in_one_line
 log = logging.getLogger(__name__)
 
 HERE = Path(__file__).parent
-SOURCES = sorted(HERE.glob("native_*.cpp"))
+SOURCES = sorted(HERE.glob("native*.cpp"))
+HEADERS = sorted(HERE.glob("native*.h"))
 COMPILERS = ("g++", "clang++")
-# The OpenMP library is torch's own, which is loaded before: a second one would have threads of its own.
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-shared", "-fPIC")
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-pthread", "-fno-math-errno", "-shared", "-fPIC")
 SECONDS = 300.0  # that compiling may take: on an idle machine it takes two
 
 
@@ -49,6 +49,15 @@ def library() -> ctypes.CDLL | None:
     found.linear.argtypes = (layer, numbers, count, numbers, numbers, threads)
     found.gated.argtypes = (layer, layer, numbers, count, numbers, threads)
     found.attend.argtypes = (step, heads, given, given, given, numbers, numbers, numbers, threads)
+    found.decoder_layer.argtypes = (layer, step, heads, *(numbers,) * 4, threads)
+    found.use_tiles()
+    return found
+
+
+def loaded() -> ctypes.CDLL:
+    """Returns the library where something was made that only runs by it."""
+    found = library()
+    assert found is not None
     return found
 
 
@@ -67,7 +76,7 @@ def compiled() -> Path:
     processor = [line for line in lines if line.startswith(("model name", "flags"))][:2]
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=SECONDS).stdout
     hashed = hashlib.sha256(version)
-    for source in (HERE / "native.h", *SOURCES):
+    for source in (*HEADERS, *SOURCES):
         hashed.update(source.read_bytes())
     hashed.update("\n".join([*FLAGS, *processor]).encode())
     name = f"native-{hashed.hexdigest()[:16]}.so"

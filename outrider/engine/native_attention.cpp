@@ -3,42 +3,13 @@
 // Keys lie by blocks of sixteen tokens, so that sixteen scores are computed side by side. A score is a sum over
 // the width, a head's output one over the positions, whatever else is in the step.
 #include "native.h"
+#include "native_calls.h"
+#include "native_team.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <omp.h>
 #include <vector>
-
-// Who sees what in a step, as native_attention.py has it. Slots are counted over the pool's blocks.
-struct Step {
-    const int64_t* blocks;     // of all sessions, one session's after another's
-    const int64_t* first;      // [T] where those of a token's session begin
-    const int64_t* slots;      // [T] where its key and value go
-    const int64_t* positions;  // [T]
-    const int64_t* ends;       // [T] it sees what stands at positions before this one in their order, and then
-    const int64_t* branches;   // [T + 1] from where to where in
-    const int64_t* seen;       // these slots the rest of what is before it, and itself
-    int64_t tokens;
-};
-
-// How a layer attends, and its pool.
-struct Heads {
-    int64_t queries, keys, width, value_width, window, chunk;  // window, chunk: 0 = none
-    double scale, softcap;                                      // of scores; softcap: 0 = none
-    const float* sinks;                                         // [queries], or null
-    float* key_pool;    // [keys, blocks, width, LANES]
-    float* value_pool;  // [keys, blocks, LANES, filled value_width]
-    int64_t blocks;
-};
-
-// What is given of each token's heads; the numbers of one lie side by side.
-struct Given {
-    const float* start;
-    int64_t token, head;  // strides
-
-    const float* of(int64_t t, int64_t h) const { return start + t * token + h * head; }
-};
 
 namespace {
 
@@ -57,6 +28,10 @@ void rotate(const float* x, const float* cosines, const float* sines, int64_t wi
 struct Task {
     int64_t token, head;  // of the first row; rows go through a token's query heads, then to the next
     int rows;
+};
+
+struct Scratch {  // of a task
+    std::vector<float> queries, weights, found;  // [R, D], [R, positions], [R, wide]
 };
 
 class Attention {
@@ -91,8 +66,11 @@ class Attention {
         return found;
     }
 
-    void run(const Task& task) {
-        with_rows(task.rows, [&](auto rows) { attend<rows.value>(task); });
+    void run(const Task& task) const {
+        static thread_local Scratch kept;
+        Attention mine = *this;
+        mine.scratch = &kept;
+        with_rows(task.rows, [&](auto rows) { mine.attend<rows.value>(task); });
     }
 
   private:
@@ -102,7 +80,7 @@ class Attention {
     const float *cosines, *sines;
     float* out;
     int64_t sharing, wide;
-    std::vector<float> queries, weights, found;  // of a task: [R, D], [R, positions], [R, wide]
+    Scratch* scratch = nullptr;  // of the thread
 
     const float* row_of(const float* table, int64_t t) const {
         return table == nullptr ? nullptr : table + t * heads.width;
@@ -124,13 +102,13 @@ class Attention {
     void attend(const Task& task) {
         const int64_t h = task.head / sharing, width = heads.width;
         int64_t token[R], head[R], from[R], to[R];
-        queries.resize(R * width);
+        scratch->queries.resize(R * width);
         int64_t low = std::numeric_limits<int64_t>::max(), high = 0, least = low, most = 0;
         for (int r = 0; r < R; r++) {
             const int64_t row = task.head % sharing + r;
             token[r] = task.token + row / sharing, head[r] = h * sharing + row % sharing;
             rotate(query.of(token[r], head[r]), row_of(cosines, token[r]), row_of(sines, token[r]), width,
-                   heads.scale, &queries[r * width]);
+                   heads.scale, &scratch->queries[r * width]);
             from[r] = seen_from(step.positions[token[r]]), to[r] = step.ends[token[r]];
             low = std::min(low, from[r]), most = std::max(most, from[r]);
             high = std::max(high, to[r]), least = std::min(least, to[r]);
@@ -139,7 +117,7 @@ class Attention {
         const int64_t* seen = step.seen + step.branches[token[0]];
         const int64_t own = step.branches[token[0] + 1] - step.branches[token[0]];
         const int64_t stride = filled(high + own - begin) + VECTORS * LANES;  // where there is room to write behind
-        weights.resize(R * stride);
+        scratch->weights.resize(R * stride);
         const int64_t* blocks = step.blocks + step.first[token[0]];
         int64_t key = begin;
         for (; VECTORS > 1 && key + VECTORS * LANES <= high; key += VECTORS * LANES)
@@ -147,10 +125,10 @@ class Attention {
         for (; key < high; key += LANES) score<R, 1>(h, blocks + key / LANES, stride, key - begin);
         for (int64_t i = 0; i < own; i++) score_one<R>(h, seen[i], stride, high - begin + i);
 
-        found.assign(R * wide, 0);
+        scratch->found.assign(R * wide, 0);
         float sums[R];
         for (int r = 0; r < R; r++)
-            sums[r] = softmax(&weights[r * stride], std::max<int64_t>(from[r] - begin, 0), to[r] + own - begin, stride, head[r]);
+            sums[r] = softmax(&scratch->weights[r * stride], std::max<int64_t>(from[r] - begin, 0), to[r] + own - begin, stride, head[r]);
         // What all see is weighed together, the rest by those that see it: what others left there may be no number.
         most = std::min(std::max(most, begin), least);
         for (int r = 0; r < R; r++) weigh<1>(h, blocks, from[r], most, stride, begin, r);
@@ -160,7 +138,7 @@ class Attention {
             if (high + i >= low) weigh_one<R>(value_of(h, seen[i]), 1, stride, high - begin + i, 0);
         for (int r = 0; r < R; r++) {
             float* to_row = out + (token[r] * heads.queries + head[r]) * heads.value_width;
-            for (int64_t i = 0; i < heads.value_width; i++) to_row[i] = found[r * wide + i] / sums[r];
+            for (int64_t i = 0; i < heads.value_width; i++) to_row[i] = scratch->found[r * wide + i] / sums[r];
         }
     }
 
@@ -170,8 +148,8 @@ class Attention {
         const float* keys[N];
         for (int n = 0; n < N; n++) keys[n] = key_block(h, blocks[n]);
         Sums<R, N> scores{};
-        for (int64_t i = 0; i < heads.width; i++) scores.add_of(&queries[i], heads.width, keys, i * LANES);
-        scores.store(&weights[at], stride);
+        for (int64_t i = 0; i < heads.width; i++) scores.add_of(&scratch->queries[i], heads.width, keys, i * LANES);
+        scores.store(&scratch->weights[at], stride);
     }
 
     template <int R>
@@ -179,8 +157,8 @@ class Attention {
         const float* key = key_block(h, slot / LANES) + slot % LANES;
         for (int r = 0; r < R; r++) {
             float score = 0;
-            for (int64_t i = 0; i < heads.width; i++) score = std::fma(queries[r * heads.width + i], key[i * LANES], score);
-            weights[r * stride + at] = score;
+            for (int64_t i = 0; i < heads.width; i++) score = std::fma(scratch->queries[r * heads.width + i], key[i * LANES], score);
+            scratch->weights[r * stride + at] = score;
         }
     }
 
@@ -240,9 +218,9 @@ class Attention {
     template <int R, int N>
     void weigh_some(const float* values, int64_t count, int64_t stride, int64_t at, int row, int64_t i) {
         Sums<R, N> sums;
-        sums.load(&found[row * wide + i], wide);
-        for (int64_t j = 0; j < count; j++) sums.add(&weights[row * stride + at + j], stride, values + j * wide);
-        sums.store(&found[row * wide + i], wide);
+        sums.load(&scratch->found[row * wide + i], wide);
+        for (int64_t j = 0; j < count; j++) sums.add(&scratch->weights[row * stride + at + j], stride, values + j * wide);
+        sums.store(&scratch->found[row * wide + i], wide);
     }
 };
 
@@ -256,13 +234,7 @@ void attend(const Step* step, const Heads* heads, const Given* query, const Give
             const float* cosines, const float* sines, float* out, int threads) {
     const Attention all(*step, *heads, *query, cosines, sines, out);
     const std::vector<Task> tasks = all.tasks();
-#pragma omp parallel num_threads(threads)
-    {
-        Attention mine = all;
-#pragma omp for
-        for (int64_t t = 0; t < step->tokens; t++) mine.store(t, *key, *value);
-#pragma omp for schedule(dynamic)
-        for (size_t i = 0; i < tasks.size(); i++) mine.run(tasks[i]);
-    }
+    share(threads, step->tokens, [&](int64_t t) { all.store(t, *key, *value); });
+    share(threads, tasks.size(), [&](int64_t i) { all.run(tasks[i]); });
 }
 }

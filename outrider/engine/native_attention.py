@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from outrider.engine import indexer
 from outrider.engine.attention import LayerAttention
 from outrider.engine.flat_inputs import Shape
 from outrider.engine.gathered_attention import BLOCK_SIZE, GatheredAttention
 from outrider.engine.kv_pools import KvPools
-from outrider.engine.native import library, pointers
+from outrider.engine.native import library, loaded, pointers
+from outrider.engine.native_layers import DecoderLayer, check
 from outrider.engine.recurrent_state import RecurrentStates
 from outrider.engine.step_inputs import StepInputs, Work, build_step
 
@@ -30,6 +32,29 @@ class _Step(ctypes.Structure):
         *pointers("blocks", "first", "slots", "positions", "ends", "branches", "seen"),
         ("tokens", ctypes.c_int64),
     )
+    arrays: list[Any]  # that it points to
+
+    @classmethod
+    def of(cls, inputs: StepInputs) -> _Step:
+        positions, own = inputs.position_ids[0].numpy(), inputs.slots.numpy()
+        ends, counts = positions + 1, np.zeros(len(positions) + 1, dtype=np.int64)
+        seen: list[np.ndarray[Any, Any]] = []
+        for token, branch in sorted(inputs.on_branches.items()):
+            ends[token], counts[token + 1] = branch.line, len(branch.seen)
+            seen.append(own[branch.seen[::-1]])
+        arrays = [
+            inputs.tables.blocks,
+            inputs.tables.first,
+            own,
+            positions,
+            ends,
+            np.cumsum(counts),
+            np.concatenate(seen) if seen else counts,
+        ]
+        arrays = [np.ascontiguousarray(each, dtype=np.int64) for each in arrays]
+        found = cls(*(each.ctypes.data for each in arrays), len(positions))
+        found.arrays = arrays
+        return found
 
 
 class _Heads(ctypes.Structure):
@@ -91,7 +116,6 @@ class NativeAttention(GatheredAttention):
 
     def __init__(self, pools: NativePools, states: RecurrentStates | None = None) -> None:
         super().__init__(pools, torch.device("cpu"), torch.float32, states=states)
-        self._step: tuple[StepInputs, _Step, list[Any]] | None = None  # as native code reads it
         self._heads: dict[int, tuple[LayerAttention, _Heads]] = {}
 
     @classmethod
@@ -107,6 +131,7 @@ class NativeAttention(GatheredAttention):
             mask_dtype=self._dtype,
             views=(),
         )
+        inputs.native = _Step.of(inputs)
         return self._begun(works, inputs)
 
     def attend(
@@ -118,51 +143,48 @@ class NativeAttention(GatheredAttention):
         inputs: StepInputs,
         how: LayerAttention,
         sinks: torch.Tensor | None = None,  # [Hq]
+        picked: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return self._attend(layer, (query, key, value), inputs, how, sinks=sinks)
-
-    def attend_turned(
-        self,
-        layer: int,
-        heads: torch.Tensor,  # [Hq + 2 Hkv, T, D] those of queries, keys and values
-        positions: tuple[torch.Tensor, torch.Tensor],  # [T, D] cosines, and sines with the sign of each half
-        inputs: Any,
-        how: LayerAttention,
-    ) -> torch.Tensor:
-        """The same with queries and keys that are turned by their positions first: [T, Hq * D]."""
-        if any(each.shape[-1] != how.width or each.dtype != torch.float32 for each in positions):
-            raise TypeError(f"there are {how.width} cosines and sines of each position, in float32")
-        ends = how.query_heads, how.query_heads + how.key_heads
-        given = heads[: ends[0]], heads[ends[0] : ends[1]], heads[ends[1] :]
-        return self._attend(layer, given, inputs, how, positions=positions).view(heads.shape[1], -1)
-
-    def _attend(
-        self,
-        layer: int,
-        given: Sequence[torch.Tensor],
-        inputs: StepInputs,
-        how: LayerAttention,
-        *,
-        sinks: torch.Tensor | None = None,
-        positions: tuple[torch.Tensor, torch.Tensor] | None = None,
-    ) -> torch.Tensor:
+        assert picked is None  # see keeping_bits
         self.pools.copy_slots(layer, inputs.moves)
-        given = [each if each.stride(2) == 1 else each.contiguous() for each in given]
+        given = [each if each.stride(2) == 1 else each.contiguous() for each in (query, key, value)]
         heads = self._heads_of(layer, how)
         kept = None if sinks is None else sinks.float().contiguous()
         heads.sinks = None if kept is None else kept.data_ptr()
         # The default type is another while a model is loaded beside this one, in other numbers.
-        shape = given[0].shape[1], how.query_heads, how.value_width
-        out = torch.empty(shape, dtype=torch.float32)
-        turning = (None, None) if positions is None else (each.data_ptr() for each in positions)
-        ours = (ctypes.byref(each) for each in (self._step_of(inputs), heads, *map(_Given.of, given)))
-        native = library()
-        assert native is not None, "an engine has it only then"
-        native.attend(*ours, *turning, out.data_ptr(), torch.get_num_threads())
+        out = torch.empty((query.shape[1], how.query_heads, how.value_width), dtype=torch.float32)
+        ours = (ctypes.byref(each) for each in (inputs.native, heads, *map(_Given.of, given)))
+        loaded().attend(*ours, None, None, out.data_ptr(), torch.get_num_threads())
+        return out
+
+    def run_layer(
+        self,
+        layer: int,
+        linears: DecoderLayer,
+        x: torch.Tensor,  # [T, H]
+        positions: tuple[torch.Tensor, torch.Tensor],  # [T, D] cosines, and sines with the sign of each half
+        inputs: Any,
+        how: LayerAttention,
+    ) -> torch.Tensor:
+        """Returns [T, H]: x through a decoder layer with these linear ones, queries and keys turned."""
+        if any(each.shape[-1] != how.width for each in positions):
+            raise TypeError(f"there are {how.width} cosines and sines of each position")
+        check(x, *positions)
+        self.pools.copy_slots(layer, inputs.moves)
+        out = torch.empty_like(x)
+        loaded().decoder_layer(
+            ctypes.byref(linears),
+            ctypes.byref(inputs.native),
+            ctypes.byref(self._heads_of(layer, how)),
+            *(each.data_ptr() for each in positions),
+            x.data_ptr(),
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
         return out
 
     def batch_rows(self) -> None:
-        """They do."""
+        """Nothing is to be done: rows attend together."""
 
     def keeps_bits(self) -> bool:
         ways = {replace(how, window=how.window and min(how.window, 40)) for how in self.layers.values()}
@@ -195,35 +217,13 @@ class NativeAttention(GatheredAttention):
             found = self._heads[layer] = how, heads
         return found[1]
 
-    def _step_of(self, inputs: StepInputs) -> _Step:
-        if self._step is None or self._step[0] is not inputs:
-            positions = inputs.position_ids[0].numpy()
-            ends, counts = positions + 1, np.zeros(len(positions) + 1, dtype=np.int64)
-            seen: list[np.ndarray[Any, Any]] = []
-            own = inputs.slots.numpy()
-            for token, branch in sorted(inputs.on_branches.items()):
-                ends[token], counts[token + 1] = branch.line, len(branch.seen)
-                seen.append(own[branch.seen[::-1]])
-            arrays = [
-                inputs.tables.blocks,
-                inputs.tables.first,
-                own,
-                positions,
-                ends,
-                np.cumsum(counts),
-                np.concatenate(seen) if seen else counts,
-            ]
-            arrays = [np.ascontiguousarray(each, dtype=np.int64) for each in arrays]
-            step = _Step(*(each.ctypes.data for each in arrays), len(positions))
-            self._step = inputs, step, arrays
-        return self._step[1]
-
 
 def keeping_bits(model: Any, num_blocks: int, native: bool) -> GatheredAttention:
     """Returns the backend for numbers that keep their bits, with so many blocks. `native`: this one, if there
     is a library."""
     parameter = next(model.parameters())
     suits = parameter.device.type == "cpu" and parameter.dtype == torch.float32
+    suits = suits and not indexer.are_in(model)
     kind = NativeAttention if native and suits and library() is not None else GatheredAttention
     return kind.on(model, num_blocks)
 

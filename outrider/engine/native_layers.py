@@ -6,30 +6,38 @@ import ctypes
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from outrider.engine.native import library, pointers
+from outrider.engine.native import loaded, pointers
 from outrider.engine.norms import ShortNorm
 from outrider.engine.packed import PackedLinear
 
-GROUP, FOUR = (
-    64,
-    4,
-)  # outputs that lie together, and bytes that are multiplied at once, as in native_products.cpp
+# As in native_sums.h: outputs that lie together, bytes multiplied at once, and those of a tile's row.
+GROUP, FOUR, LINE = 64, 4, 64
 FLOATS, BYTES, PAIRS = 0, 1, 2  # kinds of activations: as they are, a byte each, two bytes each
 LARGEST = 127  # whole weight
+ROWS = 4096  # of weights that are rounded at a time: what that takes stays small
 MIDDLE = 128  # what is added to bytes of activations
 
 
 class Layer(ctypes.Structure):
-    """`Linear` of native_products.cpp."""
+    """`Linear` of native_calls.h."""
 
     _fields_ = (
         *pointers("weight", "scales", "sums", "bias", "norm", "columns", "counts"),
         *((name, ctypes.c_int64) for name in ("groups", "width", "depth", "out", "kind")),
         ("eps", ctypes.c_double),
     )
+
+
+class DecoderLayer(ctypes.Structure):
+    """DecoderLayer of native_calls.h: the linear layers of one layer of a decoder."""
+
+    _fields_ = tuple((name, ctypes.POINTER(Layer)) for name in ("inner", "output", "both", "down"))
+
+    @classmethod
+    def of(cls, *layers: Layer) -> DecoderLayer:
+        return cls(*map(ctypes.pointer, layers))  # which are kept
 
 
 class NativeLinear(PackedLinear):
@@ -66,6 +74,10 @@ class NativeLinear(PackedLinear):
             self._held[name] = tensor.contiguous()
             setattr(self.layer, name, self._held[name].data_ptr())
 
+    def may_stand_behind(self, norm: nn.Module) -> bool:
+        """Returns whether it can do the work of a norm before it: in 8 bits, of one whose weights are one."""
+        return isinstance(norm, ShortNorm) and (self.kind == FLOATS or bool((norm.weight == 1).all()))
+
     def after(self, norm: ShortNorm) -> Layer:
         """Returns the layer behind a norm, for as long as both are there."""
         found = Layer.from_buffer_copy(self.layer)
@@ -77,14 +89,19 @@ class NativeLinear(PackedLinear):
 
 
 class NativeInt8Linear(NativeLinear):
-    """The same with weights of 8 bits and activations of 16: see quantized.Int8Linear."""
+    """A linear layer with weights of 8 bits and activations of 16: see quantized.Int8Linear."""
 
     kind = PAIRS
 
     def _put_in(self, weight: torch.Tensor) -> int:
-        scales = weight.abs().amax(1).div_(LARGEST).clamp_min_(torch.finfo(torch.float32).tiny)
-        whole = F.pad((weight / scales[:, None]).round_().to(torch.int8), (0, -self.in_features % FOUR))
-        depth = whole.shape[1]
+        depth = self.in_features + -self.in_features % LINE
+        whole = torch.zeros(self.out_features, depth, dtype=torch.int8)
+        scales = torch.empty(self.out_features)
+        for begin in range(0, self.out_features, ROWS):
+            some = slice(begin, begin + ROWS)
+            torch.amax(weight[some].abs(), 1, out=scales[some])
+            scales[some].div_(LARGEST).clamp_min_(torch.finfo(torch.float32).tiny)
+            whole[some, : self.in_features] = (weight[some] / scales[some, None]).round_()
         sums = whole.sum(1, dtype=torch.int32) * MIDDLE
         self._point(scales=scales[self._rows], sums=sums[self._rows])
         self._point(weight=whole[self._rows].view(-1, GROUP, depth // FOUR, FOUR).transpose(1, 2))
@@ -92,7 +109,7 @@ class NativeInt8Linear(NativeLinear):
 
 
 class NativeEvenInt8Linear(NativeInt8Linear):
-    """The same with activations of 8 bits: see quantized.EvenInt8Linear."""
+    """A linear layer with weights and activations of 8 bits: see quantized.EvenInt8Linear."""
 
     kind = BYTES
 
@@ -104,11 +121,11 @@ class NativeEvenInt8Linear(NativeInt8Linear):
 def run(layer: Layer, x: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
     """Returns the product with x [..., in] and, if given, something [..., out] added to it. Both are
     contiguous."""
-    _check(x, added)
+    check(x, added)
     found = torch.empty(*x.shape[:-1], layer.out, dtype=torch.float32)
     count = x.numel() // layer.width
     other = None if added is None else added.data_ptr()
-    _library().linear(
+    loaded().linear(
         ctypes.byref(layer), x.data_ptr(), count, other, found.data_ptr(), torch.get_num_threads()
     )
     return found
@@ -116,9 +133,9 @@ def run(layer: Layer, x: torch.Tensor, added: torch.Tensor | None = None) -> tor
 
 def run_gated(both: Layer, down: Layer, x: torch.Tensor) -> torch.Tensor:
     """Returns x + down(silu(gate(x)) * up(x)) for x [T, H], where `both` is gate and up behind a norm."""
-    _check(x)
+    check(x)
     found = torch.empty_like(x)
-    _library().gated(
+    loaded().gated(
         ctypes.byref(both),
         ctypes.byref(down),
         x.data_ptr(),
@@ -129,16 +146,11 @@ def run_gated(both: Layer, down: Layer, x: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def _check(*tensors: torch.Tensor | None) -> None:
+def check(*tensors: torch.Tensor | None) -> None:
+    """Raises TypeError unless native code can read these rows."""
     for tensor in tensors:
         if tensor is not None and (tensor.dtype != torch.float32 or not tensor.is_contiguous()):
             raise TypeError(f"rows are contiguous and in float32, not in {tensor.dtype}")
-
-
-def _library() -> ctypes.CDLL:
-    found = library()
-    assert found is not None, "a layer of it has been made"
-    return found
 
 
 def _groups(parts: Sequence[int]) -> tuple[list[int], list[int]]:

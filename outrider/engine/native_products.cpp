@@ -2,21 +2,19 @@
 //
 // Whole numbers sum the same in any order; sums of float32 go over the inputs one after the other. Rows are of
 // float32 and contiguous.
-#include "native.h"
+#include "native_calls.h"
+#include "native_sums.h"
+#include "native_team.h"
 
 #include <algorithm>
 #include <cmath>
-#include <omp.h>
+#include <optional>
 #include <vector>
 
 namespace {
 
-constexpr int GROUP = 64;    // outputs whose weights lie together
-constexpr int ROWS = 64;     // that share a pass over the weights
-constexpr int FOUR = 4;      // bytes that one instruction multiplies and adds
-constexpr int DEPTH = 1024;  // inputs of a block of weights, which the caches hold
-constexpr int LINE = 64;     // bytes that the memory hands over
-constexpr int SOON = 4096;   // bytes ahead
+constexpr int ROWS = 64;  // that share a pass over the weights
+constexpr int PIECES = 8;  // of a layer, for each thread
 
 constexpr int LARGEST = 127;  // of a byte
 constexpr int MIDDLE = 128;   // is added to bytes, which have no sign
@@ -24,121 +22,7 @@ constexpr int PARTS = 256;    // fine steps in a coarse one
 
 enum Kind : int64_t { FLOATS, BYTES, PAIRS };  // of activations: each as it is, as a byte, as two
 
-}  // namespace
-
-// As native_layers.py has it. Groups of outputs may be filled up.
-struct Linear {
-    const void* weight;      // float32 [groups, depth, GROUP] or int8 [groups, depth / 4, GROUP, 4]
-    const float* scales;     // [groups, GROUP], of int8
-    const int32_t* sums;     // [groups, GROUP], of int8: MIDDLE x the sum of an output's weights
-    const float* bias;       // [groups, GROUP], or null
-    const float* norm;       // [in] weights of an RMS norm before it, or null: they are one
-    const int64_t* columns;  // [groups] where the outputs of a group go
-    const int64_t* counts;   // [groups] how many there are
-    int64_t groups, in, depth, out, kind;  // depth: `in`, filled up to a multiple of 4
-    double eps;              // of the norm; negative = there is none
-};
-
-namespace {
-
-#if defined(__AVX512VNNI__)
-// Sums of R rows of bytes with GROUP outputs.
-template <int R>
-struct Bytewise {
-    __m512i a, b, c, d;
-    Bytewise<R - 1> others;
-
-    void load(const int32_t* from) {
-        a = _mm512_loadu_si512(from);
-        b = _mm512_loadu_si512(from + LANES);
-        c = _mm512_loadu_si512(from + 2 * LANES);
-        d = _mm512_loadu_si512(from + 3 * LANES);
-        others.load(from + GROUP);
-    }
-    void store(int32_t* to) const {
-        _mm512_storeu_si512(to, a);
-        _mm512_storeu_si512(to + LANES, b);
-        _mm512_storeu_si512(to + 2 * LANES, c);
-        _mm512_storeu_si512(to + 3 * LANES, d);
-        others.store(to + GROUP);
-    }
-    void add(const uint8_t* x, int64_t stride, const int8_t* w) {
-        int32_t four;
-        memcpy(&four, x, FOUR);
-        const __m512i same = _mm512_set1_epi32(four);
-        a = _mm512_dpbusd_epi32(a, same, _mm512_load_si512(w));
-        b = _mm512_dpbusd_epi32(b, same, _mm512_load_si512(w + LINE));
-        c = _mm512_dpbusd_epi32(c, same, _mm512_load_si512(w + 2 * LINE));
-        d = _mm512_dpbusd_epi32(d, same, _mm512_load_si512(w + 3 * LINE));
-        others.add(x + stride, stride, w);
-    }
-};
-
-template <>
-struct Bytewise<0> {
-    void load(const int32_t*) {}
-    void store(int32_t*) const {}
-    void add(const uint8_t*, int64_t, const int8_t*) {}
-};
-#endif
-
-// Where a tile begins to call up what will be read next, LINES for each 256 bytes that are read. A block's only
-// tile calls up what comes soon; several share what follows the block, while they read this from the caches.
-template <int LINES>
-const char* next_of(const void* block, int64_t bytes, int share) {
-    return (const char*)block + (LINES == 4 ? SOON : bytes + share * LINES * bytes / 4);
-}
-
-// Adds to sums [R, GROUP] the products of R rows with a block of weights.
-template <int R, int LINES>
-void tile(const float* rows, int64_t stride, const float* weight, int64_t inputs, float* sums, int share) {
-    const char* next = next_of<LINES>(weight, inputs * GROUP * sizeof(*weight), share);
-    for (int first = 0; first < GROUP; first += VECTORS * LANES) {
-        Sums<R, VECTORS> found;
-        found.load(sums + first, GROUP);
-        for (int64_t k = 0; k < inputs; k++) {
-            for (int i = 0; i < LINES; i++) __builtin_prefetch(next + (k * LINES + i) * LINE, 0, 2);
-            found.add(rows + k, stride, weight + k * GROUP + first);
-        }
-        found.store(sums + first, GROUP);
-    }
-}
-
-template <int R, int LINES>
-void tile(const uint8_t* rows, int64_t stride, const int8_t* weight, int64_t inputs, int32_t* sums, int share) {
-#if defined(__AVX512VNNI__)
-    const char* next = next_of<LINES>(weight, inputs * GROUP, share);
-    Bytewise<R> found;
-    found.load(sums);
-    for (int64_t k = 0; k < inputs; k += FOUR) {
-        for (int i = 0; i < LINES; i++) __builtin_prefetch(next + (k / FOUR * LINES + i) * LINE, 0, 2);
-        found.add(rows + k, stride, weight + k * GROUP);
-    }
-    found.store(sums);
-#endif
-}
-
-// Computes the sums [count, GROUP] of rows with one group of outputs.
-template <typename Activation, typename Weight, typename Sum>
-void multiply(const Activation* rows, int count, int64_t depth, const Weight* weight, Sum* sums) {
-    memset(sums, 0, sizeof(Sum) * count * GROUP);
-    const int tiles = (count + TILE - 1) / TILE;
-    for (int64_t first = 0; first < depth; first += DEPTH) {
-        const int64_t inputs = std::min<int64_t>(DEPTH, depth - first);
-        for (int i = 0; i < tiles; i++) {
-            const int begin = count * i / tiles, size = count * (i + 1) / tiles - begin;
-            with_rows(size, [&](auto some) {
-                auto run = [&](auto lines) {
-                    tile<some.value, lines.value>(rows + begin * depth + first, depth, weight + first * GROUP,
-                                                  inputs, sums + begin * GROUP, i % (4 / lines.value));
-                };
-                if (tiles == 1) run(std::integral_constant<int, 4>{});
-                else if (tiles < 4) run(std::integral_constant<int, 2>{});
-                else run(std::integral_constant<int, 1>{});
-            });
-        }
-    }
-}
+bool tiles_are_used = false;  // for bytes
 
 float mean_square(const float* x, int64_t count) {
     Lanes sums = {};
@@ -163,6 +47,9 @@ float largest_of(const float* x, int64_t count) {  // as a number without a sign
     return largest;
 }
 
+// A few rows read the weights faster in other instructions.
+bool runs_in_tiles(const Linear& linear, int n) { return tiles_are_used && linear.kind * n > TILE; }
+
 // Rows as a linear layer multiplies them. Shared by the threads, each of which makes some.
 struct Prepared {
     std::vector<float> floats;   // [ROWS, depth]
@@ -179,14 +66,15 @@ struct Prepared {
         }
     }
 
-    void prepare(const Linear& linear, const float* x, int n, int thread, int threads) {
-        for (int r = thread; r < n; r += threads) prepare_row(linear, x + r * linear.in, r);
+    void prepare(const Linear& linear, const float* x, int n, int threads) {
+        if (linear.kind == FLOATS && linear.eps < 0) rows = x;
+        else share(threads, n, [&](int64_t r) { prepare_row(linear, x + r * linear.in, r); });
+        if (linear.kind == FLOATS && linear.eps >= 0) rows = floats.data();
     }
 
     void prepare_row(const Linear& linear, const float* x, int r) {
         const float scale = linear.eps < 0 ? 1 : 1 / std::sqrt(mean_square(x, linear.in) + float(linear.eps));
         if (linear.kind == FLOATS) {
-            if (linear.eps < 0) return;
             float* to = floats.data() + r * linear.depth;
             for (int64_t i = 0; i < linear.in; i++) to[i] = x[i] * scale;
             if (linear.norm != nullptr)
@@ -203,9 +91,8 @@ struct Prepared {
         int64_t i = 0;
         for (; i + LANES <= linear.in; i += LANES) {
             const Whole bits = (Whole)(lanes(x + i) * many + middle);
-            const Bytes low = __builtin_convertvector(bits, Bytes), high = __builtin_convertvector(bits >> 8, Bytes);
-            memcpy(fine + i, &low, sizeof(low));
-            if (pairs) memcpy(coarse + i, &high, sizeof(high));
+            put_lowest(fine + i, bits);
+            if (pairs) put_lowest(coarse + i, bits >> 8);
         }
         for (; i < linear.depth; i++) {
             const float whole = (i < linear.in ? x[i] * many : 0) + middle;
@@ -223,8 +110,9 @@ struct Prepared {
             multiply(rows, n, linear.depth, (const float*)linear.weight + first * linear.depth, found);
         } else {
             alignas(64) int32_t sums[2 * ROWS * GROUP];
-            multiply(bytes.data(), linear.kind * n, linear.depth,
-                     (const int8_t*)linear.weight + first * linear.depth, sums);
+            const int8_t* weight = (const int8_t*)linear.weight + first * linear.depth;
+            if (runs_in_tiles(linear, n)) multiply_in_tiles(bytes.data(), linear.kind * n, linear.depth, weight, sums);
+            else multiply(bytes.data(), linear.kind * n, linear.depth, weight, sums);
             for (int r = 0; r < n; r++) {
                 const int32_t* fine = sums + linear.kind * r * GROUP;
                 float* to = found + r * GROUP;
@@ -241,10 +129,15 @@ struct Prepared {
     }
 };
 
-// Lets the threads share the groups of a layer, and hands each group's outputs on.
+// Lets the threads share the groups of a layer, and hands on each group that n rows are to be multiplied with.
 template <typename Then>
-void each_group(int64_t groups, int thread, int threads, Then then) {
-    for (int64_t group = groups * thread / threads; group < groups * (thread + 1) / threads; group++) then(group);
+void each_group(const Linear& linear, int n, int64_t groups, int threads, Then then) {
+    const int64_t pieces = std::min<int64_t>(groups, threads * PIECES);
+    share(threads, pieces, [&](int64_t piece) {
+        std::optional<Shapes> shapes;
+        if (runs_in_tiles(linear, n)) shapes.emplace(linear.kind * n);
+        for (int64_t group = groups * piece / pieces; group < groups * (piece + 1) / pieces; group++) then(group);
+    });
 }
 
 void write(const Linear& linear, int n, int64_t group, const float* found, const float* added, float* y) {
@@ -271,27 +164,36 @@ int knows_bytes() {
 #endif
 }
 
+// Lets products in 8 bits run by the processor's tiles, where it has some and they give the same sums. Returns whether.
+int use_tiles() {
+    constexpr int COUNT = SIXTEEN + 1, WIDTH = DEPTH + LINE;
+    alignas(LINE) static uint8_t rows[2 * COUNT * WIDTH];
+    alignas(LINE) static int8_t weight[WIDTH * GROUP];
+    static int32_t sums[COUNT * GROUP], others[2 * COUNT * GROUP];
+    for (size_t i = 0; i < sizeof(rows); i++) rows[i] = i * i % PARTS;
+    for (size_t i = 0; i < sizeof(weight); i++) weight[i] = int(i * i % (2 * LARGEST + 1)) - LARGEST;
+    if (!may_use_tiles()) return 0;
+    const Shapes shapes(COUNT);
+    multiply_in_tiles(rows, COUNT, WIDTH, weight, others);
+    multiply(rows, COUNT, WIDTH, weight, sums);
+    return tiles_are_used = memcmp(sums, others, sizeof(sums)) == 0;
+}
+
 // y [n, out] = added + x [n, in] @ weight.T + bias, x normed first if the layer has a norm. `added` is null or
 // [n, out].
 void linear(const Linear* layer, const float* x, int64_t n, const float* added, float* y, int threads) {
     static thread_local Prepared prepared;
-    Prepared& shared = prepared;
+    Prepared& shared = prepared;  // by the threads
     shared.make_room(*layer);
-#pragma omp parallel num_threads(threads)
     for (int64_t begin = 0; begin < n; begin += ROWS) {
         const int rows = std::min<int64_t>(ROWS, n - begin);
-        const int thread = omp_get_thread_num(), all = omp_get_num_threads();
-        const float* given = x + begin * layer->in;
-        shared.prepare(*layer, given, rows, thread, all);
-#pragma omp single
-        shared.rows = layer->eps < 0 ? given : shared.floats.data();
-        each_group(layer->groups, thread, all, [&](int64_t group) {
+        shared.prepare(*layer, x + begin * layer->in, rows, threads);
+        each_group(*layer, rows, layer->groups, threads, [&](int64_t group) {
             alignas(64) float found[ROWS * GROUP];
             shared.outputs(*layer, rows, group, found);
             const int64_t first = begin * layer->out;
             write(*layer, rows, group, found, added == nullptr ? nullptr : added + first, y + first);
         });
-#pragma omp barrier
     }
 }
 
@@ -305,18 +207,11 @@ void gated(const Linear* both, const Linear* down, const float* x, int64_t n, fl
     inner.make_room(*down);
     hidden.resize(ROWS * down->in);
     const int64_t half = both->groups / 2;
-#pragma omp parallel num_threads(threads)
     for (int64_t begin = 0; begin < n; begin += ROWS) {
         const int rows = std::min<int64_t>(ROWS, n - begin);
-        const int thread = omp_get_thread_num(), all = omp_get_num_threads();
         const float* given = x + begin * both->in;
-        outer.prepare(*both, given, rows, thread, all);
-#pragma omp single
-        {
-            outer.rows = both->eps < 0 ? given : outer.floats.data();
-            inner.rows = hidden.data();
-        }
-        each_group(half, thread, all, [&](int64_t group) {
+        outer.prepare(*both, given, rows, threads);
+        each_group(*both, rows, half, threads, [&](int64_t group) {
             alignas(64) float gate[ROWS * GROUP], up[ROWS * GROUP];
             outer.outputs(*both, rows, group, gate);
             outer.outputs(*both, rows, half + group, up);
@@ -329,15 +224,12 @@ void gated(const Linear* both, const Linear* down, const float* x, int64_t n, fl
                 memcpy(hidden.data() + r * down->in + both->columns[group], row, sizeof(float) * both->counts[group]);
             }
         });
-#pragma omp barrier
-        inner.prepare(*down, hidden.data(), rows, thread, all);
-#pragma omp barrier
-        each_group(down->groups, thread, all, [&](int64_t group) {
+        inner.prepare(*down, hidden.data(), rows, threads);
+        each_group(*down, rows, down->groups, threads, [&](int64_t group) {
             alignas(64) float found[ROWS * GROUP];
             inner.outputs(*down, rows, group, found);
             write(*down, rows, group, found, given, y + begin * down->out);
         });
-#pragma omp barrier
     }
 }
 }

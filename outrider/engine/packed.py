@@ -37,7 +37,7 @@ product = torch.ops.mkldnn._linear_pointwise.default
 
 
 def rounded_up(count: int) -> int:
-    """With how many rows a product of so many runs: at most a sixteenth more.
+    """Returns with how many rows a product of so many runs: at most a sixteenth more.
 
     oneDNN makes a plan for every shape and number of rows when it comes first. That takes a fraction of a
     millisecond, and about .5 MB for as long as it is kept."""
@@ -166,11 +166,11 @@ def fill_up(model: nn.Module) -> None:
     oneDNN has other kernels for one or two rows than for more, which read the weights slower on some machines
     and faster on others. The layers of one shape are timed in turn, so that each weight comes from memory as
     it does in a step."""
-    shapes: defaultdict[tuple[int, int], list[PackedLinear]] = defaultdict(list)
+    shapes: defaultdict[tuple[int, int, torch.dtype], list[PackedLinear]] = defaultdict(list)
     for module in model.modules():
         if isinstance(module, PackedLinear) and module.plans:
-            shapes[module.in_features, module.out_features].append(module)
-    for (width, height), layers in shapes.items():
+            shapes[module.in_features, module.out_features, module.dtype].append(module)
+    for (width, height, _), layers in shapes.items():
         fewest = max(layer.fewest for layer in layers)
         some = layers[: max(1, READ_BYTES // (4 * width * height))]
         chosen = fastest(seconds_by_rows(some, [rows for rows in FEWEST_ROWS if rows >= fewest]))
@@ -182,16 +182,15 @@ def make_ready(model: nn.Module, most_rows: int) -> None:
     """Lets oneDNN make all the plans that products of up to `most_rows` rows need: what it keeps of them is
     not taken little by little under load, for hours, but now."""
     shapes = {
-        (module.in_features, module.out_features): module
+        (module.in_features, module.out_features, module.dtype): module
         for module in model.modules()
         if isinstance(module, PackedLinear) and module.plans
     }
     counts = {rounded_up(count) for count in range(1, min(most_rows, MAX_ROWS) + 1)}
     with torch.inference_mode():
-        for width, height in shapes:
+        for layer in shapes.values():
             for count in sorted(counts):
-                layer = shapes[width, height]
-                layer.forward(torch.zeros(count, width, dtype=layer.dtype))
+                layer.forward(torch.zeros(count, layer.in_features, dtype=layer.dtype))
 
 
 def seconds_by_rows(layers: Sequence[PackedLinear], counts: Sequence[int]) -> dict[int, float]:

@@ -12,6 +12,7 @@ from outrider.engine.attention_kernel import Kernel
 from outrider.engine.flat_inputs import FlatInputs, FlatStep, Shape, exact, fitting, flatten, on_device
 from outrider.engine.kernel_bits import kernel_keeps_bits
 from outrider.engine.kv_pools import PagedPools
+from outrider.engine.picking import Rule
 from outrider.engine.recurrent_state import RecurrentLayer
 from outrider.engine.step_inputs import Work
 from outrider.errors import ModelRefused
@@ -59,7 +60,9 @@ class PagedAttention:
         inputs: FlatInputs,
         how: LayerAttention,
         sinks: torch.Tensor | None = None,  # [Hq]
+        picked: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        assert picked is None  # see `pick`
         self.pools.write(layer, key, value, inputs.slots)
         pools = self.pools.of(layer)
         return self.kernel.attend(query.transpose(0, 1), *pools, inputs, how, sinks, self._room)
@@ -82,8 +85,11 @@ class PagedAttention:
     ) -> list[torch.Tensor]:
         raise ModelRefused("attention kernels know no recurrent states")
 
+    def pick(self, layer: int, key: torch.Tensor, inputs: FlatInputs, rule: Rule) -> torch.Tensor:
+        raise ModelRefused("attention kernels see all keys, not those that an indexer picks")
+
     def batch_rows(self) -> None:
-        """Kernels do."""
+        """Nothing is to be done: in a kernel rows attend together."""
 
     def keeps_bits(self) -> bool:
         keys, _ = self.pools.of(next(iter(self.layers)))

@@ -9,17 +9,17 @@ their own code does: a trial shows the same bits, or the model's own code stays.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from outrider.engine.activations import PlacelessActivation, silu, silu_of_rows
 from outrider.engine.attention import RUNNING, LayerAttention, run_model
 from outrider.engine.gathered_attention import BLOCK_SIZE, GatheredAttention
 from outrider.engine.native_attention import NativeAttention, keeping_bits
-from outrider.engine.native_layers import Layer, NativeLinear, run, run_gated
+from outrider.engine.native_layers import DecoderLayer, Layer, NativeLinear, run, run_gated
 from outrider.engine.norms import ShortNorm
 from outrider.engine.packed import PackedColumns
 from outrider.engine.step_inputs import Work
@@ -28,7 +28,7 @@ from outrider.engine.step_inputs import Work
 USUAL = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer")
 PROBED = (1, 2, 33)  # tokens of the steps of a trial
 ALIKE = (
-    0.05  # how far the logits of native.cpp may lie from those of the model's own code, as a share of their
+    0.05  # how far the logits of native code may lie from those of the model's own code, as a share of their
 )
 # length: in 8 bits a number that is rounded otherwise takes others with it
 
@@ -78,14 +78,15 @@ class PlainLayer:
 
 
 class NativeLayer(PlainLayer):
-    """The same in three calls of native.cpp beside attention: they do the norms and the activation, too."""
+    """A layer in one call of native code, or in three beside another attention. These do the norms and the
+    activation, too."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__(layer)
-        first, second = self.query_key_value.__self__, self.gate_up.__self__
-        self._inner = _behind(layer.input_layernorm, first)
-        self._both = _behind(layer.post_attention_layernorm, second)
+        self._inner = _behind(layer.input_layernorm, self.query_key_value.__self__)
+        self._both = _behind(layer.post_attention_layernorm, self.gate_up.__self__)
         self._output, self._down = layer.self_attn.o_proj.layer, layer.mlp.down_proj.layer
+        self._linears = DecoderLayer.of(self._inner, self._output, self._both, self._down)
         self.first_norm = nn.Identity().forward
         self.query_key_value = lambda x: run(self._inner, x)
 
@@ -96,8 +97,10 @@ class NativeLayer(PlainLayer):
         return (
             all(isinstance(each, NativeLinear) for each in (*joined, attention.o_proj, mlp.down_proj))
             and all(
-                isinstance(norm, ShortNorm | nn.Identity)
-                for norm in (layer.input_layernorm, layer.post_attention_layernorm)
+                isinstance(norm, nn.Identity) or linear.may_stand_behind(norm)
+                for norm, linear in zip(
+                    (layer.input_layernorm, layer.post_attention_layernorm), joined, strict=True
+                )
             )
             and isinstance(mlp.act_fn, PlacelessActivation)
             and mlp.act_fn.function in (silu, silu_of_rows)
@@ -105,17 +108,21 @@ class NativeLayer(PlainLayer):
 
     def __call__(self, x: torch.Tensor, positions: Positions) -> torch.Tensor:
         step = RUNNING.get()
-        if isinstance(step.attention, NativeAttention):  # which turns queries and keys, too
+        if isinstance(step.attention, NativeAttention):
             step.layers[self.index] = self.how
-            heads = run(self._inner, x).view(len(x), -1, self.how.width).transpose(0, 1)
-            attended = step.attention.attend_turned(self.index, heads, positions, step.inputs, self.how)
-        else:
-            attended = self._attended(x, positions)
+            return step.attention.run_layer(self.index, self._linears, x, positions, step.inputs, self.how)
+        attended = self._attended(x, positions)
         return run_gated(self._both, self._down, run(self._output, attended, x))
 
 
 def _behind(norm: nn.Module, linear: NativeLinear) -> Layer:
     return linear.after(norm) if isinstance(norm, ShortNorm) else linear.layer
+
+
+class Logits(NamedTuple):
+    """A model's output, as far as it is read."""
+
+    logits: torch.Tensor  # [1, n, V]
 
 
 class PlainPass:
@@ -126,20 +133,22 @@ class PlainPass:
         self.embedding, self.rotary = decoder.embed_tokens, decoder.rotary_emb
         self.layers = list(decoder.layers)
         self.norm, self.head = decoder.norm, model.get_output_embeddings()
+        if isinstance(self.head, NativeLinear) and self.head.may_stand_behind(self.norm):
+            self.norm, self.head = nn.Identity(), partial(run, self.head.after(self.norm))
         width = self.layers[0].self_attn.head_dim
         self.signs = torch.ones(width)
         self.signs[: width // 2] = -1
 
     def __call__(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, logits_to_keep: torch.Tensor, **_: object
-    ) -> CausalLMOutputWithPast:
+    ) -> Logits:
         x = self.embedding(input_ids)
         cosines, sines = self.rotary(x, position_ids)
         positions = cosines[0, :, None], (sines[0] * self.signs)[:, None]
         x = x[0]
         for layer in self.layers:
             x = layer(x, positions)
-        return CausalLMOutputWithPast(logits=self.head(self.norm(x)[logits_to_keep])[None])
+        return Logits(self.head(self.norm(x)[logits_to_keep])[None])
 
 
 def run_plainly(model: Any) -> bool:

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import mmap
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
     import torch
 
 HUGE = 2**21  # bytes, on x86-64 and most others
+PAGEMAP_BYTES = 8  # that Linux tells of each page
 MADV_COLLAPSE = 25  # Linux 6.1 and later; gathers what is there, whatever the system does for new memory
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc
 KEPT = 2**26  # bytes of freed memory that are not given back
@@ -42,14 +46,15 @@ def give_back_freed_memory() -> None:
 
 
 def use_huge_pages() -> None:
-    """Moves what lies in memory of the process's own, in stretches of HUGE and more. Where the system cannot,
-    all stays as it is."""
+    """Moves what lies in memory of the process's own, in whole stretches of HUGE. Where the system cannot,
+    all stays as it is; so does a stretch with room that is free, which a huge page would take up again."""
     if not sys.platform.startswith("linux"):
         return
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     for start, end in list(_own_stretches()):
-        madvise(start, end - start, MADV_COLLAPSE)  # refused for stacks and the like, and by older systems
+        for address in _full(start, end):
+            madvise(address, HUGE, MADV_COLLAPSE)  # refused for stacks and the like, and by older systems
 
 
 def leave_files(tensors: Iterable[torch.Tensor]) -> None:
@@ -89,6 +94,18 @@ def _own_stretches() -> Iterator[tuple[int, int]]:
         start, end = -(-start // HUGE) * HUGE, end // HUGE * HUGE
         if rights == "rw-p" and inode == "0" and name in ([], ["[heap]"]) and start < end:
             yield start, end
+
+
+def _full(start: int, end: int) -> list[int]:
+    """Returns the addresses from `start` to `end` of HUGE bytes each that all lie in memory."""
+    try:
+        with Path("/proc/self/pagemap").open("rb") as pages:  # a word for each page
+            pages.seek(start // mmap.PAGESIZE * PAGEMAP_BYTES)
+            words = np.frombuffer(pages.read((end - start) // mmap.PAGESIZE * PAGEMAP_BYTES), dtype=np.int64)
+    except OSError:
+        return []
+    full = (words < 0).reshape(-1, HUGE // mmap.PAGESIZE).all(1)  # their highest bit
+    return [start + HUGE * int(place) for place in np.flatnonzero(full)]
 
 
 def _lines() -> list[str]:

@@ -88,7 +88,7 @@ class Int8Linear(PackedLinear):
 
 
 class EvenInt8Linear(Int8Linear):
-    """The same for rows whose numbers are all of about one size: 8 bits of one scale are enough for them.
+    """A linear layer for rows whose numbers are all of about one size: 8 bits of one scale are enough.
 
     It may do the work of an RMS norm before it, too, whose weights are all one: that multiplies a row by a
     number, which changes none of its bytes."""

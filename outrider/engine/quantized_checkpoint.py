@@ -29,6 +29,7 @@ PACKAGES = {  # that transformers leaves the work to, by the quant_method of con
     "torchao": ("torchao",),
     "vptq": ("vptq",),
 }
+EXTRAS = frozenset({"awq", "bitsandbytes", "compressed-tensors", "gptq", "torchao"})  # of outrider
 
 
 def prepare(config: Any, where: Checkpoint, device: torch.device) -> str | None:
@@ -54,9 +55,10 @@ def prepare(config: Any, where: Checkpoint, device: torch.device) -> str | None:
         )
     missing = [package for package in PACKAGES.get(method, ()) if not _installed(package)]
     if missing:
+        command = f"'outrider[{method}]'" if method in EXTRAS else " ".join(missing)
         raise StartupError(
             f"{where} is quantised by {method}, which needs {' and '.join(missing)}: "
-            f"pip install {' '.join(missing)}, or give it as a GGUF file, or as it was before"
+            f"pip install {command}, or give it as a GGUF file, or as it was before"
         )
     if device.type == "cpu" and "dequantize" in signature(kind).parameters:
         config.quantization_config = {**values, "dequantize": True}

@@ -7,14 +7,19 @@ from typing import Any
 
 from torch import nn
 
+from outrider.engine.decaying import Decaying, is_decaying
 from outrider.engine.gated_delta import GatedDelta, is_gated_delta
+from outrider.engine.mamba import Mamba, is_mamba
 from outrider.engine.mamba2 import Mamba2, is_mamba2
 from outrider.engine.recurrent_state import RecurrentLayer
 
 KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Any], RecurrentLayer]], ...] = (
     (is_gated_delta, GatedDelta),
     (is_mamba2, Mamba2),
+    (is_mamba, Mamba),
+    (is_decaying, Decaying),
 )
+NO_LIMIT = (0.0, float("inf"))
 
 
 def are_in(model: nn.Module) -> bool:
@@ -22,13 +27,27 @@ def are_in(model: nn.Module) -> bool:
     return any(isinstance(module, RecurrentLayer) or _kind(module) for module in model.modules())
 
 
+def names(model: nn.Module) -> list[str]:
+    """Returns those of a model that are still its own."""
+    return [name for name, module in model.named_modules() if _kind(module)]
+
+
+def as_published(model: Any) -> None:
+    """Lets a model's own code limit time steps as its checkpoint says.
+
+    transformers limits those of Nemotron-H by what they were first set to, and only as it reads a prompt. As
+    published they have no limit: https://github.com/huggingface/transformers/pull/48989"""
+    published = getattr(model.config.get_text_config(), "time_step_limit", None)
+    for layer in filter(is_mamba2, model.modules()):
+        layer.time_step_limit = tuple(published or layer.time_step_limit or NO_LIMIT)
+
+
 def obstacle(model: nn.Module) -> str | None:
     """Returns why its text cannot be that of its own code, as a phrase."""
-    limits = [getattr(module, "time_step_limit", (0.0,)) for module in model.modules() if is_mamba2(module)]
-    if any(least > 0 for least, *_ in limits):
+    if any(module.time_step_limit != NO_LIMIT for module in filter(is_mamba2, model.modules())):
         return (
-            "its own code limits time steps from below as it reads a prompt, and not as it decodes: its text "
-            "depends on the cache"
+            "its own code limits time steps as it reads a prompt, and not as it decodes: its text depends on "
+            "the cache"
         )
     return None
 

@@ -28,7 +28,27 @@ class RecurrentLayer(nn.Module, ABC):
     """A layer that has a state of all tokens before."""
 
     state: tuple[int, ...]  # shape of the state, which is float32
-    before: int  # tokens before each that it looks at by themselves; at most MOST_BEFORE
+    before = 0  # tokens before each that it looks at by themselves; at most MOST_BEFORE
+    taps: torch.Tensor  # [before + 1, W] by which it mixes them, if it does
+
+    def mix_by(self, convolution: nn.Conv1d) -> None:
+        """Takes over how a layer mixes each token with those before it."""
+        weight = convolution.weight.detach()  # [W, 1, before + 1]
+        self.register_buffer("taps", weight.squeeze(1).T.contiguous(), persistent=False)
+        self.taps_bias = convolution.bias
+        self.before = weight.shape[2] - 1
+
+    def mixed(self, rows: torch.Tensor) -> torch.Tensor:
+        """Mixes each token with the ones before it, and activates it by silu: of rows [before + n, at least
+        W], [n, W] in float32."""
+        count, width = len(rows) - self.before, self.taps.shape[1]
+        # one by one: a sum's order may depend on how many there are
+        found = rows[:count, :width].float() * self.taps[0].float()
+        for place in range(1, len(self.taps)):
+            found = found + rows[place : place + count, :width].float() * self.taps[place].float()
+        if self.taps_bias is not None:
+            found = found + self.taps_bias.float()
+        return silu(found.to(rows.dtype).float()).to(rows.dtype).float()
 
     @abstractmethod
     def ready(self, rows: torch.Tensor) -> Any:
@@ -78,8 +98,8 @@ class RecurrentStates:
         return found
 
     def prepare(self, works: Sequence[Work], ends: Sequence[int], device: torch.device) -> StateStep:
-        """`ends`: of each work's tokens in the step. As StateSlots.begin."""
-        turns = self.slots.begin(works)
+        """`works` have their turns; `ends`: of each one's tokens in the step."""
+        turns = [work.turn for work in works if work.turn is not None]
         tokens = [slice(end - turn.tokens, end) for turn, end in zip(turns, ends, strict=True)]
         positions = [
             torch.arange(turn.length - MOST_BEFORE, turn.start + turn.tokens, device=device) for turn in turns
@@ -112,7 +132,8 @@ class RecurrentStates:
                     continue
                 outputs += which.advance(ready, range(done, length - turn.length), state)
                 done = length - turn.length
-                states[slot] = state
+                if slot != turn.source or length != turn.length:
+                    states[slot] = state
                 last = done + which.before if slot == turn.mark else len(seen)
                 kept[slot].index_copy_(0, seen[done:last], given[done:last])
             outputs += which.advance(ready, range(done, len(seen) - which.before), state)
@@ -124,14 +145,12 @@ class RecurrentStates:
         return torch.zeros(self.slots.slots + 1, *like.shape, dtype=like.dtype, device=like.device).zero_()
 
 
-def convolved(rows: torch.Tensor, taps: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Mixes each token with the ones before it, and activates it by silu: of rows [before + n, at least W],
-    by taps [before + 1, W], [n, W] in float32."""
-    count, width = len(rows) - len(taps) + 1, taps.shape[1]
-    # one by one: a sum's order may depend on how many there are
-    mixed = rows[:count, :width].float() * taps[0].float()
-    for place in range(1, len(taps)):
-        mixed = mixed + rows[place : place + count, :width].float() * taps[place].float()
-    if bias is not None:
-        mixed = mixed + bias.float()
-    return silu(mixed.to(rows.dtype).float()).to(rows.dtype).float()
+def mixes(layer: Any) -> bool:
+    """Returns whether a layer of a model has a convolution that `mix_by` takes over."""
+    conv = getattr(layer, "conv1d", None)
+    return (
+        type(conv) is nn.Conv1d
+        and conv.groups == conv.in_channels == conv.out_channels
+        and 1 < conv.kernel_size[0] <= MOST_BEFORE + 1
+        and getattr(layer, "activation", None) == "silu"
+    )

@@ -20,8 +20,8 @@ from outrider.engine.step_graphs import StepGraphs
 from outrider.engine.step_inputs import Work
 from outrider.errors import PeerLost, in_one_line
 from outrider.sampling.how import How
-from outrider.sampling.ranked import Ranked
-from outrider.sampling.sampler import MOST_RANKED, Row
+from outrider.sampling.ranked import MOST_RANKED, Ranked
+from outrider.sampling.sampler import Row
 from outrider.sampling.vocab_parallel import Draws, vocab_parallel
 from outrider.wire.description import ModelInfo
 

@@ -76,22 +76,27 @@ def schedule(
     """
     granted: dict[int, int] = {}  # candidate -> pending tokens to run
     budget = limits.max_tokens
+    decoding: dict[int, int] = {}  # candidate -> blocks that its token takes
+    read: list[int] = []  # those that may be read
     for index, candidate in enumerate(candidates):
-        if candidate.decoding and budget > 0:
+        if not candidate.decoding:
+            if not candidate.waits:
+                read.append(index)
+        elif budget > 0:
             need = _blocks_needed(candidate, 1, limits)
             if need > available:
                 return Schedule(preempt=_loses_least(candidates, lost))
             granted[index], available, budget = 1, available - need, budget - 1
+            decoding[index] = need
 
-    decoding = list(granted)
     reserve = len(decoding)  # a block of growth for each session that decodes
     chunk = limits.prefill_chunk if reading is None else min(reading, limits.prefill_chunk)
     reading, scored = min(budget, chunk) if decoding else budget, limits.scored
     places = limits.sessions - sum(candidate.blocks > 0 for candidate in candidates)
-    for index in sorted(range(len(candidates)), key=lambda index: _turn(candidates[index])):
+    for index in sorted(read, key=lambda index: _turn(candidates[index])):
         candidate = candidates[index]
-        if candidate.decoding or candidate.waits or reading <= 0:
-            continue
+        if reading <= 0:
+            break
         most = min(reading, scored) if candidate.scored else reading
         if most == 0:
             continue
@@ -124,9 +129,8 @@ def schedule(
         scored -= count if candidate.scored else 0
 
     drafts: dict[int, int] = {}
-    for index in decoding:
+    for index, taken in decoding.items():
         candidate = candidates[index]
-        taken = _blocks_needed(candidate, 1, limits)
         slots = (candidate.blocks + taken + available) * limits.block_size - candidate.cached - 1
         count = min(candidate.drafts, budget, slots)
         available -= _blocks_needed(candidate, 1 + count, limits) - taken

@@ -23,8 +23,10 @@ def attend(
     inputs: StepInputs,
     how: LayerAttention,
     sinks: torch.Tensor | None = None,  # [Hq]
+    picked: torch.Tensor | None = None,  # [G, T, K] of bool
 ) -> torch.Tensor:
-    """Writes the step's keys and values, then lets each token see its session's: [T, Hq, Dv]."""
+    """Writes the step's keys and values, then lets each token see its session's, or the picked ones among
+    them: [T, Hq, Dv]."""
     pools.copy_slots(layer, inputs.moves)
     pools.write(layer, key, value, inputs.slots)
     queries = query.transpose(0, 1)  # [T, Hq, D]
@@ -33,20 +35,37 @@ def attend(
     tiles = inputs.tiles(how.view)
     if len(tiles) == 1 and len(tiles[0].calls) == 1:
         keys, values = pools.gather(layer, tiles[0].blocks, tiles[0].sessions)  # [S, Hkv, K, W]
-        return attend_rows(queries, keys, values, tiles[0].calls[0][2], how, sinks)
+        mask = _only(picked, tiles[0].calls[0][2], how)
+        return attend_rows(queries, keys, values, mask, how, sinks)
     out = query.new_empty(queries.shape[0], how.query_heads, how.value_width)  # [T, Hq, Dv]
     for tile in tiles:
         keys, values = pools.gather(layer, tile.blocks, tile.sessions)
         for tokens, sessions, mask in tile.calls:
+            mask = _only(None if picked is None else picked[:, tokens], mask, how)
             out[tokens] = attend_rows(queries[tokens], keys[sessions], values[sessions], mask, how, sinks)
     return out
+
+
+def _only(picked: torch.Tensor | None, mask: torch.Tensor, how: LayerAttention) -> torch.Tensor:
+    """Returns the mask [n, 1, R, K] of a call in which its tokens see these keys [G, T, at least K] alone:
+    [n, H, R, K]. G is 1, or there is a group for each key head."""
+    if picked is None:
+        return mask
+    entries, _, rows, keys = mask.shape
+    groups, tokens = len(picked), picked.shape[1] // entries
+    together = rows >= tokens * how.sharing  # rows of all query heads that share a key head
+    of_rows = torch.arange(rows, device=mask.device) // (how.sharing if together else 1)
+    seen = picked[:, :, :keys].reshape(groups, entries, tokens, keys)[:, :, of_rows.clamp_(max=tokens - 1)]
+    if groups > 1 and not together:
+        seen = seen.repeat_interleave(how.sharing, 0)
+    return mask.masked_fill(~seen.transpose(0, 1), -torch.inf)
 
 
 def _alone(
     query: torch.Tensor,  # [n, Hq, D]
     key: torch.Tensor,  # [1 or n, Hkv, K, W >= D]
     value: torch.Tensor,
-    mask: torch.Tensor,  # [n, 1, 1, K]
+    mask: torch.Tensor,  # [n, 1 or Hq, 1, K]
     how: LayerAttention,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
@@ -64,7 +83,7 @@ def _batched(
     query: torch.Tensor,  # [n * t, Hq, D] t tokens of each of n sessions
     key: torch.Tensor,  # [n, Hkv, K, W >= D]
     value: torch.Tensor,
-    mask: torch.Tensor,  # [n, 1, R, K]
+    mask: torch.Tensor,  # [n, 1 or the products of a token, R, K]
     how: LayerAttention,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
@@ -92,7 +111,7 @@ def _fused(
     query: torch.Tensor,  # [n, H, R, W]
     key: torch.Tensor,  # [n, Hkv, K, W]
     value: torch.Tensor,
-    mask: torch.Tensor,  # [n, 1, R, K]
+    mask: torch.Tensor,  # [n, 1 or the products of a token, R, K]
     how: LayerAttention,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns what torch's kernel gives [n, H, R, W], and, if the layer has sinks, the logarithm of each
@@ -122,7 +141,7 @@ def _explicit(
     query: torch.Tensor,  # [n, Hq, D]
     key: torch.Tensor,  # [1 or n, Hkv, K, W >= D]
     value: torch.Tensor,  # [1 or n, Hkv, K, W >= Dv]
-    mask: torch.Tensor,  # [n, 1, 1, K]
+    mask: torch.Tensor,  # [n, 1 or Hq, 1, K]
     how: LayerAttention,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
@@ -135,19 +154,26 @@ def _explicit(
         rows = slice(None) if key.shape[0] == 1 else slice(session, session + 1)
         for head in range(how.key_heads):
             q = per_head[rows, head].reshape(-1, 1, how.width)  # [r, 1, D]
-            scores = (
-                torch.bmm(q, key[session, head, :, : how.width].T.expand(len(q), -1, -1)) * how.scale
-            )  # [r, 1, K]
+            scores = _product(q, key[session, head, :, : how.width].T) * how.scale  # [r, 1, K]
             if how.softcap is not None:
                 scores = torch.tanh(scores / how.softcap) * how.softcap
-            hidden = mask[rows, 0].expand(-1, shared, -1).reshape(scores.shape)
+            of_head = mask[rows, head * shared if mask.shape[1] > 1 else 0]  # [r, 1, K]
+            hidden = of_head.expand(-1, shared, -1).reshape(scores.shape)
             scores = scores + hidden
             if sinks is not None:
                 column = sinks[head * shared : (head + 1) * shared].to(scores.dtype).repeat(len(q) // shared)
                 scores = torch.cat([scores, column[:, None, None]], dim=-1)
             weights = scores.softmax(-1, dtype=torch.float32)[:, :, : hidden.shape[-1]].to(value.dtype)
-            attended = torch.bmm(
-                weights, value[session, head, :, : how.value_width].expand(len(q), -1, -1)
-            )  # [r, 1, Dv]
+            attended = _product(weights, value[session, head, :, : how.value_width])  # [r, 1, Dv]
             out[rows, head] = attended.view(-1, shared, how.value_width)
     return out.view(n, how.query_heads, how.value_width)
+
+
+def _product(rows: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
+    """Returns [r, 1, m]: the product of each row [r, 1, n] by itself with what they share [n, m]. On a CPU it
+    is computed in float32: in 16 bits a row's product may depend on how many there are, one time in
+    thousands, which no trial finds."""
+    if rows.device.type == "cpu":
+        found = torch.bmm(rows.float(), shared.float().expand(len(rows), -1, -1))
+        return found.to(rows.dtype)
+    return torch.bmm(rows, shared.expand(len(rows), -1, -1))

@@ -36,6 +36,7 @@ LOCAL = (  # nothing to do between the ranks
 )
 EMBEDDINGS = ("embedding_rowwise", "embedding_colwise")
 STYLES = frozenset({*GATHERED, *ROWWISE, *SUMMED, *LOCAL, *EMBEDDINGS, "moe_identity_expert"})
+WHOLE = (*GATHERED, *SPLIT_INPUT, "replicate", "replicated_with_grad_allreduce")  # rows come in and go out
 DIVIDES_HEADS = ("colwise", "packed_colwise")
 ATTENTION = re.compile(r"attn|attention")
 
@@ -69,13 +70,15 @@ def check_divisible(config: Any, name: str, size: int) -> None:
 def obstacle(model: Any, size: int) -> str | None:
     """Returns why not, as a phrase."""
     plan = styles(model)
-    if recurrent_layers.are_in(model):
-        return "it keeps recurrent state, which one process has to hold"
     if not any(re.search(r"\.\d+\.", name) for name in plan):
         return "transformers has no tensor-parallel plan for its layers"
     unknown = sorted(set(plan.values()) - STYLES)
     if unknown:
         return f"its tensor-parallel plan says {unknown[0]}, which this engine does not do"
+    for layer in recurrent_layers.names(model):
+        for name, style in plan.items():
+            if name.startswith(f"{layer}.") and style not in WHOLE:
+                return f"its tensor-parallel plan divides {name}, whose recurrent state is not divided here"
     modules = dict(model.named_modules())
     for module_name, style in plan.items():
         module = modules.get(module_name)

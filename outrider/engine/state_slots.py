@@ -14,14 +14,26 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:  # a drafter without a model, which keeps books of blocks too, does not load torch
-    from outrider.engine.step_inputs import Work
+from typing import NamedTuple, Protocol
 
 MOST_DRAFTS = 32  # tokens behind a state of which it is kept what they would do to it
 NO_SLOT = -1
+
+
+class Work(Protocol):
+    """What is read of a session's work in a step. A drafter without a model, which keeps books of blocks too,
+    does not load torch, as step_inputs.py does."""
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def blocks(self) -> Sequence[int]: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def standing(self) -> int | None: ...
 
 
 class StateLost(Exception):
@@ -37,8 +49,7 @@ class Held(NamedTuple):
     passing: bool = False  # whether its session decoded then
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(NamedTuple):
     """What a step does with the state of one session."""
 
     start: int  # position of the first token that runs
@@ -91,19 +102,29 @@ class StateSlots:
         busy = {held.slot for _, held in found}
         turns = []
         for work, (block, held) in zip(works, found, strict=True):
-            end = work.start + len(work.tokens)
-            until = end - min(max(work.rows - 1, 0), MOST_DRAFTS)
+            until = self._until(work)
             if work.blocks[0] == self._scratch_block:
                 turns.append(Turn(0, len(work.tokens), NO_SLOT, 0, self.scratch, until))
                 continue
             target = self._go_on(block, held, busy)
             self._keep(
                 work.blocks[(until - 1) // self._block_size],
-                Held(target, until, True, until == work.start + 1),
+                Held(target, until, True, until <= work.start + 1),
             )
             turns.append(Turn(work.start, len(work.tokens), held.slot, held.length, target, until))
             busy.add(target)
         return [self._marked(work.blocks, turn, busy) for work, turn in zip(works, turns, strict=True)]
+
+    def _until(self, work: Work) -> int:
+        """Returns the length of the text whose state is kept: nothing of it is taken back."""
+        end = work.start + len(work.tokens)
+        if work.standing is None:
+            return end - min(max(work.rows - 1, 0), MOST_DRAFTS)
+        # A state at the end of a block is for all who share that, and so leads nobody for long.
+        until = min(work.standing - (work.standing % self._block_size == 0), end)
+        if end - until > MOST_DRAFTS:
+            raise ValueError(f"{end - until} tokens may be taken back, and {MOST_DRAFTS} can be")
+        return until
 
     def check_integrity(self) -> None:
         """Raises AssertionError where a slot is in two places, or in none."""
@@ -152,7 +173,7 @@ class StateSlots:
         marked = (turn.until - 1) // self._block_size * self._block_size
         if not marked or turn.target == self.scratch:
             return turn
-        block, decodes = blocks[marked // self._block_size - 1], turn.until == turn.start + 1
+        block, decodes = blocks[marked // self._block_size - 1], turn.until <= turn.start + 1
         if decodes and marked > self._block_size:  # of an answer the last one is enough
             self._give_way(blocks[marked // self._block_size - 2], busy)
         if marked <= turn.length:
@@ -161,7 +182,7 @@ class StateSlots:
         if slot is None:
             return turn
         self._keep(block, Held(slot, marked, False, decodes))
-        return replace(turn, mark=slot, marked=marked)
+        return turn._replace(mark=slot, marked=marked)
 
     def _give_way(self, block: int, busy: set[int]) -> None:
         held = self._held.get(block)

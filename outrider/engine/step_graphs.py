@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from outrider.engine.drawing import drawing_for
+from outrider.engine.drawing_choice import drawing_for
 from outrider.engine.flat_inputs import (
     SIZES,
     Arrays,
@@ -30,8 +30,8 @@ from outrider.engine.group import Group
 from outrider.engine.recording import Record, Repeat
 from outrider.sampling.how import How
 from outrider.sampling.packed_rows import fields_in, pack, places_of, words_for
-from outrider.sampling.ranked import Ranked, ranked_of
-from outrider.sampling.sampler import MOST_RANKED, Row, possible, rank
+from outrider.sampling.ranked import MOST_RANKED, Ranked, ranked_of
+from outrider.sampling.sampler import Row, possible, rank
 from outrider.sampling.vocab_parallel import VocabParallelRow
 
 
@@ -81,7 +81,6 @@ class StepGraphs:
         self._group = group
         self._block_size = block_size
         self._scratch_block = scratch_block
-        self._most_pages = most_pages
         rows = max(shape.tokens for shape in shapes)
         sessions = max(shape.sessions for shape in shapes)
         size = max(buffer_bytes(shape, most_pages) for shape in shapes)
@@ -138,7 +137,7 @@ class StepGraphs:
         return self.drawing.logits[: step.rows]
 
     def allow(self, vocab_size: int) -> None:
-        """From the next step on, ids from `vocab_size` on have a logit of -inf."""
+        """Gives ids from `vocab_size` on a logit of -inf, from the next step on."""
         if vocab_size != self._allowed:
             self._allowed = vocab_size
             self.drawing.limit.fill_(vocab_size)

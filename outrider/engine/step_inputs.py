@@ -21,22 +21,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from outrider.engine.branching import KEY_BLOCK, OnBranch, put_on_branches, sight
+from outrider.engine.branching import KEY_BLOCK, OnBranch, put_on_branches, visible
+from outrider.engine.state_slots import Turn
 from outrider.uploading import uploaded
 
 KEY_MULTIPLE = 64  # keys are padded to a multiple of it
-# Keys before a sliding window are left out in whole blocks of torch's CPU attention kernel: such a block,
-# fully masked, leaves that kernel's running sum as it was.
-# Tokens of a session from which on each query head attends on its own: a mask of all that share a key head
-# would be large, and the product has rows enough.
+# Keys before a sliding window are left out in whole blocks of torch's kernel: masked ones add nothing there.
+# Tokens of a session from which on each query head attends on its own: a mask of all would be large.
 MOST_SHARING = 64
 TILE_BYTES = 2**22  # of keys and values brought together at a time: they stay in the caches until used
 
 Ints = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """One session's part of a step."""
 
     blocks: Sequence[int]  # its block table, covering start + len(tokens) slots
@@ -47,6 +45,8 @@ class Work:
     parents: Sequence[int] = ()  # which of these each one follows; -1 = the token before them
     places: Sequence[int] = ()  # in which of the session's slots each stands
     moves: Sequence[tuple[int, int]] = ()  # slots that are copied before the step, in every layer: from, to
+    standing: int | None = None  # tokens of its text that are not taken back; None: all but the last rows - 1
+    turn: Turn | None = None  # what the step does with its state
 
 
 class View(NamedTuple):
@@ -144,6 +144,7 @@ class StepInputs:
     states: Any = None  # what the step does with recurrent states: see recurrent_state.py
     on_branches: Mapping[int, OnBranch] = field(default_factory=dict)  # by the step's token
     moves: tuple[torch.Tensor, torch.Tensor] | None = None  # slots [n] from and to
+    native: Any = None  # the step as native code reads it: see native_attention.py
 
     def tiles(self, view: View) -> tuple[TileKeys, ...]:
         """Returns all tiles, for a layer with this view.
@@ -174,9 +175,8 @@ class StepInputs:
 
     def _tiles_of(self, group: Group, view: View) -> list[TileKeys]:
         size, sharing = self.block_size, view.sharing
-        first = (
-            seen_from(group.starts, view) // KEY_BLOCK * KEY_BLOCK
-        )  # [S] position of the first key gathered
+        # Positions of the first keys gathered: [S].
+        first = seen_from(group.starts, view) // KEY_BLOCK * KEY_BLOCK
         keys = padded_keys(int((group.ends - first).max()), self.row_batching)
         blocks = np.full((len(first), keys // size), self.scratch_block, dtype=np.int64)  # [S, n]
         for row, table, skipped in zip(blocks, group.tables, (first // size).tolist(), strict=True):
@@ -197,7 +197,7 @@ class StepInputs:
             for token in self.on_branches.keys() & set(of_rows.tolist()):
                 branch, skipped = self.on_branches[token], before[token - group.first_token]
                 seen = branch.sees(int(seen_from(np.array([branch.position]), view)[0])) - skipped
-                rows[torch.from_numpy(of_rows == token)] = sight(seen, keys).to(rows)
+                rows[torch.from_numpy(of_rows == token)] = visible(seen, keys).to(rows)
         ends = np.cumsum([each.size for each in of_calls]).tolist()
         masks = iter(
             rows[end - each.size : end]

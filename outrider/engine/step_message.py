@@ -3,8 +3,8 @@
 A message is int32 words; what has 64 bits takes two:
 
     kind, works, rows, vocabulary                                            the header
-    start, tokens, rows, blocks, parents, moves    of each work              counts
-    tokens of all works, then blocks, parents, places and moves of all works
+    start, tokens, rows, blocks, parents, moves, turn    of each work        counts
+    tokens of all works, then blocks, parents, places, moves and turns of all works
     how, key (64), temperature (64)         of each row                      only if tokens are chosen
 """
 
@@ -18,6 +18,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
+from outrider.engine.state_slots import Turn
 from outrider.engine.step_inputs import Work
 from outrider.sampling.how import How
 from outrider.sampling.vocab_parallel import VocabParallelRow
@@ -25,7 +26,7 @@ from outrider.sampling.vocab_parallel import VocabParallelRow
 Words = npt.NDArray[np.int32]
 
 HEADER = 4
-PER_WORK = 6
+PER_WORK = 7
 PER_ROW = 5
 
 
@@ -60,6 +61,7 @@ def encode_works(works: Sequence[Work]) -> Words:
             len(work.blocks),
             len(work.parents),
             len(work.moves),
+            len(work.turn or ()),
         )
     ]
     tokens = chain.from_iterable(work.tokens for work in works)
@@ -67,7 +69,8 @@ def encode_works(works: Sequence[Work]) -> Words:
     parents = chain.from_iterable(work.parents for work in works)
     places = chain.from_iterable(work.places for work in works)
     moves = chain.from_iterable(pair for work in works for pair in work.moves)
-    return np.fromiter(chain([len(works)], counts, tokens, blocks, parents, places, moves), np.int32)
+    turns = chain.from_iterable(work.turn or () for work in works)
+    return np.fromiter(chain([len(works)], counts, tokens, blocks, parents, places, moves, turns), np.int32)
 
 
 def encode(
@@ -85,8 +88,9 @@ def decode(words: Words) -> StepMessage:
     counts = words[HEADER:at].reshape(work_count, PER_WORK).tolist()
     ends = np.cumsum([at, *(sum(count[index] for count in counts) for index in (1, 3, 4, 4))]).tolist()
     tokens_at, blocks_at, parents_at, places_at, moves_at = ends  # of each kind, the first word not taken yet
+    turns_at = moves_at + 2 * sum(count[5] for count in counts)
     works = []
-    for start, tokens, rows, blocks, parents, moves in counts:
+    for start, tokens, rows, blocks, parents, moves, turn in counts:
         pairs = words[moves_at : moves_at + 2 * moves].reshape(moves, 2).tolist()
         works.append(
             Work(
@@ -97,12 +101,13 @@ def decode(words: Words) -> StepMessage:
                 tuple(words[parents_at : parents_at + parents].tolist()),
                 tuple(words[places_at : places_at + parents].tolist()),
                 tuple((source, target) for source, target in pairs),
+                turn=Turn(*words[turns_at : turns_at + turn].tolist()) if turn else None,
             )
         )
         tokens_at, blocks_at = tokens_at + tokens, blocks_at + blocks
         parents_at, places_at = parents_at + parents, places_at + parents
-        moves_at += 2 * moves
-    return StepMessage(Kind(kind), tuple(works), _rows(words[moves_at:], row_count), vocab_size)
+        moves_at, turns_at = moves_at + 2 * moves, turns_at + turn
+    return StepMessage(Kind(kind), tuple(works), _rows(words[turns_at:], row_count), vocab_size)
 
 
 def _row_words(rows: Sequence[VocabParallelRow]) -> Words:

@@ -10,13 +10,18 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from outrider.engine.checkpoint import locate
+from outrider.engine.checkpoint import Checkpoint, locate
+from outrider.engine.other_formats import pointer
+from outrider.engine.sentencepiece_file import NAME as SENTENCEPIECE
+from outrider.engine.sentencepiece_file import as_sentencepiece
 from outrider.errors import StartupError
 from outrider.wire.description import TokenizerFiles
 
+JSON = "tokenizer.json"
+TEKKEN = "tekken.json"  # Mistral's, for which transformers needs no package
+EXTRA = "outrider[tokenizers]"
 OTHERS = {  # what may stand in the place of tokenizer.json, whose it is, and the packages that read it
-    "tokenizer.model": ("sentencepiece", ("sentencepiece",)),
-    "tekken.json": ("Mistral", ("tiktoken",)),
+    SENTENCEPIECE: ("sentencepiece", ("sentencepiece",)),
     "tiktoken.model": ("tiktoken", ("tiktoken",)),
 }
 
@@ -24,26 +29,36 @@ OTHERS = {  # what may stand in the place of tokenizer.json, whose it is, and th
 def load_tokenizer(path_or_id: str | Path) -> TokenizerFiles:
     """Reads a tokenizer. Raises StartupError where there is none that the `tokenizers` library can run."""
     checkpoint = locate(str(path_or_id), weights=False)
+    folder = checkpoint.folder
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            checkpoint.folder, trust_remote_code=False, **checkpoint.source
+            folder,
+            trust_remote_code=False,
+            mistral_format=False,  # otherwise mistral-common, where it is installed, takes tekken.json
+            **checkpoint.source,
         )
     except Exception as error:  # whatever a missing, foreign or damaged file raises in there
         reason = str(error).strip().split("\n")[0]
+        if checkpoint.gguf is not None:
+            raise StartupError(
+                f"transformers cannot read {checkpoint} ({reason}); give the model's safetensors"
+            ) from None
         raise StartupError(
-            _other_tokenizer(checkpoint.folder)
-            or f"{checkpoint} holds no tokenizer that can be read ({reason})"
+            _other_tokenizer(folder) or f"{checkpoint} holds no tokenizer that can be read ({reason})"
         ) from None
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise StartupError(
-            _other_tokenizer(checkpoint.folder)
+            _other_tokenizer(folder)
             or f"{checkpoint} holds no fast tokenizer (tokenizer.json); convert it with transformers"
         )
+    _check_there(checkpoint, tokenizer)
+    if checkpoint.gguf is None and not (folder / JSON).is_file() and (folder / SENTENCEPIECE).is_file():
+        as_sentencepiece(folder / SENTENCEPIECE, tokenizer.backend_tokenizer)
     template = tokenizer.chat_template
     if isinstance(template, dict):
         template = _of_several(template)
     if not template:
-        template = _template_beside(checkpoint.folder / "chat_template.json")
+        template = _template_beside(folder / "chat_template.json")
     table, text = tokenizer.get_vocab(), tokenizer.backend_tokenizer.to_str()
     if checkpoint.gguf is not None:
         table, text = _without_strangers(table, text)
@@ -59,16 +74,24 @@ def load_tokenizer(path_or_id: str | Path) -> TokenizerFiles:
     )
 
 
+def _check_there(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Raises StartupError where transformers made up a tokenizer: its classes have one of a few tokens, which
+    they take where they find no file."""
+    names = {JSON, TEKKEN, *OTHERS, "vocab.json", *type(tokenizer).vocab_files_names.values()}
+    if checkpoint.gguf is None and not any((checkpoint.folder / name).is_file() for name in names):
+        raise StartupError(f"{checkpoint} holds no tokenizer: {JSON} is missing")
+
+
 def _other_tokenizer(folder: Path) -> str | None:
     """Returns the sentence that names what a folder has in the place of tokenizer.json, and what to do."""
-    if (folder / "tokenizer.json").is_file():
-        return None
+    if (folder / JSON).is_file():
+        return pointer(folder / JSON)
     for name, (kind, packages) in OTHERS.items():
         missing = [package for package in packages if not _installed(package)]
         if (folder / name).is_file() and missing:
             return (
-                f"{folder} has {kind}'s {name} and no tokenizer.json: "
-                f"pip install {' '.join(missing)}, or give tokenizer.json"
+                f"{folder} has {kind}'s {name} and no tokenizer.json, which needs {' and '.join(missing)}: "
+                f"pip install '{EXTRA}', or give tokenizer.json"
             )
     return None
 

@@ -85,7 +85,7 @@ class TritonLinear(PackedLinear):
 
 
 class TritonInt8Linear(TritonLinear):
-    """The same with weights of 8 bits, each output's with a scale of its own."""
+    """A linear layer with weights of 8 bits, each output's with a scale of its own."""
 
     def _stored(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         scales = _scales(weight, LARGEST_BYTE)
@@ -93,7 +93,7 @@ class TritonInt8Linear(TritonLinear):
 
 
 class TritonFp8Linear(TritonLinear):
-    """The same with weights of 8 bits in floating point."""
+    """A linear layer with weights of 8 bits in floating point."""
 
     def _stored(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         kind = torch.float8_e4m3fn

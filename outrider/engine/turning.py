@@ -36,8 +36,11 @@ class Turn:
 
     def rows(self, x: torch.Tensor) -> torch.Tensor:
         """Returns x [..., width] turned, in its own number format."""
-        turned = [self._turned(part) for part in torch.split(x.reshape(-1, self.width), ROWS)]
-        return torch.cat(turned).view(x.shape)
+        turned = torch.empty_like(x, memory_format=torch.contiguous_format)
+        parts = (torch.split(rows.view(-1, self.width), ROWS) for rows in (turned, x.contiguous()))
+        for to, part in zip(*parts, strict=True):
+            to.copy_(self._turned(part))
+        return turned
 
     def columns(self, x: torch.Tensor) -> torch.Tensor:
         """Returns a weight [width, n] whose products are turned."""

@@ -112,7 +112,7 @@ class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[name-define
 
 
 def _add_reflection(server: grpc.aio.Server, names: Sequence[str]) -> None:
-    """By its old name and its new one: v1 is v1alpha to the bit, and the library serves v1alpha only."""
+    """Serves reflection as v1alpha and as v1, which is the same to the bit: the library has v1alpha only."""
     servicer = Reflection(names)
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
     handler = grpc.stream_stream_rpc_method_handler(

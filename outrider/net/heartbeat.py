@@ -14,10 +14,12 @@ from outrider.net.tasks import cancel
 
 HEARTBEAT_SECONDS = 0.5  # a worker says something at least so often on each stream that was opened to it
 SILENCE_SECONDS = 2.0  # without a word, after which who opened the stream gives it up
-IDLE_HEARTBEATS = (
-    5  # of which one is given to a router that has no session here, if it would tell nothing new
-)
-IDLE_SILENCE_SECONDS = 7.5  # without a word, after which a router gives up a worker where it has no session
+# Of which one is given to a router that has no session here, if it would tell nothing new. A router of
+# thousands of workers does little else than to hear them while it idles.
+IDLE_HEARTBEATS = 10
+# Without a word, after which a router gives up a worker where it has no session. It gives it one before: then
+# the shorter time counts.
+IDLE_SILENCE_SECONDS = 15.0
 TICK_SECONDS = 0.25  # between two looks at who is silent
 IDLE_TICKS = 4  # between two looks of a router at the workers where it has no session: they may be thousands
 

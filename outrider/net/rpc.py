@@ -7,8 +7,6 @@ import hashlib
 import inspect
 import logging
 from collections.abc import (
-    AsyncGenerator,
-    AsyncIterable,
     AsyncIterator,
     Awaitable,
     Callable,
@@ -21,7 +19,6 @@ import grpc
 import grpc.aio
 
 from outrider.errors import OutriderError, PeerRefused, StartupError, Unavailable
-from outrider.net.allowance import Allowance
 from outrider.net.descriptors import descriptors
 from outrider.net.questions import asked, places
 from outrider.net.tls import Credentials, Tls
@@ -237,31 +234,6 @@ async def ask(
     and InvalidRequest if the answer's bytes are no message."""
     call = connection.unary_unary(method.path, method.asked.to_bytes, None)
     return method.answered.from_bytes(await call(question, timeout=seconds))
-
-
-def converse(
-    connection: grpc.aio.Channel,
-    method: Method[Asked, Answered],
-    messages: AsyncIterator[Asked] | None = None,
-    token: str | None = None,
-) -> grpc.aio.StreamStreamCall[Asked, bytes]:
-    """Begins a call with a stream of messages both ways; without `messages` they are written to the call.
-    What comes back is read by `heard`. `token`: to be shown."""
-    call = connection.stream_stream(method.path, method.asked.to_bytes, None)
-    if token is None:
-        return call(messages)
-    return call(messages, metadata=(("authorization", f"Bearer {token}"),))
-
-
-async def heard(
-    call: AsyncIterable[bytes], method: Method[Asked, Answered], allowance: Allowance | None = None
-) -> AsyncGenerator[Answered, None]:
-    """Yields what the other side says. Raises InvalidRequest if the bytes are no message, and CutOff if they
-    are more than the allowance of a peer that is not trusted."""
-    async for raw in call:
-        if allowance is not None:
-            allowance.message(len(raw))
-        yield method.answered.from_bytes(raw)
 
 
 _STATUS: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}

@@ -10,7 +10,7 @@ import ssl
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 
@@ -38,7 +38,7 @@ class Credentials(Protocol):
 
 
 class Trust:
-    """Of a process that has no certificate: its peers must show one of an authority that it trusts."""
+    """How a process without a certificate is protected: its peers show one of an authority that it trusts."""
 
     def __init__(self, ca: Path | None = None) -> None:
         """`ca`: the authority's file; None = those that are usual. Raises StartupError."""
@@ -120,6 +120,24 @@ def opened(files: TlsFiles | None) -> Tls | None:
     return None if files is None else Tls(files)
 
 
+def shown(server: ssl.SSLContext, client: ssl.SSLContext, name: str | None = None) -> dict[str, Any]:
+    """Returns what the server's certificate says, as ssl tells of it, to a client that asks for this name;
+    None = whatever its name. Raises SSLCertVerificationError if that does not take it."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client.check_hostname = name is not None
+    asking = client.wrap_bio(to_client, to_server, server_hostname=name)
+    client.check_hostname = True
+    ends = [asking, server.wrap_bio(to_server, to_client, server_side=True)]
+    while ends:
+        for end in list(ends):
+            try:
+                end.do_handshake()
+                ends.remove(end)
+            except ssl.SSLWantReadError:
+                continue
+    return dict(asking.getpeercert() or {})
+
+
 def _read(files: TlsFiles) -> Material:
     """Returns the content of the files. Raises OSError or ValueError."""
     server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -138,25 +156,11 @@ def _read(files: TlsFiles) -> Material:
         raise ValueError(f"{files.ca or files.cert}: no certificate in PEM") from None
     if ca is None:
         client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it is its own authority: only its time counts
-    _check_by_handshake(files, server, client)
+    try:
+        shown(server, client)  # under which name it will be asked for is not known here
+    except ssl.SSLCertVerificationError as error:  # it has expired, or is of another authority
+        raise ValueError(f"{files.cert}: {error.verify_message}") from None
     return Material(cert, key, ca, server, client)
-
-
-def _check_by_handshake(files: TlsFiles, server: ssl.SSLContext, client: ssl.SSLContext) -> None:
-    """Raises ValueError if no peer takes the certificate: it has expired, or is of another authority."""
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client.check_hostname = False  # under which name it will be asked for is not known here
-    ends = [client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True)]
-    client.check_hostname = True
-    while ends:
-        for end in list(ends):
-            try:
-                end.do_handshake()
-                ends.remove(end)
-            except ssl.SSLWantReadError:
-                continue
-            except ssl.SSLCertVerificationError as error:
-                raise ValueError(f"{files.cert}: {error.verify_message}") from None
 
 
 def _why_no_pair(files: TlsFiles, error: ssl.SSLError) -> str:

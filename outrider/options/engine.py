@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from outrider.options.memory import Share, parse_memory_or_share
 from outrider.options.option import check, option, wrong
@@ -17,6 +18,8 @@ ON_CPU, ON_GPU = "1GiB", "90%"  # memory for keys and values where none is told
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """Where a worker's model runs, and with what."""
+
+    HEADING: ClassVar = "How the model runs"
 
     device: str = option("cpu", "Where the model runs: cpu, cuda or cuda:N.")
     dtype: str | None = option(
@@ -43,8 +46,8 @@ class EngineOptions:
     )
     quantization: str | None = option(
         None,
-        "Run linear layers in 8 bits: faster, bit-exact, and not the checkpoint's numbers. On a GPU int8 and "
-        "fp8 round the weights alone; auto = int8 if a CPU computes it exactly.",
+        "Run linear layers in 8 bits: faster, on a CPU bit-exact, and not the checkpoint's numbers. On a GPU "
+        "int8 and fp8 round the weights alone; auto = int8 if a CPU computes it exactly.",
         choices=("int8", "fp8", AUTO),
         shown="none",
     )
@@ -95,6 +98,8 @@ class EngineOptions:
 @dataclass(frozen=True, slots=True)
 class StepLimits:
     """How many tokens a worker's model runs in one step."""
+
+    HEADING: ClassVar = "How the model runs"
 
     max_batch_tokens: int = option(512, "Most tokens in one step, over all sessions.", least=1)
     prefill_chunk: int = option(256, "Most tokens of one prompt in one step.", least=1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeVar, get_type_hints
 
 from outrider.errors import WrongOption
@@ -29,6 +29,7 @@ class About:
     shown: str | None = None  # in the default's place
     short: str | None = None  # a second flag, of one letter
     negated: bool = False  # whether there is a flag --no-... too
+    heading: str | None = None  # what it stands under in a list of options
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,11 @@ def option(
     shown: str | None = None,
     short: str | None = None,
     negated: bool = False,
+    heading: str | None = None,
 ) -> Any:
-    """Returns a field that is an option. Both ends of its range belong to it."""
-    about = About(help, least, most, choices, metavar, shown, short, negated)
+    """Returns a field that is an option. Both ends of its range belong to it. In a list of options it stands
+    under the `HEADING` of its group, or under its own."""
+    about = About(help, least, most, choices, metavar, shown, short, negated, heading)
     return field(default=default, metadata={KEY: about})
 
 
@@ -82,7 +85,9 @@ def options(group: type | object) -> list[Option]:
         if is_dataclass(hints[each.name]):
             found += options(hints[each.name] if value is MISSING else value)
         elif KEY in each.metadata:
-            found.append(Option(each.name, hints[each.name], value, each.metadata[KEY]))
+            about = each.metadata[KEY]
+            about = replace(about, heading=about.heading or getattr(kind, "HEADING", None))
+            found.append(Option(each.name, hints[each.name], value, about))
     return found
 
 

@@ -6,6 +6,7 @@ import ipaddress
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from outrider.options.option import option, wrong
 from outrider.store.url import parse_store_url
@@ -28,6 +29,8 @@ class TlsFiles:
 @dataclass(frozen=True, slots=True)
 class Protection:
     """Says if what a process says is encrypted."""
+
+    HEADING: ClassVar = "Encryption and access"
 
     tls_cert: Path | None = option(
         None,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from outrider.net.draft_right import MOST_SEATS
 from outrider.options.option import check, option, wrong
 
+SPECULATION = "Speculation"  # what options are about, here and in the roles
 MAX_SEED = 2**64 - 1
 TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "mistral_args", "qwen3_coder", "json")
 REASONING_PARSERS = ("auto", "none", "deepseek_r1", "qwen3", "granite", "mistral", "seed_oss")
@@ -18,11 +20,14 @@ ORIGIN = re.compile(r"\*|https?://[^/\s,]+")
 class SessionOptions:
     """How many sessions there may be, for how long, and how far ahead they are drafted."""
 
+    HEADING: ClassVar = "Requests"
+
     num_speculative_tokens: int = option(
         32,
         "Most draft tokens verified in one step of a request; below it each request adapts. 0 = none.",
         least=0,
         short="-k",
+        heading=SPECULATION,
     )
     drafters_per_session: int = option(
         1,
@@ -30,6 +35,7 @@ class SessionOptions:
         "something.",
         least=1,
         most=MOST_SEATS,
+        heading=SPECULATION,
     )
     max_sessions: int = option(256, "Most requests at a time; more are refused with 429.", least=1)
     session_ttl: int = option(
@@ -80,7 +86,9 @@ class SessionOptions:
         "on at another one, which might choose another token where two are nearly equal.",
     )
     lock_step: bool = option(
-        False, "For comparison only: draft k tokens, wait for the verdict, and so on; slower."
+        False,
+        "For comparison only: draft k tokens, wait for the verdict, and so on; slower.",
+        heading=SPECULATION,
     )
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import ClassVar
 
 from outrider.options.option import check, option, wrong
 
@@ -24,6 +25,8 @@ FORMATS = ("text", "json")
 class Logging:
     """What a process logs to stderr."""
 
+    HEADING: ClassVar = "Logs and traces"
+
     log_level: str = option(
         "warning",
         "From which on to log; at info the router has a line for each request. Prompts, answers and secrets "
@@ -39,6 +42,8 @@ class Logging:
 @dataclass(frozen=True, slots=True)
 class Export:
     """Whether traces and metrics are sent to a collector."""
+
+    HEADING: ClassVar = "Logs and traces"
 
     otlp_endpoint: str | None = option(
         None,

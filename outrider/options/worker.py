@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
 from outrider.options.option import check, option, wrong
@@ -18,6 +18,8 @@ PORTS = {"https": 443, "http": 80}
 @dataclass(frozen=True, slots=True)
 class Registration:
     """Where a worker registers: at a router, or in the store that several share."""
+
+    HEADING: ClassVar = "Other processes"
 
     router: str | None = option(
         None,
@@ -45,6 +47,8 @@ class Registration:
 @dataclass(frozen=True, slots=True)
 class Listen:
     """Where a worker listens, and the address by which others reach it."""
+
+    HEADING: ClassVar = "Other processes"
 
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(0, "Port of the worker's gRPC; 0 = any free one.", least=0, most=65535)
@@ -78,6 +82,8 @@ class JoinUrl(NamedTuple):
 @dataclass(frozen=True, slots=True, repr=False)  # the token is for nobody's eyes
 class Joining:
     """How a drafter joins that nobody can call: it calls the routers, and shows a token."""
+
+    HEADING: ClassVar = "Other processes"
 
     join: str | None = option(
         None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import cache
-from importlib import import_module
 from typing import Protocol
 
 import torch
@@ -42,9 +41,10 @@ def draw_kernels(device: torch.device, width: int, named: bool = False) -> Kerne
 @cache
 def _found(device: torch.device, width: int, named: bool) -> Kernels | None:
     try:
-        import_module("outrider.sampling.kernel_check").check(device, width, named)
-        kernels: Kernels = import_module("outrider.sampling.kernel_draws")
+        from outrider.sampling import kernel_check, kernel_draws  # they need Triton
+
+        kernel_check.check(device, width, named)
     except Exception as error:  # no Triton, no C compiler, a device that it does not know
         log.warning("tokens are drawn without kernels, which is slower: %s", in_one_line(error))
         return None
-    return kernels
+    return kernel_draws

@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from outrider.sampling import kernel_draws, sampler
+from outrider.sampling import kernel_draws, plain_draws
 from outrider.sampling.params import SamplingParams
+from outrider.sampling.ranked import MOST_RANKED
 from outrider.sampling.shaping import Row
 from outrider.sampling.token_counts import TokenCounts
 
@@ -35,13 +36,12 @@ def check(device: torch.device, width: int, named: bool) -> None:
         there = logits.to(device)
         if not named:
             found = kernel_draws.draw(there, rows, limit).tolist()
-            expected = sampler.draw(logits, rows, limit).tolist()
+            expected = plain_draws.draw(logits, rows, limit).tolist()
             if found != expected:
                 raise RuntimeError(f"the kernels draw {found} where {expected} are drawn without")
-        best = kernel_draws.rank(there, rows, sampler.MOST_RANKED, limit, vocabulary)
-        for row, one, other in zip(
-            rows, best, sampler.rank(logits, rows, sampler.MOST_RANKED, limit, vocabulary), strict=True
-        ):
+        best = kernel_draws.rank(there, rows, MOST_RANKED, limit, vocabulary)
+        expected_best = plain_draws.rank(logits, rows, MOST_RANKED, limit, vocabulary)
+        for row, one, other in zip(rows, best, expected_best, strict=True):
             if one.ids[0] != other.ids[0] or abs(one.shares[0] - other.shares[0]) > 1e-3:
                 raise RuntimeError(f"the kernels rank {one} where {other} is found without, for {row.params}")
 

@@ -60,7 +60,7 @@ class Scores:
 
 
 def _of_prompt(logits: torch.Tensor, rows: PromptRows) -> PromptLogprobs:
-    """Each row is reckoned alone, in little memory; they are brought here together."""
+    """Returns what is told of a prompt's tokens. Each row is reckoned alone, in little memory."""
     own, ranks, ids, top = [], [], [], []
     for row, token in enumerate(rows.tokens, start=rows.first):
         told, best, values = _told(logits[row], token, rows.count)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+MOST_RANKED = 4  # tokens of a row that are ranked without waiting: a draft's and its alternatives
+
 
 @dataclass(frozen=True, slots=True)
 class Ranked:

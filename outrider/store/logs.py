@@ -25,8 +25,8 @@ SESSION_TTL_SECONDS = SessionOptions().session_ttl  # a log outlives what was wr
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who may append to a log. Of two owners the one with the larger generation may, even if a store lost
-    its memory and the other wrote first."""
+    """A router that may append to a log. If there are two, the one with the larger generation may, even if a
+    store lost its memory and the other wrote first."""
 
     name: str  # of a router's incarnation
     generation: int = 0  # 0 = it began the log; every take is one more

@@ -16,7 +16,9 @@ from outrider.store.store import (
     WorkerRecord,
     answer_of,
     changed,
+    gives_way,
     id_in_use,
+    twice,
 )
 from outrider.wire.hello import Identity, WorkerKey
 
@@ -49,6 +51,9 @@ class MemoryStore:
     async def beat(self, record: WorkerRecord, caller: str = "") -> Answer:
         identity = record.info.identity
         self._check_owned(identity, caller)
+        entry = self._entries.get(identity.key)
+        if entry is not None and gives_way(record, entry.record):
+            raise twice(identity)
         former, now = self._live(identity), self._clock()
         said = {} if former is None else former.words
         words = {router_id: word for router_id, word in said.items() if word[0] > now}

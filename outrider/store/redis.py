@@ -2,7 +2,7 @@
 
 | key | type | content |
 |---|---|---|
-| `outrider:worker:ROLE:ID` | hash, expires | `record` (outrider.v1.Registration), `description` (the same without its load), `incarnation`, `caller` (whose record it is), and a `word:ROUTER` for each router: when it was said (unix seconds), a blank, JSON [refusal, trouble] |
+| `outrider:worker:ROLE:ID` | hash, expires | `record` (outrider.v1.Registration), `description` (the same without its load), `incarnation`, `address`, `caller` (whose record it is), and a `word:ROUTER` for each router: when it was said (unix seconds), a blank, JSON [refusal, trouble] |
 | `outrider:workers`, `outrider:alive`, `outrider:mark` | sorted sets, string | which of the above there are, and what is new of them: redis_listing.py |
 | `outrider:epoch` | string, expires | random; another one than before means that the Redis has lost its memory, or that its clock jumped so far that records expired |
 | `outrider:session:HEX`, `outrider:owner:HEX` | stream, hash | a session's log: redis_logs.py |
@@ -42,6 +42,7 @@ from outrider.store.store import (
     answer_of,
     changed,
     id_in_use,
+    twice,
 )
 from outrider.store.url import StoreUrl
 from outrider.wire.hello import Identity, WorkerKey
@@ -65,11 +66,18 @@ BEAT = (
     + """
 keep('hash', KEYS[1])
 keep('zset', KEYS[3], KEYS[4])
-local known = redis.call('HMGET', KEYS[1], 'incarnation', 'description', 'caller')
+local known = redis.call('HMGET', KEYS[1], 'incarnation', 'description', 'caller', 'address')
 if known[1] and known[3] ~= ARGV[7] then return false end
+local function is_less(one, other)
+  return #one < #other or (#one == #other and one < other)
+end
+if string.match(known[1] or '', '^%d+$') and redis.call('PTTL', KEYS[1]) > 0 then  -- as store.gives_way
+  local same = known[1] == ARGV[2]
+  if is_less(ARGV[2], known[1]) or (same and known[4] and known[4] ~= ARGV[8]) then return 0 end
+end
 if known[1] ~= ARGV[2] then redis.call('DEL', KEYS[1]) end
 redis.call('HSET', KEYS[1], 'incarnation', ARGV[2], 'description', ARGV[3], 'record', ARGV[4])
-redis.call('HSET', KEYS[1], 'caller', ARGV[7])
+redis.call('HSET', KEYS[1], 'caller', ARGV[7], 'address', ARGV[8])
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
 local time = redis.call('TIME')
 redis.call('ZADD', KEYS[4], time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[5], ARGV[1])
@@ -169,12 +177,14 @@ class RedisStore:
                 keys=_keys(name),
                 args=[
                     *(name, str(identity.incarnation), description, RECORD.to_bytes(record)),
-                    *(round(self._ttl_seconds * 1000), self._word_seconds, caller),
+                    *(round(self._ttl_seconds * 1000), self._word_seconds, caller, record.address),
                 ],
             )
         )
         if words is None:
             raise id_in_use(identity)
+        if words == 0:
+            raise twice(identity)
         return answer_of(_words(words))
 
     async def leave(self, identity: Identity, caller: str = "") -> None:

@@ -12,7 +12,7 @@ from outrider.store.url import StoreUrl
 
 @dataclass(frozen=True, slots=True)
 class RedisHealth:
-    """As it is now."""
+    """What a Redis says of itself now."""
 
     version: tuple[int, ...]
     mode: str  # standalone, sentinel or cluster

@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
 from outrider.errors import Unavailable
 from outrider.store.logs import MAX_BYTES, Append, Claim, Owner, Taken
@@ -29,17 +30,13 @@ from outrider.wire.session import SessionId
 STREAM, OWNER = b"outrider:session:", b"outrider:owner:"
 PROBE, PROBE_MS = b"outrider:probe", 10_000
 SUPERSEDED = -1
+FULL, STAYS = "OOM command not allowed", 0.75  # share of the logs in a Redis that is
 
-# KEYS: stream and owner of each log. ARGV: ttl in ms, most bytes of all logs; for each log its HEX, tenant,
-# name, generation, base, number of records, records. A stream without its owner, or the other way round, is
-# no log: either may have been evicted. LOG and RECORD: bytes that a Redis needs beside those of the records.
-APPEND = (
+# The books of all logs. `drop` takes logs away until no more than `most` bytes are left: of the tenant that
+# has most, the oldest that does not go on.
+BOOKS = (
     KEEP
     + """
-local ttl, answers, at = tonumber(ARGV[1]), {}, 3
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local LOG, RECORD, PAGE = 5000, 16, 4096
 local LOGS, SIZES, TENANTS, TOTAL = 'outrider:logs', 'outrider:sizes', 'outrider:tenants', 'outrider:bytes'
 keep('zset', LOGS, TENANTS)
 keep('hash', SIZES)
@@ -48,16 +45,6 @@ if not string.match(redis.call('GET', TOTAL) or '0', '^-?%d+$') then redis.call(
 local function known_size(hex)
   local bytes, tenant = string.match(redis.call('HGET', SIZES, hex) or '', '^(%d+) (.*)$')
   return tonumber(bytes or 0), tenant
-end
-local function book(hex, tenant, bytes, expires)
-  local before, of = known_size(hex)
-  tenant = of or tenant
-  keep('zset', LOGS .. ':' .. tenant)
-  redis.call('ZADD', LOGS, expires, hex)
-  redis.call('ZADD', LOGS .. ':' .. tenant, expires, hex)
-  redis.call('HSET', SIZES, hex, bytes .. ' ' .. tenant)
-  redis.call('ZINCRBY', TENANTS, bytes - before, tenant)
-  redis.call('INCRBY', TOTAL, bytes - before)
 end
 local function strike(hex)
   local bytes, tenant = known_size(hex)
@@ -69,6 +56,46 @@ local function strike(hex)
   if tonumber(redis.call('ZINCRBY', TENANTS, -bytes, tenant)) <= 0 then
     redis.call('ZREM', TENANTS, tenant)
   end
+end
+local function drop(most, goes_on)
+  local turns = 0
+  while tonumber(redis.call('GET', TOTAL) or 0) > most and turns < 1000 do
+    turns = turns + 1
+    local greatest = redis.call('ZREVRANGE', TENANTS, 0, 0, 'WITHSCORES')
+    local theirs = LOGS .. ':' .. (greatest[1] or '')
+    local oldest = redis.call('ZRANGE', theirs, 0, 0, 'WITHSCORES')
+    if not oldest[1] then  -- somebody else has taken the books away
+      redis.call('DEL', theirs)
+      redis.call('DECRBY', TOTAL, greatest[2] or redis.call('GET', TOTAL))
+      redis.call('ZREM', TENANTS, greatest[1] or '')
+    elseif not goes_on(oldest[1], tonumber(oldest[2])) then
+      redis.call('DEL', 'outrider:session:' .. oldest[1], 'outrider:owner:' .. oldest[1])
+      strike(oldest[1])
+      redis.call('ZREM', theirs, oldest[1])
+    end
+  end
+end
+"""
+)
+# KEYS: stream and owner of each log. ARGV: ttl in ms, most bytes of all logs; for each log its HEX, tenant,
+# name, generation, base, number of records, records. A stream without its owner, or the other way round, is
+# no log: either may have been evicted. LOG and RECORD: bytes that a Redis needs beside those of the records.
+APPEND = (
+    BOOKS
+    + """
+local ttl, answers, at = tonumber(ARGV[1]), {}, 3
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local LOG, RECORD, PAGE = 5000, 16, 4096
+local function book(hex, tenant, bytes, expires)
+  local before, of = known_size(hex)
+  tenant = of or tenant
+  keep('zset', LOGS .. ':' .. tenant)
+  redis.call('ZADD', LOGS, expires, hex)
+  redis.call('ZADD', LOGS .. ':' .. tenant, expires, hex)
+  redis.call('HSET', SIZES, hex, bytes .. ' ' .. tenant)
+  redis.call('ZINCRBY', TENANTS, bytes - before, tenant)
+  redis.call('INCRBY', TOTAL, bytes - before)
 end
 local function has_lived_on(hex, until_then)
   local left = redis.call('PTTL', 'outrider:session:' .. hex)
@@ -121,23 +148,14 @@ end
 for _, hex in ipairs(redis.call('ZRANGEBYSCORE', LOGS, 0, now, 'LIMIT', 0, 100)) do
   if not has_lived_on(hex, now) then strike(hex) end
 end
-local turns = 0
-while tonumber(redis.call('GET', TOTAL) or 0) > tonumber(ARGV[2]) and turns < 1000 do
-  turns = turns + 1
-  local greatest = redis.call('ZREVRANGE', TENANTS, 0, 0, 'WITHSCORES')
-  local theirs = LOGS .. ':' .. (greatest[1] or '')
-  local oldest = redis.call('ZRANGE', theirs, 0, 0, 'WITHSCORES')
-  if not oldest[1] then  -- somebody else has taken the books away
-    redis.call('DECRBY', TOTAL, greatest[2] or redis.call('GET', TOTAL))
-    redis.call('ZREM', TENANTS, greatest[1] or '')
-  elseif not has_lived_on(oldest[1], tonumber(oldest[2])) then
-    redis.call('DEL', 'outrider:session:' .. oldest[1], 'outrider:owner:' .. oldest[1])
-    strike(oldest[1])
-    redis.call('ZREM', theirs, oldest[1])
-  end
-end
+drop(tonumber(ARGV[2]), has_lived_on)
 return answers
 """
+)
+# A Redis that is full, and evicts nothing, takes only what begins with a deletion. ARGV: the share of logs
+# that may stay. One that goes on is written again by its router.
+MAKE_ROOM = (
+    BOOKS + "drop(tonumber(redis.call('GET', TOTAL) or 0) * tonumber(ARGV[1]), function() return false end)"
 )
 TAKE = """
 if redis.call('EXISTS', KEYS[1], KEYS[2]) < 2 then return false end
@@ -167,8 +185,8 @@ class RedisSessionLogs:
         self._redis = redis
         self._max_bytes = max_bytes
         self._asked = asked
-        scripts = map(redis.register_script, (APPEND, TAKE, CANCEL))
-        self._append, self._take, self._cancel = scripts
+        scripts = map(redis.register_script, (APPEND, TAKE, CANCEL, MAKE_ROOM))
+        self._append, self._take, self._cancel, self._make_room = scripts
 
     async def append(self, appends: Sequence[Append], ttl_seconds: float) -> list[int | None]:
         if not appends:
@@ -181,7 +199,7 @@ class RedisSessionLogs:
             args += (one.session_id.hex(), one.tenant)
             args += (one.owner.name, one.owner.generation, one.base, len(one.records), *one.records)
         try:
-            answers: list[int] = await self._asked(self._append(keys=keys, args=args))
+            answers: list[int] = await self._asked(self._appended(keys, args))
         except Unavailable:
             # A Redis that does not read a command hangs up after its answer. What asks next connects anew.
             await self._redis.connection_pool.disconnect(inuse_connections=False)
@@ -190,6 +208,16 @@ class RedisSessionLogs:
         for index, length in zip(answers[::2], answers[1::2], strict=True):
             lengths[index] = None if length == SUPERSEDED else length
         return lengths
+
+    async def _appended(self, keys: list[bytes], args: list[Any]) -> Any:
+        """A Redis may have less room than logs may take, and evict nothing: then those go that fill it."""
+        try:
+            return await self._append(keys=keys, args=args)
+        except ResponseError as error:
+            if FULL not in str(error):
+                raise
+        await self._make_room(args=[STAYS])
+        return await self._append(keys=keys, args=args)
 
     async def take(self, session_id: SessionId, name: str, ttl_seconds: float) -> Taken | None:
         answer = await self._asked(

@@ -100,6 +100,22 @@ def id_in_use(identity: Identity) -> IdInUse:
     )
 
 
+def twice(identity: Identity) -> IdInUse:
+    """Returns the refusal of one of two processes that live and have one id, as copies of one image may: else
+    they would take it from one another without end, and the sessions with it."""
+    return IdInUse(
+        f"another process has the id of this {identity.role.name.lower()}, {identity.worker_id}, and lives: "
+        "start this one anew, so that it draws its own"
+    )
+
+
+def gives_way(record: WorkerRecord, live: WorkerRecord) -> bool:
+    """Returns whether a process is refused for the one that is registered with its id. Of two the one with
+    the greater incarnation stays, whoever comes first; one and the same does not move."""
+    own, other = record.info.identity.incarnation, live.info.identity.incarnation
+    return own < other or (own == other and record.address != live.address)
+
+
 def changed(before: Mapping[WorkerKey, WorkerRecord], after: Mapping[WorkerKey, WorkerRecord]) -> bool:
     """True if there is anything to tell beyond loads."""
     return before.keys() != after.keys() or any(

@@ -10,6 +10,7 @@ import io
 import logging
 import os
 import threading
+import time
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
@@ -17,8 +18,12 @@ from typing import Any
 import requests
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import Decision
+from opentelemetry.sdk.util import BoundedList
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import (
     NonRecordingSpan,
     SpanContext,
@@ -29,10 +34,10 @@ from opentelemetry.trace import (
     TraceState,
     set_span_in_context,
 )
-from opentelemetry.trace import Span as Recorded
 from prometheus_client import CollectorRegistry
 
 from outrider import __version__
+from outrider.telemetry.otlp_messages import encode_spans
 from outrider.telemetry.otlp_metrics import MetricsSender
 from outrider.telemetry.spans import NONE, Figures
 from outrider.wire.hello import Identity
@@ -41,37 +46,70 @@ from outrider.wire.trace_context import TraceContext
 log = logging.getLogger(__name__)
 
 MOST_WAITING = 2048  # spans; by the specification
+MOST_EVENTS = 128  # of a span, the last; likewise
+RANDOM = 0x02  # of a trace's flags: its id is (W3C Trace Context, level 2)
 PARTING_SECONDS = 2.0  # that a process waits for a collector when it ends
 HTTP, GRPC = "http/protobuf", "grpc"
+SCOPE = InstrumentationScope("outrider", __version__)
+FINE, FAILED = Status(StatusCode.UNSET), Status(StatusCode.ERROR)
 PROVIDER = "_CREDENTIAL_PROVIDER"  # variables that name where sessions of requests come from, instead
 
 
 class OtlpSpan:
-    """Implements outrider.telemetry.spans.Span."""
+    """Implements outrider.telemetry.spans.Span. It notes what it is told, and becomes a span of the SDK's at
+    its end: one that is that from its start on takes four times as long."""
 
-    def __init__(self, span: Recorded) -> None:
-        self._span = span
+    __slots__ = ("_began", "_context", "_events", "_figures", "_kind", "_name", "_otlp", "_parent", "_status")
+
+    def __init__(
+        self, otlp: Otlp, name: str, kind: SpanKind, context: SpanContext, parent: SpanContext | None
+    ) -> None:
+        self._otlp = otlp
+        self._name = name
+        self._kind = kind
+        self._context = context
+        self._parent = parent
+        self._figures: dict[str, Any] = {}
+        self._events: BoundedList[Event] = BoundedList(MOST_EVENTS)
+        self._status = FINE
+        self._began = time.time_ns()
 
     @property
     def context(self) -> TraceContext:
-        context = self._span.get_span_context()
-        state = context.trace_state.to_header()
-        return TraceContext(context.trace_id, context.span_id, context.trace_flags, state)
+        it = self._context
+        return TraceContext(it.trace_id, it.span_id, it.trace_flags, it.trace_state.to_header())
 
     def rename(self, name: str) -> None:
-        self._span.update_name(name)
+        self._name = name
 
     def set(self, figures: Figures) -> None:
-        self._span.set_attributes(dict(figures))
+        self._figures |= figures
 
     def event(self, name: str, figures: Figures = NONE) -> None:
-        self._span.add_event(name, dict(figures))
+        self._events.append(Event(name, figures))
 
     def end(self, error: str = "") -> None:
         if error:
-            self._span.set_attribute("error.type", error)
-            self._span.set_status(Status(StatusCode.ERROR))
-        self._span.end()
+            self._figures["error.type"] = error
+            self._status = FAILED
+        if self._context.trace_flags.sampled:
+            self._otlp.ended(self)
+
+    def readable(self, resource: Resource) -> ReadableSpan:
+        """Returns it as it is now, at its end."""
+        return ReadableSpan(
+            self._name,
+            self._context,
+            self._parent,
+            resource,
+            self._figures,
+            self._events,
+            kind=self._kind,
+            status=self._status,
+            start_time=self._began,
+            end_time=time.time_ns(),
+            instrumentation_scope=SCOPE,
+        )
 
 
 class Otlp:
@@ -90,12 +128,12 @@ class Otlp:
         self._endpoint = endpoint
         # They would have several lines for each batch that fails; there is one for the first.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
-        self._provider = TracerProvider(resource=self._resource, shutdown_on_exit=False)
+        # As OTEL_TRACES_SAMPLER says.
+        self._sampler = TracerProvider(resource=self._resource, shutdown_on_exit=False).sampler
+        self._ids = RandomIdGenerator()
         self._queue: _Bounded | None = None
         if exporter := _exporter("trace", "OTLPSpanExporter", endpoint):
             self._queue = _Bounded(exporter)
-            self._provider.add_span_processor(self._queue)
-        self._tracer = self._provider.get_tracer("outrider", __version__)
         self._metrics: MetricsSender | None = None
 
     @property
@@ -107,7 +145,21 @@ class Otlp:
         self, name: str, parent: TraceContext | None, figures: Figures = NONE, server: bool = False
     ) -> OtlpSpan:
         kind = SpanKind.SERVER if server else SpanKind.INTERNAL
-        return OtlpSpan(self._tracer.start_span(name, _below(parent), kind, dict(figures)))
+        known, about = _below(parent)
+        trace_id = self._ids.generate_trace_id() if parent is None else parent.trace_id
+        found = self._sampler.should_sample(about, trace_id, name, kind, figures)
+        random = RANDOM if parent is None else parent.flags & RANDOM
+        sampled = found.decision is Decision.RECORD_AND_SAMPLE
+        flags = TraceFlags(random | (TraceFlags.SAMPLED if sampled else 0))
+        own = self._ids.generate_span_id()
+        span = OtlpSpan(self, name, kind, SpanContext(trace_id, own, False, flags, found.trace_state), known)
+        span.set(found.attributes)
+        return span
+
+    def ended(self, span: OtlpSpan) -> None:
+        """Takes a sampled span to be sent."""
+        if self._queue is not None:
+            self._queue.take(span.readable(self._resource))
 
     def send_metrics(self, registry: CollectorRegistry) -> None:
         """Sends them from now on, as often as OTEL_METRIC_EXPORT_INTERVAL says."""
@@ -121,12 +173,13 @@ class Otlp:
         ending.join(PARTING_SECONDS)
 
     def _end(self) -> None:
-        self._provider.shutdown()
+        if self._queue is not None:
+            self._queue.shutdown()
         if self._metrics is not None:
             self._metrics.close()
 
 
-class _Bounded(SpanProcessor):
+class _Bounded:
     """Takes so many spans until they are sent, and drops those that are too many."""
 
     def __init__(self, exporter: SpanExporter) -> None:
@@ -136,9 +189,7 @@ class _Bounded(SpanProcessor):
         self.dropped = 0
         self._batches = BatchSpanProcessor(_Counted(exporter, self))
 
-    def on_end(self, span: ReadableSpan) -> None:
-        if span.context is None or not span.context.trace_flags.sampled:
-            return
+    def take(self, span: ReadableSpan) -> None:
         with self._lock:
             if self._waiting >= self._most:
                 self.dropped += 1
@@ -201,12 +252,12 @@ class _Curt(requests.Session):
         return answer
 
 
-def _below(parent: TraceContext | None) -> Context:
+def _below(parent: TraceContext | None) -> tuple[SpanContext | None, Context]:
     if parent is None:
-        return Context()
+        return None, Context()
     state = TraceState.from_header([parent.state]) if parent.state else None
     known = SpanContext(parent.trace_id, parent.span_id, True, TraceFlags(parent.flags), state)
-    return set_span_in_context(NonRecordingSpan(known), Context())
+    return known, set_span_in_context(NonRecordingSpan(known), Context())
 
 
 def _protocol(signal: str) -> str:
@@ -223,7 +274,10 @@ def _exporter(signal: str, name: str, endpoint: str | None) -> Any:
     if endpoint is None and not own and not os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
         return None
     kind = "grpc" if _protocol(variable) == GRPC else "http"
-    exporter = getattr(import_module(f"opentelemetry.exporter.otlp.proto.{kind}.{signal}_exporter"), name)
+    module = import_module(f"opentelemetry.exporter.otlp.proto.{kind}.{signal}_exporter")
+    exporter = getattr(module, name)
+    if signal == "trace":
+        module.encode_spans = encode_spans  # type: ignore[attr-defined]  # exporters take none as a parameter
     more: dict[str, Any] = {}
     if kind == "http" and not any("HTTP" in name and name.endswith(PROVIDER) for name in os.environ):
         more["session"] = _Curt()

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from outrider.options.telemetry import EXTRA, Export, exporters_installed
 from outrider.wire.trace_context import TraceContext
-
-if TYPE_CHECKING:
-    from outrider.telemetry.otlp import Otlp
-    from outrider.wire.hello import Identity
-
-log = logging.getLogger(__name__)
 
 Figures = Mapping[str, str | bool | int | float | Sequence[str]]  # by name, as OpenTelemetry's attributes
 NONE: Figures = {}
@@ -23,7 +15,7 @@ _current: ContextVar[TraceContext | None] = ContextVar("current", default=None)
 
 
 class Span(Protocol):
-    """It begins when it is made."""
+    """What took how long. A span begins when it is made."""
 
     @property
     def context(self) -> TraceContext:
@@ -34,7 +26,7 @@ class Span(Protocol):
     def set(self, figures: Figures) -> None: ...
     def event(self, name: str, figures: Figures = NONE) -> None: ...
     def end(self, error: str = "") -> None:
-        """It is over, well or with an error of that kind."""
+        """Ends the span, well or with an error of that kind."""
         ...
 
 
@@ -55,15 +47,3 @@ def current_trace() -> TraceContext | None:
 def set_current_trace(context: TraceContext | None) -> None:
     """Holds from now on, in this task and those that it starts."""
     _current.set(context)
-
-
-def tracer_of(export: Export, identity: Identity) -> Otlp | None:
-    """Returns what sends this process's spans to a collector; None = nobody wants them."""
-    if not export.wanted:
-        return None
-    if not exporters_installed():
-        log.warning("the environment names a collector (OTEL_EXPORTER_OTLP_ENDPOINT): install %s", EXTRA)
-        return None
-    from outrider.telemetry.otlp import Otlp
-
-    return Otlp(export.otlp_endpoint, identity)

@@ -158,7 +158,7 @@ def params_from_wire(message: common_pb2.SessionParams) -> SessionParams:
         min_tokens=message.min_tokens,
         priority=message.priority,
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
-        prediction=tuple(message.prediction),
+        prediction=message.prediction,
     )
 
 

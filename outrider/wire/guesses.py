@@ -9,7 +9,7 @@ from outrider.v1 import common_pb2
 
 
 class Guess(NamedTuple):
-    """Of the token at a position."""
+    """A draft token for a position."""
 
     token: int
     chance: float  # of being accepted if all before it are: as its drafter said, 0..1
@@ -20,12 +20,12 @@ Guesses = tuple[Guess, ...]
 
 
 class OwnCounts(NamedTuple):
-    """Of the draft tokens that a step verified, those that the verifier itself had guessed. What two sources
+    """How many of the draft tokens that a step verified the verifier itself had guessed. What two sources
     guessed counts for both."""
 
     predicted: int = 0  # the client's prediction said them
     predicted_accepted: int = 0
-    forced: int = 0  # the grammar left no choice
+    forced: int = 0  # the grammar left no choice, or little
     forced_accepted: int = 0
 
     @property
@@ -54,8 +54,8 @@ NO_OWN = OwnCounts()
 
 
 class DrafterCounts(NamedTuple):
-    """Of the draft tokens that a step verified, those that one of a session's several drafters had guessed.
-    What two guessed counts for both."""
+    """How many of the draft tokens that a step verified one of a session's several drafters had guessed. What
+    two guessed counts for both."""
 
     turn: int  # which of the session's drafters
     verified: int  # on all branches

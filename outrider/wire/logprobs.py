@@ -16,8 +16,7 @@ MAX_ANSWER_LOGPROBS = 2**20  # of all answers to a request that has several
 
 
 class Logprob(NamedTuple):
-    """Of the token at a position. By the model's own distribution: before penalties, biases, temperature and
-    cuts."""
+    """How likely the model found the token at a position, before penalties, biases, temperature and cuts."""
 
     logprob: float  # natural
     top: tuple[tuple[int, float], ...] = ()  # the likeliest ids there with theirs, the likeliest first
@@ -25,7 +24,7 @@ class Logprob(NamedTuple):
 
 @dataclass(slots=True)
 class PromptLogprobs:
-    """Of a prompt's tokens but the first, by the same distribution. In arrays, as they may be many."""
+    """How likely the model found a prompt's tokens but the first. In arrays, as they may be many."""
 
     logprobs: array[float] = field(default_factory=lambda: array("f"))
     ranks: array[int] = field(default_factory=lambda: array("I"))  # of each: 1 = the likeliest
@@ -64,8 +63,8 @@ Logprobs = tuple[Logprob, ...]
 
 
 class OutputLogprobs:
-    """Of an output's tokens, append-only, equally many likeliest at each. In arrays: as objects they would
-    take fifteen times as much memory, and an output may have a context's length of them."""
+    """How likely the model found an output's tokens, append-only, with equally many likeliest at each. In
+    arrays: objects would take fifteen times as much memory, and an output may be as long as a context."""
 
     def __init__(self) -> None:
         self._own, self._ids, self._top = array("f"), array("I"), array("f")
@@ -92,7 +91,8 @@ class OutputLogprobs:
 
 
 Numbers = tuple[list[float], list[int], list[float]]
-"""Of each token; and, equally many for each, ids and theirs, one token's after the other's."""
+"""The log-probability of each token; then, equally many for each, the ids of the likeliest, one token's
+after the other's, and their log-probabilities."""
 
 
 def numbers(logprobs: Sequence[Logprob]) -> Numbers:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NewType
@@ -54,7 +55,13 @@ class SessionParams:
     min_tokens: int = 0  # least output tokens: before that none of stop_token_ids is drawn
     priority: int = 0  # sessions of a greater one give way to those of less
     prompt_logprobs: int | None = None  # as `logprobs`, of the prompt
-    prediction: tuple[int, ...] = ()  # that the output is expected to be like; for the verifier alone
+    prediction: Sequence[int] = ()  # that the output is expected to be like; for the verifier alone
+
+    def __post_init__(self) -> None:
+        """Keeps a prediction in 4 bytes a token: it may be as long as the context, and needs no room in a KV
+        pool, so that all sessions may have one at a time."""
+        if not isinstance(self.prediction, array):
+            object.__setattr__(self, "prediction", array("I", self.prediction))
 
     @property
     def most_tokens(self) -> int:

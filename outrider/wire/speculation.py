@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from outrider.v1 import verifier_pb2
 from outrider.wire.codec import Codec
@@ -21,8 +22,7 @@ class Attach:
     draft_key: bytes  # the right, as the router gave it
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(NamedTuple):
     """Guesses that these tokens stand at positions base and following."""
 
     session_id: bytes
@@ -43,8 +43,7 @@ class DraftBatch:
     stamp_us: int = 0  # the drafter's clock at sending; echoed to measure the round trip
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(NamedTuple):
     """Tells that these tokens stand at positions base and following."""
 
     session_id: bytes

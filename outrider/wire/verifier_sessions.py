@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from outrider.errors import OutriderError, from_grpc_code
 from outrider.v1 import verifier_pb2
@@ -91,8 +92,7 @@ class VerifierCommand:
     command: OpenSession | SetSpeculation | CloseSession | CancelSession | GiveBack | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(NamedTuple):
     """Output tokens that a step fixed for a session."""
 
     session_id: bytes
@@ -226,11 +226,15 @@ def _events_to_wire(events: VerifierEvents) -> verifier_pb2.VerifierEvents:
             accepted=step.accepted,
             verified=step.verified,
             cached_prompt_tokens=step.cached_prompt_tokens,
-            guesses=guesses_to_wire(step.guesses),
             beside=step.beside,
-            own=own_to_wire(step.own),
-            drafters=drafters_to_wire(step.drafters),
         )
+        # What most steps have nothing of costs nothing in them.
+        if step.guesses:
+            committed.guesses.extend(guesses_to_wire(step.guesses))
+        if (own := own_to_wire(step.own)) is not None:
+            committed.own.CopyFrom(own)
+        if step.drafters:
+            committed.drafters.extend(drafters_to_wire(step.drafters))
         if step.logprobs:
             of_tokens, top_tokens, top = numbers(step.logprobs)
             committed.logprobs.extend(of_tokens)

@@ -17,8 +17,7 @@ from outrider.net.diagnosis import why_unreachable
 from outrider.net.rpc import ask, channel
 from outrider.net.tasks import propagate_cancel
 from outrider.net.tls import Tls
-from outrider.store.logs import SESSION_TTL_SECONDS
-from outrider.store.redis import RedisStore
+from outrider.store.logs import SESSION_TTL_SECONDS, SessionLogs
 from outrider.store.store import Answer, Registrar
 from outrider.store.url import parse_store_url
 from outrider.wire.description import WorkerRecord
@@ -159,9 +158,10 @@ class RouterRegistrar:
 async def check_admitted(registrar: Registrar) -> None:
     """Raises StartupError if the store is there but refuses, because of its password for instance. To be
     called before a model is loaded. An absent store, or a router, is waited for later."""
-    if isinstance(registrar, RedisStore):
+    logs: SessionLogs | None = getattr(registrar, "logs", None)  # a store has them
+    if logs is not None:
         with suppress(Unavailable):
-            await registrar.logs.append((), SESSION_TTL_SECONDS)
+            await logs.append((), SESSION_TTL_SECONDS)
 
 
 def registrar_at(router: str | None, store: str | None, tls: Tls | None = None) -> Registrar:
@@ -174,4 +174,6 @@ def registrar_at(router: str | None, store: str | None, tls: Tls | None = None) 
     if router is not None:
         return RouterRegistrar(router, tls)
     assert store is not None
+    from outrider.store.redis import RedisStore  # its client takes a tenth of a second of every start
+
     return RedisStore(parse_store_url(store))

@@ -12,7 +12,7 @@ import grpc.aio
 
 from outrider.errors import OutriderError, StepHung, Unhealthy, printable
 from outrider.log_record import MAX_LINE
-from outrider.net.crowding import keep_uncrowded
+from outrider.net.crowding import limit_connections
 from outrider.net.rpc import STOP_GRACE_SECONDS, most_connections
 from outrider.net.tasks import cancel, first_of
 from outrider.store.store import WorkerRecord
@@ -114,7 +114,7 @@ class Worker:
         self._tasks = [
             asyncio.create_task(self._service.run()),
             asyncio.create_task(self._membership.keep(self._record, on_state)),
-            asyncio.create_task(keep_uncrowded(ports)),
+            asyncio.create_task(limit_connections(ports)),
         ]
 
     async def wait(self) -> None:

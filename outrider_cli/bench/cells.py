@@ -17,6 +17,7 @@ TRANSFORMERS = "transformers"  # its generate: plain, with the draft model, and 
 ASSISTED = "assisted"
 TUNED = "assisted, tuned"
 SERVER = "server"  # one that was there before
+ALL_KINDS = "all kinds"  # the workloads together
 OURS = (PLAIN, PLAIN_ALL, LOCK_STEP, CHAINS, PATHS, STREAMING)
 PEERS = (TRANSFORMERS, ASSISTED, TUNED)
 

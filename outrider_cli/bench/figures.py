@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
 
-from outrider_cli.bench.cells import Cell
+from outrider_cli.bench.cells import ALL_KINDS, Cell
 from outrider_cli.bench.group import Answers
 from outrider_cli.bench.loops import looped_share
 
@@ -159,3 +160,13 @@ def over(runs: Runs, cell: Cell, way: str) -> Spread | None:
     if under is None or not all(below.rate > 0 for below in under):
         return None
     return Spread.of([above.rate / below.rate for above, below in zip(over, under, strict=True)])
+
+
+def with_all_kinds(runs: Runs) -> Runs:
+    """Returns them and, if there are several workloads, those of all together."""
+    if len({cell.setting.workload for cell in runs}) == 1:
+        return runs
+    joined: defaultdict[Cell, list[Measured]] = defaultdict(list)
+    for cell in sorted(runs):
+        joined[replace(cell, setting=replace(cell.setting, workload=ALL_KINDS))] += runs[cell]
+    return {**runs, **joined}

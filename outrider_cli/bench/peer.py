@@ -51,7 +51,9 @@ class Pair:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         from outrider.engine.checkpoint import locate
+        from outrider.engine.loading import quiet_transformers
 
+        quiet_transformers()
         self._torch = torch
         found = [locate(name) for name in (target, draft) if name]
         self._tokenizer = AutoTokenizer.from_pretrained(found[0].folder, **found[0].source)

@@ -10,8 +10,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from outrider.options.model_id import checkpoint_name
-from outrider_cli.bench.cells import PEERS, PLAIN, SERVER, STREAMING, Cell
-from outrider_cli.bench.figures import figures, over, percentile
+from outrider_cli.bench.cells import ALL_KINDS, PEERS, PLAIN, SERVER, STREAMING, Cell, cells
+from outrider_cli.bench.figures import Runs, figures, over, percentile, with_all_kinds
 from outrider_cli.bench.measuring import Result
 from outrider_cli.bench.settings import Settings
 from outrider_cli.speedup import cost
@@ -30,10 +30,11 @@ LEGEND = (
 
 def as_json(settings: Settings, result: Result, about: Json) -> Json:
     """Returns everything, repetitions included. `about` is what made it (command, machine, versions)."""
+    runs = with_all_kinds(result.runs)
     return {
         **about,
         "plan": {**asdict(settings), "models": _names(settings)},
-        "cells": [_cell(result, cell) for cell in in_table_order(settings, result)],
+        "cells": [_cell(runs, cell) for cell in in_table_order(settings, runs)],
         "same_text": {way: _same(result, way, settings.reference) for way in settings.ways},
         "reading_ms": {
             way: {"p50": 1e3 * percentile(seconds, 50), "p95": 1e3 * percentile(seconds, 95)}
@@ -58,20 +59,22 @@ def _names(settings: Settings) -> Json | None:
     }
 
 
-def in_table_order(settings: Settings, result: Result) -> list[Cell]:
+def in_table_order(settings: Settings, runs: Runs) -> list[Cell]:
     """Returns the cells in the order of their settings, the ways of each side by side."""
-    return [cell for cell in settings.cells() if cell in result.runs]
+    kinds = (*settings.workloads, ALL_KINDS)
+    every = cells(settings.ways, kinds, settings.temperatures, settings.streams, settings.rtts_ms)
+    return [cell for cell in every if cell in runs]
 
 
-def _cell(result: Result, cell: Cell) -> Json:
-    ways = {other.way for other in result.runs if other.setting == cell.setting} - {cell.way}
-    ratios = {way: over(result.runs, cell, way) for way in sorted(ways)}
+def _cell(runs: Runs, cell: Cell) -> Json:
+    ways = {other.way for other in runs if other.setting == cell.setting} - {cell.way}
+    ratios = {way: over(runs, cell, way) for way in sorted(ways)}
     return {
         **cell.as_json(),
-        **asdict(figures(result.runs[cell])),
+        **asdict(figures(runs[cell])),
         "over": {way: asdict(ratio) for way, ratio in ratios.items() if ratio is not None},
         "repetitions": [
-            {"rate": one.rate, "drafted": one.drafted, "accepted": one.accepted} for one in result.runs[cell]
+            {"rate": one.rate, "drafted": one.drafted, "accepted": one.accepted} for one in runs[cell]
         ],
     }
 
@@ -83,19 +86,20 @@ def _same(result: Result, way: str, reference: str) -> Json:
 
 def cells_tables(settings: Settings, result: Result) -> Iterator[Table]:
     """Yields a table for each setting: narrow enough for a terminal."""
-    for setting, cells in groupby(in_table_order(settings, result), key=lambda cell: cell.setting):
+    runs = with_all_kinds(result.runs)
+    for setting, alike in groupby(in_table_order(settings, runs), key=lambda cell: cell.setting):
         table = Table(box=SIMPLE_HEAD, title=str(setting), title_justify="left", padding=(0, 1, 0, 0))
         priced = (COST,) if settings.price_per_hour is not None else ()
         table.add_column("served by", no_wrap=True)
         for name in (*HEADINGS, *priced):
             table.add_column(name, justify="right", no_wrap=True)
-        for cell in cells:
-            table.add_row(cell.way, *_row(result, cell, settings.price_per_hour))
+        for cell in alike:
+            table.add_row(cell.way, *_row(runs, cell, settings.price_per_hour))
         yield table
 
 
-def _row(result: Result, cell: Cell, price_per_hour: float | None) -> list[str]:
-    found, faster = figures(result.runs[cell]), over(result.runs, cell, PLAIN)
+def _row(runs: Runs, cell: Cell, price_per_hour: float | None) -> list[str]:
+    found, faster = figures(runs[cell]), over(runs, cell, PLAIN)
     return [
         f"{found.rate.median:.1f}",
         "" if faster is None or cell.way == PLAIN else str(faster),

@@ -6,7 +6,7 @@ import ssl
 from typing import Any
 
 from outrider.errors import StartupError
-from outrider.net.tls import Tls
+from outrider.net.tls import Tls, shown
 from outrider.options.protection import TlsFiles
 from outrider_cli.doctor.finding import Finding
 
@@ -24,12 +24,12 @@ def certificates(files: TlsFiles, names: list[str], unix_time: float) -> list[Fi
         todo = "give files that belong together and are in force (docs/security.md)"
         return [Finding("certificate", error.message, todo)]
     found = []
-    context = tls.client_context()
-    about = _shown(tls, context)
+    server, context = tls.http_context(), tls.client_context()
+    about = shown(server, context)
     own = ", ".join(sorted(value for kind, value in about.get("subjectAltName", ()) if kind in NAMES))
     for name in names:
         try:
-            _shown(tls, context, name)
+            shown(server, context, name)
         except ssl.SSLCertVerificationError:
             said = f"{files.cert} is for {own or 'nobody'}, and not for {name}"
             found.append(Finding("certificate", said, f"have {name} in it as a subjectAltName"))
@@ -55,21 +55,3 @@ def lasting(what: str, about: dict[str, Any], unix_time: float) -> Finding:
 
 def _days(about: dict[str, Any], unix_time: float) -> float:
     return (ssl.cert_time_to_seconds(about["notAfter"]) - unix_time) / DAY
-
-
-def _shown(tls: Tls, context: ssl.SSLContext, name: str | None = None) -> dict[str, Any]:
-    """Returns what the certificate says, as a peer gets it that asks for this name; None: whatever its name.
-    Raises SSLCertVerificationError."""
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    context.check_hostname = name is not None
-    client = context.wrap_bio(to_client, to_server, server_hostname=name)
-    server = tls.http_context().wrap_bio(to_server, to_client, server_side=True)
-    ends = [client, server]
-    while ends:
-        for end in list(ends):
-            try:
-                end.do_handshake()
-                ends.remove(end)
-            except ssl.SSLWantReadError:
-                continue
-    return dict(client.getpeercert() or {})

@@ -68,7 +68,7 @@ def native_code() -> Finding:
     except subprocess.CalledProcessError as error:
         last = error.stderr.decode(errors="replace").strip().splitlines()[:1]
         said = f"it does not compile ({' '.join(last) or in_one_line(error)}): {slower}"
-        return Finding("native code", said, "install a g++ or clang++ with OpenMP that knows C++17")
+        return Finding("native code", said, "install a g++ or clang++ that knows C++17")
     except (OSError, subprocess.SubprocessError) as error:
         return Finding("native code", f"{in_one_line(error)}: {slower}", "make room for it, or time")
     try:

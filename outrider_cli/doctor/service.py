@@ -13,7 +13,7 @@ import httpx
 from outrider import __version__
 from outrider.client.live import Told, live
 from outrider.client.streamed import NO_ANSWER
-from outrider.errors import OutriderError, Unauthenticated, printable
+from outrider.errors import InvalidRequest, OutriderError, Unauthenticated, printable
 from outrider_cli.doctor.certificates import lasting
 from outrider_cli.doctor.clock import clock_against
 from outrider_cli.doctor.finding import Finding
@@ -41,6 +41,9 @@ def service(
         version = printable(str(http.get(f"{url}/version").json()["version"]), LONGEST_NAME)
     except Unauthenticated as error:
         return [Finding("router", error.message, "give its key by --api-key or in $OUTRIDER_API_KEY")]
+    except InvalidRequest as error:
+        todo = "give a router's address in --url, and the authority of its certificate in --tls-ca"
+        return [Finding("router", error.message, todo)]
     except OutriderError as error:
         return [Finding("router", error.message, "look whether it runs, and whether this machine reaches it")]
     except (httpx.TransportError, *NO_ANSWER, RecursionError) as error:

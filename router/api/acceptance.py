@@ -26,7 +26,7 @@ class SpeculationStats:
     )  # [i] = steps that accepted i; as long as the longest draft + 1
     own: OwnCounts = NO_OWN  # of them, those that the verifier itself had guessed
     drafters: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """By draft model, if several drafted at a time: of them, those that it guessed, and the right ones."""
+    """How many of them each draft model guessed, and how many of these were right, if several drafted."""
 
     def add(
         self,

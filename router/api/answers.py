@@ -24,7 +24,7 @@ class Answer(Totals):
 
 
 class CompletionLogprobs(TypedDict):
-    """Of the model itself: before penalties, biases, temperature and cuts."""
+    """Log-probabilities of the model itself: before penalties, biases, temperature and cuts."""
 
     tokens: list[str]
     token_logprobs: Annotated[list[float | None], Field(description="Null for the first of a prompt.")]
@@ -137,7 +137,7 @@ class TokenLogprob(TopLogprob):
 
 
 class ChatLogprobs(TypedDict):
-    """Of the model itself: before penalties, biases, temperature and cuts."""
+    """Log-probabilities of the model itself: before penalties, biases, temperature and cuts."""
 
     content: list[TokenLogprob]
     refusal: None

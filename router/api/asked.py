@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 REQUEST_ID = "x-request-id"  # of HTTP headers and gRPC metadata
 GIVEN = re.compile(r"[!-~]{1,128}")  # what is worth to be given back: printable ASCII without blanks
 FAILED = ("UNKNOWN", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNIMPLEMENTED", "DEADLINE_EXCEEDED")  # of gRPC
+NOBODY = (401, "UNAUTHENTICATED")  # whoever asks has shown no key
 MAX_ROUTE = 100  # characters of a path
 
 
@@ -121,6 +122,8 @@ class Asked:
         )
 
     def _end(self, span: Span, status: int | str, owner: str) -> None:
+        if status in NOBODY:  # one that does not end is not sent, and takes no place of others' that wait
+            return
         http = isinstance(status, int)
         span.set({"http.response.status_code" if http else "rpc.response.status_code": status})
         if owner:
@@ -168,7 +171,8 @@ def begin(
         if rpc:
             told = {"rpc.system.name": "grpc", "rpc.method": route}
         told["outrider.request.id"] = request_id
-        request.span = tracer.start(printable(route, MAX_ROUTE), trace, told, server=True)
+        name = route if rpc else kind  # collectors count by it: nothing that clients make up
+        request.span = tracer.start(name, trace, told, server=True)
         request.trace = request.span.context
     set_current_trace(request.trace)
     _asked.set(request)

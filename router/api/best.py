@@ -1,4 +1,4 @@
-"""Of several answers to a prompt, the likeliest: OpenAI's `best_of`. Pure."""
+"""The likeliest of several answers to a prompt: OpenAI's `best_of`. Pure."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class ReasoningTokens(TypedDict):
 
 
 class OutputTokens(TypedDict, total=False):
-    """Of a model that reasons, its reasoning; of a prediction, what was verified of it, taken or not."""
+    """How many tokens a model reasoned with; and how many of a prediction were verified, taken or not."""
 
     reasoning_tokens: Count
     accepted_prediction_tokens: Count
@@ -35,7 +35,7 @@ class Usage(TypedDict):
 
 
 class SourceGuesses(TypedDict):
-    """Of the draft tokens, those that one source had guessed. What two guessed counts for both."""
+    """How many draft tokens one source had guessed. What two guessed counts for both."""
 
     num_draft_tokens: Count
     num_accepted_draft_tokens: Count

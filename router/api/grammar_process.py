@@ -20,6 +20,7 @@ from typing import IO, Any
 
 from outrider.errors import InvalidRequest
 from outrider.grammar import STACK_BYTES, Grammars
+from router.api.grammar_text import compiled_here
 from router.line_process import FROM_OUTSIDE, LineProcess
 
 CPU_SECONDS = 0.5  # of one grammar, with the search for the part at fault
@@ -32,7 +33,7 @@ Compile = Callable[[Any, Grammars], str]
 
 
 class GrammarProcess:
-    """Of one tokenizer."""
+    """A process that compiles grammars for one tokenizer."""
 
     def __init__(self, tokenizer_json: str, eos_token_ids: tuple[int, ...]) -> None:
         self._process = LineProcess("router.api.grammar_process", [tokenizer_json, eos_token_ids])
@@ -88,6 +89,4 @@ def _answer(asked: Any, grammars: Grammars, told: IO[str], compile_: Compile) ->
 
 
 if __name__ == "__main__":
-    from router.api.structured import compiled_here
-
     main(sys.stdin, sys.stdout, compiled_here)

@@ -238,7 +238,7 @@ def create_app(
 
     @app.api_route("/version", methods=READ)
     async def version() -> answers.Version:
-        """Of this server."""
+        """Returns the version of this server."""
         return {"version": __version__}
 
     @app.api_route("/v1/models", methods=READ, **MODELS)

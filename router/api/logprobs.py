@@ -43,7 +43,7 @@ class Scored:
 
 
 class Scoring:
-    """Of one output, token by token."""
+    """The log-probabilities of one output, token by token."""
 
     def __init__(
         self, token_bytes: Callable[[int], bytes], hidden: Set[int] = frozenset(), offset: int = 0

@@ -13,7 +13,8 @@ from outrider.errors import InvalidRequest
 from router.api import neutral, schema
 from router.api.body import MAX_BODY_BYTES
 from router.api.fields import Fields, at_fault, checked_text, json_type, refused, shown, sized
-from router.api.structured import MAX_DESCRIPTION_BYTES, SCHEMA, Structure, response_format
+from router.api.grammar_text import Structure
+from router.api.structured import MAX_DESCRIPTION_BYTES, SCHEMA, response_format
 from router.api.template_fields import effort_variables
 from router.api.tools import NAMED_ONE, Tool, ToolChoice, document, tools
 from router.api.turns import (

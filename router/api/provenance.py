@@ -65,7 +65,7 @@ def steps_json(steps: Sequence[Step]) -> dict[str, object]:
 
 
 class Provenance:
-    """Of one output."""
+    """Where the tokens of one output came from."""
 
     def __init__(self, token_bytes: Callable[[int], bytes], end_ids: frozenset[int]) -> None:
         """`end_ids`: tokens that end the text and are no part of it."""

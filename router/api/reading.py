@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from outrider.errors import InvalidRequest
 from router import reasoning, tool_formats
+from router.api.grammar_text import Structure
 from router.api.schema import ChatRequest, CompletionRequest
-from router.api.structured import Structure, compiled
+from router.api.structured import compiled
 from router.api.tools import calling_grammar, check_choice
 from router.call_reading import CallReading
 from router.reasoning import ReasoningReading

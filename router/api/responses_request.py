@@ -9,7 +9,8 @@ from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema
 
 from router.api import neutral, schema, structured
 from router.api.fields import checked_text, json_type, refused, shown
-from router.api.structured import MAX_DESCRIPTION_BYTES, MAX_NAME_BYTES, SCHEMA, Structure
+from router.api.grammar_text import Structure
+from router.api.structured import MAX_DESCRIPTION_BYTES, MAX_NAME_BYTES, SCHEMA
 from router.api.template_fields import EFFORT, effort
 from router.api.tools import FUNCTION, KINDS, NAMED_ONE, Tool, ToolChoice, document, named, nullable, tools
 from router.api.turns import (

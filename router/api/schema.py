@@ -27,7 +27,7 @@ from outrider.wire.session import MAX_PRIORITY
 from router.api import neutral, structured
 from router.api.body import MAX_BODY_BYTES, MAX_VALUES
 from router.api.fields import Fields, checked_text, json_type, refused, shown
-from router.api.structured import Structure
+from router.api.grammar_text import Structure
 from router.api.template_fields import TemplateFields
 from router.api.text_fields import MAX_ID, TextFields, token_ids
 from router.api.tools import ChatChoice, ChatTools, ToolChoice
@@ -230,12 +230,12 @@ class GenerationFields(SharedFields, TextFields):
         Structure | None,
         PlainValidator(structured.response_format),
         WithJsonSchema(structured.RESPONSE_FORMAT),
-    ] = Field(default=None, description="text, json_object or json_schema.")
+    ] = Field(default=None, description="text, json_object, json_schema or structural_tag.")
     structured_outputs: Annotated[
         Structure | None,
         PlainValidator(structured.structured_outputs),
         WithJsonSchema(structured.STRUCTURED_OUTPUTS),
-    ] = Field(default=None, description="One of json, regex, choice, grammar, json_object.")
+    ] = Field(default=None, description="One of json, regex, choice, grammar, json_object, structural_tag.")
 
 
 class CompletionRequest(GenerationFields):

@@ -20,7 +20,7 @@ from router.api.validation import Generation
 
 
 class Telling(Protocol):
-    """Of one answer."""
+    """How one answer is told."""
 
     @property
     def from_start(self) -> bool:

@@ -42,7 +42,7 @@ def effort(value: object) -> str:
 
 
 class TemplateFields(Fields):
-    """They are vLLM's, by name and meaning."""
+    """Fields that are vLLM's, by name and meaning."""
 
     add_generation_prompt: bool | None = Field(
         default=None,

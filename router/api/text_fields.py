@@ -33,7 +33,7 @@ StopTokens = Annotated[list[Annotated[int, Field(ge=0, le=MAX_ID)]], Field(max_l
 
 
 class TextFields(Fields):
-    """They are vLLM's, by name and meaning."""
+    """Fields that are vLLM's, by name and meaning."""
 
     stop_token_ids: Annotated[
         tuple[int, ...], PlainValidator(stop_tokens, json_schema_input_type=StopTokens)

@@ -12,14 +12,8 @@ from pydantic import PlainValidator, WithJsonSchema
 
 from outrider.errors import InvalidRequest
 from router.api.fields import checked_text, json_type, refused, shown, sized
-from router.api.structured import (
-    MAX_DESCRIPTION_BYTES,
-    MAX_SCHEMA_BYTES,
-    SCHEMA,
-    WHITE_SPACE,
-    Structure,
-    compiled,
-)
+from router.api.grammar_text import WHITE_SPACE, Structure
+from router.api.structured import MAX_DESCRIPTION_BYTES, MAX_SCHEMA_BYTES, SCHEMA, compiled
 from router.requests import ServedModel
 from router.tokenizer import Tokenizer
 from router.tool_formats import ToolFormat, grammar

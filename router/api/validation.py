@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -75,7 +76,7 @@ class Generation:
         return replace(self, sessions=tuple(sessions))
 
     def until(self, limits: TimeLimits) -> Generation:
-        """The same, for a client that waits so long."""
+        """Returns the same, for a client that waits so long."""
         sessions = (
             replace(session, first_token_by=limits.first_token_by, deadline=limits.deadline)
             for session in self.sessions
@@ -140,8 +141,8 @@ def prepare(
     return Generation(model, built, tuple(sessions), StopStrings(body.stop), answers, calls, wording)
 
 
-def _prediction(body: Body, built: Tokenizer, model: ServedModel) -> tuple[int, ...]:
-    """Returns the tokens of the text that the client expects."""
+def _prediction(body: Body, built: Tokenizer, model: ServedModel) -> Sequence[int]:
+    """Returns the tokens of the text that the client expects, once for all answers."""
     if not body.prediction:
         return ()
     check_bytes("prediction", body.prediction, built, model)
@@ -150,7 +151,7 @@ def _prediction(body: Body, built: Tokenizer, model: ServedModel) -> tuple[int, 
         raise ContextExceeded(
             f"prediction has {len(tokens)} tokens; the context takes {model.max_context}", field="prediction"
         )
-    return tokens
+    return array("I", tokens)
 
 
 def _logprobs(body: Body) -> int | None:

@@ -4,6 +4,8 @@ import { ask, events } from "./api.js";
 import { bodyText } from "./request.js";
 import { Tokens } from "./tokens.js";
 
+const LEAST_SECONDS = 0.1; // that a rate is told of: what takes less is mostly how exact clocks are
+
 export class Answer {
   /** `place`: an element for the text. `told(answer)` is called whenever there is something new. */
   constructor(place, told) {
@@ -15,7 +17,6 @@ export class Answer {
     this.usage = null;
     this.speculation = null;
     this.reason = null;
-    this.first = null; // seconds until the first text
     this.seconds = 0;
     this.stopping = new AbortController();
   }
@@ -41,7 +42,7 @@ export class Answer {
         this.seed = chunk.seed;
         this.usage = chunk.usage;
         if (chunk.metrics) this.speculation = chunk.metrics.speculative_decoding;
-        for (const choice of chunk.choices) this.#add(choice, clock());
+        for (const choice of chunk.choices) this.#add(choice);
         this.tokens.think(chunk.usage.completion_tokens_details?.reasoning_tokens ?? 0);
         this.#tell(clock());
       }
@@ -55,13 +56,10 @@ export class Answer {
     }
   }
 
-  #add(choice, now) {
+  #add(choice) {
     const { delta } = choice;
-    const text = (delta ? delta.content : choice.text) ?? "";
-    const thought = delta?.reasoning ?? "";
-    if (text + thought && this.first === null) this.first = now;
-    this.text += text;
-    this.thought += thought;
+    this.text += (delta ? delta.content : choice.text) ?? "";
+    this.thought += delta?.reasoning ?? "";
     if (choice.finish_reason) this.reason = choice.finish_reason;
     if (choice.speculation) this.tokens.add(choice.speculation.steps);
   }
@@ -81,22 +79,25 @@ export class Answer {
     return this.usage ? this.usage.completion_tokens : this.tokens.count;
   }
 
+  /** Returns its tokens a second; null = it was over too soon to tell. */
+  get rate() {
+    return this.tokens.rate(LEAST_SECONDS);
+  }
+
   /** Returns what is known of it as pairs of a figure and what it counts. */
   figures() {
-    const { speculation, seconds, count } = this;
+    const { speculation, seconds, count, rate } = this;
     const told = [
       [String(count), count === 1 ? "token" : "tokens"],
       [`${seconds.toFixed(2)} s`, ""],
     ];
-    if (this.first !== null && seconds > this.first && count > 1) {
-      told.push([((count - 1) / (seconds - this.first)).toFixed(1), "tokens/s"]);
-    }
+    if (rate !== null) told.push([rate.toFixed(1), "tokens/s"]);
     if (speculation?.num_spec_steps) {
       told.push([speculation.mean_acceptance_length.toFixed(2), "tokens a step with drafts"]);
       told.push([`${Math.round(100 * speculation.draft_acceptance_rate)} %`, "of drafts kept"]);
     }
     if (this.reason === "stopped") told.push(["stopped", ""]);
-    if (this.reason === "length") told.push(["", "reached most tokens"]);
+    if (this.reason === "length") told.push(["", "reached max tokens"]);
     return told;
   }
 }

@@ -2,7 +2,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const [WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [340, 150, 50, 10, 10, 22];
-const HUES = 4;
+export const HUES = 4;
 
 function shape(name, attributes, text) {
   const made = document.createElementNS(SVG, name);
@@ -40,8 +40,9 @@ class Plane {
   }
 }
 
-/** `series`: arrays of [x, y], one a line; undefined y = a gap. `stepped`: a value holds until the next. */
-export function lines(place, label, series, { x, name, stepped = false, least = 0 }) {
+/** `series`: arrays of [x, y], one a line; undefined y = a gap. `hues`: the colour of each. `stepped`: a value holds
+ * until the next. */
+export function lines(place, label, series, hues, { x, name, stepped = false, least = 0 }) {
   const values = series
     .flat()
     .map(([, value]) => value)
@@ -58,7 +59,7 @@ export function lines(place, label, series, { x, name, stepped = false, least = 
       }
       before = value;
     }
-    plane.svg.append(shape("path", { d: path, class: `line hue-${index % HUES}` }));
+    plane.svg.append(shape("path", { d: path, class: `line hue-${hues[index] % HUES}` }));
   });
 }
 

@@ -1,7 +1,7 @@
 // The same request twice, at the same time: with drafts and without.
 
 import { Answer } from "./answer.js";
-import { element, showFigures } from "./figures.js";
+import { element, showBelow, showFigures } from "./figures.js";
 import { showLegend } from "./tokens.js";
 
 const part = (id) => document.getElementById(id);
@@ -21,6 +21,7 @@ function column(name, shown) {
   return { whole, answer };
 }
 
+/** `done` gives the request with its seed. */
 export function compare(request) {
   const seed = request.seed || String(crypto.getRandomValues(new Uint32Array(1))[0] % MOST);
   const { num_speculative_tokens: _, ...body } = request.body;
@@ -32,6 +33,7 @@ export function compare(request) {
   part("columns").replaceChildren(drafted.whole, alone.whole);
   part("columns").classList.toggle("code", "prompt" in body);
   part("verdict").textContent = "";
+  showBelow(part("view-compare"));
   const answers = [drafted.answer, alone.answer];
   const stop = () => answers.forEach((answer) => answer.stop());
   const run = async () => {
@@ -44,6 +46,7 @@ export function compare(request) {
       stop();
     }
     tell(...answers, seed);
+    return { ...request, seed };
   };
   return { stop, done: run() };
 }
@@ -55,13 +58,18 @@ function tell(drafted, alone, seed) {
   }
   const times = alone.seconds / drafted.seconds;
   const quicker =
-    times >= 1 ? `${times.toFixed(2)} times as fast` : `${(1 / times).toFixed(2)} times as slow`;
+    alone.rate === null || drafted.rate === null
+      ? "They were over too soon to compare their times."
+      : `With drafts it came ${ratio(times)} as without, while both shared the machine.`;
   part("verdict").replaceChildren(
     element(
       "strong",
       "",
       drafted.whole === alone.whole ? "The same text, byte for byte." : "The texts differ.",
     ),
-    ` With drafts it came ${quicker} as without, while both shared the machine. Seed ${seed}.`,
+    ` ${quicker} Seed ${seed}.`,
   );
 }
+
+const ratio = (times) =>
+  times >= 1 ? `${times.toFixed(2)} times as fast` : `${(1 / times).toFixed(2)} times as slow`;

@@ -1,16 +1,14 @@
 // The answers of a conversation, or of single prompts, one under the other.
 
 import { Answer } from "./answer.js";
-import { element, showFigures } from "./figures.js";
+import { element, showBelow, showFigures } from "./figures.js";
 import { showLegend } from "./tokens.js";
 
-const NARROW = 832; // the answer is below the form: as page.css has it
 const part = (id) => document.getElementById(id);
 
 export class Conversation {
   constructor() {
     this.turns = []; // of a chat
-    this.last = null; // request
   }
 
   get empty() {
@@ -19,13 +17,13 @@ export class Conversation {
 
   clear() {
     this.turns = [];
-    this.last = null;
     part("turns").replaceChildren();
     part("empty").hidden = false;
     part("about").hidden = true;
   }
 
-  /** Asks; `again(request)` is called where somebody wants the same once more. */
+  /** Asks; `again(request)` is called where somebody wants the same once more. `done` gives the request with its
+   * seed, if it was answered. */
   send(request, again) {
     const chat = "messages" in request.body;
     const text = chat ? request.body.messages.at(-1).content : request.body.prompt;
@@ -33,10 +31,10 @@ export class Conversation {
     const place = element("div", "answer");
     place.setAttribute("aria-label", "Answer");
     const turn = element("article", chat ? "turn" : "turn code", element("p", "asked", text), place, figures);
-    if (!chat) part("turns").replaceChildren();
-    part("turns").append(turn);
+    const before = [...part("turns").children];
+    part("turns").replaceChildren(...(chat ? before : []), turn);
     part("empty").hidden = true;
-    if (innerWidth < NARROW) turn.scrollIntoView({ block: "start" });
+    showBelow(turn);
     if (chat && request.whole === undefined) part("prompt").value = "";
     const answer = new Answer(place, (told) => {
       showFigures(figures, told);
@@ -45,20 +43,18 @@ export class Conversation {
         showLegend(part("legend"), told.tokens);
       }
     });
-    return { stop: () => answer.stop(), done: this.#run(answer, request, chat, { turn, figures }, again) };
+    return { stop: () => answer.stop(), done: this.#run(answer, request, chat, { before, figures }, again) };
   }
 
-  async #run(answer, request, chat, { turn, figures }, again) {
-    this.last = request;
+  async #run(answer, request, chat, { before, figures }, again) {
     try {
       await answer.run(request);
     } finally {
-      if (!answer.seed) turn.remove();
+      if (!answer.seed) part("turns").replaceChildren(...before); // it was refused
       part("empty").hidden = !this.empty;
     }
-    if (!answer.seed) return;
+    if (!answer.seed) return request;
     const same = { ...request, seed: answer.seed, whole: answer.whole };
-    this.last = same;
     const replay = element("button", "quiet", "Replay");
     replay.type = "button";
     replay.addEventListener("click", () => again(same));
@@ -66,8 +62,10 @@ export class Conversation {
     if (request.whole !== undefined && answer.reason !== "stopped") {
       figures.append(element("span", "", answer.whole === request.whole ? "the same text" : "another text"));
     }
-    if (!chat) return;
-    const thought = answer.thought && { reasoning: answer.thought };
-    this.turns = [...request.body.messages, { role: "assistant", content: answer.text, ...thought }];
+    if (chat) {
+      const thought = answer.thought && { reasoning: answer.thought };
+      this.turns = [...request.body.messages, { role: "assistant", content: answer.text, ...thought }];
+    }
+    return same;
   }
 }

@@ -1,5 +1,7 @@
 // Elements, and the line of figures below an answer.
 
+const NARROW = 832; // pixels, below which the answer is below the form: as page.css has it
+
 export function element(name, classes = "", ...children) {
   const made = document.createElement(name);
   if (classes) made.className = classes;
@@ -16,4 +18,9 @@ export function showFigures(place, answer) {
       .figures()
       .map(([figure, what]) => element("span", "", element("b", "", figure), what && ` ${what}`)),
   );
+}
+
+/** Scrolls to an answer where it begins below what is seen. */
+export function showBelow(place) {
+  if (innerWidth < NARROW) place.scrollIntoView({ block: "start" });
 }

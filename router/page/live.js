@@ -1,13 +1,14 @@
 // The live service: workers as they come and go, who drafts for whom, and what becomes of drafts.
 
 import { Refused, ask, events } from "./api.js";
-import { bars, dots, lines } from "./chart.js";
+import { HUES, bars, dots, lines } from "./chart.js";
 import { element, short } from "./figures.js";
 
 const KEPT = 240; // moments, at two a second
 const LEFT_SECONDS = 20; // that a worker which has left is still shown
-const AGAIN_MILLISECONDS = 2000;
-const MOST_LINES = 4; // of a chart
+const AGAIN_MILLISECONDS = 2000; // after which it asks again, where the connection broke off
+const REFUSED_MILLISECONDS = 15000; // and where as many look as may: a refusal costs more than a moment told
+const MOST_LINES = HUES; // of a chart
 const MOST_NEWS = 12;
 const ENOUGH = 50; // draft tokens at a place: of fewer the bar is paler
 
@@ -17,11 +18,22 @@ const ms = (seconds) => (seconds ? `${(1000 * seconds).toFixed(seconds < 0.01 ? 
 const worth = ({ drafts_rest: rest, draft_gain: gain }) =>
   [rest ? "rest" : "", gain ? `${gain.toFixed(2)} ×` : ""].filter(Boolean).join(", ") || "–";
 
+/** Why a session has no drafts, in the words of its row. */
+const WHY = {
+  unwanted: () => "drafts are not asked for",
+  rest: (gain) => `they rest: ${gain ? `${gain.toFixed(2)} × as fast with them` : "they do not pay"}`,
+  no_drafter: () => "no drafter is connected",
+  none_chosen: () => "no drafter fits, is free, or paid off lately",
+  price: () => "a place in a step costs more than they bring",
+};
+
 class Board {
   constructor(place) {
     this.moments = [];
     this.gone = new Map(); // worker id -> [role, what it was, when it left]
     this.known = null; // worker id -> role, of the moment before
+    this.own = []; // {id, hue} of the sessions that began last, whose lines are shown
+    this.begun = 0; // sessions so far
     this.steps = []; // [tokens, milliseconds]
     this.last = new Map(); // verifier id -> as it was after its last step
     this.state = element("p", "state");
@@ -33,7 +45,7 @@ class Board {
       "#Waiting",
       "#KV in use",
       "#Step",
-      "#Tokens",
+      "#Its tokens",
       "#Price",
       "#Tokens/s",
       "#Undrafted",
@@ -66,6 +78,7 @@ class Board {
     this.window = chart("Window of your sessions");
     this.kv = chart("KV in use");
     this.news = element("ul", "news");
+    this.still = element("p", "still", "Nobody since you look.");
     const charts = [this.positions, this.times, this.price, this.k, this.window, this.kv].map(
       (one) => one.whole,
     );
@@ -79,11 +92,13 @@ class Board {
       this.pairs.whole,
       this.sources.whole,
       element("h3", "", "Came and went"),
+      this.still,
       this.news,
     );
   }
 
   add(told) {
+    this.#begin(told);
     this.moments.push(told);
     if (this.moments.length > KEPT) this.moments.shift();
     for (const one of told.service.verifiers) {
@@ -96,6 +111,18 @@ class Board {
     this.#figures(told);
     this.#tables(told);
     this.#charts();
+  }
+
+  /** A session keeps its colour, and its line after its end for as long as there is some of it. */
+  #begin({ sessions }) {
+    const before = new Set(this.moments.at(-1)?.sessions.map((one) => one.id));
+    for (const { id } of [...sessions].reverse()) {
+      if (!before.has(id)) this.own.push({ id, hue: this.begun++ % HUES });
+    }
+    const shown = (id) => (moment) => moment.sessions.some((one) => one.id === id);
+    this.own = this.own
+      .filter(({ id }) => shown(id)({ sessions }) || this.moments.some(shown(id)))
+      .slice(-MOST_LINES);
   }
 
   #follow({ seconds, service }) {
@@ -119,6 +146,7 @@ class Board {
 
   #say(sentence) {
     const time = new Date().toLocaleTimeString([], { hour12: false });
+    this.still.hidden = true;
     this.news.prepend(element("li", "", element("span", "when", time), sentence));
     while (this.news.childElementCount > MOST_NEWS) this.news.lastChild.remove();
   }
@@ -139,11 +167,12 @@ class Board {
   #tables({ service, sessions }) {
     const gone = (role) =>
       [...this.gone].filter(([, one]) => one.role === role).map(([id]) => ["left", [short(id), "has left"]]);
-    const resting = (one) => {
-      if (!rests.has(one.verifier)) return "";
-      return one.drafters.length > 1 ? ", who rest" : ", who rests";
+    const gains = new Map(service.verifiers.map((one) => [one.id, one.draft_gain]));
+    const draftedBy = ({ drafters, undrafted, verifier }) => {
+      const names = drafters.map(short).join(" and ");
+      const why = undrafted && WHY[undrafted](gains.get(verifier));
+      return [names || "nobody", why].filter(Boolean).join(": ");
     };
-    const rests = new Set(service.verifiers.filter((one) => one.drafts_rest).map((one) => one.id));
     this.verifiers.show([
       ...service.verifiers.map((one) => [
         one.draining ? "draining" : "",
@@ -191,10 +220,10 @@ class Board {
         [
           one.id.slice(0, 8),
           short(one.verifier || "waits"),
-          (one.drafters.map(short).join(" and ") || "nobody") + resting(one),
+          draftedBy(one),
           one.k,
           one.window,
-          percent(one.acceptance),
+          one.undrafted ? "–" : percent(one.acceptance),
           one.tokens,
         ],
       ]),
@@ -217,51 +246,34 @@ class Board {
       x: (tokens) => `${tokens} tokens`,
       y: (value) => `${short(String(+value.toPrecision(3)))} ms`,
     });
-    const verifiers = service.verifiers.slice(0, MOST_LINES).map((one) => one.id);
-    const of = (id, field) => (moment) => moment.service.verifiers.find((one) => one.id === id)?.[field];
-    this.#lines(
-      this.price,
-      verifiers,
-      (id) => of(id, "price"),
-      (value) => String(+value.toPrecision(2)),
-      0.01,
-    );
-    this.#lines(this.kv, verifiers, (id) => of(id, "kv_usage"), percent, 0.1);
-    const sessions = this.moments
-      .at(-1)
-      .sessions.slice(0, MOST_LINES)
-      .map((one) => one.id);
-    const own = (id, field) => (moment) => moment.sessions.find((one) => one.id === id)?.[field];
-    this.#lines(
-      this.k,
-      sessions,
-      (id) => own(id, "k"),
-      (value) => String(+value.toPrecision(2)),
-      4,
-      true,
-    );
-    this.#lines(
-      this.window,
-      sessions,
-      (id) => own(id, "window"),
-      (value) => String(+value.toPrecision(2)),
-      4,
-      true,
-    );
+    const verifiers = service.verifiers.slice(0, MOST_LINES).map(({ id }, at) => ({ id, hue: at }));
+    const of = (role, field) => (id) => (moment) => role(moment).find((one) => one.id === id)?.[field];
+    const ofVerifier = (field) => of((moment) => moment.service.verifiers, field);
+    const ofSession = (field) => of((moment) => moment.sessions, field);
+    const number = (value) => String(+value.toPrecision(3));
+    this.#lines(this.price, verifiers, ofVerifier("price"), { y: number, least: 0.01 });
+    this.#lines(this.kv, verifiers, ofVerifier("kv_usage"), { y: percent, least: 0.1 });
+    const stepped = { y: number, least: 4, stepped: true };
+    this.#lines(this.k, this.own, ofSession("k"), stepped);
+    this.#lines(this.window, this.own, ofSession("window"), stepped);
   }
 
-  #lines(chart, ids, field, y, least, stepped = false) {
+  /** `shown`: {id, hue} of each line. */
+  #lines(chart, shown, field, { y, least, stepped = false }) {
     const last = this.moments.at(-1).seconds;
-    const series = ids.map((id) => this.moments.map((moment) => [moment.seconds - last, field(id)(moment)]));
-    const values = ids.map((id, at) => `${short(id)}: ${y(series[at].at(-1)[1] ?? 0)}`);
-    lines(chart.place, values.join(", ") || "nothing yet", series, {
-      x: [Math.min(-10, Math.round(this.moments[0].seconds - last)), 0],
+    const series = shown.map(({ id }) =>
+      this.moments.map((moment) => [moment.seconds - last, field(id)(moment)]),
+    );
+    const values = shown.map(({ id }, at) => `${short(id)}: ${y(series[at].at(-1)[1] ?? 0)}`);
+    const hues = shown.map(({ hue }) => hue);
+    lines(chart.place, values.join(", ") || "nothing yet", series, hues, {
+      x: [Math.min(-10, Math.floor(this.moments[0].seconds - last)), 0],
       name: { x: (at) => (at ? `${at} s` : "now"), y },
       stepped,
       least,
     });
-    const names = ids.map((id) => short(id.length === 32 ? id.slice(0, 8) : id));
-    chart.key.replaceChildren(...names.map((name, at) => element("li", `hue-${at}`, name)));
+    const names = shown.map(({ id }) => short(id.length === 32 ? id.slice(0, 8) : id));
+    chart.key.replaceChildren(...names.map((name, at) => element("li", `hue-${hues[at]}`, name)));
   }
 }
 
@@ -317,6 +329,7 @@ let listening = null;
 async function listen(signal) {
   board ??= new Board(document.getElementById("board"));
   while (!signal.aborted) {
+    let wait = AGAIN_MILLISECONDS;
     try {
       for await (const told of events(await ask("v1/live", { signal }))) {
         board.state.textContent = "";
@@ -332,8 +345,9 @@ async function listen(signal) {
       if (!(error instanceof Refused) && !(error instanceof TypeError)) throw error;
       const why = error instanceof Refused ? error.message : "The connection broke off.";
       board.state.textContent = `${why} Trying again.`;
+      if (error.status) wait = REFUSED_MILLISECONDS;
     }
-    await new Promise((over) => setTimeout(over, AGAIN_MILLISECONDS));
+    await new Promise((over) => setTimeout(over, wait));
   }
 }
 

@@ -10,11 +10,13 @@ const part = (id) => document.getElementById(id);
 const VIEWS = ["try", "compare", "live"];
 const EXAMPLES = { chat: "What is the capital of France?", completion: "def fibonacci(n):\n" };
 let running = null; // that can be stopped
+let last = null; // request that was sent; null = the form asks for another one
 const conversation = new Conversation();
 
 function trouble(error) {
   part("trouble").textContent = error ? error.message : "";
   part("trouble").hidden = !error;
+  if (error) part("trouble").scrollIntoView({ block: "nearest" });
   if (error && !(error instanceof Refused)) throw error;
 }
 
@@ -104,8 +106,10 @@ async function send(request) {
   running = work;
   part("send").disabled = true;
   part("stop-now").hidden = false;
+  last = request;
   try {
-    await work.done;
+    const answered = await work.done;
+    if (last === request) last = answered;
   } catch (error) {
     trouble(error);
   } finally {
@@ -116,9 +120,13 @@ async function send(request) {
   }
 }
 
+const wanted = () => asked(mode() === "chat" && show() === "try" ? conversation.turns : []);
 part("request").addEventListener("submit", (event) => {
   event.preventDefault();
-  if (part("prompt").value) send(asked(mode() === "chat" && show() === "try" ? conversation.turns : []));
+  if (part("prompt").value) send(wanted());
+});
+part("request").addEventListener("input", () => {
+  if (part("prompt").value) last = null; // else nothing is asked for but what was sent
 });
 part("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
@@ -129,6 +137,7 @@ part("prompt").addEventListener("keydown", (event) => {
 part("stop-now").addEventListener("click", () => running?.stop());
 part("new").addEventListener("click", () => {
   conversation.clear();
+  last = null;
   show();
   part("prompt").focus();
 });
@@ -161,9 +170,8 @@ function copyWithout(text) {
   place.remove();
 }
 
-const last = () => conversation.last ?? asked();
-part("copy-curl").addEventListener("click", () => copy(asCurl(last(), hasKey())));
-part("copy-python").addEventListener("click", () => copy(asPython(last(), hasKey())));
+part("copy-curl").addEventListener("click", () => copy(asCurl(last ?? wanted(), hasKey())));
+part("copy-python").addEventListener("click", () => copy(asPython(last ?? wanted(), hasKey())));
 
 paint(theme());
 part("prompt").value ||= EXAMPLES[mode()];

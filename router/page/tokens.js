@@ -89,6 +89,14 @@ export class Tokens {
     }
   }
 
+  /** Returns the tokens a second from the first step on, by the service's clock; null = it was over sooner than
+   * `least` seconds, or nobody knows when its steps were. */
+  rate(least) {
+    const [first, last] = [this.known[0]?.step, this.known.at(-1)?.step];
+    const taken = (last?.seconds ?? NaN) - (first?.seconds ?? NaN);
+    return taken >= least ? (this.count - first.tokens.length) / taken : null;
+  }
+
   #point(target) {
     const span = target.closest?.(".token");
     if (span) this.choose(Number(span.dataset.index));

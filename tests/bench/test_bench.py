@@ -39,15 +39,14 @@ def test_everything_is_measured_in_one_run(tmp_path: Path) -> None:
         *("bench", "--target", str(models[0]), "--draft", str(models[1]), "--kv-memory", "32MiB"),
         *("--workload", "code", "--temperature", "0", "--streams", "1,2", "--rtt", "0,4"),
         *("--repetitions", "1", "--max-tokens", "96", "--cores", f"{target}/{draft}"),
-        *("--write", str(written)),
+        *("--no-peers", "--write", str(written)),  # test_suite.py has those
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     result = json.loads((written / "result.json").read_text())
     cells = by_cell(result)
     ours = {(way, n, rtt) for way in ("plain", "lock-step", "streaming") for n in (1, 2) for rtt in (0, 4)}
-    peers = {(way, 1, 0) for way in ("transformers", "assisted", "assisted, tuned")}
     whole = {("plain, all cores", n, 0) for n in (1, 2) if target != draft}
-    assert cells.keys() == ours | peers | whole
+    assert cells.keys() == ours | whole
     for cell in cells.values():
         assert cell["rate"]["median"] > 0
         assert cell["first_token_ms"][1] >= cell["first_token_ms"][0] > 0
@@ -59,7 +58,6 @@ def test_everything_is_measured_in_one_run(tmp_path: Path) -> None:
     assert all(0 <= (cells["streaming", n, r]["acceptance_rate"] or 0) <= 1 for n in (1, 2) for r in (0, 4))
     assert cells["plain", 1, 0]["acceptance_rate"] is None
     assert cells["streaming", 1, 4]["over"].keys() == {"plain", "lock-step"}
-    assert {"plain", "assisted, tuned"} <= cells["streaming", 1, 0]["over"].keys()
     assert cells["streaming", 2, 0]["cpu_shares"].keys() == {"target", "draft", "router", "client"}
     if whole:
         assert result["same_text"]["plain, all cores"] == {"same": 2, "requests": 2}
@@ -67,7 +65,6 @@ def test_everything_is_measured_in_one_run(tmp_path: Path) -> None:
     assert result["carried_bytes"] > 1000, "drafts do not pass the line"
     assert result["rejections"]["count"] > 0, "the drafter told nobody"
     assert 0 <= result["rejections"]["covered"] <= result["rejections"]["count"]
-    assert result["transformers_tuned_k"][0]["k"] >= 1
     assert {path.name for path in written.iterdir()} == {
         "result.json",
         "rates.png",

@@ -6,9 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from outrider_cli.bench.cells import LOCK_STEP, PLAIN, STREAMING, TUNED, Cell, Setting
+from outrider_cli.bench.cells import ALL_KINDS, LOCK_STEP, PLAIN, STREAMING, TUNED, Cell, Setting
 from outrider_cli.bench.client import Reply, count_tokens
-from outrider_cli.bench.figures import Measured, Spread, figures, measured, over, percentile
+from outrider_cli.bench.figures import (
+    Measured,
+    Spread,
+    figures,
+    measured,
+    over,
+    percentile,
+    with_all_kinds,
+)
 from outrider_cli.bench.group import Answers
 from outrider_cli.bench.texts import Texts
 
@@ -37,6 +45,24 @@ def test_a_single_stream_is_counted_from_its_first_token() -> None:
     assert found.cpu_shares == {"target": 0.75, "draft": 0.25}
     assert found.tokens_per_target_second == 6 / 1.5
     assert found.tokens_per_core_second == 6 / (1.5 + 0.5)
+
+
+def test_several_workloads_have_figures_of_all_together() -> None:
+    prose = replace(NEAR, workload="prose")
+    runs = {
+        Cell(PLAIN, NEAR): [at_rate(10)],
+        Cell(STREAMING, NEAR): [at_rate(20)],
+        Cell(PLAIN, prose): [at_rate(30)],
+        Cell(STREAMING, prose): [at_rate(90)],
+    }
+    everything = with_all_kinds(runs)
+    both = replace(NEAR, workload=ALL_KINDS)
+    assert len(everything) == 6 and everything.items() >= runs.items()
+    assert figures(everything[Cell(STREAMING, both)]).rate.median == 55
+    ratio = over(everything, Cell(STREAMING, both), PLAIN)
+    assert ratio is not None and ratio.median == 2.5
+    one = {cell: found for cell, found in runs.items() if cell.setting == NEAR}
+    assert with_all_kinds(one) == one
 
 
 def test_what_counts_begins_with_the_last_stream_and_ends_with_the_last_answer() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -61,7 +62,7 @@ def test_the_suite_asks_each_conversation_once_and_measures_what_serve_serves() 
 
 
 @pytest.mark.process
-def test_the_suite_is_measured_beside_plain_decoding_and_transformers() -> None:
+def test_the_suite_is_measured_beside_plain_decoding_and_transformers(tmp_path: Path) -> None:
     core = min(os.sched_getaffinity(0))
     ran = subprocess.run(
         [
@@ -69,6 +70,7 @@ def test_the_suite_is_measured_beside_plain_decoding_and_transformers() -> None:
             *("--propose", "suffix", "--workload", "questions", "--repetitions", "1", "--max-tokens", "16"),
             *("--streams", "1", "--temperature", "0", "--rtt", "0", "--kv-memory", "32MiB", "--no-lock-step"),
             *("--cores", f"{core}/{core}", "--price-per-hour", "0.5"),
+            *("--write", str(tmp_path)),
         ],
         cwd=ROOT,
         capture_output=True,
@@ -78,6 +80,10 @@ def test_the_suite_is_measured_beside_plain_decoding_and_transformers() -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
     for way in ("plain", "streaming", "transformers", "assisted", "assisted, tuned"):
         assert [line for line in ran.stdout.splitlines() if line.strip().startswith(f"{way} ")], ran.stdout
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["transformers_tuned_k"][0]["k"] >= 1
+    [over] = [cell["over"] for cell in result["cells"] if cell["way"] == "streaming"]
+    assert {"plain", "assisted, tuned"} <= over.keys()
     assert "loops" in ran.stdout and "a million" in ran.stdout
     assert "streaming: the same text as plain decoding in 1 of 1 requests" in ran.stdout
     assert "transformers: the same text as plain decoding in 1 of 1 requests" in ran.stdout

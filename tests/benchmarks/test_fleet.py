@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks import fleet
 from benchmarks.fleet import burst, joining, killed, placement, spread
+from tests.benchmarks.whole import whole
 
 
 async def test_placements_and_bursts_are_measured() -> None:
@@ -14,6 +15,7 @@ async def test_placements_and_bursts_are_measured() -> None:
     assert (await burst(3, 20, 20, 3))["median"] > 0
 
 
+@whole
 @pytest.mark.process
 async def test_a_fleet_joins_idles_and_dies_by_half(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("REGISTERED_SECONDS", "SETTLED_SECONDS", "RUNNING_SECONDS"):

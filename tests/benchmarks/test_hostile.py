@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import hostile
 from outrider_cli.bench.figures import Measured
+from tests.benchmarks.whole import whole
 
 
 def group(rate: float, drafted: int, accepted: int) -> Measured:
@@ -22,6 +23,7 @@ def test_a_ratio_is_one_of_two_groups_that_ran_one_after_the_other() -> None:
     assert found["rows_in_vain_a_token"] == 0.4 and found["accepted_a_token"] == 0.2
 
 
+@whole
 @pytest.mark.process
 async def test_a_drafter_with_a_wrong_tail_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hostile, "stay_on", lambda cores: None)  # what runs after it has all cores

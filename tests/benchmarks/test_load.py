@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks import soak
 from benchmarks.soak import MIB, slope
+from tests.benchmarks.whole import whole
 from tests.tiny_models import build
 
 ROOT = Path(__file__).parents[2]
@@ -32,6 +33,7 @@ def measured(tmp_path: Path, benchmark: str, *options: str) -> Any:
     return json.loads(written.read_text())
 
 
+@whole
 @pytest.mark.process
 def test_overload_runs_and_reports(tmp_path: Path) -> None:
     result = measured(tmp_path, "overload", "--draft", "", "--max-tokens", "8", "--seconds", "1")
@@ -42,6 +44,7 @@ def test_overload_runs_and_reports(tmp_path: Path) -> None:
     assert overload["accepted"] + overload["refused"] == overload["requests"]
 
 
+@whole
 @pytest.mark.process
 def test_the_soak_runs_and_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soak, "SAMPLE_SECONDS", 0.1)  # ten of them are enough for a slope

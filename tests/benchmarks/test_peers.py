@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers import Files, main, ways
+from benchmarks.peers import Files, long_prompts, main, ways
+from tests.benchmarks.whole import whole
 from tests.tiny_models import build
 
 
+@whole
 def test_they_are_asked_in_turn(tmp_path: Path) -> None:
     model, kept = str(build("llama", tmp_path / "model")), tmp_path / "result.json"
     names = ("outrider, plain, 1 thread", "transformers, plain, 1 thread")
@@ -20,10 +22,13 @@ def test_they_are_asked_in_turn(tmp_path: Path) -> None:
         only="|".join(f"^{name}$" for name in names),
         count=1,
         max_tokens=24,
+        prompt_words=40,
         rounds=1,
         write=kept,
     )
-    result = json.loads(kept.read_text())["tokens_per_second"]
+    told = json.loads(kept.read_text())
+    assert told["first_token_seconds"].keys() == set(names)
+    result = told["tokens_per_second"]
     assert result.keys() == set(names)
     for by_temperature in result.values():
         assert by_temperature.keys() == {"0", "0.8"}
@@ -45,3 +50,18 @@ def test_they_are_asked_in_turn(tmp_path: Path) -> None:
 )
 def test_llama_cpp_serves_what_there_are_files_of(files: Files, llamas: set[str]) -> None:
     assert {name for name in ways(files) if name.startswith("llama")} == llamas
+
+
+def test_without_a_draft_guesses_are_looked_up_and_transformers_runs_plain() -> None:
+    assert {name for name in ways(Files("T", "")) if name.startswith("transformers")} == {
+        "transformers, plain, 1 thread",
+        "transformers, plain",
+    }
+
+
+def test_long_prompts_share_no_beginning() -> None:
+    first, again = long_prompts(50, 4, 0), long_prompts(50, 4, 1)
+    assert {len(prompt.split()) for prompt in first} == {50}
+    assert len({prompt[:40] for prompt in [*first, *again]}) == 8
+    assert long_prompts(50, 4, 0) == first
+    assert not long_prompts(0, 4, 0)

@@ -80,7 +80,7 @@ def test_what_surrounds_the_forward_pass_is_the_sum_of_its_parts() -> None:
 def test_the_verifiers_part_is_measured_on_the_real_service(tmp_path: Path) -> None:
     folder = str(build("llama", tmp_path, max_position_embeddings=4096))
     info = load_engine(folder, kv_memory_bytes=2**24).info
-    assert microseconds(info, load_tokenizer(folder), sessions=4, length=32, drafts=2, messages=1) > 0
+    assert microseconds(info, load_tokenizer(folder), sessions=4, length=32, drafts=2, messages=2) > 0
 
 
 def test_jobs_run_in_turn() -> None:

@@ -16,9 +16,9 @@ from tests.chaos.storm import storm
 pytestmark = [pytest.mark.process, pytest.mark.chaos, pytest.mark.timeout(1200)]
 
 SECONDS = 20.0  # or until what a storm begins with has happened
-STREAMS = 16
+STREAMS = 10  # four over gRPC, four over HTTP, two of the Python client
 TOKENS = (60, 240)  # of an answer
-KV_MEMORY = "96MiB"  # three times what all of them take
+KV_MEMORY = "64MiB"  # three times what all of them take
 KILLS = (("router", Kind.KILL), ("verifier", Kind.KILL), ("drafter", Kind.KILL), (ROGUE, Kind.GARBAGE))
 PAUSES = (("redis", Kind.EMPTY), ("verifier", Kind.FREEZE), ("drafter", Kind.CUT), ("router", Kind.CUT))
 

@@ -62,6 +62,14 @@ def test_what_every_command_line_has() -> None:
         assert shown.exit_code == 0 and "Usage: outrider" in shown.output.replace("root", "outrider")
 
 
+def test_options_stand_under_headings() -> None:
+    shown = CliRunner().invoke(app, ["serve", "--help"]).output
+    headings = [line for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert headings[0] == "Options:" and len(headings) == len(set(headings)) > 5
+    encryption = shown[shown.index("\nEncryption and access:") : shown.index("\nLogs and traces:")]
+    assert "--tls-cert" in encryption and "--api-keys" in encryption and "--port" not in encryption
+
+
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_every_option_is_explained_and_shows_its_default(command: str) -> None:
     for name, parameter in parameters(command).items():

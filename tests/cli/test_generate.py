@@ -73,12 +73,12 @@ def server(start: Callable[[], Server]) -> Server:
 
 
 def shell(line: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=240)
 
 
 def generate(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "outrider_cli", "generate", *arguments]
-    return subprocess.run(command, cwd=ROOT, input=stdin, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=ROOT, input=stdin, capture_output=True, text=True, timeout=240)
 
 
 def test_text_on_stdout_and_statistics_on_stderr(server: Server) -> None:

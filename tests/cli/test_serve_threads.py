@@ -34,6 +34,24 @@ def test_a_verifier_has_the_drafters_cores_while_they_rest(
     assert ("--resting-threads" in verifier.command) is (resting is not None)
 
 
+@pytest.mark.parametrize(
+    ("told", "threads", "other"),
+    [
+        ({}, 4, 2),
+        ({"verifiers": 2}, 2, 1),
+        ({"threads": 1}, 1, None),
+        ({"compare": False}, 4, None),
+    ],
+)
+def test_what_looks_guesses_up_takes_no_core_of_the_target(
+    monkeypatch: pytest.MonkeyPatch, told: dict[str, Any], threads: int, other: int | None
+) -> None:
+    monkeypatch.setattr(serve.os, "sched_getaffinity", lambda _: set(range(4)))
+    models = Models("T", None, "T", "suffix")
+    workers = serve._workers(build(serve.ServeOptions, {"target": "T", **told}), models)
+    assert (workers.engine.threads, workers.resting_threads) == (threads, other)
+
+
 def test_threads_for_a_rest_that_never_comes_are_refused() -> None:
     with pytest.raises(StartupError, match="--resting-threads is of no use with --no-compare"):
         VerifierConfig("T", compare=False, resting_threads=2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 import sysconfig
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import END_SECONDS, start
+from tests.e2e.conftest import start
 
 ASKING = Path(__file__).parent / "asking"
 WANTS_TORCH = {"guidellm"}
@@ -24,8 +23,7 @@ Client = Callable[[str, str, str], dict[str, Any]]
 def url() -> Iterator[str]:
     serve = start()
     yield serve.url
-    serve.process.send_signal(signal.SIGINT)
-    assert serve.process.wait(END_SECONDS) == 0, "".join(serve.said[-30:])
+    serve.end()
 
 
 @pytest.fixture

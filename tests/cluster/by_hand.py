@@ -13,7 +13,7 @@ from tests.cluster.process import ROOT, Process
 
 TARGET = ROOT / "demo" / "models" / "target"
 DRAFT = ROOT / "demo" / "models" / "draft"
-SMALL = ("--kv-memory", "128MiB")  # a larger pool takes its time to write
+SMALL = ("--kv-memory", "32MiB")  # a larger pool takes its time to write
 
 
 @dataclass

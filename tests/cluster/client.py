@@ -76,5 +76,5 @@ class HostClient:
     @contextmanager
     def _http(self) -> Iterator[httpx.Client]:
         verify = True if self.ca_file is None else ssl.create_default_context(cafile=self.ca_file)
-        with self.host.entered(), httpx.Client(trust_env=False, timeout=30, verify=verify) as http:
+        with self.host.entered(), httpx.Client(trust_env=False, timeout=240, verify=verify) as http:
             yield http

@@ -12,6 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.forked import started
+
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 240.0  # only a hang can reach it
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -25,21 +27,22 @@ class Process:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.command = tuple(command)
         self.said: list[str] = []
-        self._popen = subprocess.Popen(
+        told = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+            "PYTHONPATH": str(ROOT),
+            "PYTHONUNBUFFERED": "1",
+            "OMP_NUM_THREADS": "1",
+            "COLUMNS": "400",
+            **environment,
+        }
+        self._popen = started(command, told) or subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             cwd=ROOT,
-            env={
-                **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
-                "PYTHONPATH": str(ROOT),
-                "PYTHONUNBUFFERED": "1",
-                "OMP_NUM_THREADS": "1",
-                "COLUMNS": "400",
-                **environment,
-            },
+            env=told,
             start_new_session=True,
             preexec_fn=_die_with_parent,
         )

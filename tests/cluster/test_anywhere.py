@@ -12,7 +12,7 @@ import pytest
 
 from router.api.keys import ApiKey, digest
 from tests.certificates import Authority, flags
-from tests.cluster.by_hand import DRAFT, SMALL, TARGET
+from tests.cluster.by_hand import DRAFT, SMALL
 from tests.cluster.cases import accepted, ask_and_check, cases
 from tests.cluster.client import HostClient
 from tests.cluster.conftest import Eventually
@@ -21,6 +21,7 @@ from tests.cluster.namespace import ip
 from tests.cluster.process import Process
 from tests.cluster.relay import Line, Relay, relayed
 from tests.e2e.conftest import Alone
+from tests.tiny_models import slow_demo_target
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(900)]
 
@@ -56,7 +57,17 @@ class Edge:
 
 
 @pytest.fixture(scope="module")
-def edge(hosts: dict[str, Host], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return slow_demo_target(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def alone(target: Path) -> Alone:
+    return Alone(target)
+
+
+@pytest.fixture(scope="module")
+def edge(hosts: dict[str, Host], target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
     folder = tmp_path_factory.mktemp("edge")
     tokens = folder / "tokens"
     tokens.write_text(ApiKey("laptop", digest(TOKEN)).line + "\n")
@@ -76,7 +87,13 @@ def edge(hosts: dict[str, Host], tmp_path_factory: pytest.TempPathFactory) -> It
             router = start(service, "router", *reach, "--drafter-tokens", str(tokens))
             router.wait_for("outrider router ready: ")
             workers = ("--router", "127.0.0.1:50052", "--advertise", service.address, "--threads", "1")
-            start(service, "verifier", "--target", str(TARGET), *reach, *workers, *SMALL, "--join-port", "0")
+            asked = (
+                *SMALL,
+                "--join-port",
+                "0",
+                "--no-compare",
+            )
+            start(service, "verifier", "--target", str(target), *reach, *workers, *asked)
             url = f"https://{service.address}:50051"
             drafter = start(
                 laptop,
@@ -100,6 +117,9 @@ def test_it_drafts_across_the_line_and_costs_no_token(
 ) -> None:
     eventually(lambda: accepted([edge.client.ask(cases(1)[0].request)]), "drafts come in time")
     ask_and_check(edge.client, cases(4), alone)
+    eventually(
+        lambda: [trip for one in edge.client.live()["drafters"] for trip in one["round_trips"]] != [], "told"
+    )
     told = edge.client.live()
     (price,) = (verifier["price"] for verifier in told["verifiers"])
     (trip,) = (trip for drafter in told["drafters"] for trip in drafter["round_trips"])

@@ -1,10 +1,11 @@
 """The demo overlay of deploy/kuberay without Kubernetes: a host for each pod, with its environment, labels
 and Serve configuration. Texts are exact, every connection is one that the network policies allow, and the
-host of the drafts may die."""
+host of the drafts may die: `make rehearsal`."""
 
 from __future__ import annotations
 
 import base64
+import os
 import secrets
 import shutil
 import subprocess
@@ -149,12 +150,19 @@ class Rehearsal:
 
 
 @pytest.fixture(scope="module")
-def rehearsal(hosts: dict[str, Host]) -> Iterator[Rehearsal]:
+def manifests() -> list[Manifest]:
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed: the overlay cannot be rendered")
+    return render(ROOT / "deploy" / "kuberay" / "overlays" / "cpu-demo")
+
+
+@pytest.fixture(scope="module")
+def rehearsal(manifests: list[Manifest], request: pytest.FixtureRequest) -> Iterator[Rehearsal]:
+    if "REHEARSAL" not in os.environ:
+        pytest.skip("Ray on four hosts takes two minutes of two cores: make rehearsal")
+    hosts: dict[str, Host] = request.getfixturevalue("hosts")
     folder = Path(tempfile.mkdtemp(prefix="k8s-"))
     by_pool = {pool: hosts[name] for pool, name in PODS.items()}
-    manifests = render(ROOT / "deploy" / "kuberay" / "overlays" / "cpu-demo")
     made = Rehearsal(manifests, by_pool, folder)
     try:
         by_pool["redis"].start(
@@ -226,8 +234,8 @@ def test_every_connection_is_one_that_the_policies_allow(
     assert {other for pool, other in between if pool == "draft"} == {"head", "target", "redis"}
 
 
-def test_the_policies_forbid_what_no_part_needs(rehearsal: Rehearsal) -> None:
-    policies = [entry for entry in rehearsal.manifests if entry["kind"] == "NetworkPolicy"]
+def test_the_policies_forbid_what_no_part_needs(manifests: list[Manifest]) -> None:
+    policies = [entry for entry in manifests if entry["kind"] == "NetworkPolicy"]
     for flow in [
         ("draft", "router"),
         ("target", "draft"),
@@ -241,7 +249,7 @@ def test_the_policies_forbid_what_no_part_needs(rehearsal: Rehearsal) -> None:
 def test_the_probes_find_what_they_ask_for(rehearsal: Rehearsal, eventually: Eventually) -> None:
     """Ours on drafters and verifiers; on routers the operator's, which greps for a word."""
     eventually(lambda: serves(rehearsal.client), "the application serves")
-    with rehearsal.hosts["head"].entered(), httpx.Client(trust_env=False, timeout=10) as http:
+    with rehearsal.hosts["head"].entered(), httpx.Client(trust_env=False, timeout=240) as http:
         for group in groups(rehearsal.rayservice):
             probe = group.containers[0].get("readinessProbe", {}).get("httpGet")
             if probe is not None:

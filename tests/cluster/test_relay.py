@@ -64,7 +64,7 @@ def echo(hosts: dict[str, Host]) -> Iterator[Host]:
 
 def round_trip(here: Host, there: Host, size: int = 1) -> float:
     """Seconds until `size` bytes that were sent are back, over a connection that stands."""
-    with here.entered(), socket.create_connection((there.address, PORT), timeout=20) as connection:
+    with here.entered(), socket.create_connection((there.address, PORT), timeout=120) as connection:
         started = time.monotonic()
         connection.sendall(bytes(size))
         while size:
@@ -101,7 +101,7 @@ def test_a_line_that_is_cut_carries_nothing(hosts: dict[str, Host], echo: Host) 
     with (
         relayed(hosts["draft"], echo, Line()) as relay,
         hosts["draft"].entered(),
-        socket.create_connection((echo.address, PORT), timeout=20) as connection,
+        socket.create_connection((echo.address, PORT), timeout=120) as connection,
     ):
         relay.become(Line(cut=True))
         connection.sendall(b"x")
@@ -109,5 +109,5 @@ def test_a_line_that_is_cut_carries_nothing(hosts: dict[str, Host], echo: Host) 
         with pytest.raises(TimeoutError):
             connection.recv(1)
         relay.become(Line())
-        connection.settimeout(20)
+        connection.settimeout(120)
         assert connection.recv(1) == b"x"

@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from demo.pair import TARGET
 from distillation.learning import SAVED_STEPS, TEXTS_A_STEP, Learner
 from distillation.options import DistillOptions
 from distillation.run import distill
-from outrider.engine.loading import load_tokenizer
+from distillation.writing import read
+from outrider.engine.loading import load_engine, load_tokenizer
 from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
 from tests.in_process import Cluster
@@ -170,8 +172,9 @@ def test_what_cannot_be_is_refused_in_one_sentence(
     ("line", "sentence"),
     [
         ("{", "line 2: is no JSON"),
-        ('{"text": "a"}', 'line 2: must be {"prompt": TEXT} or'),
+        ('{"text": "a"}', 'line 2: must be {"prompt": TEXT}, '),
         ('{"prompt": ""}', "line 2: is empty"),
+        ('{"ids": [1, 100000]}', "line 2: has ids that are no tokens of this target"),
     ],
 )
 def test_a_line_of_the_prompts_that_cannot_be_read_is_named(line: str, sentence: str, tmp_path: Path) -> None:
@@ -192,3 +195,16 @@ def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path: Path) -> Non
     with pytest.raises(OutriderError, match="holds something else: name a new or an empty folder"):
         distill(told(tmp_path), Console())
     assert [file.name for file in tmp_path.iterdir()] == ["mine"]
+
+
+def test_texts_are_read_together_as_they_are_alone(tmp_path: Path) -> None:
+    """Also those of which a step holds only a part."""
+    engine = load_engine(str(build("llama", tmp_path / "target")), kv_memory_bytes=2**22)
+    texts = [
+        [(7 * at + number) % 90 for at in range(length)] for number, length in enumerate((300, 3, 270, 90))
+    ]
+    alone = [read(engine, [text], lambda _, logits: logits.clone())[0] for text in texts]
+    together = read(engine, texts, lambda at, logits: logits * (at + 1))
+    for at, (one, other) in enumerate(zip(alone, together, strict=True), 1):
+        assert one.shape[0] == len(texts[at - 1]) and torch.equal(one * at, other)
+    assert engine.pool.available == engine.pool.num_blocks

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from drafter.cascade import MOST_CHECKED, LookUp
+from drafter.cascade import MOST_CHECKED
 from drafter.drafting import Drafting
+from drafter.look_up import LookUp
 from drafter.session import DraftSession, DraftSpec, Guess
 from outrider.engine.loading import load_engine
 from outrider.sampling.params import SamplingParams

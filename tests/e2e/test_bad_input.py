@@ -47,13 +47,13 @@ CASES: list[tuple[str, Any, int, list[str]]] = [
 @pytest.mark.parametrize(("name", "body", "status", "words"), CASES, ids=[case[0] for case in CASES])
 def test_bad_requests(serve: Serve, name: str, body: Any, status: int, words: list[str]) -> None:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    answer = httpx.post(serve.url + "/v1/completions", content=content, trust_env=False, timeout=60)
+    answer = httpx.post(serve.url + "/v1/completions", content=content, trust_env=False, timeout=240)
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
     for word in words:
         assert word in f"{error['param']} {error['message']}"
     assert "\n" not in error["message"] and "Traceback" not in answer.text
-    after = httpx.post(serve.url + "/v1/completions", json=COMPLETION, trust_env=False, timeout=60)
+    after = httpx.post(serve.url + "/v1/completions", json=COMPLETION, trust_env=False, timeout=240)
     assert after.status_code == 200
 
 
@@ -87,9 +87,9 @@ def test_bad_requests(serve: Serve, name: str, body: Any, status: int, words: li
 def test_bad_grpc_requests(serve: Serve, request_: Any, code: grpc.StatusCode, words: list[str]) -> None:
     with grpc.insecure_channel(serve.grpc_address) as channel:
         with pytest.raises(grpc.RpcError) as caught:
-            list(generation_pb2_grpc.GenerationStub(channel).Generate(request_, timeout=30))
+            list(generation_pb2_grpc.GenerationStub(channel).Generate(request_, timeout=240))
         assert caught.value.code() is code
         for word in words:
             assert word in caught.value.details()
         good = generation_pb2.GenerateRequest(text="x = 1\n", max_tokens=4)
-        assert list(generation_pb2_grpc.GenerationStub(channel).Generate(good, timeout=30))
+        assert list(generation_pb2_grpc.GenerationStub(channel).Generate(good, timeout=240))

@@ -113,7 +113,7 @@ async def ask_all(
             base_url=serve.url + "/v1",
             api_key="none",
             max_retries=0,
-            http_client=httpx.AsyncClient(limits=limits, trust_env=False, timeout=120),
+            http_client=httpx.AsyncClient(limits=limits, trust_env=False, timeout=240),
         ) as client,
         grpc.aio.insecure_channel(serve.grpc_address) as channel,
     ):
@@ -151,7 +151,17 @@ async def test_forty_streams_at_once_each_give_the_targets_own_text(serve: Serve
         list(zip(http_cases, texts, strict=True)),
         list(zip(grpc_cases, tokens, strict=True)),
     )
-    assert metric(serve, "vllm:spec_decode_num_accepted_tokens_total") > 0
+    await drafts_are_taken(serve, 0)
+
+
+async def drafts_are_taken(serve: Serve, before: float) -> None:
+    """More of them than `before`. Those that come late or are not worth their price take no part. If all of
+    its first came late, as on a busy machine, a drafter has the next session after 1,024 steps, on trial."""
+    for _ in range(80):
+        if metric(serve, "vllm:spec_decode_num_accepted_tokens_total") > before:
+            return
+        await ask_all(serve, cases(1), [])
+    assert metric(serve, "vllm:spec_decode_num_accepted_tokens_total") > before
 
 
 def drafter_joined(serve: Serve) -> bool:
@@ -165,19 +175,12 @@ async def test_a_new_drafter_is_started_and_used(serve: Serve, eventually: Event
     serve.child("drafter").kill()
     await asyncio.to_thread(eventually, lambda: not drafter_joined(serve), "the dead drafter leaves")
     await asyncio.to_thread(eventually, lambda: drafter_joined(serve), "a new drafter joins")
-    before = metric(serve, "vllm:spec_decode_num_accepted_tokens_total")
-    # Drafts that come late or are not worth their price take no part. If those of its first session all came
-    # late, as on a busy machine, it has the next one after 1,024 steps, on trial.
-    for _ in range(80):
-        await ask_all(serve, cases(1), [])
-        if metric(serve, "vllm:spec_decode_num_accepted_tokens_total") > before:
-            break
-    assert metric(serve, "vllm:spec_decode_num_accepted_tokens_total") > before
+    await drafts_are_taken(serve, metric(serve, "vllm:spec_decode_num_accepted_tokens_total"))
 
 
 async def test_clients_that_hang_up_free_their_sessions(serve: Serve, eventually: Eventually) -> None:
     body = {"model": "outrider-demo", "prompt": "import os\n", "max_tokens": 4000, "ignore_eos": True}
-    async with httpx.AsyncClient(base_url=serve.url, trust_env=False, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=serve.url, trust_env=False, timeout=240) as client:
         async with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
             await anext(response.aiter_lines())
         waiting = asyncio.create_task(client.post("/v1/completions", json=body))
@@ -199,9 +202,9 @@ def test_the_lines_that_it_prints_work_when_pasted(serve: Serve) -> None:
 
     curl = next(line for line in serve.said if line.strip().startswith("curl "))
     python = next(line for line in serve.said if "from openai import OpenAI" in line)
-    answered = subprocess.run(["bash", "-c", curl + " -s"], capture_output=True, text=True, timeout=60)
+    answered = subprocess.run(["bash", "-c", curl + " -s"], capture_output=True, text=True, timeout=240)
     text = json.loads(answered.stdout)["choices"][0]["text"]
-    printed = subprocess.run(["bash", "-c", python], capture_output=True, text=True, timeout=120)
+    printed = subprocess.run(["bash", "-c", python], capture_output=True, text=True, timeout=240)
     assert printed.returncode == 0, printed.stderr
     assert text.strip() and printed.stdout.strip() == text.strip()
 
@@ -211,7 +214,7 @@ def test_the_lines_of_a_model_that_answers_work_when_pasted(serve: Serve) -> Non
 
     lines = [make(serve.url, "outrider-demo", chat=True) for make in (curl_line, python_line)]
     asked = [
-        subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120) for line in lines
+        subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=240) for line in lines
     ]
     assert asked[1].returncode == 0, asked[1].stderr
     text = json.loads(asked[0].stdout)["choices"][0]["message"]["content"]
@@ -220,8 +223,8 @@ def test_the_lines_of_a_model_that_answers_work_when_pasted(serve: Serve) -> Non
 
 def test_an_answer_can_be_replayed_with_the_seed_that_it_names(serve: Serve) -> None:
     body = {"prompt": "def area(", "max_tokens": 30, "temperature": 1.0, "model": "outrider-demo"}
-    first = httpx.post(serve.url + "/v1/completions", json=body, trust_env=False, timeout=60).json()
-    other = httpx.post(serve.url + "/v1/completions", json=body, trust_env=False, timeout=60).json()
+    first = httpx.post(serve.url + "/v1/completions", json=body, trust_env=False, timeout=240).json()
+    other = httpx.post(serve.url + "/v1/completions", json=body, trust_env=False, timeout=240).json()
     again = httpx.post(
         serve.url + "/v1/completions", json={**body, "seed": first["seed"]}, trust_env=False, timeout=60
     ).json()
@@ -233,14 +236,14 @@ def test_the_page_and_the_live_service_that_it_shows(serve: Serve, eventually: E
     page = httpx.get(serve.url, trust_env=False)
     assert page.status_code == 200 and "script-src 'self'" in page.headers["content-security-policy"]
     asked = {"prompt": "def area(", "max_tokens": 30, "ignore_eos": True, "return_speculation": True}
-    answer = httpx.post(serve.url + "/v1/completions", json=asked, trust_env=False, timeout=60).json()
+    answer = httpx.post(serve.url + "/v1/completions", json=asked, trust_env=False, timeout=240).json()
     steps = answer["choices"][0]["speculation"]["steps"]
     assert sum(len(step["tokens"]) for step in steps) == answer["usage"]["completion_tokens"] == 30
     told: list[dict[str, object]] = []
 
     def shown() -> bool:
         """Whether one worker of each role is there: another test may just have killed one."""
-        with httpx.stream("GET", serve.url + "/v1/live", trust_env=False, timeout=60) as live:
+        with httpx.stream("GET", serve.url + "/v1/live", trust_env=False, timeout=240) as live:
             assert live.headers["content-type"].startswith("text/event-stream")
             line = next(line for line in live.iter_lines() if line.startswith("data: "))
         told.append(json.loads(line[6:]))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks import guesses
-from tests.e2e.conftest import END_SECONDS, Alone, Eventually, Serve, start
+from tests.e2e.conftest import Alone, Eventually, Serve, start
 from tests.e2e.test_serve import ask_all, cases, check, metric
 
 pytestmark = pytest.mark.process
@@ -45,8 +44,7 @@ def looked_up(told_at_exit: Path) -> Iterator[Serve]:
         running = start("--propose", "suffix")
     yield running
     if running.process.poll() is None:
-        running.process.send_signal(signal.SIGINT)
-        assert running.process.wait(END_SECONDS) == 0, "".join(running.said[-30:])
+        running.end()
 
 
 async def test_its_drafts_are_taken_and_every_text_is_the_targets_own(looked_up: Serve, alone: Alone) -> None:
@@ -86,8 +84,7 @@ def test_full_rounds_of_garbage_collection_pass_over_what_was_there_before_it_se
     looked_up: Serve, told_at_exit: Path
 ) -> None:
     """The last test here: the service ends."""
-    looked_up.process.send_signal(signal.SIGINT)
-    assert looked_up.process.wait(END_SECONDS) == 0, "".join(looked_up.said[-30:])
+    looked_up.end()
     for role in ("router", "verifier", "drafter"):
         passed_over, left = (int(count) for count in (told_at_exit / role).read_text().split())
         assert passed_over > 10 * left, (role, passed_over, left)

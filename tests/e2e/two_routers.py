@@ -20,6 +20,7 @@ from outrider.store.redis import RedisStore
 from outrider.store.url import parse_store_url
 from outrider.wire.description import WorkerRecord
 from tests.e2e.conftest import DRAFT, ROOT, TARGET
+from tests.forked import Forked, started
 from tests.redis_server import RedisServer
 
 READY_SECONDS = 240  # only a hang can reach it
@@ -37,17 +38,19 @@ class Role:
 
     def start(self) -> None:
         self.ready = threading.Event()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "outrider_cli", *self.command],
+        command = (sys.executable, "-m", "outrider_cli", *self.command)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.process = started(command, environment) or subprocess.Popen(
+            command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env=environment,
         )
         threading.Thread(target=self._read, args=(self.process, self.ready), daemon=True).start()
 
-    def _read(self, process: subprocess.Popen[str], ready: threading.Event) -> None:
+    def _read(self, process: subprocess.Popen[str] | Forked, ready: threading.Event) -> None:
         assert process.stdout is not None
         for line in process.stdout:
             self.said.append(line)
@@ -137,7 +140,7 @@ class Service:
     @staticmethod
     def _samples(url: str, name: str, label: str) -> list[float]:
         """A metric's, where its labels hold `label`."""
-        lines = httpx.get(f"{url}/metrics", timeout=60).text.splitlines()
+        lines = httpx.get(f"{url}/metrics", timeout=240).text.splitlines()
         return [
             float(line.rpartition(" ")[2])
             for line in lines
@@ -156,7 +159,7 @@ def two_routers() -> Iterator[Service]:
     with RedisServer() as redis:
         store = ("--store", redis.url)
         target = ("--target", str(TARGET), "--name", "outrider-demo")
-        worker = ("--threads", "1", "--kv-memory", "128MiB", *store)
+        worker = ("--threads", "1", "--kv-memory", "32MiB", *store)
         made = Service(
             redis,
             [Role(("router", "--port", "0", "--grpc-port", "0", *store)) for _ in range(2)],

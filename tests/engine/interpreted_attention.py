@@ -107,7 +107,7 @@ def how(query_heads: int, key_heads: int, width: int, **more: Any) -> LayerAtten
 
 
 PARTS = ((40, 1), (0, 5), (150, 3))
-LONG = ((290, 9), (21, 2))
+LONG = ((150, 9), (21, 2))
 WAYS = (
     (how(4, 2, 40), LONG),
     (how(3, 3, 64), PARTS),
@@ -136,8 +136,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(np, "matmul", product)
 
 
-@pytest.mark.parametrize("dtype", CLOSE)
-@pytest.mark.parametrize(("way", "parts"), WAYS)
+# One of the two kinds of numbers for each way: what masks and pieces do does not depend on it.
+@pytest.mark.parametrize(
+    ("way", "parts", "dtype"), [(*way, list(CLOSE)[index % 2]) for index, way in enumerate(WAYS)]
+)
 def test_it_computes_attention_and_a_row_has_the_same_bits_in_any_company(
     way: LayerAttention, parts: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,8 +178,8 @@ def test_pieces_follow_one_another_and_grow_with_the_position() -> None:
 
 
 def test_a_trial_tells_whether_bits_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_bits, "LENGTHS", (140, 70, 3))
-    monkeypatch.setattr(kernel_bits, "CHUNKS", (130, 1, 5))
+    monkeypatch.setattr(kernel_bits, "LENGTHS", (72, 70, 3))
+    monkeypatch.setattr(kernel_bits, "CHUNKS", (66, 1, 5))
     monkeypatch.setattr(kernel_bits, "WIDE", Shape(24, 8, 12))
     usual, way = triton_attention.KERNEL, how(2, 1, 16, window=100)
 
@@ -192,6 +194,8 @@ def test_a_trial_tells_whether_bits_hold(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_model_with_capped_scores_and_windows_is_served_by_it(tmp_path: Path) -> None:
     parts = Parts(("triton",))  # which is refused unless it gives what the model's own code gives
-    engine = load_engine(str(build("gemma2", tmp_path)), kv_memory_bytes=2**24, parts=parts)
+    engine = load_engine(
+        str(build("gemma2", tmp_path, num_hidden_layers=2)), kv_memory_bytes=2**24, parts=parts
+    )
     assert engine.attention.name == "triton"
     assert {(how.window, how.softcap) for how in engine.attention.layers.values()} == {(24, 3.0), (None, 3.0)}

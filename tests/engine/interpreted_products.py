@@ -128,9 +128,18 @@ def alike(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
     return all(torch.allclose(a, b, atol=1e-3) for a, b in zip(some, others, strict=True))
 
 
-@pytest.mark.parametrize("arch", ["qwen2", "qwen3", "mistral"])
-def test_usual_decoders_compute_what_their_own_code_does(arch: str, tmp_path: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(build(arch, tmp_path), dtype=torch.float32).eval()
+@pytest.mark.parametrize(("arch", "more"), [("qwen3", {"attention_bias": True}), ("mistral", {})])
+def test_usual_decoders_compute_what_their_own_code_does(
+    arch: str, more: dict[str, bool], tmp_path: Path
+) -> None:
+    """With norms and biases of what attends, and with windows."""
+    model = AutoModelForCausalLM.from_pretrained(
+        build(arch, tmp_path, num_hidden_layers=2, **more), dtype=torch.float32
+    ).eval()
+    biases = [tensor for name, tensor in model.named_parameters() if name.endswith("bias")]
+    assert bool(biases) is bool(more)
+    for bias in biases:  # which are zero in a fresh model
+        torch.nn.init.normal_(bias)
     model.set_attn_implementation(NAME)
     with torch.inference_mode():
         expected = logits(model, GatheredAttention.on(model, 16))

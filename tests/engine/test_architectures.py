@@ -3,19 +3,23 @@ company. tests/zoo tries all that there are; here are some that differ in what a
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from outrider.engine import assembly, recurrent_layers, self_check, short_windows
 from outrider.engine.engine import Engine, Work
 from outrider.engine.kv_blocks import BlockTable
 from outrider.engine.loading import load_engine
 from tests.zoo import serving
 from tests.zoo.serving import logits_of, own_text, prompts, serve
+from tests.zoo.shapes import tiny
 from tests.zoo.verdict import Outcome, verdict
 
 VOCAB = 199
@@ -26,6 +30,9 @@ EXACT = (
     "gemma3n_text",  # layers that share keys and values
     "jetmoe",  # experts in attention, products by slices of a weight
     "deepseek_v3",  # low-rank attention, a router with sigmoid and a correction
+    "deepseek_v32",  # an indexer that picks the keys that a token sees
+    "minimax_m3_vl_text",  # one that picks blocks of keys for each key head
+    "glm_moe_dsa",  # layers that share what it picks
     "phimoe",  # a router that is a subclass of nn.Linear
     "dbrx",  # a router with softmax, whose product has no module of its own
     "hunyuan_v1_moe",  # a gate that asks for a layer's weight
@@ -33,16 +40,19 @@ EXACT = (
     "mimo_v2_flash",  # sinks beside values of another width than keys
     "llama4_text",  # chunks, and a temperature that depends on the position
     "lfm2",  # short convolutions between the layers that attend
-    "bamba",  # Mamba-2
+    "nemotron_h",  # Mamba-2, and layers of experts alone
     "qwen2_5_vl",  # the text part of a multimodal model
+)
+RECURRENT = (
+    "jamba",  # Mamba
+    "kimi_linear",  # the gated delta rule with a decay of each channel
+    "minimax",  # linear attention with a decay of each head
 )
 REFUSED = {
     "whisper": "it does not take logits_to_keep",
     "moshi": "its own cache forgets what layer 0 still attends to",
     "camembert": "its masks or positions mean something else",
-    "deepseek_v32": "model.layers.0.self_attn (DeepseekV32Attention) raises TypeError",
-    "jamba": "it keeps recurrent state",
-    "nemotron_h": "its own code limits time steps from below",
+    "rwkv": "it keeps recurrent state",
 }
 
 
@@ -53,16 +63,46 @@ def test_served_bit_exact(model_type: str, tmp_path: Path, monkeypatch: pytest.M
     assert found.outcome is Outcome.EXACT, found.reason
 
 
+@pytest.mark.parametrize("model_type", RECURRENT)
+def test_recurrent_layers_give_their_models_logits_and_keep_bits(model_type: str, tmp_path: Path) -> None:
+    found = verdict(model_type, tmp_path, text=False)
+    assert found.outcome is Outcome.EXACT, found.reason
+
+
 @pytest.mark.parametrize("model_type", REFUSED)
 def test_refused_with_the_cause(model_type: str, tmp_path: Path) -> None:
     found = verdict(model_type, tmp_path)
     assert found.outcome is Outcome.REFUSED and REFUSED[model_type] in found.reason
 
 
-@pytest.mark.parametrize("model_type", ["mixtral", "gemma4_text"])
+def test_time_steps_are_limited_as_the_checkpoint_says() -> None:
+    """transformers limits those of Nemotron-H by another number of its configuration."""
+    for model_type, limits in (("nemotron_h", (0.0, math.inf)), ("mamba2", (0.1, math.inf))):
+        config = tiny(model_type)
+        config.time_step_limit = list(limits)
+        model = AutoModelForCausalLM.from_config(config)
+        recurrent_layers.as_published(model)
+        reason = recurrent_layers.obstacle(model)
+        assert reason is None if not limits[0] else reason and "limits time steps" in reason
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "gemma4_text", "gpt_oss"])  # the last attends in one way
 def test_bfloat16_is_held_against_the_models_own_rounding(model_type: str, tmp_path: Path) -> None:
     found = verdict(model_type, tmp_path, dtype="bfloat16")
     assert found.outcome in (Outcome.EXACT, Outcome.NOT_EXACT), found.reason
+
+
+def test_rounding_hides_no_window_that_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = self_check.reference
+
+    def of_another_window(*arguments: Any) -> self_check.Reference:
+        found = reference(*arguments)
+        monkeypatch.setattr(short_windows, "WINDOW", short_windows.WINDOW - 1)
+        return found
+
+    monkeypatch.setattr(assembly, "reference", of_another_window)
+    found = verdict("gpt_oss", tmp_path, dtype="bfloat16")
+    assert found.outcome is Outcome.REFUSED and "its masks or positions mean something else" in found.reason
 
 
 def test_ragged_batches_give_the_models_own_greedy_text(
@@ -97,9 +137,9 @@ def test_widths_that_kernels_cannot_take_whole_keep_their_bits(engine: Callable[
         assert torch.equal(logits_of(running, tokens, chunks, company=True, vocab=VOCAB), whole)
 
 
-@pytest.mark.parametrize("arch", ["llama", "gemma2"])
-def test_logits_keep_their_bits_on_two_threads(arch: str, checkpoint: Callable[..., Path]) -> None:
-    folder = checkpoint(arch)
+def test_logits_keep_their_bits_on_two_threads(checkpoint: Callable[..., Path]) -> None:
+    """With caps, windows and torch's attention; test_resting_threads.py has attention of our own."""
+    folder = checkpoint("gemma2")
     tokens = [random.Random(9).randrange(VOCAB) for _ in range(90)]
     found = []
     try:

@@ -11,20 +11,21 @@ from typing import Any
 
 import gguf
 import httpx
+import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType
+from gguf import GGMLQuantizationType, GGUFWriter
 from huggingface_hub import errors
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from outrider.engine import hub
+from outrider.engine import hub, quantized_checkpoint
 from outrider.engine.checkpoint import Checkpoint, locate
 from outrider.engine.engine import Engine
 from outrider.engine.kv_blocks import BlockTable
-from outrider.engine.loading import load_engine, load_tokenizer
+from outrider.engine.loading import load_engine, load_tokenizer, tokenizer_of
 from outrider.engine.step_inputs import Work
 from outrider.errors import StartupError
 from outrider.options.model_id import HubId, checkpoint_name, parse_hub_id
@@ -119,7 +120,7 @@ def test_what_transformers_passes_by_in_a_gguf_file_is_refused_by_name(
     loaded(write_gguf(folder, tmp_path / "c.gguf", scaling="none"))
 
 
-def test_a_gguf_file_is_parsed_once(
+def test_a_gguf_file_is_parsed_once_as_an_array(
     checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed: list[str] = []
@@ -128,6 +129,7 @@ def test_a_gguf_file_is_parsed_once(
         def __init__(self, path: str) -> None:
             parsed.append(path)
             super().__init__(path)
+            assert type(self.data) is np.ndarray, "parts of a memmap take longer"
 
     monkeypatch.setattr(gguf, "GGUFReader", Counted)
     file = write_gguf(checkpoint("llama", vocab_size=300), tmp_path / "a.gguf")
@@ -193,17 +195,37 @@ def test_a_gguf_file_that_tells_of_what_it_does_not_hold_is_refused_at_once(
 
 
 @pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("pytorch_model.bin", "only safetensors and GGUF are read: convert them"),
-        ("adapter_config.json", "an adapter, not a model: give the model that it is for"),
-        ("consolidated.00.safetensors", "weights in Mistral's own arrangement"),
-        ("model.onnx", "weights of another format"),
-    ],
+    ("part", "sentence"),
+    [("adapter", "an adapter, not a model: give the model"), ("mmproj", "what reads images for a model")],
 )
-def test_other_formats_are_refused_with_what_to_do(name: str, sentence: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(b"")
-    assert sentence in refusal(tmp_path)
+def test_a_gguf_file_that_is_not_a_whole_model_is_called_what_it_is(
+    part: str, sentence: str, tmp_path: Path
+) -> None:
+    writer = GGUFWriter(tmp_path / "a.gguf", "llama")
+    writer.add_type(part)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    assert f"a.gguf holds {sentence}" in refusal(tmp_path / "a.gguf")
+
+
+def test_a_gguf_file_of_a_model_that_transformers_cannot_read(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """It is not the tokenizer that is missing, though it is what is read first."""
+    file = write_gguf(checkpoint("llama", vocab_size=300), tmp_path / "a.gguf")
+    file.write_bytes(file.read_bytes().replace(b"llama", b"llamb"))
+    with pytest.raises(StartupError, match=r"transformers cannot read .*a.gguf \(.*architecture llamb"):
+        tokenizer_of(str(file))
+
+
+@pytest.mark.parametrize("kind", [GGMLQuantizationType.Q8_K, GGMLQuantizationType.Q1_0])
+def test_a_gguf_file_in_a_type_that_is_not_read_is_refused_at_once(
+    kind: GGMLQuantizationType, tmp_path: Path
+) -> None:
+    whole = header(tensors=1, rest=tensor(256, kind=kind)) + bytes(2**12)
+    (tmp_path / "a.gguf").write_bytes(whole)
+    assert f"a.gguf holds a in {kind.name}, a type that is not read here" in refusal(tmp_path / "a.gguf")
 
 
 def test_weights_in_several_files(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
@@ -254,8 +276,14 @@ def test_fp8_weights_are_plain_numbers_on_a_cpu(checkpoint: Callable[..., Path],
 @pytest.mark.parametrize(
     ("told", "sentence"),
     [
-        ({"quant_method": "gptq", "bits": 4}, "by gptq, which needs optimum and gptqmodel: pip install"),
-        ({"quant_method": "awq", "bits": 4}, "by awq, which needs gptqmodel: pip install gptqmodel"),
+        (
+            {"quant_method": "gptq", "bits": 4},
+            "by gptq, which needs optimum and gptqmodel: pip install 'outrider[gptq]', or give",
+        ),
+        (
+            {"quant_method": "awq", "bits": 4},
+            "by awq, which needs gptqmodel: pip install 'outrider[awq]', or give",
+        ),
         ({"quant_method": "compressed-tensors"}, "which needs compressed-tensors: pip install"),
         ({"load_in_4bit": True}, "by bitsandbytes, which needs bitsandbytes: pip install"),
         ({"quant_method": "exl2"}, "by exl2, which transformers does not know; give it in another"),
@@ -264,8 +292,13 @@ def test_fp8_weights_are_plain_numbers_on_a_cpu(checkpoint: Callable[..., Path],
     ],
 )
 def test_a_missing_package_is_named(
-    told: dict[str, Any], sentence: str, checkpoint: Callable[..., Path], tmp_path: Path
+    told: dict[str, Any],
+    sentence: str,
+    checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(quantized_checkpoint, "_installed", lambda _: False)
     folder = copied(checkpoint("llama"), tmp_path / "quantized", quantization_config=told)
     assert sentence in refusal(folder)
 
@@ -323,6 +356,16 @@ def test_the_hub_is_asked_for_what_the_id_says(
     assert asked == [("owner/plain", "v2", True), ("owner/many", None, False)]
     assert "no GGUF file with Q5 in its name" in refusal("owner/many:Q5")
     assert "if it is a repository of GGUF files, say which: owner/many:Q8_0" in refusal("owner/many")
+    (tmp_path / "config.json").write_text("{}")
+    assert locate("owner/many:Q8_0") == Checkpoint(tmp_path, "x.Q8_0.gguf")  # it is what is asked for
+    (tmp_path / "x.Q4_0.gguf").rename(tmp_path / "mmproj.gguf")
+    assert locate(str(tmp_path)) == Checkpoint(tmp_path, "x.Q8_0.gguf")  # and all that there is
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert locate(str(tmp_path)) == Checkpoint(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    assert "owner/many has no safetensors, and pickles (.bin)" in refusal("owner/many")
+    (tmp_path / "config.json").rename(tmp_path / "adapter_config.json")
+    assert "owner/many holds an adapter, not a model" in refusal("owner/many")
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForMultimodalLM
 
 from outrider.engine import lora as lora_module
 from outrider.engine.engine import Engine, Work
 from outrider.engine.kv_blocks import BlockTable
 from outrider.engine.loading import load_engine
 from outrider.errors import StartupError
+from tests.zoo.verdict import build
 
 PROMPT = [(7 * i) % 198 + 1 for i in range(20)]
 Tensors = dict[str, torch.Tensor]
@@ -88,6 +90,8 @@ def test_an_adapter_is_merged(rslora: bool, checkpoint: Callable[..., Path], tmp
     [
         ({}, {"peft_type": "IA3"}, "holds an adapter of type IA3, not LORA"),
         ({}, {"use_dora": True}, "cannot be merged: it has use_dora in adapter_config.json"),
+        ({}, {"init_lora_weights": "pissa_niter_4"}, "it began as pissa_niter_4, and is for what that left"),
+        ({}, {"init_lora_weights": "olora"}, "it began as olora, and is for what that left"),
         (
             {"base_model.model.model.layers.9.mlp.up_proj.lora_A.weight": torch.ones(1, 64)},
             {},
@@ -95,6 +99,7 @@ def test_an_adapter_is_merged(rslora: bool, checkpoint: Callable[..., Path], tmp
         ),
         ({f"base_model.model.{QUERY}.lora_B.weight": torch.ones(32, 4)}, {}, "[64, 64] here, and [32, 64]"),
         ({f"base_model.model.{QUERY}.lora_B.weight": torch.ones(64, 3)}, {}, "is damaged: the two parts for"),
+        ({f"base_model.model.{HEAD}.lora_B.weight": torch.ones(199, 3)}, {}, "is damaged: the two parts for"),
         ({f"base_model.model.{QUERY}.lora_magnitude_vector": torch.ones(64)}, {}, "has no model.layers.0"),
         ({"base_model.model.lm_head.weight": torch.ones(200, 64)}, {}, "[199, 64] here, and [200, 64] there"),
         (
@@ -116,12 +121,15 @@ def test_what_cannot_be_merged_is_refused_by_name(
 
 def test_a_folder_without_an_adapter_is_refused(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     model, lora = checkpoint("llama"), adapter(tmp_path / "lora")
+    assert "there is no such folder; give one that holds an" in refusal(model, tmp_path / "nowhere")
     (lora / "adapter_model.safetensors").write_bytes(b"half")
     assert "is damaged or cut short" in refusal(model, lora)
     (lora / "adapter_config.json").write_text("[]")
     assert "it holds no JSON object" in refusal(model, lora)
     (lora / "adapter_model.safetensors").unlink()
     assert "no folder of a LoRA adapter: adapter_model.safetensors is missing" in refusal(model, lora)
+    (lora / "adapter_model.bin").write_bytes(b"pickle")
+    assert "as a pickle (adapter_model.bin), which is not read: load it with peft" in refusal(model, lora)
 
 
 @pytest.mark.parametrize(("call", "swap"), [("merge", "written again"), ("fingerprint_with", "gone")])
@@ -144,6 +152,54 @@ def test_an_adapter_that_changes_while_it_is_merged_is_refused(
     assert f"{lora} was changed while it was read" in refusal(checkpoint("llama"), lora)
 
 
-def test_a_tied_weight_is_not_replaced(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
-    said = refusal(checkpoint("llama", tie_word_embeddings=True), adapter(tmp_path / "lora"))
-    assert "lm_head.weight of the model is tied to another layer's" in said
+def test_a_tied_weight_is_not_changed(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    """The adapter is for one of the two layers that have it."""
+    model = checkpoint("llama", tie_word_embeddings=True)
+    parts = {
+        f"base_model.model.{HEAD}.lora_A.weight": torch.ones(1, 64),
+        f"base_model.model.{HEAD}.lora_B.weight": torch.ones(199, 1),
+    }
+    whole = load_file(model / "model.safetensors")["model.embed_tokens.weight"]
+    same = {f"base_model.model.{HEAD}.weight": whole}
+    for changed in ({}, {**same, **parts}):
+        said = refusal(model, adapter(tmp_path / f"lora-{len(changed)}", changed))
+        assert "lm_head.weight of the model is tied to another layer's" in said
+    load_engine(str(model), kv_memory_bytes=2**22, lora=str(adapter(tmp_path / "lora-same", same)))
+
+
+def test_an_adapter_of_the_embedding_is_merged(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    """peft saves the embedding itself beside it."""
+    model, name = checkpoint("llama"), "model.embed_tokens"
+    down, up = torch.randn(4, 199), torch.randn(64, 4)
+    weights = load_file(model / "model.safetensors")
+    changed = {
+        f"base_model.model.{name}.base_layer.weight": weights[f"{name}.weight"].clone(),
+        f"base_model.model.{name}.lora_embedding_A": down,
+        f"base_model.model.{name}.lora_embedding_B": up,
+    }
+    merged = load_engine(
+        str(model), kv_memory_bytes=2**22, lora=str(adapter(tmp_path / "lora", changed))
+    ).model.get_input_embeddings()
+    expected = weights[f"{name}.weight"] + (up @ down).T * 6 / 4
+    assert torch.allclose(merged.weight, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_an_adapter_has_for_images_is_left_out_with_what_reads_them(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    build("llava", folder)
+    model = AutoModelForMultimodalLM.from_pretrained(folder)
+    image, text = (name for name, _ in model.named_modules() if name.endswith("layers.0.self_attn.q_proj"))
+    assert "vision" in image and "language" in text
+    found = [logits(load_engine(str(folder), kv_memory_bytes=2**22))]
+    for names in ([text], [text, image]):
+        lora = tmp_path / f"lora-{len(names)}"
+        lora.mkdir()
+        tensors = {
+            f"base_model.model.{name}.lora_{part}.weight": torch.full(shape, 0.5)
+            for name in names
+            for part, shape in (("A", (1, 64)), ("B", (64, 1)))
+        }
+        save_file(tensors, lora / "adapter_model.safetensors")
+        (lora / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "lora_alpha": 2}))
+        found.append(logits(load_engine(str(folder), kv_memory_bytes=2**22, lora=str(lora))))
+    assert torch.equal(found[1], found[2]) and not torch.allclose(found[0], found[1], rtol=1e-1)

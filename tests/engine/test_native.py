@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import os
+import resource
+import signal
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,6 +37,7 @@ KINDS = [
     *(pytest.param(kind, marks=needs_bytes) for kind in (NativeInt8Linear, NativeEvenInt8Linear)),
 ]
 FAR = {NativeLinear: 1e-5, NativeInt8Linear: 0.01, NativeEvenInt8Linear: 0.02}  # as a share of the length
+PAUSE, FUTEX = 34, 202  # numbers of these calls to the system on x86-64
 SHAPES = [(64, 64), (5, 7), (130, 1300), (192, 2049)]  # outputs and inputs
 
 
@@ -71,6 +78,134 @@ def test_a_product_is_right_and_a_row_has_its_bits_in_any_company(
     assert torch.equal(layer(x.view(2, 5, 13, width)), whole.view(2, 5, 13, out))
     assert layer(x[:0]).shape == (0, out)
     assert torch.equal(layer(torch.zeros(1, width))[0], bias)
+
+
+@needs_bytes
+@pytest.mark.parametrize("kind", [NativeInt8Linear, NativeEvenInt8Linear])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_whole_numbers_are_multiplied_exactly_whichever_instructions_a_processor_has(
+    kind: type[NativeLinear], shape: tuple[int, int]
+) -> None:
+    out, width = shape
+    generator, largest = torch.Generator().manual_seed(1), 127 if kind is NativeEvenInt8Linear else 32639
+    weight = torch.randint(-127, 128, (out, width), generator=generator).double()
+    whole = torch.randint(-largest, largest + 1, (70, width), generator=generator)
+    weight[:, 0], whole[:, 1] = 127, largest  # so that all are rounded to themselves
+    fine = (whole + 128) % 256 - 128
+    coarse = (whole - fine) // 256
+    expected = (fine.double() @ weight.T).float() + (coarse.double() @ weight.T).float() * 256
+    layer = kind(weight.float(), None)
+    for count in (1, 7, 16, 17, 40, 70):
+        assert torch.equal(layer(whole[:count].float()), expected[:count])
+
+
+def helpers() -> list[Path]:
+    """Returns where the system tells of each helper of steps."""
+    found = [task for task in Path("/proc/self/task").iterdir() if "helper" in (task / "comm").read_text()]
+    assert found
+    return found
+
+
+def sleep_all(tasks: list[Path]) -> None:
+    """Returns once they sleep."""
+    while not all((task / "syscall").read_text().startswith(f"{FUTEX} ") for task in tasks):
+        time.sleep(0.001)
+
+
+def times_asleep(task: Path) -> str:
+    return next(line for line in (task / "status").read_text().splitlines() if line.startswith("voluntary"))
+
+
+@contextmanager
+def kept_from_their_cores() -> Iterator[None]:
+    """Stops the helpers of steps: a signal has each of them wait for another one."""
+    libc, process = ctypes.CDLL(None), os.getpid()
+    libc.signal.restype = ctypes.c_void_p
+    libc.signal.argtypes = ctypes.c_int, ctypes.c_void_p
+
+    def heeded(sign: signal.Signals, by: object) -> int | None:
+        found: int | None = libc.signal(sign, ctypes.cast(by, ctypes.c_void_p))  # type: ignore[arg-type]
+        return found
+
+    tasks = helpers()
+    before = heeded(signal.SIGUSR1, libc.pause), heeded(signal.SIGUSR2, libc.abs)
+    pausing = f"{PAUSE} "
+    try:
+        for task in tasks:
+            libc.tgkill(process, int(task.name), signal.SIGUSR1)
+            while not (task / "syscall").read_text().startswith(pausing):
+                time.sleep(0.001)
+        yield
+        assert all((task / "syscall").read_text().startswith(pausing) for task in tasks)
+    finally:
+        for task in tasks:
+            libc.tgkill(process, int(task.name), signal.SIGUSR2)
+        sleep_all(tasks)
+        libc.signal(signal.SIGUSR1, before[0])
+        libc.signal(signal.SIGUSR2, before[1])
+
+
+@needs_compiler
+def test_a_step_does_not_wait_for_a_thread_that_gets_no_core() -> None:
+    layer, x = NativeLinear(random(640, 96), None), random(7, 96)
+    with threads(2):
+        whole = layer(x)
+        with kept_from_their_cores():
+            assert torch.equal(layer(x), whole)
+        assert torch.equal(layer(x), whole)
+
+
+@needs_compiler
+def test_with_fewer_threads_the_other_helpers_sleep() -> None:
+    layer, x = NativeLinear(random(640, 96), None), random(7, 96)
+    with threads(4):
+        layer(x)
+    with threads(2):
+        layer(x)
+        sleep_all(tasks := helpers())
+        before = [times_asleep(task) for task in tasks]
+        for _ in range(20):
+            layer(x)
+            sleep_all(tasks)
+    woken = sum(times_asleep(task) != was for task, was in zip(tasks, before, strict=True))
+    assert len(tasks) >= 3 and woken == 1
+
+
+@needs_compiler
+def test_where_no_more_threads_can_be_had_those_that_are_there_do_the_work() -> None:
+    layer, x = NativeLinear(random(640, 96), None), random(7, 96)
+    whole = layer(x)
+    if (child := os.fork()) == 0:
+        taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (taken + 2**25, taken + 2**25))  # room for a few stacks
+        with threads(64):
+            os._exit(not torch.equal(layer(x), whole))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@needs_compiler
+def test_several_threads_of_a_process_may_multiply_at_once() -> None:
+    layer, x = NativeLinear(random(640, 96), None), random(7, 96)
+    whole = layer(x)
+    with ThreadPoolExecutor(3, initializer=torch.set_num_threads, initargs=(2,)) as pool:
+        assert all(torch.equal(found, whole) for found in pool.map(lambda _: layer(x), range(300)))
+
+
+@needs_compiler
+def test_a_child_of_a_process_with_helpers_has_its_own() -> None:
+    layer, x = NativeLinear(random(640, 96), None), random(7, 96)
+    with threads(2):
+        whole = layer(x)
+        for _ in range(40):
+            if (child := os.fork()) == 0:
+                os._exit(not torch.equal(layer(x), whole))
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@needs_compiler
+@pytest.mark.skipif("amx_int8" not in Path("/proc/cpuinfo").read_text(), reason="the processor has no tiles")
+def test_tiles_give_the_same_sums_as_other_instructions() -> None:
+    assert library().use_tiles()
 
 
 @needs_compiler

@@ -14,7 +14,7 @@ def test_the_same_numbers_have_one_name_and_others_have_another(tmp_path: Path) 
     other = str(build("llama", tmp_path / "other", seed=1))
 
     def named(path: str = model, **how: str) -> str:
-        engine = load_engine(path, threads=1, **how)  # type: ignore[arg-type]
+        engine = load_engine(path, threads=1, kv_memory_bytes=2**22, **how)  # type: ignore[arg-type]
         assert numerics(engine) == engine.info.numerics, "it changes with what ran before"
         engine.pool.check_integrity([])
         return engine.info.numerics

@@ -22,6 +22,7 @@ from outrider.engine.packed import (
     PackedColumns,
     PackedLinear,
     fastest,
+    make_ready,
     pack,
     seconds_by_rows,
 )
@@ -52,6 +53,14 @@ def test_a_layer_that_does_not_keep_bits_is_found() -> None:
             return super()._product(rows) * (1 + rows.shape[0] % 2 * 1e-6)
 
     assert not linears_keep_bits(nn.Sequential(Alone(random(8, 8), None)))
+
+
+def test_layers_of_one_shape_may_have_different_numbers() -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16, dtype=torch.bfloat16)).requires_grad_(False)
+    pack(model)
+    make_ready(model, 4)
+    assert linears_keep_bits(model)
+    assert [layer(random(3, 16).to(layer.dtype)).dtype for layer in model] == [torch.float32, torch.bfloat16]
 
 
 def test_every_kind_of_matrix_is_packed(checkpoint: Callable[..., Path]) -> None:

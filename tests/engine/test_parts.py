@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from outrider.engine import kernel_bits, replayed
+from outrider.engine.flat_inputs import Shape
 from outrider.engine.loading import load_engine
 from outrider.engine.native import library
 from outrider.engine.parts import KERNELS, LINEARS, RECORDS, Parts, obstacle, usual
@@ -17,6 +19,13 @@ from outrider.errors import StartupError
 from tests.exact.test_tensor_parallel import one_by_one, run, sessions
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
+MOST_RECORDED = 64  # tokens of a step: recording steps of 512 takes half a minute here
+
+
+@pytest.fixture(autouse=True)
+def few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer steps run call by call."""
+    monkeypatch.setattr(replayed, "SIZES", (MOST_RECORDED,))
 
 
 @pytest.mark.parametrize(
@@ -26,8 +35,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
         Parts(("native", "gathered"), "calls", "ordinary"),
         Parts(("reference",), "calls", "packed"),
         Parts(("reference",), "called-again", "ordinary"),
-        Parts(("reference", "gathered"), "called-again", "packed"),
-    ],
+    ],  # recorded steps with packed weights: tests/exact/test_tensor_parallel.py
     ids=str,
 )
 def test_parts_that_go_together_give_the_same_tokens(parts: Parts, checkpoint: Callable[..., Path]) -> None:
@@ -141,6 +149,9 @@ def test_a_kernel_is_a_file_and_a_line(
     (tmp_path / "another_attention.py").write_text(KERNEL_FILE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(KERNELS, "another", "another_attention")
+    monkeypatch.setattr(kernel_bits, "LENGTHS", (140, 70, 3))  # a trial of bits as long as it is for a GPU
+    monkeypatch.setattr(kernel_bits, "CHUNKS", (130, 1, 5))  # takes half a minute here
+    monkeypatch.setattr(kernel_bits, "WIDE", Shape(24, 8, 12))
     parts = Parts(("another",), "called-again", "packed")
     engine = load_engine(folder, kv_memory_bytes=2**24, parts=parts)
     assert (engine.attention.name, engine.pool.block_size) == ("another", 8)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from outrider.engine.process_memory import HUGE, use_huge_pages
@@ -21,6 +23,17 @@ def huge_bytes() -> int:
     kilobytes = re.search(r"AnonHugePages: +(\d+) kB", Path("/proc/self/smaps_rollup").read_text())
     assert kilobytes is not None
     return int(kilobytes[1]) * 1024
+
+
+def present_pages(memory: mmap.mmap) -> int:
+    """Returns how many pages of `memory` are there, by Linux's own count."""
+    first = ctypes.c_char.from_buffer(memory)
+    start = ctypes.addressof(first) // mmap.PAGESIZE
+    del first  # who holds it keeps the memory from being closed
+    with Path("/proc/self/pagemap").open("rb") as pages:
+        pages.seek(8 * start)
+        entries = np.frombuffer(pages.read(8 * len(memory) // mmap.PAGESIZE), np.uint64)
+    return int(np.count_nonzero(entries >> np.uint64(63)))
 
 
 def linux() -> tuple[int, ...]:
@@ -40,6 +53,19 @@ def test_what_is_in_memory_is_moved_to_huge_pages() -> None:
         use_huge_pages()
         assert huge_bytes() - before >= SIZE - 2 * HUGE
         assert memory[:] == b"outrider" * (SIZE // 8)
+
+
+@pytest.mark.skipif(not Path("/proc/self/pagemap").is_file(), reason="Linux tells which pages are there")
+def test_room_that_is_free_is_not_taken_up_again() -> None:
+    with mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+        memory.write(b"outrider" * (SIZE // 8))
+        for start in range(0, SIZE, HUGE // 2):  # half of each huge page
+            memory.madvise(mmap.MADV_DONTNEED, start, HUGE // 4)
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        before = present_pages(memory)
+        use_huge_pages()
+        assert present_pages(memory) == before == SIZE // mmap.PAGESIZE // 2
 
 
 def test_where_the_system_does_not_tell_all_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

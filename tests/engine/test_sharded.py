@@ -37,13 +37,17 @@ from outrider.options.telemetry import Logging
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Row
 from outrider.wire.hello import Role
+from outrider.worker import followers
 from outrider.worker.followers import FollowerProcesses, FollowerSpec, device_of
 from outrider.worker.model import load
 from tests.follower_pool import OPTIONS, Pool, divided
+from tests.forked import Forked, parent
+from tests.zoo.verdict import build
 
 TWO = replace(OPTIONS, tensor_parallel_size=2)
 
 VOCAB = 199
+HYBRIDS = ("qwen3_next", "olmo_hybrid", "jamba")
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -77,18 +81,50 @@ def logits_of(engine: Engine, tokens: list[int], chunks: list[int]) -> torch.Ten
     return torch.cat(found)
 
 
-@pytest.mark.parametrize(("arch", "size"), [("llama", 2), ("gemma2", 2), ("olmo2", 2), ("qwen2", 4)])
+@pytest.mark.parametrize("arch", ["llama", "gemma2", "olmo2"])
 def test_logits_are_the_whole_models_and_keep_their_bits(
-    arch: str, size: int, pool: Pool, checkpoint: Callable[..., Path], engine: Callable[..., Engine]
+    arch: str, pool: Pool, checkpoint: Callable[..., Path], engine: Callable[..., Engine]
 ) -> None:
-    heads = {"num_key_value_heads": 4} if size == 4 else {}
+    """More than two ranks are in tests/exact/test_tensor_parallel.py."""
     tokens = [random.Random(1).randrange(VOCAB) for _ in range(90)]
-    expected = logits_of(engine(arch, **heads), tokens, [90])
-    with divided(checkpoint(arch, **heads), size, pool.start) as parts:
+    expected = logits_of(engine(arch), tokens, [90])
+    with divided(checkpoint(arch), 2, pool.start) as parts:
         whole = logits_of(parts, tokens, [90])
         assert float((whole - expected).abs().max()) < 1e-4 * float(expected.abs().max())
         for chunks in ([1] * 12 + [78], [5] * 6 + [60], [9, 1, 64, 1, 1, 14]):
             assert torch.equal(logits_of(parts, tokens, chunks), whole), chunks
+
+
+@pytest.mark.parametrize("model_type", HYBRIDS)
+def test_recurrent_states_are_whole_in_every_process(model_type: str, pool: Pool, tmp_path: Path) -> None:
+    """And what transformers' plan divides gives the whole model's numbers, in any chunks."""
+    build(model_type, tmp_path)
+    tokens = [random.Random(1).randrange(VOCAB) for _ in range(90)]
+    expected = logits_of(load_engine(str(tmp_path), kv_memory_bytes=2**24), tokens, [90])
+    with divided(tmp_path, 2, pool.start) as parts:
+        assert parts.info.bit_exact
+        whole = logits_of(parts, tokens, [90])
+        assert float((whole - expected).abs().max()) < 1e-4 * float(expected.abs().max())
+        for chunks in ([1] * 12 + [78], [5] * 6 + [60], [9, 1, 64, 1, 1, 14]):
+            assert torch.equal(logits_of(parts, tokens, chunks), whole), chunks
+
+
+def test_followers_keep_the_states_that_their_leader_keeps(pool: Pool, tmp_path: Path) -> None:
+    """By books of their own they would not know which sessions have ended, and give up one that waits."""
+    build("qwen3_next", tmp_path)
+    tokens = [random.Random(1).randrange(VOCAB) for _ in range(40)]
+    with divided(tmp_path, 2, pool.start) as parts:
+        whole, table, elsewhere = logits_of(parts, tokens, [40]), BlockTable(), BlockTable()
+        parts.pool.extend(table, 30)
+        parts.step([Work(table.blocks, 0, tokens[:30], 1)])
+        for _ in range(2 * parts.attention.states.slots.slots):
+            other = BlockTable()
+            parts.pool.extend(other, 5)
+            parts.step([Work(other.blocks, 0, tokens[:5], 1)])
+            parts.pool.close(other)
+            parts.pool.extend(elsewhere, 16)  # takes its block
+        parts.pool.extend(table, 10)
+        assert torch.equal(parts.step([Work(table.blocks, 30, tokens[30:], 10)]), whole[30:])
 
 
 def test_the_kv_memory_is_that_of_all_together(
@@ -133,11 +169,22 @@ def group_of(engine: Engine) -> RankGroup:
     return engine.group
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Followers are forked, not started: see tests/forked.py."""
+
+    def start(spec: FollowerSpec) -> Forked:
+        module = ("outrider.worker.follower", str(parent().pid), spec.to_json())
+        return parent().fork(module, os.environ)
+
+    monkeypatch.setattr(followers, "_start", start)
+
+
 def pids_of(engine: Engine) -> dict[int, int]:
     """The followers', by rank."""
-    followers = group_of(engine).ranks.followers
-    assert isinstance(followers, FollowerProcesses)
-    return followers.pids
+    found = group_of(engine).ranks.followers
+    assert isinstance(found, FollowerProcesses)
+    return found.pids
 
 
 def lost(engine: Engine) -> str:
@@ -155,7 +202,9 @@ def lost(engine: Engine) -> str:
     return raised.value.message
 
 
-def test_a_killed_follower_is_noticed_while_nothing_runs(checkpoint: Callable[..., Path]) -> None:
+def test_a_killed_follower_is_noticed_while_nothing_runs(
+    forked: None, checkpoint: Callable[..., Path]
+) -> None:
     heads = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3}
     with divided(checkpoint("llama", **heads), 3, FollowerProcesses) as parts:
         pids = pids_of(parts)
@@ -168,7 +217,9 @@ def test_a_killed_follower_is_noticed_while_nothing_runs(checkpoint: Callable[..
         assert not psutil.pid_exists(pids[1])
 
 
-def test_a_follower_that_hangs_is_noticed(short_patience: None, checkpoint: Callable[..., Path]) -> None:
+def test_a_follower_that_hangs_is_noticed(
+    forked: None, short_patience: None, checkpoint: Callable[..., Path]
+) -> None:
     with divided(checkpoint("llama"), 2, FollowerProcesses) as parts:
         (pid,) = pids_of(parts).values()
         os.kill(pid, signal.SIGSTOP)
@@ -180,7 +231,11 @@ def test_a_follower_that_hangs_is_noticed(short_patience: None, checkpoint: Call
 
 @pytest.mark.parametrize(("module", "moment"), [(loading, "_model"), (assembly, "check")])
 async def test_a_follower_that_is_killed_while_it_loads_is_no_fault_of_the_models(
-    module: ModuleType, moment: str, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    module: ModuleType,
+    moment: str,
+    forked: None,
+    checkpoint: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     started: list[FollowerProcesses] = []
     at_that_moment = getattr(module, moment)

@@ -17,7 +17,7 @@ def config_of(arch: str, **overrides: Any) -> Any:
     return AutoConfig.for_model(model_type, **{**BASE, **special, "vocab_size": 199, **overrides})
 
 
-@pytest.mark.parametrize("arch", sorted(set(CONFIGS) - {"gpt2", "opt", "qwen3_next"}))
+@pytest.mark.parametrize("arch", sorted(set(CONFIGS) - {"gpt2", "opt"}))
 def test_these_are_divided(arch: str) -> None:
     check_divisible(config_of(arch), "tiny", 2)
 
@@ -28,7 +28,7 @@ def test_these_are_divided(arch: str) -> None:
         ("gpt2", 2, {}, "transformers has no tensor-parallel plan for its layers"),
         ("opt", 2, {}, "transformers has no tensor-parallel plan for its layers"),
         ("gpt_oss", 2, {"num_local_experts": 4}, "transformers has no tensor-parallel plan for its layers"),
-        ("qwen3_next", 2, {}, "it keeps recurrent state, which one process has to hold"),
+        ("mamba2", 2, {"num_heads": 8}, "transformers has no tensor-parallel plan for its layers"),
         ("llama", 2, {"num_key_value_heads": 1}, "it has 1 key-value heads"),
         ("llama", 4, {}, "it has 2 key-value heads"),
         ("qwen3", 3, {"num_key_value_heads": 3}, "it has 4 attention heads"),
@@ -49,6 +49,14 @@ def test_a_plan_that_says_what_is_not_known_here_is_refused(monkeypatch: pytest.
     plan = {**config.base_model_tp_plan, "layers.*.mlp.down_proj": "sequence_parallel"}
     monkeypatch.setattr(type(config), "base_model_tp_plan", plan)
     with pytest.raises(ModelRefused, match="its tensor-parallel plan says sequence_parallel"):
+        check_divisible(config, "tiny", 2)
+
+
+def test_a_plan_that_divides_a_recurrent_state_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of("qwen3_next")
+    plan = {**config.base_model_tp_plan, "layers.*.linear_attn.in_proj_ba": "colwise"}
+    monkeypatch.setattr(type(config), "base_model_tp_plan", plan)
+    with pytest.raises(ModelRefused, match=r"divides model.layers.0.linear_attn.in_proj_ba, whose"):
         check_divisible(config, "tiny", 2)
 
 

@@ -64,7 +64,9 @@ def run(turn: Turn, work: Work, session: Session, slots: dict[int, Slot]) -> Non
     if turn.mark != NO_SLOT:
         kept = range(max(turn.marked - MOST_BEFORE, 0), turn.marked)
         slots[turn.mark] = Slot(text[: turn.marked], {at % ROWS: rows[at] for at in kept})
-    assert work.start < turn.until <= len(text) - len(session.drafts)
+    if work.standing is None:
+        assert work.start < turn.until <= len(text) - len(session.drafts)
+    assert turn.until <= len(text) if work.standing is None else work.standing
     kept = range(max(turn.until - MOST_BEFORE, 0), len(text))
     before = slots[turn.target].rows if turn.target == turn.source else {}
     slots[turn.target] = Slot(text[: turn.until], before | {at % ROWS: rows[at] for at in kept})
@@ -110,6 +112,62 @@ def test_a_step_begins_with_the_state_of_its_own_text(count: int, most: int) -> 
             states.check_integrity()
     assert found > 300, "prefixes are shared"
     assert (lost > 20) is (most > count // 2), lost
+
+
+@pytest.mark.parametrize(("count", "most"), [(40, 5), (4, 4)])
+def test_what_was_drafted_step_by_step_is_taken_back(count: int, most: int) -> None:
+    """As a draft model does it. With slots enough no session loses its state."""
+    accepted = lost = 0
+    for seed in range(6):
+        rng = random.Random(seed)
+        states = StateSlots(count, BLOCKS, 16)
+        pool, slots = BlockPool(BLOCKS, 16, states), dict[int, Slot]()
+        beginning = [rng.randrange(3) for _ in range(40)]
+        open_ = [Session(beginning[: rng.choice((7, 16, 33, 40))], BlockTable()) for _ in range(most)]
+        for _ in range(300):
+            session = rng.choice(open_)  # its drafts stand behind its log
+            if states.lost(session.table.blocks, session.table.length):
+                lost += 1
+                pool.close(session.table)
+            if not session.table.blocks:
+                session.table = pool.open(session.log)
+            text, start = [*session.log, *session.drafts], session.table.length
+            read = text[start:][: rng.choice((1, 5, 40))]
+            pool.extend(session.table, len(read))
+            work = Work(session.table.blocks, start, read, 1, standing=len(session.log))
+            run(states.begin([work])[0], work, Session(text, session.table), slots)
+            if start + len(read) == len(text) and len(session.drafts) < MOST_DRAFTS:
+                session.drafts.append(rng.randrange(3))
+            if rng.random() < 0.2 and len(session.log) < 150:
+                agreed = rng.randrange(len(session.drafts) + 1)
+                accepted += agreed
+                pool.truncate(session.table, min(session.table.length, len(session.log) + agreed))
+                session.log += [*session.drafts[:agreed], *[3] * rng.randrange(1, 4)]
+                session.drafts.clear()
+            pool.seal(session.table, session.log)
+            pool.check_integrity([each.table for each in open_])
+            states.check_integrity()
+    assert accepted > 300
+    assert lost > 20 if count < 2 * most else not lost, lost
+
+
+def test_no_session_goes_on_by_what_another_drafted() -> None:
+    states = StateSlots(8, BLOCKS, 16)
+    pool, text = BlockPool(BLOCKS, 16, states), list(range(32))
+
+    def step(table: BlockTable, tokens: list[int], standing: int) -> None:
+        pool.extend(table, len(tokens))
+        start = table.length - len(tokens)
+        states.begin([Work(table.blocks, start, tokens, 1, standing=standing)])
+
+    drafting = pool.open(text)
+    step(drafting, text, 32)
+    pool.seal(drafting, text)
+    other = pool.open([*text, 7])  # has the same two blocks, as far as there are states
+    step(other, [*text, 7][other.length :], 33)
+    step(drafting, [100], 32)
+    states.forget(other.blocks[2])  # as others needed its slot
+    assert states.lost(other.blocks, 33)
 
 
 def test_a_work_without_a_state_is_refused() -> None:

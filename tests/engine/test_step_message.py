@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 
+from outrider.engine.state_slots import Turn
 from outrider.engine.step_inputs import Work
 from outrider.engine.step_message import Kind, StepMessage, decode, encode, encode_works
 from outrider.sampling.how import How
@@ -11,7 +12,7 @@ from outrider.sampling.vocab_parallel import VocabParallelRow
 
 
 def random_plan(
-    rng: random.Random, sessions: int, context: int, drafts: int, trees: float = 0.0
+    rng: random.Random, sessions: int, context: int, drafts: int, trees: float = 0.0, states: float = 0.0
 ) -> StepMessage:
     """Sessions of so many tokens that decode with so many drafts each."""
     works, rows = [], []
@@ -22,7 +23,8 @@ def random_plan(
         moves = tuple(
             (rng.randrange(10**6), rng.randrange(10**6)) for _ in range(rng.randrange(3) if parents else 0)
         )
-        works.append(Work(blocks, context, tokens, drafts + 1, parents, parents, moves))
+        turn = Turn(*(rng.randrange(-1, 10**6) for _ in Turn._fields)) if rng.random() < states else None
+        works.append(Work(blocks, context, tokens, drafts + 1, parents, parents, moves, turn=turn))
         rows += [
             VocabParallelRow(rng.choice(list(How)), rng.getrandbits(64), rng.choice([1.0, 1e-30, 0.1, 100.0]))
             for _ in tokens
@@ -37,7 +39,7 @@ def words_of(message: StepMessage) -> np.ndarray:
 def test_what_arrives_is_what_was_sent() -> None:
     rng = random.Random(1)
     for _ in range(50):
-        message = random_plan(rng, rng.randrange(1, 9), rng.randrange(3000), rng.randrange(9), 0.5)
+        message = random_plan(rng, rng.randrange(1, 9), rng.randrange(3000), rng.randrange(9), 0.5, 0.5)
         assert decode(words_of(message)) == message
     edge = (
         VocabParallelRow(How.NOISY, 2**64 - 1, 5e-324),

@@ -8,14 +8,9 @@ from typing import Any
 
 import pytest
 
-triton = pytest.importorskip("triton", reason="Triton is for Linux on x86-64")
-
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
-
-from outrider.engine import triton_products, triton_rows  # noqa: E402
-from outrider.engine.triton_products import GROUP, TILES, Tile  # noqa: E402
-from tests.engine.test_triton_attention import interpreted, spilled  # noqa: E402
+from outrider.engine import triton_products, triton_rows
+from outrider.engine.triton_products import GROUP, TILES, Tile
+from tests.triton_kernels import compiled, interpreted, spilled
 
 SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # bytes of a multiprocessor
 POINTERS = {"x": "*bf16", "bias": "*bf16", "out": "*bf16", "scales": "*fp32", "parts": "*fp32"}
@@ -24,27 +19,13 @@ ALIGNED = {*POINTERS, "weight", "outputs", "depth", "chunk", "stride", "query", 
 
 @pytest.mark.timeout(900)  # some ten seconds of a core, of which there may be a tenth
 def test_products_and_the_pass_in_the_interpreter() -> None:
-    """The interpreter has to be asked for before anything imports Triton."""
-    interpreted("interpreted_products.py")
+    interpreted(Path(__file__).with_name("interpreted_products.py"))
 
 
-def compiled(
+def kernel_of(
     kernel: Any, capability: int, constants: dict[str, Any], types: dict[str, str], **how: Any
 ) -> Any:
-    names = [parameter.name for parameter in kernel.params]
-    signature = {
-        name: "constexpr" if name in constants else types.get(name) or POINTERS.get(name, "i32")
-        for name in names
-    }
-    aligned = {
-        (place,): [["tt.divisibility", 16]]
-        for place, name in enumerate(names)
-        if name in ALIGNED and name not in constants
-    }
-    places = {(names.index(name),): value for name, value in constants.items()}
-    source = ASTSource(kernel, signature, constexprs=places, attrs=aligned)
-    options = {"enable_fp_fusion": False, **how}
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    return compiled(kernel, capability, POINTERS | types, constants, ALIGNED, enable_fp_fusion=False, **how)
 
 
 def product(capability: int, tile: Tile, weight: str, gated: bool) -> Any:
@@ -64,7 +45,7 @@ def product(capability: int, tile: Tile, weight: str, gated: bool) -> Any:
         **({} if scaled else {"scales": None}),
     }
     how = {"num_stages": tile.stages, "num_warps": tile.warps}
-    return compiled(triton_products._product, capability, constants, {"weight": weight}, **how)
+    return kernel_of(triton_products._product, capability, constants, {"weight": weight}, **how)
 
 
 @pytest.mark.parametrize(
@@ -72,13 +53,9 @@ def product(capability: int, tile: Tile, weight: str, gated: bool) -> Any:
 )
 def test_of_the_tiles_for_each_number_of_rows_one_fits(capability: int, weight: str, tmp_path: Path) -> None:
     for tiles in TILES.values():
-        fitting = [
-            made
-            for tile in tiles
-            if (made := product(capability, tile, weight, gated=tile is tiles[0])).metadata.shared
-            <= SHARED[capability]
-        ]
-        assert fitting and min(spilled(made.asm["ptx"], tmp_path) for made in fitting) == 0
+        made = (product(capability, tile, weight, gated=tile is tiles[0]) for tile in tiles)
+        fitting = (kernel for kernel in made if kernel.metadata.shared <= SHARED[capability])
+        assert any(spilled(kernel.asm["ptx"], tmp_path) == 0 for kernel in fitting)
 
 
 def test_on_hopper_all_tiles_multiply_by_one_kind_of_instruction() -> None:
@@ -93,9 +70,9 @@ def test_on_hopper_all_tiles_multiply_by_one_kind_of_instruction() -> None:
 def test_what_lies_between_products_keeps_its_numbers_in_registers(capability: int, tmp_path: Path) -> None:
     norm = {"WIDTH": 4096, "PADDED": 4096, "PARTS": 2, "BIASED": False, "bias": None}
     types = {"x": "*bf16", "weight": "*bf16", "eps": "fp32"}
-    made = [compiled(triton_rows._normed, capability, norm, types, num_warps=8)]
+    made = [kernel_of(triton_rows._normed, capability, norm, types, num_warps=8)]
     turn = {"QUERIES": 32, "KEYS": 8, "WIDTH": 128, "PADDED": 64, "PARTS": 1, "BIASED": True, "NORMED": True}
     halves = dict.fromkeys(("query_norm", "key_norm", "cosines", "sines", "query", "keys", "values"), "*bf16")
     types = {**halves, "slots": "*i64", "eps": "fp32"}
-    made.append(compiled(triton_rows._turned, capability, turn, types, num_warps=1))
+    made.append(kernel_of(triton_rows._turned, capability, turn, types, num_warps=1))
     assert [spilled(kernel.asm["ptx"], tmp_path) for kernel in made] == [0, 0]

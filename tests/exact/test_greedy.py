@@ -1,4 +1,4 @@
-"""Greedy output equals the target's own, for every architecture and whatever the drafter does."""
+"""Greedy output equals the target's own, for many architectures and whatever the drafter does."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from transformers import AutoModelForCausalLM
 
 from outrider.sampling.params import SamplingParams
 from tests.in_process import PATIENCE_SECONDS, Answer, Cluster
-from tests.tiny_models import ARCHITECTURES, build, near_copy
+from tests.tiny_models import build, near_copy
 
 GREEDY = SamplingParams(temperature=0.0)
 LENGTHS = (1, 2, 7, 16, 17, 33, 40, 64)  # around the block size, and enough for sliding windows to matter
 MAX_TOKENS = 24
 VOCAB = 199
+# That differ in what an engine does for them; `make zoo` serves all that there are.
+ARCHITECTURES = ("llama", "mistral", "gemma3", "gpt2", "phi3", "opt", "gpt_neox", "mixtral")
 DRAFTERS = ("good", "none", "bad", "garbage")
 ALL_DRAFTERS = ("llama", "gemma3")  # a wrong draft does the same to every architecture
 

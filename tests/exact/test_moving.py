@@ -12,7 +12,7 @@ import pytest
 from outrider.errors import Cancelled, Unavailable
 from outrider.sampling.params import SamplingParams
 from outrider.wire.session import SessionParams
-from router import session as session_module
+from router import losses
 from router.losses import MAX_LOSSES
 from router.requests import GenerationRequest, TokensCommitted
 from tests.in_process import Cluster, Worker
@@ -158,7 +158,8 @@ async def test_the_drafter_is_still_the_sessions_own_after_a_hand_over(target: P
                     if verifier.service.load().sessions:
                         verifier.service.drain()
                         verifier.service.give_back()
-            if len(tokens) >= 60:
+            sessions = cluster.sessions._open.values()
+            if len(tokens) >= 60 and not any(session.unplaced for session in sessions):  # not on its way
                 held.extend(drafter.placed for drafter in cluster.fleet.drafters.values())
 
         await cluster.ask(PROMPTS[0], VARIANTS[0], 400, on_tokens=on_tokens)
@@ -166,7 +167,7 @@ async def test_the_drafter_is_still_the_sessions_own_after_a_hand_over(target: P
 
 
 async def test_where_none_comes_the_client_is_told(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "RESUME_SECONDS", 0.2)
+    monkeypatch.setattr(losses, "RESUME_SECONDS", 0.2)
     async with Cluster(target) as cluster:
         with pytest.raises(Unavailable, match="none came in its place"):
             await cluster.ask(PROMPTS[0], VARIANTS[0], MAX_TOKENS, on_tokens=Once(cluster.verifier.kill))

@@ -35,6 +35,9 @@ SCHEMA = {
     "x-guidance": {"whitespace_flexible": False},
 }
 GRAMMAR = LLMatcher.grammar_from_json_schema(json.dumps(SCHEMA))
+SPACED = LLMatcher.grammar_from_json_schema(
+    json.dumps({**SCHEMA, "x-guidance": {"whitespace_pattern": "[ ]{1,2}"}})
+)
 SEVERAL = {"type": "array", "items": SCHEMA, "minItems": 4, "x-guidance": SCHEMA["x-guidance"]}
 LONG = LLMatcher.grammar_from_json_schema(json.dumps(SEVERAL))
 LONG_TOKENS = 200
@@ -96,17 +99,18 @@ async def test_a_prediction_changes_no_text_whatever_it_says(pair: tuple[Path, P
         assert (off.tokens, off.verified) == (plain[0].tokens, 0)
 
 
-async def test_forced_tokens_change_no_text(pair: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize("grammar", [GRAMMAR, SPACED])
+async def test_forced_and_likely_tokens_change_no_text(pair: tuple[Path, Path], grammar: str) -> None:
     async with Cluster(pair[0], k=K) as cluster:
-        plain = [await ask(cluster, variant, grammar=GRAMMAR, k=0) for variant in VARIANTS]
+        plain = [await ask(cluster, variant, grammar=grammar, k=0) for variant in VARIANTS]
         for drafted in (False, True):
             if drafted:
                 await cluster.add_drafter(pair[1])
             for variant, answer in zip(VARIANTS, plain, strict=True):
-                forced = await ask(cluster, variant, grammar=GRAMMAR)
+                forced = await ask(cluster, variant, grammar=grammar)
                 assert forced.tokens == answer.tokens
                 assert forced.own.forced > 0
-                both = await ask(cluster, variant, edited(answer.tokens), GRAMMAR)
+                both = await ask(cluster, variant, edited(answer.tokens), grammar)
                 assert both.tokens == answer.tokens
                 assert both.own.forced > 0 < both.own.predicted
 

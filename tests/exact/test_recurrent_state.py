@@ -13,8 +13,9 @@ from outrider.engine.engine import Engine
 from outrider.engine.gathered_attention import GatheredAttention
 from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.loading import load_engine, load_tokenizer
-from outrider.errors import ModelRefused, StartupError
+from outrider.errors import StartupError
 from tests.exact.test_trees import run, specs
+from tests.follower_pool import Pool, divided
 from tests.tiny_models import build
 from tests.zoo.serving import own_text
 
@@ -50,9 +51,20 @@ async def test_any_drafts_give_the_text_of_none(tmp_path: Path) -> None:
     assert (await run(engine, halves, tokenizer, expected.texts, 2)).texts == expected.texts
 
 
-def test_what_is_not_served_says_so(tmp_path: Path) -> None:
+async def test_a_divided_model_gives_the_text_of_the_whole_one(pool: Pool, tmp_path: Path) -> None:
+    """Followers are told what to do with which state: they do not know which blocks were given up."""
+    folder = build("qwen3_next", tmp_path / "target")
+    tokenizer = load_tokenizer(str(folder)).json
+    whole = load_engine(str(folder), threads=1, kv_memory_bytes=2**24)
+    expected = await run(whole, specs(), tokenizer)
+    with divided(folder, 2, pool.start) as engine:
+        assert engine.info.bit_exact and engine.attention.states is not None
+        found = await run(engine, specs(), tokenizer, expected.texts)
+    assert found.texts == expected.texts
+    assert sum(outcome.accepted for outcome in found.outcomes) > 20
+
+
+def test_too_little_memory_for_states_is_said_so(tmp_path: Path) -> None:
     folder = str(build("qwen3_next", tmp_path / "target"))
-    with pytest.raises(ModelRefused, match="cannot be a draft model: it keeps recurrent state"):
-        load_engine(folder, threads=1, drafts=True)
     with pytest.raises(StartupError, match=r"holds \d of the recurrent states .* give at least \d+KiB"):
         load_engine(folder, threads=1, kv_memory_bytes=2**18)

@@ -224,14 +224,10 @@ async def test_a_session_that_goes_on_elsewhere_and_a_pool_that_runs_out(tmp_pat
     assert found.texts == expected and found.branched > 0
 
 
-async def test_ranks_run_the_same_tree(tmp_path: Path) -> None:
+async def test_ranks_run_the_same_tree(pool: Pool, tmp_path: Path) -> None:
     folder = build("llama", tmp_path / "target")
     whole = load_engine(str(folder), threads=1, kv_memory_bytes=2**24)
     tokenizer = load_tokenizer(str(folder)).json
     expected = await run(whole, specs(), tokenizer)
-    pool = Pool()
-    try:
-        with divided(folder, 2, pool.start) as engine:
-            assert await check(engine, expected, tokenizer, [3]) > 5
-    finally:
-        pool.close()
+    with divided(folder, 2, pool.start) as engine:
+        assert await check(engine, expected, tokenizer, [3]) > 5

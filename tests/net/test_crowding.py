@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.net import crowding
-from outrider.net.crowding import Connection, keep_uncrowded, too_many
+from outrider.net.crowding import Connection, limit_connections, too_many
 from outrider.net.grpc_health import add_health
 from outrider.net.rpc import bind, new_server
 
@@ -60,7 +60,7 @@ async def test_a_client_gets_in_whoever_holds_all_places(
     address = bind(server, "127.0.0.1", 0)
     port = int(address.rpartition(":")[2])
     await server.start()
-    keeping = asyncio.create_task(keep_uncrowded({port: MOST}))
+    keeping = asyncio.create_task(limit_connections({port: MOST}))
     early = grpc.aio.insecure_channel(address)
     watch = health_pb2_grpc.HealthStub(early).Watch(health_pb2.HealthCheckRequest())
     await watch.read()

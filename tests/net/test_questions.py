@@ -15,7 +15,8 @@ from outrider.errors import Overloaded
 from outrider.net import grpc_health, questions
 from outrider.net.grpc_health import add_health
 from outrider.net.places import Places
-from outrider.net.rpc import bind, channel, new_server
+from outrider.net.rpc import new_server
+from tests.net.connected import connected
 
 CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
 REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
@@ -27,13 +28,8 @@ EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 async def serving() -> AsyncIterator[grpc.aio.Channel]:
     server = new_server()
     add_health(server, lambda: True, "outrider.v1.Generation")
-    address = bind(server, "127.0.0.1", 0)
-    await server.start()
-    try:
-        async with channel(address) as connection:
-            yield connection
-    finally:
-        await server.stop(None)
+    async with connected(server) as connection:
+        yield connection
 
 
 @pytest.mark.parametrize("method", [CHECK, WATCH, REFLECTION])

@@ -258,7 +258,7 @@ async def unread_stream() -> AsyncIterator[tuple[asyncio.Event, grpc.aio.UnarySt
 async def test_a_call_whose_messages_are_not_taken_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rpc, "UNTAKEN_SECONDS", 0.2)
     async with unread_stream() as (noticed, call):
-        await asyncio.wait_for(noticed.wait(), 10)
+        await asyncio.wait_for(noticed.wait(), 120)
         with pytest.raises(grpc.aio.AioRpcError, match="was not taken for"):
             while await call.read() is not grpc.aio.EOF:
                 pass
@@ -270,7 +270,7 @@ async def test_who_leaves_while_it_is_written_to_leaves_no_trace_in_the_log(
     async with unread_stream() as (noticed, call):
         await asyncio.sleep(0.1)  # until a write waits
         call.cancel()
-        await asyncio.wait_for(noticed.wait(), 10)
+        await asyncio.wait_for(noticed.wait(), 120)
     assert not caplog.records
 
 

@@ -57,7 +57,7 @@ async def serving() -> AsyncIterator[Callable[..., Awaitable[str]]]:
 
 async def ask(connection: grpc.aio.Channel) -> grpc.StatusCode:
     try:
-        await verifier_pb2_grpc.VerifierStub(connection).GetInfo(common_pb2.GetInfoRequest(), timeout=20)
+        await verifier_pb2_grpc.VerifierStub(connection).GetInfo(common_pb2.GetInfoRequest(), timeout=120)
     except grpc.aio.AioRpcError as error:
         return error.code()
     return grpc.StatusCode.OK
@@ -258,7 +258,7 @@ async def test_a_certificate_that_names_roles_is_good_for_these_only(
             assert await ask(connection) is code
             return
         commands = iter([verifier_pb2.VerifierCommand()])  # sent by gRPC: the refusal may come before it
-        stream = verifier_pb2_grpc.VerifierStub(connection).Sessions(commands, timeout=20)
+        stream = verifier_pb2_grpc.VerifierStub(connection).Sessions(commands, timeout=120)
         if code is grpc.StatusCode.OK:
             assert await stream.read() is not grpc.aio.EOF
         assert await stream.code() is code

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 
 import httpx
 import pytest
 
-from router.api.keys import digest, new_key
-from tests.e2e.conftest import END_SECONDS, Serve, start
+from tests.keyed_service import KeyedService, keyed_service
 
 PROMPTS = ("def add(a, b):\n", "class Stack:\n", "import os\n\n\ndef walk(", "for line in lines:\n")
 
 
-@dataclass
-class Service:
-    """It, and the key."""
-
-    serve: Serve
-    key: str
-
-    @property
-    def url(self) -> str:
-        return self.serve.url
-
+class Service(KeyedService):
     @contextmanager
     def loaded(self) -> Iterator[None]:
         """Some requests at a time are answered for as long as this lasts, and one in two is refused."""
@@ -55,10 +42,5 @@ class Service:
 
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    key = new_key()
-    file = tmp_path_factory.mktemp("keys") / "keys"
-    file.write_text(f"alice sha256:{digest(key).hex()}\n")
-    serve = start("--seed", "7", "--no-compare", "--api-keys", str(file))
-    yield Service(serve, key)
-    serve.process.send_signal(signal.SIGINT)
-    assert serve.process.wait(END_SECONDS) == 0, "".join(serve.said[-30:])
+    with keyed_service(tmp_path_factory.mktemp("keys")) as made:
+        yield Service(made.serve, made.key)

@@ -70,7 +70,7 @@ def test_threads_fit_into_what_a_container_may_use(tmp_path: Path, quota: str, t
 
 
 COMPILERS = {
-    "fails": ("echo 'fatal error: no omp.h' >&2; exit 1", "fatal error: no omp.h", "with OpenMP"),
+    "fails": ("echo 'fatal error: no thread.h' >&2; exit 1", "fatal error: no thread.h", "knows C++17"),
     "makes what is no library": (
         'for file; do :; done; echo no library > "$file"',
         "cannot be loaded",
@@ -304,3 +304,6 @@ def test_an_address_where_no_router_is() -> None:
         url = f"http://127.0.0.1:{probe.getsockname()[1]}"
     with http_client(None, None, 5.0) as http:
         assert wrong(service.service(http, url, time.time), "no server answers", "look whether it runs")
+        found = one(service.service(http, "localhost:8000", time.time))
+    assert wrong(found, "localhost:8000 is no address of a router", "give a router's address in --url")
+    assert ".:" not in str(found)

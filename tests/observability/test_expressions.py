@@ -20,6 +20,8 @@ from tests.observability.expressions import (
 
 OF_PROMETHEUS = {"job", "instance", "le"}
 EXPRESSIONS = [*of_dashboard(), *of_rules()]
+# Their model_name is a draft model's, and $model a target's.
+OF_DRAFT_MODELS = {"outrider_draft_rejections_total", "outrider_draft_rejections_covered_total"}
 VARIABLES = {"datasource", "job", "instance", "model"}
 
 
@@ -79,8 +81,11 @@ def test_the_dashboard_is_for_any_data_source_job_router_and_model() -> None:
             assert panel["datasource"] == source and panel["description"]
             assert all(target["datasource"] == source for target in panel["targets"])
     for expression in of_dashboard():
-        for selector in re.findall(r"\{([^}]*)\}", expression.text):
-            assert {'job=~"$job"', 'instance=~"$instance"'} <= set(selector.split(", "))
+        for metric, selector in re.findall(r"([\w:]+)\{([^}]*)\}", expression.text):
+            chosen = set(selector.split(", "))
+            assert {'job=~"$job"', 'instance=~"$instance"'} <= chosen
+            of_target = "model_name" in measured()[metric] and metric not in OF_DRAFT_MODELS
+            assert ('model_name=~"$model"' in chosen) is of_target, expression
         assert set(re.findall(r"\[([^]]*)\]", expression.text)) <= {"$__rate_interval"}
         assert set(re.findall(r"\$(\w+)", expression.text)) <= VARIABLES | {"__rate_interval"}
 

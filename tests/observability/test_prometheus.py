@@ -20,6 +20,7 @@ import httpx
 import pytest
 import yaml
 
+from demo import pair
 from tests.observability.conftest import Service
 from tests.observability.expressions import RULES, Expression, of_dashboard, of_rules
 
@@ -27,7 +28,7 @@ PATIENCE_SECONDS = 120  # only a hang can reach it
 Gave = dict[tuple[str, str], list[dict[str, Any]]]  # by where an expression stands, and its text
 KEPT_AFTER_SECONDS = 60
 HERE = Path(__file__).parent
-VARIABLES = {"$__rate_interval": "10s", "$job": ".*", "$instance": ".*", "$model": ".*"}
+VARIABLES = {"$__rate_interval": "10s", "$job": "outrider", "$instance": ".*", "$model": pair.NAME}
 # What has no series before a fault has happened. The dashboard shows 0 then.
 RARE = {
     *("outrider_drafts_dropped_total", "outrider_drafts_ended_total", "outrider_verifiers_set_aside_total"),

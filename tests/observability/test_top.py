@@ -22,7 +22,8 @@ from rich.console import Console
 
 from outrider.client.live import live
 from outrider.errors import InvalidRequest
-from outrider_cli.live_board import Board, frame
+from outrider_cli.live_board import WHY_UNDRAFTED, Board, frame
+from router.drafting import Undrafted
 from tests.e2e.conftest import ROOT
 from tests.e2e.two_routers import Role, free_port
 from tests.observability.conftest import Service
@@ -36,7 +37,7 @@ VERIFIER |= {"drafts_rest": True, "draft_gain": 1.5}
 DRAFTER = {"id": "d1", "model": "", "sessions": 2, "token_seconds": 0.0015, "busy": 0.75, "kv_usage": 0.0}
 DRAFTER |= {"round_trips": [{"verifier": "v1", "seconds": 0.0004}]}
 SESSION = {"id": "a" * 32, "verifier": "v1", "drafters": ["d1"], "k": 4, "window": 12}
-SESSION |= {"acceptance": 0.8, "tokens": 77}
+SESSION |= {"acceptance": 0.8, "undrafted": "", "tokens": 77}
 TOLD: dict[str, Any] = {
     "seconds": 10.0,
     "service": {
@@ -80,13 +81,21 @@ def test_a_frame_tells_what_the_router_tells() -> None:
         *("v1", "demo", "2", "1", "25%", "12.3", "9", "0.125", "321.0", "50%", "rest 1.50x"),
     ]
     assert cells(text, "d1") == ["d1", "no model", "2", "1.50", "75%", "0%", "0.40"]
-    assert cells(text, "aaaa") == ["aaaaaaaa", "v1", "d1", "4", "12", "80%", "77"]
+    assert cells(text, "aaaa") == ["aaaaaaaa", "v1", "d1", "-", "4", "12", "80%", "77"]
     assert cells(text, "suffix") == ["suffix", "8", "6", "75%"]
     assert "kept by place in the draft: █▂  100% 25%" in text
     assert "broke" in shown(board, "it broke off")
     narrow = shown(board, width=80)
     assert cells(narrow, "v1") == ["v1", "2", "1", "25%", "12.3", "321.0", "50%"]
     assert "…" not in narrow and max(map(len, narrow.splitlines())) <= 80
+
+
+def test_why_a_session_has_no_drafts_is_told() -> None:
+    assert {each.value for each in Undrafted} == WHY_UNDRAFTED.keys()
+    for why, said in WHY_UNDRAFTED.items():
+        board = Board()
+        board.take({**TOLD, "sessions": [{**SESSION, "drafters": [], "undrafted": why}]})
+        assert cells(shown(board), "aaaa") == ["aaaaaaaa", "v1", "nobody", said, "4", "12", "-", "77"]
 
 
 def test_an_idle_verifier_keeps_its_last_step_and_shows_no_speed() -> None:
@@ -267,6 +276,7 @@ def test_a_router_that_goes_and_comes(terminal: Callable[..., Terminal]) -> None
         {"service": {**TOLD["service"], "drafters": 5}},
         {"service": {"counts": {}}},
         {"sessions": [{**SESSION, "k": 10**400}]},
+        {"sessions": [{**SESSION, "undrafted": ["\x1b[2J"]}]},
         {"seconds": "10"},
     ],
 )

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from router.api.keys import digest, new_key
-from tests.e2e.conftest import END_SECONDS, Serve, start
-from tests.tiny_models import reciting
+from demo import pair
+from tests.e2e.conftest import start
+from tests.keyed_service import KeyedService, keyed_service
+from tests.tiny_models import reciting, slow_demo_target
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 MILLISECONDS = 120_000  # only a hang can reach it
@@ -45,28 +44,13 @@ def browser() -> Iterator[Any]:
         started.close()
 
 
-@dataclass
-class Service:
-    """`outrider serve` with two drafters, for who has the key."""
-
-    serve: Serve
-    key: str
-
-    @property
-    def url(self) -> str:
-        return self.serve.url
-
-
 @pytest.fixture(scope="session")
-def service(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Not started where there is no browser."""
-    key = new_key()
-    file = tmp_path_factory.mktemp("keys") / "keys"
-    file.write_text(f"alice sha256:{digest(key).hex()}\n")
-    serve = start("--seed", "7", "--drafters", "2", "--no-compare", "--api-keys", str(file))
-    yield Service(serve, key)
-    serve.process.send_signal(signal.SIGINT)
-    assert serve.process.wait(END_SECONDS) == 0, "".join(serve.said[-30:])
+def service(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeyedService]:
+    """One with two drafters, whose drafts pay. Not started where there is no browser."""
+    target = slow_demo_target(tmp_path_factory.mktemp("models") / pair.NAME)
+    models = ("--target", str(target), "--draft", pair.NAME)
+    with keyed_service(tmp_path_factory.mktemp("keys"), *models, "--drafters", "2") as made:
+        yield made
 
 
 @pytest.fixture(scope="session")
@@ -75,16 +59,16 @@ def thinking(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     model = reciting(tmp_path_factory.mktemp("thinking"), [*THOUGHT, *ANSWER], THINKS)
     serve = start("--target", str(model), "--draft", str(model))
     yield serve.url
-    serve.process.send_signal(signal.SIGINT)
-    assert serve.process.wait(END_SECONDS) == 0, "".join(serve.said[-30:])
+    serve.end()
 
 
 Open = Callable[..., Any]
 
 
 @pytest.fixture
-def open_page(browser: Any, service: Service) -> Iterator[Open]:
-    """Opens a page with the key. At the end nothing may have gone wrong in its console."""
+def open_page(browser: Any, service: KeyedService) -> Iterator[Open]:
+    """Opens a page with the key. At the end nothing may have gone wrong in its console, and it may have asked
+    nobody else."""
     contexts, wrong = [], []
 
     def told(message: Any) -> None:
@@ -111,6 +95,7 @@ def open_page(browser: Any, service: Service) -> Iterator[Open]:
         page = context.new_page()
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("console", told)
+        page.on("request", lambda request: request.url.startswith(f"{url}/") or wrong.append(request.url))
         page.goto(f"{url}/#{view}")
         if keyed and view != "live":
             page.wait_for_selector("#model option", state="attached")
@@ -130,8 +115,8 @@ def until(page: Any, expression: str) -> None:
         page.wait_for_timeout(50)
 
 
-def keep(page: Any, name: str) -> None:
-    """Takes a picture for docs/, where that is wanted."""
+def keep(page: Any, name: str, seconds: float = 0.2) -> None:
+    """Takes a picture for docs/, where that is wanted, after so long."""
     if folder := os.environ.get("SCREENSHOTS"):
-        page.wait_for_timeout(200)
-        page.screenshot(path=Path(folder) / f"{name}.png")
+        page.wait_for_timeout(1000 * seconds)
+        page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)

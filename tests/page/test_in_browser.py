@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from typing import Any
@@ -10,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.page.conftest import ANSWER, PHONE, THOUGHT, Open, Service, keep, until
+from tests.keyed_service import KeyedService
+from tests.page.conftest import ANSWER, PHONE, THOUGHT, Open, keep, until
 
 pytestmark = pytest.mark.process
 
@@ -34,7 +37,7 @@ def texts(page: Any) -> list[str]:
     return [str(text) for text in page.locator(".answer").all_text_contents()]
 
 
-def same_by_http(service: Service, **fields: Any) -> dict[str, Any]:
+def same_by_http(service: KeyedService, **fields: Any) -> dict[str, Any]:
     asked = {"prompt": PROMPT, "max_tokens": 96, "temperature": 0, "return_speculation": True, **fields}
     answer = httpx.post(
         f"{service.url}/v1/completions", json=asked, headers={"x-api-key": service.key}, timeout=120
@@ -43,7 +46,9 @@ def same_by_http(service: Service, **fields: Any) -> dict[str, Any]:
     return told
 
 
-def test_an_answer_streams_in_the_colours_that_the_statistics_tell(open_page: Open, service: Service) -> None:
+def test_an_answer_streams_in_the_colours_that_the_statistics_tell(
+    open_page: Open, service: KeyedService
+) -> None:
     page = open_page()
     ask(page, temperature="0.8", seed="5", max_tokens="160")
     until(page, "document.querySelectorAll('.answer .token').length > 4")
@@ -108,7 +113,6 @@ def test_what_the_model_thinks_is_dimmed_and_folded(open_page: Open, thinking: s
     colour = "one => getComputedStyle(one).color"
     shown = page.locator(".answer > .token").first.evaluate(colour)
     assert fold.locator(".token").first.evaluate(colour) != shown
-    keep(page, "page-reasoning")
     assert check(page, axe()) == []
     page.click("text=Replay")
     page.wait_for_selector(".figures >> text=the same text")
@@ -144,25 +148,62 @@ def test_stop_and_replay(open_page: Open) -> None:
     assert texts(page) == [before]
 
 
-def test_what_is_copied_gives_the_same_text(open_page: Open, service: Service) -> None:
+def copied(page: Any, what: str) -> str:
+    page.evaluate("navigator.clipboard.writeText('')")
+    page.click(f"#copy-{what}")
+    until(page, "navigator.clipboard.readText().then(text => text !== '')")
+    return str(page.evaluate("navigator.clipboard.readText()"))
+
+
+def given(command: list[str], service: KeyedService, said: str = "") -> str:
+    """What a program gives that knows the key by its usual variable."""
+    environment = {**os.environ, "OUTRIDER_API_KEY": service.key}
+    run = subprocess.run(command, input=said, env=environment, capture_output=True, text=True, check=True)
+    return run.stdout
+
+
+def test_what_is_copied_gives_the_same_text(open_page: Open, service: KeyedService) -> None:
     page = open_page()
     ask(page, temperature="1", stop="\\n\\n\\n", seed=str(2**64 - 1))
     answered(page)
     (text,) = texts(page)
-    page.click("#copy-python")
-    page.wait_for_selector("text=copied")
-    program = page.evaluate("navigator.clipboard.readText()")
+    program = copied(page, "python")
     assert f"seed={2**64 - 1}" in program
-    environment = {**os.environ, "OUTRIDER_API_KEY": service.key}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    assert given([sys.executable, "-c", program], service) == text + "\n"
+    line = copied(page, "curl")
+    assert f'"seed": {2**64 - 1}' in line and service.key not in line
+    if shutil.which("curl"):
+        assert json.loads(given(["sh"], service, line))["choices"][0]["text"] == text
+
+
+def test_a_form_that_was_changed_is_what_is_copied(open_page: Open) -> None:
+    page = open_page()
+    ask(page, max_tokens="8", prompt='it\'s "quoted" \\ $HOME `x`\n')
+    answered(page)
+    before = copied(page, "curl")
+    assert '"max_tokens": 8' in before and '"seed"' in before
+    page.fill("#max_tokens", "9")
+    assert '"max_tokens": 9' in copied(page, "curl") and '"seed"' not in copied(page, "python")
+    page.click("text=Replay")
+    page.wait_for_selector(".figures >> text=the same text")
+    assert copied(page, "curl") == before
+
+
+def test_a_rate_is_told_only_of_what_took_a_while(open_page: Open) -> None:
+    page = open_page()
+    rates = page.evaluate(
+        """async () => {
+            const { Tokens } = await import("/page/tokens.js");
+            const token = { bytes: [120], source: "plain", drafter: null, probability: null };
+            const told = { drafted: 0, tokens: [token, token] };
+            return [[], [1], [1, 1.0625], [null, null], [1, 1.25], [1, 2, 3]].map((times) => {
+                const tokens = new Tokens(document.createElement("div"));
+                tokens.add(times.map((seconds, step) => ({ step, seconds, ...told })));
+                return tokens.rate(0.1);
+            });
+        }"""
     )
-    assert done.stdout == text + "\n"
-    page.click("#copy-curl")
-    until(page, "navigator.clipboard.readText().then(text => text.startsWith('curl '))")
-    line = page.evaluate("navigator.clipboard.readText()")
-    said = subprocess.run(["sh", "-n"], input=line, capture_output=True, text=True)
-    assert said.returncode == 0 and f'"seed": {2**64 - 1}' in line and service.key not in line
+    assert rates == [None, None, None, None, 8, 2]
 
 
 def test_side_by_side(open_page: Open) -> None:
@@ -176,10 +217,12 @@ def test_side_by_side(open_page: Open) -> None:
     assert columns.nth(1).locator(".token").count() == columns.nth(1).locator(".plain").count() > 0
     assert all(float(clock.removesuffix(" s")) > 0 for clock in page.locator(".clock").all_text_contents())
     keep(page, "page-side-by-side")
+    ask(page, max_tokens="1")
+    page.wait_for_selector("#verdict >> text=The same text, byte for byte. They were over too soon")
 
 
-def test_the_live_service_and_a_drafter_that_is_killed(open_page: Open, service: Service) -> None:
-    page, other = open_page("live", (1280, 1180)), open_page("compare")
+def test_the_live_service_and_a_drafter_that_is_killed(open_page: Open, service: KeyedService) -> None:
+    page, other = open_page("live"), open_page("compare")
     until(page, "document.querySelectorAll('#board tbody tr').length > 3")
     drafters = page.locator("[aria-label=Drafters] tbody tr")
     until(page, "document.querySelectorAll('[aria-label=Drafters] tbody tr').length == 2")
@@ -188,7 +231,9 @@ def test_the_live_service_and_a_drafter_that_is_killed(open_page: Open, service:
         page, "document.querySelector('[aria-label=\"Your sessions\"] tbody').textContent.includes('drafter')"
     )
     until(page, "parseInt(document.querySelector('svg[aria-label$=\" steps\"]')?.ariaLabel) > 3")
-    keep(page, "page-live")
+    own = page.locator("[aria-label='Your sessions'] tbody")
+    assert "nobody: drafts are not asked for" in own.text_content()
+    keep(page, "page-live", seconds=5)
     ids = drafters.locator("td:first-child").all_text_contents()
     service.serve.child("drafter").kill()
     until(page, "document.querySelector('.news').textContent.includes('left')")
@@ -196,9 +241,32 @@ def test_the_live_service_and_a_drafter_that_is_killed(open_page: Open, service:
     assert any(f"{id} left" in page.locator(".news").text_content() for id in ids)
     until(page, "document.querySelector('.news').textContent.includes('came')")  # started anew
     other.wait_for_selector("#verdict >> text=The same text")
+    until(page, "document.querySelector('[aria-label=\"Your sessions\"] .none') !== null")
+    assert page.locator("figure", has_text="k of your sessions").locator("li").count() == 2, (
+        "of both, a while"
+    )
 
 
-def test_it_asks_for_a_key_and_takes_the_right_one(open_page: Open, service: Service) -> None:
+def test_where_as_many_look_as_may_it_asks_seldom(open_page: Open) -> None:
+    page, asked = open_page(), list[str]()
+
+    def refuse(route: Any) -> None:
+        asked.append(route.request.url)
+        route.fulfill(status=429, json={"error": {"message": "as many look as may"}})
+
+    page.route("**/v1/live", refuse)
+    page.clock.install()
+    page.click("nav >> text=Live")
+    for times in (1, 2):
+        while len(asked) < times:
+            page.wait_for_timeout(50)
+        page.wait_for_selector(".state >> text=as many look as may Trying again.")
+        page.clock.run_for(14_000)
+        assert len(asked) == times
+        page.clock.run_for(1_000)
+
+
+def test_it_asks_for_a_key_and_takes_the_right_one(open_page: Open, service: KeyedService) -> None:
     page = open_page(keyed=False)
     page.wait_for_selector("#key-dialog[open]")
     page.fill("#key-value", "wrong")
@@ -214,11 +282,15 @@ def test_it_asks_for_a_key_and_takes_the_right_one(open_page: Open, service: Ser
 
 
 def test_a_refusal_is_shown_in_the_service_s_own_words(open_page: Open) -> None:
-    page = open_page()
-    page.get_by_text("Completion", exact=True).click()
+    page = open_page(size=PHONE)
+    ask(page, max_tokens="8")
+    answered(page)
+    before = texts(page), page.locator(".legend").text_content()
     page.fill("#seed", str(2**64))
     page.press("#prompt", "Control+Enter")
     page.wait_for_selector("#trouble >> text=seed must be")
+    until(page, "document.getElementById('trouble').getBoundingClientRect().top >= 0")
+    assert (texts(page), page.locator(".legend").text_content()) == before, "what was answered stays"
 
 
 @pytest.mark.parametrize("view", ["try", "compare", "live"])
@@ -230,8 +302,6 @@ def test_nothing_is_wider_than_a_phone(open_page: Open, view: str) -> None:
         ask(page, max_tokens="32")
         page.wait_for_selector(".figures >> text=seed" if view == "try" else "#verdict >> text=same text")
     assert page.evaluate("document.scrollingElement.scrollWidth") <= PHONE[0]
-    if view == "try":
-        keep(page, "page-phone")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -240,8 +310,6 @@ def test_axe_finds_nothing_serious(open_page: Open, theme: str) -> None:
     ask(page, max_tokens="48", temperature="1")
     answered(page)
     found = [check(page, axe())]
-    if theme == "dark":
-        keep(page, "page-dark")
     page.click("#key")
     found.append(check(page, axe()))
     page.click("#key-cancel")

@@ -273,3 +273,12 @@ class Failover(RuleBasedStateMachine):
 
 TestFailover = Failover.TestCase
 TestFailover.settings = settings(max_examples=60, stateful_step_count=60)
+
+
+def test_where_nothing_arrives_for_minutes_the_answer_comes_in_the_end() -> None:
+    """Both verifiers were set aside for it meanwhile."""
+    state = Failover()
+    state.start(first=0)
+    for _ in range(60):
+        state.time_passes(seconds=6.0)
+    state.teardown()

@@ -18,7 +18,6 @@ from outrider.net.draft_right import right
 from outrider.sampling.params import SamplingParams
 from outrider.wire.session import SessionParams
 from verifier.drafter_peer import DrafterPeer
-from verifier.part import Part
 from verifier.running import Running
 from verifier.session import NO_BRANCH, Session, SessionSpec
 
@@ -79,7 +78,7 @@ def steps(text: Sequence[int], sources: Sequence[str], least: float = NO_BRANCH)
             else WRONG + 1
             for path in coming
         ]
-        outcome = running.settle(Part(running, base - 1, 1, nodes, True), chosen, 0.0)
+        outcome = running.settle(nodes, chosen, 0.0)
         proposer.commit(looking_up, base, outcome.tokens)
         count += 1
     assert log == list(text)

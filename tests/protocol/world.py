@@ -145,7 +145,7 @@ class Wire:
         return None
 
     def stream_stream(self, *arguments: Any, **options: Any) -> Any:
-        def call(outbox: Outbox[Any]) -> Wire:
+        def call(outbox: Outbox[Any], **options: Any) -> Wire:
             self._outbox = outbox
             return self
 
@@ -159,6 +159,8 @@ class Wire:
 
     def cancel(self) -> None:
         raise AssertionError("the outbox is full")
+
+    def add_done_callback(self, _: object) -> None: ...
 
     # What passes.
 
@@ -251,7 +253,7 @@ class RouterNode:
         metrics = Metrics()
         self.storage = Storage(self._world)
         self.log_writer = SessionLogWriter(self.storage, self.identity.worker_id, metrics, TTL)
-        self.fleet = Fleet(metrics, clock=lambda: 0.0)
+        self.fleet = Fleet(metrics, clock=lambda: self._world.now)
         self.sessions = Sessions(self.fleet, self.log_writer, max_sessions=100, num_speculative_tokens=4)
         self.wires: dict[str, Wire] = {}
 

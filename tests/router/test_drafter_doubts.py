@@ -46,9 +46,15 @@ def test_one_that_is_silent_is_doubted_everywhere_and_a_later_doubt_makes_no_for
     doubts: DrafterDoubts, clock: Clock
 ) -> None:
     doubts.cut_off(worker("d"), "lies")
-    doubts.silent(worker("d"))
+    doubts.silent(worker("d"), "")
     clock.now = SILENT_SECONDS
     assert doubts.about("d", "v") and not doubts.told()
+
+
+def test_what_one_owner_asks_for_makes_a_drafter_silent_for_that_owner_only(doubts: DrafterDoubts) -> None:
+    """A grammar that costs much, for instance, has no drafts."""
+    doubts.silent(worker("d"), "a")
+    assert doubts.about("d", "v", "a") and not doubts.about("d", "v", "b") and not doubts.about("d", "v")
 
 
 def test_what_is_told_and_kept_is_bounded(doubts: DrafterDoubts) -> None:

@@ -17,7 +17,16 @@ from outrider.wire.hello import Role
 from outrider.wire.load import DrafterLoad, VerifierLoad
 from outrider.wire.session import SessionId, SessionParams
 from outrider.wire.verifier_sessions import VerifierEvents
-from router.drafter_merits import REMEMBERED, TRIAL_SHARE, TRIAL_STEPS, DrafterMerits, Outcome
+from router.drafter_merits import (
+    MOST_OWNERS,
+    OWN_REMEMBERED,
+    REMEMBERED,
+    SEEN_STEPS,
+    TRIAL_SHARE,
+    TRIAL_STEPS,
+    Outcome,
+    OwnedMerits,
+)
 from router.fleet import Fleet
 from router.requests import GenerationRequest, TokensCommitted
 from router.session_draft import SessionDraft
@@ -48,6 +57,7 @@ class Simulation:
         self.steps_of: dict[bool, Counter[str | None]] = {True: Counter(), False: Counter()}  # greedy or not
         self.committed, self.mixed = 0, False
         self.pairs: dict[str, PairAcceptance] = {}
+        self.owners: tuple[str, ...] = ("",)  # whose the sessions are, in turns
 
     def open(self) -> SessionDraft:
         self.sessions += 1
@@ -57,6 +67,7 @@ class Simulation:
             SessionParams((1, 2, 3), SamplingParams(temperature, seed=1), 10**6),
             session_id=SessionId(f"{self.sessions:016}".encode()),
             fingerprint=self.verifier.identity.model_fingerprint,
+            owner=self.owners[self.sessions % len(self.owners)],
         )
         pair = self.pairs.setdefault("", PairAcceptance())
         draft = SessionDraft(Transcript(request), b"k" * 16, self.fleet, lambda *_: pair, 8)
@@ -262,11 +273,68 @@ async def test_of_three_the_two_that_bring_most_draft() -> None:
     assert all(len(names) <= 2 for names in three.steps)
 
 
+class Misled(Simulation):
+    """One owner of a key has nearly all requests, and made up their prompts: each drafter brings to them what
+    is far from what it brings to another owner's."""
+
+    def __init__(self, fleet: Fleet, misled: tuple[float, ...], honest: tuple[float, ...]) -> None:
+        super().__init__(fleet, *map(always, honest))
+        self.owners = ("honest", *["misleading"] * 7)
+        self.brings = {"honest": honest, "misleading": misled}
+        self.by_owner: Counter[tuple[str, str | None]] = Counter()  # steps, and by whom they were drafted for
+
+    def _step(self, draft: SessionDraft, step: int) -> int:
+        owner = draft._request.owner
+        self.gains = dict(zip(self.fleet.drafters, map(always, self.brings[owner]), strict=True))
+        drafters = [drafter.identity.worker_id for _, drafter in draft._seated]
+        self.by_owner[owner, *(drafters or [None])] += 1
+        return super()._step(draft, step)
+
+    def share_of(self, owner: str, number: int) -> float:
+        """Of an owner's steps, those with that drafter."""
+        steps = sum(count for (whose, _), count in self.by_owner.items() if whose == owner)
+        return self.by_owner[owner, list(self.fleet.drafters)[number]] / steps
+
+
+@pytest.mark.parametrize(
+    ("misled", "honest"),
+    [((0.0,), (3.0,)), ((3.0, 0.0), (0.0, 3.0)), ((0.0, 0.0), (0.0, 3.0))],
+    ids=["none seems to pay", "a bad one seems to be good", "the good one seems to be as bad as another"],
+)
+async def test_what_one_owner_asks_for_teaches_nothing_wrong_about_anothers_requests(
+    misled: tuple[float, ...], honest: tuple[float, ...]
+) -> None:
+    both = Misled(await fleet_of(1, len(honest)), misled, honest)
+    both.run(3000)
+    assert both.share_of("honest", honest.index(3.0)) > 0.85
+    if not any(misled):
+        assert sum(both.share_of("misleading", number) for number in range(len(misled))) < 2 / TRIAL_SHARE
+
+
+async def test_a_new_owner_begins_with_what_others_have_seen_of_drafters() -> None:
+    """And nobody's own requests are more than half of that."""
+    merits, good, bad = OwnedMerits(), ("good", 1), ("bad", 1)
+    for _ in range(SEEN_STEPS):
+        merits.of("a").observe("t", good, Outcome(4, 12.0))
+        merits.of("b").observe("t", bad, Outcome(4))
+        merits.of("a").observe("t", bad, Outcome(4))
+        for _ in range(20):
+            merits.of("b").observe("t", good, Outcome(4))
+    known = merits.of("new").of("t", good)
+    assert merits.of("new").of("t", bad) == 0.0 and known is not None and 1.0 < known < 2.0
+    assert not merits.of("new").may_try("t")
+
+
 async def test_memory_is_bounded() -> None:
-    merits: Any = DrafterMerits()
+    every: Any = OwnedMerits()
     for number in range(2 * REMEMBERED):
-        merits.observe("t", (str(number), 1), Outcome(1, 1.0))
-    assert len(merits._of) == REMEMBERED
+        every.of("").observe("t", (str(number), 1), Outcome(1, 1.0))
+    for number in range(2 * MOST_OWNERS):
+        every.of(str(number)).passed("t")
+    for number in range(2 * OWN_REMEMBERED):
+        every.of("one").observe("t", (str(number), 1), Outcome(1, 1.0))
+    sizes = len(every.of("")._of), len(every._of), len(every.of("one")._of)
+    assert sizes == (REMEMBERED, MOST_OWNERS, OWN_REMEMBERED)
 
 
 class Kinds(Simulation):

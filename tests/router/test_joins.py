@@ -11,7 +11,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from outrider.net.rpc import bind, channel, converse, heard, new_server
+from outrider.net.conversation import converse, heard
+from outrider.net.rpc import bind, channel, new_server
 from outrider.wire.description import ModelInfo, WorkerInfo
 from outrider.wire.drafter_sessions import DraftEndCause, DraftEnded, DrafterEvents, ReachVerifier
 from outrider.wire.hello import Identity, Role

@@ -40,6 +40,8 @@ class NoStream:
 
     def cancel(self) -> None: ...
 
+    def add_done_callback(self, _: object) -> None: ...
+
 
 def registration(role: Role, number: int, **about: Any) -> Registration:
     identity = Identity(role, f"{role.name.lower()}-{number:04d}", 1, f"{role.name} model", "t")
@@ -139,9 +141,9 @@ async def test_where_no_drafter_pays_a_few_are_looked_at(monkeypatch: pytest.Mon
     model, drafters = verifier.identity.model_fingerprint, list(fleet.drafters.values())
     for one in reversed(drafters):
         if one is drafters[0]:
-            fleet.choice.merits.tried(model, one.instance)  # then there is no other trial for a while
+            fleet.choice.merits.of("").tried(model, one.instance)  # then there is no other trial for a while
         for _ in range(40):
-            fleet.choice.merits.observe(model, one.instance, Outcome(1))
+            fleet.choice.merits.of("").observe(model, one.instance, Outcome(1))
 
     def counted(*args: Any, **fields: Any) -> DrafterCandidate:
         looked.append(args[0])

@@ -63,6 +63,31 @@ async def test_who_drafts_for_whom_and_whose_session_it_is(rig: Any) -> None:
         one.task.cancel()
 
 
+async def test_why_a_session_has_no_drafts(rig: Any) -> None:
+    verifier = await rig.verifier()
+    running = Running(rig, request(max_tokens=500, owner="alice"))
+    plain = Running(rig, request(max_tokens=500, owner="bob", num_speculative_tokens=0))
+    opened = [await verifier.next_command("open") for _ in range(2)]
+
+    def why(owner: str = "alice") -> str:
+        (one,) = sessions_of(owner, rig.sessions.open)
+        told: str = json.loads(json.dumps(one))["undrafted"]
+        return told
+
+    assert (why(), why("bob")) == ("no_drafter", "unwanted")
+    drafter = await rig.drafter()
+    (sid,) = {(await drafter.next_command("open")).session_id} & {one.session_id for one in opened}
+    await rig.until(lambda: why() == "")
+    verifier.say(load=verifier_pb2.VerifierLoad(drafts_rest=True))
+    await rig.until(lambda: why() == "rest")
+    verifier.say(load=verifier_pb2.VerifierLoad(price=100.0), **committed(sid, 3, 20, accepted=0, verified=0))
+    await rig.until(lambda: why() == "price")
+    drafter.say(ended=[drafter_pb2.DraftEnded(session_id=sid, reason="out of memory")])
+    await rig.until(lambda: why() == "none_chosen")
+    for one in (running, plain):
+        one.task.cancel()
+
+
 def test_what_becomes_of_drafts_by_position() -> None:
     assert positions({}, {}) == []
     found = positions(Counter({1: 2, 3: 4}), Counter({0: 3, 1: 2, 3: 1}))

@@ -106,7 +106,7 @@ async def test_a_drafter_of_which_nothing_is_verified_is_left_whatever_it_says_o
     liar.say(load=drafter_pb2.DrafterLoad(token_seconds=1e-6))
     honest.say(load=drafter_pb2.DrafterLoad(token_seconds=1.0))
     await rig.until(lambda: rig.fleet.drafters["b"].load.token_seconds == 1.0)
-    running = Running(rig, request(max_tokens=4 * SILENT_TOKENS))
+    running = Running(rig, request(max_tokens=4 * SILENT_TOKENS, owner="one"))
     session_id = (await verifier.next_command("open")).session_id
     await liar.next_command("open")
     enough = READING_TOKENS + SEEN_STEPS  # and no look may lie between
@@ -114,15 +114,19 @@ async def test_a_drafter_of_which_nothing_is_verified_is_left_whatever_it_says_o
         verifier.say(**committed(session_id, base, 10))
     assert (await liar.next_command("close")).session_id == session_id
     assert (await honest.next_command("open")).session_id == session_id
-    second = Running(rig, request())
+    second = Running(rig, request(owner="one"))
     assert (await honest.next_command("open")).session_id != session_id
-    for session in (running, second):
+    other = Running(rig, request(owner="other"))  # who finds out by itself: it may be what was asked for
+    await liar.next_command("open")
+    for session in (running, second, other):
         session.task.cancel()
 
 
 async def test_one_session_that_a_drafter_serves_does_not_hide_those_that_it_starves(rig: Any) -> None:
     verifier, drafter, other = await rig.verifier(), await rig.drafter("a"), await rig.drafter("b")
-    rig.fleet.choice.merits.tried("VERIFIER model", ("none", 1))  # so that no other trial begins meanwhile
+    rig.fleet.choice.merits.of("").tried(
+        "VERIFIER model", ("none", 1)
+    )  # so that no other trial begins meanwhile
     other.say(load=drafter_pb2.DrafterLoad(token_seconds=1.0, sessions=60))
     await rig.until(lambda: rig.fleet.drafters["b"].load.token_seconds == 1.0)
     running = [Running(rig, request(max_tokens=4 * SILENT_TOKENS)) for _ in range(2)]
@@ -146,7 +150,9 @@ async def test_a_drafter_is_not_left_for_the_price_nor_while_something_comes(
     rig: Any, price: float, verified: int
 ) -> None:
     verifier, first, _ = await rig.verifier(), await rig.drafter("a"), await rig.drafter("b")
-    rig.fleet.choice.merits.tried("VERIFIER model", ("none", 1))  # so that no other trial begins meanwhile
+    rig.fleet.choice.merits.of("").tried(
+        "VERIFIER model", ("none", 1)
+    )  # so that no other trial begins meanwhile
     running = Running(rig, request(max_tokens=4 * SILENT_TOKENS))
     session_id = (await verifier.next_command("open")).session_id
     await first.next_command("open")
@@ -172,7 +178,7 @@ async def test_a_drafter_is_judged_by_what_its_drafts_cost_and_not_by_what_one_m
         verifier.say(**committed(session_id, base, 10, 11, 12, 13, accepted=3, verified=7))
     await rig.until(lambda: len(running.events) == SEEN_STEPS)
     instance, like = rig.fleet.drafters["a"].instance, features(request().params.prompt)
-    merit = rig.fleet.choice.merits.of("VERIFIER model", instance, like)
+    merit = rig.fleet.choice.merits.of("").of("VERIFIER model", instance, like)
     assert (merit is not None and merit > PAYS) is drafted
     running.task.cancel()
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outrider.errors import DeadlineExceeded, Superseded, Unavailable
-from router import session as session_module
+from router import losses
 from router.numerics import missing, news
 from router.requests import SessionBegun, SessionEnded, TokensCommitted
 from tests.router.asking import Running, committed, finished, request
@@ -112,7 +112,7 @@ async def test_if_asked_to_it_waits_for_its_own(rig: Any) -> None:
 async def test_its_wait_ends_with_the_client_s_or_with_a_minute(
     rig: Any, monkeypatch: pytest.MonkeyPatch, deadline: float | None
 ) -> None:
-    monkeypatch.setattr(session_module, "RESUME_SECONDS", 0.05)
+    monkeypatch.setattr(losses, "RESUME_SECONDS", 0.05)
     rig.sessions._same_numerics = True
     loop = asyncio.get_running_loop()
     until = None if deadline is None else loop.time() + deadline
@@ -121,7 +121,7 @@ async def test_its_wait_ends_with_the_client_s_or_with_a_minute(
     await first.stop()
     if deadline is not None:
         await rig.until(lambda: "first" not in rig.fleet.verifiers)
-        await asyncio.sleep(2 * session_module.RESUME_SECONDS)
+        await asyncio.sleep(2 * losses.RESUME_SECONDS)
         assert not running.task.done(), "its client waits longer than a minute"
         rig.sessions._open[session_id].expire_at(loop.time())
     with pytest.raises(Unavailable if deadline is None else DeadlineExceeded) as error:
@@ -132,7 +132,7 @@ async def test_its_wait_ends_with_the_client_s_or_with_a_minute(
 async def test_who_resumes_one_that_waits_as_long_as_its_former_client_waits_a_minute(
     rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_module, "RESUME_SECONDS", 0.01)
+    monkeypatch.setattr(losses, "RESUME_SECONDS", 0.01)
     monkeypatch.setattr(rig.sessions, "_same_numerics", True)
     first, running, session_id = await begun(rig, deadline=asyncio.get_running_loop().time() + 100)
     await rig.verifier("other", numerics="bfloat16-2")

@@ -19,7 +19,7 @@ from outrider.v1 import verifier_pb2
 from outrider.wire.codec import sampling_from_wire
 from outrider.wire.hello import Role
 from outrider.wire.session import FinishReason, SessionId, SessionParams, new_session_id
-from router import session as session_module
+from router import losses
 from router.requests import GenerationRequest, SessionEnded, TokensCommitted
 from router.router import Router
 from router.sessions import Sessions
@@ -272,7 +272,7 @@ async def test_where_none_comes_it_ends_with_an_error_and_can_be_resumed_later(
     session_id = await left(rig, verifier)
     async with another(rig) as router:
         with monkeypatch.context() as patched:
-            patched.setattr(session_module, "RESUME_SECONDS", 0.05)
+            patched.setattr(losses, "RESUME_SECONDS", 0.05)
             resumed = Resuming(router.sessions, session_id)
             with pytest.raises(Unavailable, match="none came in its place"):
                 await resumed.task

@@ -11,7 +11,7 @@ from outrider.net.rpc import Outbox
 from outrider.v1 import drafter_pb2, verifier_pb2
 from outrider.wire.codec import sampling_from_wire
 from outrider.wire.session import FinishReason
-from router import session as session_module
+from router import losses
 from router import session_log_writer as log_writer_module
 from router import sessions as sessions_module
 from router.requests import SessionBegun, SessionEnded, TokensCommitted
@@ -250,7 +250,7 @@ async def test_a_drafter_that_does_not_reach_a_verifier_is_told_and_others_come_
 async def test_a_lost_verifier_frees_the_drafter_and_is_told_to_the_client_where_no_other_comes(
     rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_module, "RESUME_SECONDS", 0.2)
+    monkeypatch.setattr(losses, "RESUME_SECONDS", 0.2)
     verifier, drafter = await rig.verifier(), await rig.drafter()
     running = Running(rig, request())
     sid = (await verifier.next_command("open")).session_id

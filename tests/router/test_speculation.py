@@ -250,3 +250,14 @@ def test_drafters_of_ever_other_models_leave_no_more_pairs_than_are_kept() -> No
         pairs.of("target", f"made up {number}")
         assert pairs.of("target", "draft") is honest
     assert len(pairs._of) == MOST_PAIRS
+
+
+def test_what_one_owner_shows_of_a_pair_is_outweighed_by_anothers_own_sessions_at_once() -> None:
+    pairs = Pairs()
+    for _ in range(1000):
+        pairs.of("target", "draft", "one").absorb(0, 100)
+    other = pairs.of("target", "draft", "other")
+    assert other.mean == pairs.of("target", "draft").mean < 0.01
+    for _ in range(5):
+        pairs.of("target", "draft", "other").absorb(80, 100)
+    assert pairs.of("target", "draft", "other").mean > 0.4 and pairs.of("target", "draft", "one").mean < 0.01

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from outrider.errors import Cancelled, InvalidRequest, Superseded, Unavailable
+from outrider.errors import Cancelled, InvalidRequest, OutriderError, Superseded, Unavailable
 from outrider.v1 import verifier_pb2
 from outrider.wire.load import VerifierLoad
 from router.standings import (
@@ -253,6 +254,34 @@ async def test_a_refusal_of_what_is_too_large_for_the_kv_pool_says_nothing_of_th
     assert rig.sessions.ready() and set_aside(rig, "failed") is None
 
 
+async def test_a_grammar_that_takes_too_much_says_nothing_of_the_verifier(rig: Any) -> None:
+    verifier = await rig.verifier()
+    for _ in range(FAILURES):
+        params = replace(request().params, grammar="start: /(a|b)*/")
+        running = Running(rig, request(params=params))
+        verifier.say(**failed((await verifier.next_command("open")).session_id, INVALID))
+        with pytest.raises(InvalidRequest):
+            await running.task
+    assert rig.sessions.ready() and set_aside(rig, "failed") is None
+
+
+async def test_what_one_owners_sessions_fail_of_takes_the_verifier_from_nobody_else(rig: Any) -> None:
+    """Until it has failed several owners."""
+    verifier = await rig.verifier()
+    for aside, owner in enumerate("abc", 1):
+        for _ in range(FAILURES):
+            running = Running(rig, request(owner=owner))
+            verifier.say(**failed((await verifier.next_command("open")).session_id, INTERNAL))
+            with pytest.raises(Unavailable):
+                await running.task
+        assert set_aside(rig, "failed") == aside + (aside == FAILURES)
+        with pytest.raises(Unavailable, match="no target worker for 'm' is free"):
+            await Running(rig, request(owner=owner)).task
+        assert rig.sessions.ready() is (owner != "c")
+    with pytest.raises(Unavailable, match="no target worker for 'm' is free"):
+        await Running(rig, request(owner="d")).task
+
+
 async def test_a_session_of_which_nothing_is_committed_moves_and_its_verifier_is_set_aside(
     rig: Any, hurried: None
 ) -> None:
@@ -271,6 +300,24 @@ async def test_a_session_of_which_nothing_is_committed_moves_and_its_verifier_is
     assert set_aside(rig, "stalled") == 1
     assert not good.task.done()
     good.task.cancel()
+
+
+async def test_a_text_with_a_grammar_that_stands_still_takes_the_verifier_from_its_owner_alone(
+    rig: Any, hurried: None
+) -> None:
+    verifier = await rig.verifier()
+    params = replace(request().params, grammar="start: /(a|b)*/")
+    running = Running(rig, request(params=params, owner="one"))
+    await verifier.next_command("open")
+    with pytest.raises(OutriderError, match="lost track"):
+        await running.task
+    await verifier.next_command("close")
+    with pytest.raises(Unavailable, match="no target worker for 'm' is free"):
+        await Running(rig, request(owner="one")).task
+    other = Running(rig, request(owner="other"))
+    opened = await verifier.next_command("open")
+    verifier.say(**committed(opened.session_id, 3, 3), **finished(opened.session_id))
+    assert len(await other.task) == 2 and set_aside(rig, "stalled") == 1
 
 
 async def test_one_that_stops_in_the_middle_of_a_text_loses_it(rig: Any, hurried: None) -> None:

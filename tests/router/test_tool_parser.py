@@ -49,7 +49,6 @@ def parsed(form: ToolFormat, pieces: Sequence[str], several: bool = True) -> tup
 F = '{"name": "f", "arguments": {"a": [1, "}"]}}'
 G = '{"name": "g", "arguments": {}}'
 F_CALL, G_CALL = ("f", '{"a": [1, "}"]}'), ("g", "{}")
-NO_NAME = '<tool_call>{"name": "\\q", "arguments": {}}'
 OF_LLAMA = '{"name": "f", "parameters": {"a": [1, "}"]}}'
 
 QUOTED, OF_QUOTED = 'a "b"\n\n<c>\n', '{"a": "a \\"b\\"\\n\\n<c>\\n", "n": 5}'

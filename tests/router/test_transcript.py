@@ -135,15 +135,15 @@ def test_guesses_are_told_if_they_were_asked_for_and_only_then() -> None:
     for odd in (Guess(9, 1.5, "d"), Guess(9, 0.5, "d" * 257)):
         assert not asked.guessed_as_asked(step((*sound[:2], odd)), 199)
     assert not asked.guessed_as_asked(step(sound[:2]), 199)
-    assert asked.guessed_as_asked(replace(step(sound), beside=MOST_BESIDE), 199)
-    assert not asked.guessed_as_asked(replace(step(sound), beside=MOST_BESIDE + 1), 199)
+    assert asked.guessed_as_asked(step(sound)._replace(beside=MOST_BESIDE), 199)
+    assert not asked.guessed_as_asked(step(sound)._replace(beside=MOST_BESIDE + 1), 199)
     for own, sound_own in ((OwnCounts(3, 2, 1, 1), True), (OwnCounts(4, 2), False), (OwnCounts(3, 3), False)):
-        assert asked.guessed_as_asked(replace(step(sound), own=own), 199) is sound_own
+        assert asked.guessed_as_asked(step(sound)._replace(own=own), 199) is sound_own
     one = DrafterCounts(0, 3, 2, 1)
-    assert asked.guessed_as_asked(replace(step(sound), drafters=(one,) * MOST_SEATS), 199)
-    assert not asked.guessed_as_asked(replace(step(sound), drafters=(one,) * (MOST_SEATS + 1)), 199)
+    assert asked.guessed_as_asked(step(sound)._replace(drafters=(one,) * MOST_SEATS), 199)
+    assert not asked.guessed_as_asked(step(sound)._replace(drafters=(one,) * (MOST_SEATS + 1)), 199)
     for odd in ({"accepted": 3}, {"verified": 4}, {"verified": 1}, {"alone": 4}):
-        assert not asked.guessed_as_asked(replace(step(sound), drafters=(one._replace(**odd),)), 199)
+        assert not asked.guessed_as_asked(step(sound)._replace(drafters=(one._replace(**odd),)), 199)
     assert made(False).guessed_as_asked(step(()), 199) and not made(False).guessed_as_asked(step(sound), 199)
     asked.add(TokensCommitted((3, 4, 5), 2, 3, guesses=sound, seconds=0.5))
     asked.add(TokensCommitted((6,), 0, 0, beside=3, seconds=0.75))

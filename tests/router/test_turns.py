@@ -79,7 +79,7 @@ async def test_sessions_that_waited_for_a_verifier_go_to_one_that_comes_one_in_a
     for _ in range(SESSIONS):
         await first.next_command("open")
     await first.stop()
-    await rig.until(lambda: all(one.seeks for one in rig.sessions.open.values()))
+    await rig.until(lambda: all(one.unplaced for one in rig.sessions.open.values()))
     with watched(rig, monkeypatch) as sought:
         other = await rig.verifier("b")
         for _ in range(SESSIONS):

@@ -174,6 +174,7 @@ async def test_a_worker_that_cannot_be_reached_is_told_and_tried_again(rig: Any)
     assert router is None
     assert "cannot reach the worker at the address it registered" in reason
     assert "127.0.0.1" not in reason
+    await rig.store.leave(worker.info.identity)  # while it lives it does not move
     worker.address = listening
     assert (await worker.states.get())[0] is not None
 

@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from outrider.engine import step_graphs
-from outrider.engine.drawing import Drawing, TorchDrawing
+from outrider.engine.drawing import Drawing
 from outrider.engine.flat_inputs import fitting, flatten, recorded_shapes
 from outrider.engine.group import Alone
 from outrider.engine.kernel_drawing import KernelDrawing
 from outrider.engine.recording import called_again
 from outrider.engine.step_graphs import StepGraphs
 from outrider.engine.step_inputs import Work
+from outrider.engine.torch_drawing import TorchDrawing
 from outrider.sampling import kernel_check, kernel_draws
 from outrider.sampling.kernel_draws import Columns, Drawn, best, score, take
 from outrider.sampling.noise import gumbel, row_key
@@ -67,7 +68,7 @@ def logits_of(rng: random.Random, rows: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("shaped", [False, True])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))  # on a GPU there are forty
 def test_the_tokens_are_those_of_a_cpu(seed: int, shaped: bool) -> None:
     rng = random.Random(seed)
     rows = [any_row(rng, shaped) for _ in range(6)]
@@ -78,7 +79,7 @@ def test_the_tokens_are_those_of_a_cpu(seed: int, shaped: bool) -> None:
 
 
 @pytest.mark.parametrize("named", [False, True])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_ranks_are_those_of_a_cpu(seed: int, named: bool) -> None:
     rng = random.Random(seed)
     rows = [any_row(rng, shaped=index > 1) for index in range(6)]
@@ -112,7 +113,7 @@ def test_of_equals_the_lowest_ids_are_taken() -> None:
     drawn = {
         int(token)
         for token in kernel_draws.draw(
-            logits[:1].expand(40, -1), [Row(tied, p, None, ()) for p in range(40)], 8
+            logits[:1, :TILE].expand(40, -1), [Row(tied, p, None, ()) for p in range(40)], 8
         )
     }
     assert drawn == {0, 1, 2, 3}, "half of the mass of eight equal ones"

@@ -16,7 +16,7 @@ class Meeting:
     """Threads that stand for ranks: each hands in a tensor and gets those of all."""
 
     def __init__(self, size: int) -> None:
-        self._barrier = threading.Barrier(size, timeout=20)
+        self._barrier = threading.Barrier(size, timeout=120)
         self._parts: list[torch.Tensor] = [torch.empty(0)] * size
 
     def gather(self, rank: int, part: torch.Tensor) -> tuple[torch.Tensor, ...]:

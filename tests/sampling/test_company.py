@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.sampling import sampler
+from outrider.sampling import plain_draws
 from outrider.sampling.cuts import beyond_mass, kth_largest
 from outrider.sampling.how import How, how
 from outrider.sampling.params import BIASES, MAX_BIASES, RANGES, SamplingParams
@@ -217,9 +217,9 @@ def test_only_rows_that_ask_for_it_are_shaped(monkeypatch: pytest.MonkeyPatch) -
     """Whatever one asks for, the others' logits are neither copied for it, nor changed, sorted or divided."""
     seen: list[tuple[str, int]] = []
     for step in ("change", "shape"):
-        plain = getattr(sampler, step)
+        plain = getattr(plain_draws, step)
         monkeypatch.setattr(
-            sampler,
+            plain_draws,
             step,
             lambda logits, rows, step=step, plain=plain: (
                 seen.append((step, len(logits))),

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import re
-import subprocess
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,40 +11,21 @@ import torch
 
 from outrider.sampling.draw_kernels import Kernels, draw_kernels
 from outrider.sampling.sampler import draw
+from tests.triton_kernels import compiled, interpreted, spilled
 
-ROOT = Path(__file__).parents[2]
-HERE = Path(__file__).parent
 FLOATS = {"logits": "fp32", "sums": "fp32", "numbers": "fp32"} | dict.fromkeys(
     ("temperatures", "top_ps", "floors", "factors"), "fp64"
 )
 NUMBERS = ("first", "width", "stride", "source_stride", "mask_stride", "count", "tiles")
 WIDE = {"TILE": 1024, "PADDED": 128}  # a vocabulary of 128k
 
-pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
-
 
 def test_in_the_interpreter_they_give_what_a_cpu_gives() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
-    program = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    run = subprocess.run(
-        [*program, str(HERE / "interpreted_draws.py")],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
-    assert re.search(r"\d+ passed", run.stdout)
+    interpreted(Path(__file__).with_name("interpreted_draws.py"))
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
-def test_they_compile_for_a_gpu_and_keep_their_numbers_in_registers(
-    capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        pytest.skip("kernels are interpreted in this process")
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+def test_they_compile_for_a_gpu_and_keep_their_numbers_in_registers(capability: int, tmp_path: Path) -> None:
     from outrider.sampling import triton_changes, triton_cuts, triton_draws
 
     plain = {"NAMED": False, "ids_of": None}
@@ -72,7 +48,7 @@ def test_they_compile_for_a_gpu_and_keep_their_numbers_in_registers(
         (triton_cuts.find_cut, {**cut, "num_warps": triton_cuts.WARPS}),
         (triton_changes.penalize, {"ENTRIES": triton_changes.ENTRIES, "ids": "i32"}),
     ):
-        assert spilled(kernel, told, capability, tmp_path) == 0, (kernel, told)
+        assert spilled(drawing(kernel, told, capability), tmp_path) == 0, (kernel, told)
 
 
 @pytest.mark.gpu
@@ -98,40 +74,11 @@ def kernel_draws_of(logits: torch.Tensor) -> Kernels:
     return kernels
 
 
-def spilled(kernel: Any, told: dict[str, Any], capability: int, folder: Path) -> int:
-    """Bytes that a thread has no registers for. `told`: constants, and the types of what pointers lead to."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    names = [parameter.name for parameter in kernel.params]
-    constants = {name: told[name] for name in names if name in told and not is_type(told[name])}
-    types = {}
-    for name in names:
-        if name in constants:
-            types[name] = "constexpr"
-        elif name in NUMBERS:
-            types[name] = "i32"
-        else:
-            types[name] = "*" + (told.get(name) or FLOATS.get(name, "i64"))
-    source = ASTSource(kernel, types, {(names.index(name),): value for name, value in constants.items()})
-    options = {"num_warps": told.get("num_warps", 4)}
-    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    code = folder / "kernel.ptx"
-    code.write_text(made.asm["ptx"])
-    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-    tool = tools / ("ptxas-blackwell" if capability >= 100 else "ptxas")
-    found = re.search(r"\.target (\w+)", made.asm["ptx"])
-    assert found is not None
-    run = subprocess.run(
-        [tool if tool.exists() else tools / "ptxas", "-v", f"--gpu-name={found[1]}", code, "-o", "/dev/null"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    return sum(int(count) for count in re.findall(r"(\d+) bytes spill stores", run.stderr))
-
-
-def is_type(value: object) -> bool:
-    return isinstance(value, str)
+def drawing(kernel: Any, told: dict[str, Any], capability: int) -> str:
+    """Returns a kernel's PTX. `told`: constants, and the types of what pointers lead to."""
+    names = [parameter.name for parameter in kernel.params if parameter.name not in NUMBERS]
+    leads_to = {name: told.get(name, FLOATS.get(name, "i64")) for name in names}
+    types = {name: f"*{kind}" for name, kind in leads_to.items() if isinstance(kind, str)}
+    constants = {name: told[name] for name in names if name in told and name not in types}
+    made = compiled(kernel, capability, types, constants, num_warps=told.get("num_warps", 4))
+    return str(made.asm["ptx"])

@@ -59,15 +59,15 @@ async def test_only_what_has_changed_is_read_again(
     monkeypatch.setattr("outrider.store.redis_listing.RECORD", SimpleNamespace(from_bytes=counted))
     listing = Listing(store._redis, store._asked, 60_000)
     for number in range(2 * RECORDS_AT_ONCE + 1):
-        await store.beat(record(f"w{number}"))
+        await store.beat(record(f"w{number}", incarnation=1))
     _, first = await listing.ask()
     assert len(first) == len(read) == 2 * RECORDS_AT_ONCE + 1
-    await store.beat(record("w3", running=5))
+    await store.beat(record("w3", incarnation=1, running=5))
     _, same = await listing.ask()
     assert same is first and len(read) == len(first)
     await store.beat(record("w3", address="h:2"))
     await store.beat(record("new"))
-    await store.leave(record("w4").info.identity)
+    await store.leave(record("w4", incarnation=1).info.identity)
     _, later = await listing.ask()
     assert len(read) == len(first) + 2 and ids(later) == ids(first) - {"w4"} | {"new"}
     assert later[Role.VERIFIER, "w3"].address == "h:2"

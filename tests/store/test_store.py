@@ -71,10 +71,10 @@ async def test_what_changes_is_said_but_not_a_beat_or_a_load(
 ) -> None:
     store, other = stores
     async with Watch(other) as watch:
-        await store.beat(record("a"))
-        assert await watch.next() == {"a": record("a")}
-        await store.beat(record("a"))
-        await store.beat(record("a", running=9))
+        await store.beat(record("a", incarnation=1))
+        assert await watch.next() == {"a": record("a", incarnation=1)}
+        await store.beat(record("a", incarnation=1))
+        await store.beat(record("a", incarnation=1, running=9))
         await store.beat(record("b"))
         heard = await watch.next()
         assert (heard["a"].address, heard["b"]) == ("h:1", record("b"))
@@ -124,6 +124,28 @@ async def test_a_new_incarnation_takes_the_place_of_the_former_and_of_what_it_wa
             assert await late.next() == {"v": second}
         await store.leave(second.info.identity)
         assert await watch.next() == {}
+
+
+async def test_two_that_live_with_one_id_do_not_take_it_from_one_another(
+    stores: tuple[Store, Store], record: Record
+) -> None:
+    """As copies of one image may, or of one process."""
+    store, other = stores
+    greatest = 2**64 - 1  # more than a Lua number holds
+    former, one = record("v", incarnation=9), record("v", incarnation=greatest, address="h:1")
+    await store.beat(former)
+    await store.beat(one)
+    for copy in (
+        former,
+        record("v", incarnation=greatest - 1),
+        record("v", incarnation=greatest, address="h:2"),
+    ):
+        with pytest.raises(IdInUse, match="another process has the id of this verifier, v, and lives"):
+            await other.beat(copy)
+    assert await anext(other.workers()) == {(Role.VERIFIER, "v"): one}
+    await store.leave(one.info.identity)
+    await other.beat(former)
+    assert await anext(other.workers()) == {(Role.VERIFIER, "v"): former}
 
 
 async def test_workers_of_two_roles_may_have_one_name(stores: tuple[Store, Store], record: Record) -> None:

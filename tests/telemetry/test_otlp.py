@@ -9,11 +9,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from itertools import repeat
 from typing import Any
 
 import grpc
 import pytest
+from opentelemetry.exporter.otlp.proto.common import trace_encoder
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -21,10 +23,10 @@ from outrider.errors import StartupError
 from outrider.options import telemetry
 from outrider.options.telemetry import Export, named_in
 from outrider.telemetry import otlp as otlp_module
-from outrider.telemetry import spans as spans_module
-from outrider.telemetry.otlp import Otlp
+from outrider.telemetry import otlp_messages, tracing
+from outrider.telemetry.otlp import Otlp, OtlpSpan
 from outrider.telemetry.otlp_metrics import converted
-from outrider.telemetry.spans import tracer_of
+from outrider.telemetry.tracing import tracer_of
 from outrider.wire.hello import Identity, Role
 from outrider.wire.trace_context import TraceContext
 from tests.cluster.process import ROOT
@@ -78,6 +80,84 @@ def test_a_span_comes_with_its_parent_its_figures_and_its_events(receiver: Recei
     assert other.events == [("stall", {"seconds": 1.5})]
     assert one.resource["service.name"] == "outrider-drafter" and one.resource["service.instance.id"] == "d"
     assert otlp.dropped == 0
+
+
+def test_spans_are_encoded_as_by_opentelemetry_itself() -> None:
+    otlp, ended = Otlp(None, ME), list[OtlpSpan]()
+    otlp.ended = ended.append  # type: ignore[method-assign]
+    figures = {"text": "ä", "yes": True, "one": 1, "half": 0.5, "none": [], "some": ["x", "y"], "seed": 2**64}
+    for parent, server in ((PARENT, True), (None, False), (TraceContext(7, 8, 3), False)):
+        span = otlp.start("one", parent, figures, server)
+        span.event("two", figures)
+        span.event("three")
+        span.end("timeout" if server else "")
+    told = [span.readable(otlp._resource) for span in ended]
+    assert otlp_messages.encode_spans(told) == trace_encoder.encode_spans(told)
+    assert otlp_messages.encode_spans([]) == trace_encoder.encode_spans([])
+
+
+@pytest.mark.parametrize("kind", ["http", "grpc"])
+def test_who_sends_spans_encodes_them_so(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exporters take it from nobody: it is put in its place, which a new release may move."""
+    module = import_module(f"opentelemetry.exporter.otlp.proto.{kind}.trace_exporter")
+    monkeypatch.setattr(module, "encode_spans", None)  # that what was there comes back
+    monkeypatch.setattr(otlp_module, "PARTING_SECONDS", 0.05)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc" if kind == "grpc" else "http/protobuf")
+    encoded = threading.Event()
+
+    def encode(spans: Any) -> Any:
+        encoded.set()
+        return otlp_messages.encode_spans(spans)
+
+    monkeypatch.setattr(otlp_module, "encode_spans", encode)
+    otlp = Otlp("http://127.0.0.1:1", ME)
+    otlp.start("one", None).end()
+    assert encoded.wait(SECONDS)
+    otlp.close()
+
+
+def test_a_share_of_traces_is_sampled_whole(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.5")
+    router, worker = Otlp(receiver.url, ME), Otlp(receiver.url, ME)
+    for _ in range(64):
+        root = router.start("root", None)
+        worker.start("below", root.context).end()
+        root.end()
+    router.close()
+    worker.close()
+    names = {one.sent.trace_id: set[str]() for one in receiver.spans}
+    for one in receiver.spans:
+        names[one.sent.trace_id].add(one.sent.name)
+    assert 0 < len(names) < 64 and all(of == {"root", "below"} for of in names.values())
+
+
+@pytest.mark.parametrize(("sampler", "recorded"), [(None, False), ("always_on", True)])
+def test_a_client_that_records_nothing_is_followed_unless_the_sampler_is_told_otherwise(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, sampler: str | None, recorded: bool
+) -> None:
+    if sampler:
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
+    router = Otlp(receiver.url, ME)
+    monkeypatch.delenv("OTEL_TRACES_SAMPLER", raising=False)
+    worker = Otlp(receiver.url, ME)
+    span = router.start("one", TraceContext(7, 8, 0))
+    worker.start("below", span.context).end()
+    span.end()
+    router.close()
+    worker.close()
+    assert {one.sent.name for one in receiver.spans} == ({"one", "below"} if recorded else set())
+
+
+def test_of_many_events_the_last_are_told(receiver: Receiver) -> None:
+    otlp = Otlp(receiver.url, ME)
+    span = otlp.start("one", None)
+    for number in range(otlp_module.MOST_EVENTS + 1):
+        span.event(str(number))
+    span.end()
+    otlp.close()
+    (one,) = receiver.spans
+    assert [name for name, _ in one.events][:1] == ["1"] and one.sent.dropped_events_count == 1
 
 
 def test_of_a_collectors_answer_the_body_is_not_read(receiver: Receiver) -> None:
@@ -206,7 +286,7 @@ def test_without_the_extra_the_option_is_refused_by_its_name(
     with pytest.raises(StartupError, match=r"--otlp-endpoint needs .*: pip install 'outrider\[otel\]'"):
         Export("http://127.0.0.1:4318")
     assert tracer_of(Export(from_environment=True), ME) is None  # a platform may set it for all
-    assert "install outrider[otel]" in caplog.text and caplog.records[0].name == spans_module.__name__
+    assert "install outrider[otel]" in caplog.text and caplog.records[0].name == tracing.__name__
 
 
 def test_metrics_are_what_prometheus_would_be_told() -> None:
@@ -240,9 +320,7 @@ def test_what_nobody_asked_for_is_not_loaded() -> None:
         "asyncio.run(made())\n"
         "print(sorted(name for name in sys.modules if name.startswith('outrider.telemetry.otlp')))"
     )
-    for url, loaded in (
-        ("", "[]"),
-        ("http://127.0.0.1:9", "['outrider.telemetry.otlp', 'outrider.telemetry.otlp_metrics']"),
-    ):
+    needed = [f"outrider.telemetry.{name}" for name in ("otlp", "otlp_messages", "otlp_metrics")]
+    for url, loaded in (("", "[]"), ("http://127.0.0.1:9", str(needed))):
         run = subprocess.run([sys.executable, "-c", program, url], cwd=ROOT, capture_output=True, text=True)
         assert run.stdout.strip() == loaded, run.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -10,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verifier.admission import admit
+from verifier.meter import LONGEST_STEP
 from verifier.price import StepTime
 
 FLAT = StepTime.measured({1: 0.04, 512: 0.04})
 STEEP = StepTime.measured({1: 0.001, 512: 0.512})  # a millisecond a token: saturated
+SLOPE = StepTime.measured({1: 0.01, 513: 0.522})  # of 10 ms, and a millisecond a token
 KNEE = StepTime.measured({1: 0.04, 8: 0.04, 108: 0.24})  # eight tokens are free, then 2 ms each
 
 
@@ -26,6 +29,22 @@ def test_where_the_machine_is_saturated_only_what_nearly_brings_itself_in_enters
     admission = admit([[0.999, 0.4], [0.3]], 64, 64, STEEP, 100)
     assert admission.counts == [0, 0] and admission.price == pytest.approx(1)
     assert admit([[0.9, 0.8], [0.3]], 64, 32, STEEP, 100).counts == [2, 0]  # where a token is had for less
+
+
+def test_who_has_no_drafts_waits_for_others_so_long_and_no_longer() -> None:
+    forced = [[0.99**depth for depth in range(1, 33)]] * 15
+    beside = admit([*forced, []], 16, 16, SLOPE, 512).counts
+    assert SLOPE.at(16 + sum(beside)) <= LONGEST_STEP * SLOPE.at(16) < SLOPE.at(17 + sum(beside))
+    assert admit([*forced, [0.0]], 16, 16, SLOPE, 512).counts[:15] == beside[:15], "as good as none"
+    better_off = admit([*forced, [1.0]], 16, 16, SLOPE, 512).counts
+    assert 2 * sum(beside) < sum(better_off) and better_off[15] == 1, "which has two tokens a step"
+    among_its_like = admit([*forced, forced[0]], 16, 16, SLOPE, 512).counts
+    assert 6 * sum(beside) < sum(among_its_like), "nobody waits without having something of it"
+    usual = [6.0] * 16
+    now_and_then = admit([*forced, []], 16, 16, SLOPE, 512, usual).counts
+    assert 6 * sum(beside) < sum(now_and_then), "who has none now and has had some lately is like them"
+    assert admit([*forced, []], 16, 16, SLOPE, 512, [*usual[:15], 1.0]).counts == beside
+    assert admit([*forced, []], 16, 15, SLOPE, 512, [*usual[:15], math.inf]).counts == now_and_then[:16]
 
 
 def test_at_a_knee_the_likeliest_fill_what_is_free_whosever_they_are() -> None:
@@ -62,13 +81,26 @@ def test_no_other_choice_commits_more_a_second(
 ) -> None:
     step_time = StepTime.measured(dict(zip((1, 2, 5, 9), itertools.accumulate(seconds), strict=True)))
 
+    def gains(counts: tuple[int, ...]) -> list[float]:
+        """Of each session that the tokens belong to."""
+        return [1 + sum(path[:count]) for path, count in zip(survival, counts, strict=True)]
+
     def rate(counts: tuple[int, ...]) -> float:
         gain = alone + sum(sum(path[:count]) for path, count in zip(survival, counts, strict=True))
         return gain / step_time.at(alone + sum(counts))
 
-    got = admit(survival, alone, alone, step_time, budget)
-    choices = itertools.product(*(range(len(path) + 1) for path in survival))
-    best = max(rate(counts) for counts in choices if sum(counts) <= budget)
-    assert sum(got.counts) <= budget
-    assert rate(tuple(got.counts)) == pytest.approx(best)
-    assert 0 <= got.price <= 1
+    def may_be(counts: tuple[int, ...]) -> bool:
+        slower = step_time.at(alone + sum(counts)) / (LONGEST_STEP * step_time.at(alone))
+        return sum(counts) <= budget and (not any(counts) or slower <= min(gains(counts)))
+
+    admission = admit(survival, alone, alone, step_time, budget)
+    got = tuple(admission.counts)
+    likeliest = sorted((-chance, index) for index, path in enumerate(survival) for chance in path)
+    entering = [[index for _, index in likeliest[:count]] for count in range(len(likeliest) + 1)]
+    beginnings = [tuple(each.count(index) for index in range(len(survival))) for each in entering]
+    assert may_be(got)
+    assert rate(got) == pytest.approx(max(rate(counts) for counts in beginnings if may_be(counts)))
+    choices = [*itertools.product(*(range(len(path) + 1) for path in survival))]
+    if all(may_be(counts) for counts in choices if sum(counts) <= budget):
+        assert rate(got) == pytest.approx(max(rate(counts) for counts in choices if sum(counts) <= budget))
+    assert 0 <= admission.price <= 1

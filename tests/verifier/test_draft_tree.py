@@ -285,3 +285,20 @@ def test_the_path_at_hand_is_the_one_that_the_tree_gives(
         plain.advance(committed)
         log += committed
         assert plain.agrees(tree) and tree.size <= MAX_NODES
+
+
+def test_what_may_never_come_is_cut_off_and_another_path_stands() -> None:
+    tree = DraftTree()
+    tree.add([], [1, 2, 3], [], bytes([200, 190, 180]), "a")
+    tree.cut([1, 2])
+    assert tree.path == [1] and list(tree.said) == ["a"] and tree.size == 1
+    tree.cut([1])
+    assert tree.path == [] and not tree.said
+    tree.add([], [1, 2, 3], [], bytes([200, 190, 180]), "a")
+    tree.add([], [1, 4, 5], [], bytes([200, 90, 80]), "b")
+    assert tree.path == [1, 2, 3]
+    tree.cut([1, 2])
+    assert tree.path == tree.path_of("b") == [1, 4, 5] and tree.path_of("a") == [1]
+    tree.advance([1])
+    assert tree.path == [4, 5]
+    assert tree.add([1], [1, 2, 3], [], b"", "a") == 2, "its source may say it again"

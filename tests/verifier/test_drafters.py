@@ -210,14 +210,42 @@ async def test_bytes_that_are_no_batch_end_the_stream_with_a_sentence(
 async def test_who_comes_back_with_such_bytes_again_and_again_is_refused(
     verifier: Running, said: bytes
 ) -> None:
+    opening = await router(verifier)
+    opening.say(open_session(THEIRS, max_tokens=1000))
     for _ in range(3):  # twice would be enough, but for what leaks away meanwhile
         talk = raw(verifier)
         talk.say(greeting(verifier).SerializeToString())
+        talk.say(attach(THEIRS).SerializeToString())
+        while not (await talk.hear()).commits:
+            pass
         talk.say(said)
         await status(talk)
     again = Talk.start(verifier.stub.Speculate)
     again.say(greeting(verifier))
     assert "refused for another" in ((await status(again)).details() or "")
+
+
+@pytest.mark.parametrize(
+    "said", [b"\xff" * 9, bytes(MAX_BATCH_BYTES + 1), attach(b"short").SerializeToString() * 9]
+)
+async def test_what_a_stranger_does_is_not_held_against_whose_name_it_gives(
+    verifier: Running, said: bytes
+) -> None:
+    """Who shows no right that a router gave may say any name: that of an honest drafter, which would be
+    refused in its place."""
+    for _ in range(9):
+        talk = raw(verifier)
+        talk.say(greeting(verifier, "honest").SerializeToString())
+        await talk.hear()
+        talk.say(said)
+        if said.startswith(b"\xff") or len(said) > MAX_BATCH_BYTES:
+            await status(talk)
+    dropped = verifier.service.drafters.dropped
+    await until(lambda: dropped.total() >= 9)
+    talk, honest = await router(verifier), await drafter(verifier, "honest")
+    talk.say(open_session(OURS, max_tokens=1000))
+    honest.say(attach(OURS))
+    assert (await honest.hear()).commits[0].session_id == OURS
 
 
 async def test_a_name_without_end_is_refused(verifier: Running) -> None:

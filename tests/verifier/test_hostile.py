@@ -19,7 +19,7 @@ from outrider.errors import OutriderError
 from outrider.net.draft_right import MOST_SEATS, right
 from outrider.wire.hello import Identity, Role
 from outrider.wire.methods import SPECULATE
-from outrider.wire.speculation import Attach, DraftBatch
+from outrider.wire.speculation import Attach, CommitBatch, DraftBatch
 from tests.verifier.virtual_time import KEY, PROMPT, VOCAB, Verifier, run, truth
 from verifier.reading_allowance import IDENTITY_RATE, MESSAGE_SECONDS
 
@@ -32,8 +32,8 @@ SESSION = b"s" * 16
 TEXT = Text(truth, VOCAB, len(PROMPT))
 
 
-async def hostile(verifier: Verifier, kind: Kind, seat: int) -> None:
-    """Drafts so until it is refused: whatever its seat, the same."""
+def attached(verifier: Verifier, seat: int) -> tuple[asyncio.Queue[DraftBatch], AsyncIterator[CommitBatch]]:
+    """Returns what a drafter with the right to that seat of the session sends, and what it hears."""
     outgoing: asyncio.Queue[DraftBatch] = asyncio.Queue()
     outgoing.put_nowait(DraftBatch(hello=Identity(Role.DRAFTER, f"d{seat}", 1).hello()))
     outgoing.put_nowait(DraftBatch(attach=[Attach(SESSION, right(KEY, seat, seat))]))
@@ -42,10 +42,16 @@ async def hostile(verifier: Verifier, kind: Kind, seat: int) -> None:
         while True:
             yield SPECULATE.asked.to_bytes(await outgoing.get())
 
+    return outgoing, verifier.drafters.speculate(raws(), f"host {seat}")
+
+
+async def hostile(verifier: Verifier, kind: Kind, seat: int) -> None:
+    """Drafts so until it is refused: whatever its seat, the same."""
+    outgoing, heard = attached(verifier, seat)
     step, rng = 0, random.Random(1)
     loop = asyncio.get_running_loop()
     try:
-        async for batch in verifier.drafters.speculate(raws(), f"host {seat}"):
+        async for batch in heard:
             for commit in batch.commits:
                 end = commit.base + len(commit.tokens)  # of what is committed
                 for steps, draft in drafts(kind, TEXT, SESSION, end, step, rng):

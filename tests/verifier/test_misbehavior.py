@@ -10,30 +10,30 @@ from verifier.session import DraftFate
 
 def test_one_that_keeps_offending_is_cut_off_and_let_in_again_later() -> None:
     conducts = Misbehaviors()
-    offences = [conducts.offend("d", 4.0, 10.0) for _ in range(round(LIMIT / 4))]
+    offences = [conducts.offend(("", "d"), 4.0, 10.0) for _ in range(round(LIMIT / 4))]
     assert offences == [False] * (len(offences) - 1) + [True]
-    assert conducts.banned_for("d", 10.0) == BAN_SECONDS
-    assert conducts.banned_for("d", 11.0 + BAN_SECONDS) == 0
-    assert conducts.banned_for("another", 10.0) == 0
-    assert not conducts.offend("d", 4.0, 11.0 + BAN_SECONDS)
+    assert conducts.banned_for(("", "d"), 10.0) == BAN_SECONDS
+    assert conducts.banned_for(("", "d"), 11.0 + BAN_SECONDS) == 0
+    assert conducts.banned_for(("", "another"), 10.0) == 0
+    assert not conducts.offend(("", "d"), 4.0, 11.0 + BAN_SECONDS)
 
 
 def test_a_fault_now_and_then_is_forgotten() -> None:
     conducts = Misbehaviors()
-    assert not any(conducts.offend("d", LEAK * 10, 10.0 * turn) for turn in range(1000))
+    assert not any(conducts.offend(("", "d"), LEAK * 10, 10.0 * turn) for turn in range(1000))
 
 
 def test_a_good_name_is_no_credit() -> None:
     conducts = Misbehaviors()
-    conducts.offend("d", 4.0, 0.0)
-    offences = [conducts.offend("d", 4.0, 1000.0) for _ in range(round(LIMIT / 4))]
+    conducts.offend(("", "d"), 4.0, 0.0)
+    offences = [conducts.offend(("", "d"), 4.0, 1000.0) for _ in range(round(LIMIT / 4))]
     assert offences == [False] * (len(offences) - 1) + [True]
 
 
 def test_what_honest_drafters_do_too_weighs_nothing() -> None:
     conducts = Misbehaviors()
     for reason in (DraftFate.STALE.value, "not_attached", "held_back"):
-        assert not any(conducts.offend("d", WEIGHTS.get(reason, 0.0), 0.0) for _ in range(1000))
+        assert not any(conducts.offend(("", "d"), WEIGHTS.get(reason, 0.0), 0.0) for _ in range(1000))
 
 
 def test_every_fate_of_a_draft_but_three_is_an_offence() -> None:
@@ -49,17 +49,17 @@ def test_a_drafter_is_known_by_its_host_whatever_port_it_comes_from() -> None:
 def test_names_without_end_take_no_memory_without_end() -> None:
     conducts = Misbehaviors()
     for name in range(3 * REMEMBERED):
-        conducts.offend(str(name), 1.0, 0.0)
+        conducts.offend(("", str(name)), 1.0, 0.0)
     assert len(conducts._by_name) == REMEMBERED
 
 
 def test_who_offended_longest_ago_is_forgotten_first() -> None:
     conducts = Misbehaviors()
     for name in range(REMEMBERED):
-        conducts.offend(str(name), LIMIT / 2, 0.0)
-    conducts.offend("0", 1.0, 0.0)
-    conducts.offend("another", 1.0, 0.0)
-    assert conducts.offend("0", LIMIT / 2, 0.0) and not conducts.offend("1", LIMIT / 2, 0.0)
+        conducts.offend(("", str(name)), LIMIT / 2, 0.0)
+    conducts.offend(("", "0"), 1.0, 0.0)
+    conducts.offend(("", "another"), 1.0, 0.0)
+    assert conducts.offend(("", "0"), LIMIT / 2, 0.0) and not conducts.offend(("", "1"), LIMIT / 2, 0.0)
 
 
 def test_an_allowance_is_used_up_and_comes_back() -> None:

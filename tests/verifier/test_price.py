@@ -7,6 +7,7 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from outrider.engine.loading import load_engine
@@ -21,6 +22,7 @@ def test_between_points_time_is_on_the_line_and_beyond_them_on_the_last_one() ->
     assert [step_time.at(n) for n in (0, 1, 3, 5)] == [0.010] * 4
     assert step_time.at(7) == pytest.approx(0.014)
     assert step_time.at(17) == pytest.approx(0.034)
+    assert [step_time.at(n) for n in range(20)] == pytest.approx(step_time.times(np.arange(20)).tolist())
 
 
 def test_a_time_that_falls_is_jitter() -> None:

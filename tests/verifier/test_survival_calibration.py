@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from statistics import fmean
 
+import pytest
+
 from verifier.survival_calibration import DEPTHS, TOLERANCE, SurvivalCalibration
 
 
@@ -52,6 +54,15 @@ def test_who_lied_gets_another_try_after_some_hundred_steps_and_not_before() -> 
     for _ in range(1200):
         trust.observe([], 0)
     assert trust.at(0) > 0.6
+
+
+def test_sums_are_weighed_anew_before_they_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = after(0.9, 0.4, steps=400)
+    monkeypatch.setattr("verifier.survival_calibration.HEAVIEST", 1.1)
+    anew = after(0.9, 0.4, steps=400)
+    assert anew.weight < 1.2 < usual.weight
+    assert anew.factors == pytest.approx(usual.factors)
+    assert max(anew.promised) < 100  # a step forgets .02 of them, and adds 1 at most
 
 
 def test_what_is_beside_the_likeliest_is_judged_apart() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from verifier.governor import StepSeen
 from verifier.price import StepTime
 from verifier.ways import Ways
@@ -26,6 +28,28 @@ def test_the_engine_has_more_threads_while_drafts_rest() -> None:
     assert set(ran) == {(False, 1), (True, 4), (True, 1)}
     assert ran[-100:].count((True, 4)) > 70
     assert 0.4 < ways.gain < 0.6
+
+
+def test_drafts_that_take_no_core_go_with_fewer_threads_where_those_are_faster() -> None:
+    engine = Threads()
+    engine.threads, engine.resting_threads = 4, 1
+    ways = Ways(engine, None, lambda: 0.5)
+    ran = []
+    for _ in range(
+        800
+    ):  # a small step, for which threads that wait for one another cost more than they compute
+        ways.use_threads(reading=0)
+        ran.append((ways.resting, engine.threads))
+        seconds = 0.1 if engine.threads == 1 else 0.2
+        ways.observe(
+            StepSeen(seconds, 8 if ways.resting else 16, 8, None if ways.resting else 0.0), drafted=True
+        )
+    assert ran[0] == (False, 4)
+    assert set(ran) == {(False, 4), (False, 1), (True, 4), (True, 1)}
+    assert ran[-200:].count((False, 1)) > 160
+    assert 1.6 < ways.gain < 2.4
+    ways.use_threads(reading=1000)
+    assert engine.threads == 4
 
 
 def test_without_a_source_of_random_numbers_drafts_are_always_taken() -> None:
@@ -67,3 +91,20 @@ def test_a_few_sessions_of_the_other_kind_change_nothing() -> None:
     assert not ways.resting
     assert not ways.turn_to(4, 8)
     assert not ways.resting
+
+
+def test_a_drafter_that_is_back_is_no_reason_to_compare_and_a_new_one_is() -> None:
+    """A session begins without drafts: with one after the other, a drafter comes back with each."""
+
+    def trials(drafter: Callable[[int], str]) -> int:
+        ways = Ways(Threads(), None, lambda: 0.5)
+        for number in range(4000):
+            drafted = number % 100 >= 10
+            seconds = 0.01 if ways.resting else 0.014
+            seen = StepSeen(seconds, 1, 1, None if ways.resting else 0.0)
+            ways.observe(seen, drafted, lambda: [drafter(number // 100)])  # noqa: B023
+        return ways.trials
+
+    usual = trials(lambda session: "d")
+    assert trials(lambda session: f"d{session}") > 2 * usual
+    assert trials(lambda session: f"d{session % 2}") <= usual + 2

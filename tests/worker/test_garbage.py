@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from outrider.worker.garbage import spared_imports
+from outrider.worker.garbage import spare_what_is_there, spared_imports
 
 
 @pytest.fixture
@@ -36,3 +36,13 @@ def test_an_import_that_fails_leaves_the_collector_at_work() -> None:
     with pytest.raises(ImportError), spared_imports():
         raise ImportError
     assert gc.isenabled()
+
+
+def test_what_a_step_makes_begins_no_round(rounds: list[int]) -> None:
+    usual = gc.get_threshold()
+    spare_what_is_there()
+    rounds.clear()
+    step = [[] for _ in range(10_000)]  # type: ignore[var-annotated]
+    assert step and rounds == []
+    assert [[] for _ in range(50_000)] and rounds
+    gc.set_threshold(*usual)

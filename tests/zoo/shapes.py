@@ -75,9 +75,13 @@ MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_s
 HALF_MROPE = {
     "rope_parameters": {**MROPE["rope_parameters"], "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
 }
+# Of two heads all products are negative for every fourth key: its score is zero then, as that of many others,
+# and which of these their own code picks is open.
+INDEXER = {"index_n_heads": 16}
 GEMMA4 = {"layer_types": PAIRS, "num_kv_shared_layers": 2, "head_dim": 16, "global_head_dim": 32}
 SPECIAL: dict[str, dict[str, Any]] = {
     "afmoe": {"num_dense_layers": 1},
+    "axk2": INDEXER,
     "bamba": {"attn_layer_indices": [1, 3]},
     "cohere_compass_text": {
         "layer_types": PAIRS,
@@ -87,16 +91,32 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
         "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 8, "moe_top_k": 2},
     },
+    "deepseek_v32": INDEXER,
     "dots1": {"n_shared_experts": 1, "max_window_layers": 2},
+    "dots3_note_text": {
+        **INDEXER,
+        "swa_num_attention_heads": 4,
+        "swa_num_key_value_heads": 4,
+        "swa_q_lora_rank": 24,
+        "swa_kv_lora_rank": 16,
+        "swa_head_dim": 24,
+        "swa_qk_nope_head_dim": 16,
+        "swa_v_head_dim": 16,
+    },
     "gemma4": {"text_config": GEMMA4},
     "gemma4_text": GEMMA4,
     "gemma4_unified": {"text_config": GEMMA4},
     "gemma4_unified_text": GEMMA4,
+    "glm_moe_dsa": {**INDEXER, "indexer_types": ["full", "shared"] * 2},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 2},
+    "hy_v4": INDEXER,
+    "jamba": {"attn_layer_offset": 1, "attn_layer_period": 2, "expert_layer_offset": 1},
+    "kimi_linear": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "mamba2": {"num_heads": 8},
+    "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"] * 2},
     "phimoe": {"sliding_window": None},  # as published; transformers' cache and its masks differ about it
     **{name: {"text_config": MROPE} for name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "paddleocr_vl")},
     **{name: {"text_config": HALF_MROPE} for name in ("glm4v", "glm46v", "glm4v_moe", "glm_ocr", "glmga")},

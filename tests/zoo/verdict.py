@@ -14,7 +14,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as hf_logging
 
-from outrider.engine import self_check
+from outrider.engine import recurrent_layers, self_check
 from outrider.engine.loading import load_engine
 from outrider.engine.model_class import auto_class
 from outrider.errors import OutriderError
@@ -81,6 +81,7 @@ def verdict(
     if text and dtype == "float32":
         loader = auto_class(AutoConfig.from_pretrained(folder))
         model = loader.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+        recurrent_layers.as_published(model)
         texts = [(prompt, own_text(model, prompt)) for prompt in prompts(random.Random(seed), VOCAB)[1::2]]
         if not (serve(engine, texts, VOCAB).own and serve(engine, texts, VOCAB, drafting=False).own):
             return Verdict(Outcome.WRONG, architecture, "its greedy text is not that of its own code")

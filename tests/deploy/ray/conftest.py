@@ -48,11 +48,11 @@ def free_port() -> int:
             return port
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Waits with a deadline that only a hang can reach."""
+def wait_until(condition: Callable[[], bool], what: str | Callable[[], str]) -> None:
+    """Waits with a deadline that only a hang can reach. `what`: what never happened, if it is reached."""
     until = time.monotonic() + PATIENCE_SECONDS
     while not condition():
-        assert time.monotonic() < until, f"never happened: {what}"
+        assert time.monotonic() < until, f"never happened: {what if isinstance(what, str) else what()}"
         time.sleep(0.1)
 
 
@@ -238,4 +238,4 @@ DEMO = {
     "verifier.probe_seconds": 60,
     "drafter.probe_seconds": 60,
 }
-KV_MEMORY = "128MiB"  # a larger pool takes its time to write
+KV_MEMORY = "32MiB"  # a larger pool takes its time to write

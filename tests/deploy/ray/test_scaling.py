@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import httpx
@@ -14,10 +15,11 @@ from tests.redis_server import RedisServer
 
 pytestmark = [pytest.mark.ray, pytest.mark.process, pytest.mark.timeout(600)]
 
-TOKENS = 100  # of an answer
-PROMPTS = [f"import os\n\nPATHS = {[index] * 20}\n\ndef step_{index}(self" for index in range(4)]
-MANY, ONE = 10, 1  # requests at a time
-PAUSE_SECONDS = 0.5  # of each client, so that one alone is no load
+TOKENS = 40  # of an answer
+MANY, ONE = 8, 1  # requests at a time
+# Long beside their answers: what requests hold of a pool depends on their number, not on their pace.
+PROMPTS = [f"import os\n\nPATHS = {[index] * 138}\n\ndef step_{index}(self" for index in range(MANY)]
+REST = 4  # times an answer's time, for which one client rests: it is no load, however slow its answers are
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +30,9 @@ def application(cluster: Cluster) -> Iterator[Cluster]:
             f"store={redis.url}",
             "verifier.max_replicas=2",
             "verifier.compare=false",  # drafts do not rest here, however busy this machine is
-            "verifier.kv_memory=3328KiB",  # three or four requests fit in
+            "verifier.kv_memory=6400KiB",  # three requests fit in
             "drafter.max_replicas=2",
-            "drafter.kv_memory=1MiB",  # four
+            "drafter.kv_memory=1MiB",  # two, which fill it
             "autoscaling.upscale_seconds=1",
             "autoscaling.downscale_seconds=2",
             "autoscaling.look_back_seconds=10.5",
@@ -46,12 +48,14 @@ class Clients:
         self._application = application
         self._texts = {prompt: expected(prompt, TOKENS, temperature=0.0) for prompt in PROMPTS}
         self._prompts = itertools.cycle(PROMPTS)
+        self._rest = 0
         self._threads: list[tuple[threading.Thread, threading.Event]] = []
         self.wrong: list[str] = []
         self.right = 0
 
     def be(self, count: int) -> None:
-        """Returns when so many ask from now on."""
+        """Returns when so many ask from now on, all the time if they are several."""
+        self._rest = REST if count == ONE else 0
         while len(self._threads) < count:
             stop = threading.Event()
             thread = threading.Thread(target=self._ask, args=(next(self._prompts), stop))
@@ -64,12 +68,15 @@ class Clients:
             thread.join()
 
     def _ask(self, prompt: str, stop: threading.Event) -> None:
-        while not stop.wait(PAUSE_SECONDS):
+        took = 0.0
+        while not stop.wait(self._rest * took):
+            began = time.monotonic()
             try:
                 answer = self._application.complete(prompt, TOKENS, temperature=0)
             except (AssertionError, httpx.HTTPError) as error:
                 self.wrong.append(repr(error))
                 return
+            took = time.monotonic() - began
             if answer["choices"][0]["text"] == self._texts[prompt]:
                 self.right += 1
             else:
@@ -97,7 +104,10 @@ def test_both_pools_grow_and_shrink_with_the_load_and_no_stream_breaks(
         clients.be(MANY)
         wait_until(lambda: clients.wrong != [] or grown(), "both pools have grown")
         clients.be(ONE)
-        wait_until(lambda: clients.wrong != [] or workers() == (1, 1), "both pools have shrunk")
+        wait_until(
+            lambda: clients.wrong != [] or workers() == (1, 1),
+            lambda: f"both pools have shrunk: {application.records()}",
+        )
         answered = clients.right
         wait_until(
             lambda: clients.wrong != [] or clients.right > answered + 1, "the last client is served on"

@@ -20,12 +20,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.engine import step_graphs
 from outrider.engine.attention import NAME
-from outrider.engine.drawing import TorchDrawing
 from outrider.engine.flat_inputs import Shape
 from outrider.engine.group import Alone
 from outrider.engine.paged_attention import PagedAttention
 from outrider.engine.parts import kernels
 from outrider.engine.runner import CallByCall
+from outrider.engine.torch_drawing import TorchDrawing
 from tests.tiny_models import BASE, CONFIGS
 
 VOCAB = 199

@@ -24,6 +24,7 @@ from router.api.request_id import RequestIds
 from router.metrics import Metrics
 from router.requests import GenerationRequest, SessionEvent
 from tests.router.api.scripted import ScriptedRunner, byte_level, served, steps, until
+from tests.telemetry.recorder import Recorder
 
 TOKENIZER = byte_level()
 IDS = TOKENIZER.encode("a secret answer", add_special_tokens=False).ids
@@ -212,3 +213,21 @@ def test_a_trace_context_is_read(
     read = TraceContext.read(parent, state)
     assert read == expected
     assert read is None or read.traceparent == PARENT
+
+
+async def test_strangers_have_no_spans_and_nobody_makes_up_their_names(runner: ScriptedRunner) -> None:
+    """Collectors count by name, and what waits to be sent to them is bounded."""
+    metrics, recorder = Metrics(), Recorder()
+    app = create_app(Intake(runner, lambda limit: 1), metrics)
+    app.add_middleware(HttpAccess, access=Access(lambda: KEYS, metrics))
+    app.add_middleware(RequestIds, tracer=recorder)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router") as client:
+        for number in range(3):
+            assert (await client.post(f"/v1/{number}", json=ASKED)).status_code == 401
+            assert (await client.post(f"/v1/{number}", json=ASKED, headers=SHOWN)).status_code == 404
+            there = await client.get(f"/v1/sessions/{number:032x}/events", headers=SHOWN)
+            assert there.status_code == 404
+        await client.post("/v1/completions", json=ASKED, headers=SHOWN)
+    ended = [span for span in recorder.spans if span.ended]
+    assert len(recorder.spans) == 10 and len(ended) == 7
+    assert {span.name for span in ended} == {"POST", "GET", f"text_completion {served(TOKENIZER).name}"}

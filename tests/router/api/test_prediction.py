@@ -33,9 +33,11 @@ class Asked:
 
     def __init__(self) -> None:
         self.predictions: list[tuple[int, ...]] = []
+        self.requests: list[GenerationRequest] = []
 
     def __call__(self, request: GenerationRequest) -> list[SessionEvent]:
-        self.predictions.append(request.params.prediction)
+        self.requests.append(request)
+        self.predictions.append(tuple(request.params.prediction))
         own = OwnCounts(3, 1, 1, 1) if request.params.prediction else OwnCounts()
         return [
             TokensCommitted(FOX[:2], 1, 3, own=own, drafters=BOTH),
@@ -68,6 +70,14 @@ async def test_it_reaches_the_session_and_usage_tells_what_became_of_it(
     lines = (await client.post("/v1/chat/completions", json=streamed)).text.split("\n")
     *_, last = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     assert last["usage"]["completion_tokens_details"] == DETAILS
+
+
+async def test_all_answers_to_a_request_have_one_prediction(client_of: ClientOf) -> None:
+    asked = Asked()
+    body = CHAT | {"prediction": {"type": "content", "content": "the quick"}, "n": 3}
+    assert (await client_of(ScriptedRunner(MODEL, asked)).post("/v1/chat/completions", json=body)).is_success
+    assert asked.predictions == [FOX] * 3
+    assert len({id(request.params.prediction) for request in asked.requests}) == 1
 
 
 async def test_who_sends_none_hears_of_none(client_of: ClientOf) -> None:

@@ -71,10 +71,6 @@ def events(text: str) -> list[tuple[str, str]]:
     return [(event.get("id", ""), event["data"]) for event in told]
 
 
-def thought_part(text: str) -> dict[str, str]:
-    return {"type": "reasoning_text", "text": text}
-
-
 def tokens(text: str) -> int:
     return len(TOKENIZER.encode(text, add_special_tokens=False).ids)
 
