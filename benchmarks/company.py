@@ -1,15 +1,15 @@
 """Measures what one session's parameters cost those that share its steps.
 
-    python benchmarks/company.py --write benchmarks/results/company-epyc.json
+    python benchmarks/company.py --target TARGET --write benchmarks/results/company.json
 
-Steps of sixteen sessions, each with its last token and four drafts, of the demo target; and steps of the demo
-draft model. All sessions ask for the same, but one, which asks for something else. Told is the processor time
-of such a step, with that of the threads which follow a grammar, over that of a step in which it asks for what
-the others do. All its rows count, as if every draft were right. Some parameters cost more with a large
-vocabulary, so draws are measured there, too, of random logits: alone, and with the last layer that gives as
-many logits in the smallest model of such a vocabulary, which is the least that a step can be. Of several
-rounds the fastest counts. `n` is no case of its own: each answer is a session. What is measured is printed at
-once, so that a run that is ended has said what it found.
+Steps of sixteen sessions, each with its last token and four drafts, of a target, the demo's if none is
+named; and steps of a draft model. All sessions ask for the same, but one, which asks for something else.
+Told is the processor time of such a step, with that of the threads which follow a grammar, over that of a
+step in which it asks for what the others do. All its rows count, as if every draft were right. Some
+parameters cost more with a large vocabulary, so draws are measured there, too, of random logits: alone, and
+with the last layer that gives as many logits in the smallest model of such a vocabulary, which is the least
+that a step can be. Of several rounds the fastest counts. `n` is no case of its own: each answer is a
+session. What is measured is printed at once, so that a run that is ended has said what it found.
 """
 
 from __future__ import annotations

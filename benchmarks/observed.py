@@ -1,6 +1,7 @@
 """What it costs to see what a service does: everything on, against all off, in turn.
 
     python -m benchmarks.observed --write benchmarks/results/observed.json
+    python -m benchmarks.observed --target TARGET --draft '' --serve '--propose suffix --quantization int8'
 
 In each round two services of `outrider serve` are started, of which one is asked at a time. One logs a JSON
 line for each request, sends the trace of each, and metrics, by OTLP to a collector (a process of its own that
@@ -17,9 +18,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import statistics
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -134,9 +136,9 @@ class Turns:
 
 
 async def measure(
-    target: str, draft: str, streams: int, seconds: float, turns: int, rounds: int
+    target: str, guesses: Sequence[str], streams: int, seconds: float, turns: int, rounds: int
 ) -> dict[str, Any]:
-    models = (target, *(("--draft", draft) if draft else ("--drafters", "0")), "--no-compare")
+    models = (target, *guesses, "--no-compare")
     found = [Turns() for _ in range(rounds)]
     asked = logged = 0
     async with collecting() as collector:
@@ -177,13 +179,15 @@ def ratios(rounds: list[dict[str, list[float]]]) -> dict[str, float]:
 def main(
     target: Target = str(pair.TARGET),
     draft: Draft = str(pair.DRAFT),
+    serve: Annotated[str, typer.Option(help="More options of outrider serve, for both.")] = "",
     streams: Annotated[int, typer.Option(help="At a time.")] = 32,
     seconds: Annotated[float, typer.Option(help="Of a turn that count.")] = 10.0,
     turns: Annotated[int, typer.Option(help="With everything on, of each pair of services.")] = 3,
     rounds: Annotated[int, typer.Option(help="Pairs of services.")] = 6,
     write: Write = None,
 ) -> None:
-    found = asyncio.run(measure(target, draft, streams, seconds, turns, rounds))
+    guesses = [*(("--draft", draft) if draft else ()), *shlex.split(serve)]
+    found = asyncio.run(measure(target, guesses, streams, seconds, turns, rounds))
     CONSOLE.print_json(data=found)
     keep(write, found)
 
