@@ -70,7 +70,7 @@ class BenchOptions:
         "CPU cores of each model, such as 0/1 or 0,1/2,3; any = wherever the system puts them. "
         "transformers gets all of them.",
         metavar="TARGET/DRAFT",
-        shown="half of the machine each",
+        shown="half of the machine each; all for the target, if guesses are looked up",
     )
     price_per_hour: float | None = option(
         None, "Price of the machine, to tell what a million tokens costs.", least=0, shown="none"
@@ -127,7 +127,7 @@ def settings_of(told: BenchOptions) -> Settings:
         peers=told.peers,
         price_per_hour=told.price_per_hour,
         engine=engine,
-        cores=parse_cores(told.cores, available),
+        cores=parse_cores(told.cores, available, divided=models is None or models.draft is not None),
     )
 
 

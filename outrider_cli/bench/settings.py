@@ -99,13 +99,13 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in text.split(",")))
 
 
-def parse_cores(text: str | None, available: Sequence[int]) -> Cores:
+def parse_cores(text: str | None, available: Sequence[int], divided: bool = True) -> Cores:
     """Returns the cores that the text names: TARGET/DRAFT such as 0/1 or 0,1/2,3; any = wherever the system
-    puts them; None = divided."""
-    if text is None:
-        return Cores.divided(available)
-    if text == "any":
-        return replace(Cores.divided(available), pinned=False)
+    puts them; None = divided. Not `divided`: who drafts takes no core, so that the target has all of them, as
+    `outrider serve` does it."""
+    if text is None or text == "any":
+        whole = Cores(tuple(available), tuple(available))
+        return replace(Cores.divided(available) if divided else whole, pinned=text is None)
     try:
         target, draft = (tuple(int(core) for core in part.split(",")) for part in text.split("/"))
     except ValueError:

@@ -65,6 +65,9 @@ def test_cores() -> None:
     assert parse_cores(None, [2, 5, 7]) == Cores((2,), (5, 7))
     assert parse_cores(None, [4]) == Cores((4,), (4,))
     assert parse_cores("0,1/1,3", []).all == (0, 1, 3)
+    assert parse_cores("any", [4, 5], divided=False) == Cores((4, 5), (4, 5), pinned=False)
+    assert parse_cores(None, [4, 5], divided=False) == Cores((4, 5), (4, 5))
+    assert parse_cores("4/5", [4, 5], divided=False) == Cores((4,), (5,))
     for text in ("0", "a/b", "0/1/2", "/"):
         with pytest.raises(StartupError, match="--cores must be TARGET/DRAFT"):
             parse_cores(text, [])
