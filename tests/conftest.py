@@ -61,25 +61,34 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         gc.freeze()
 
 
+# Rooms that start once what all their tests use, and would start it again in each process that runs some.
+WHOLE = ("deploy/ray", "e2e", "cluster", "observability", "fuzz", "page", "clients")
+
 # Rooms that take a minute or more, the longest first.
-LONGEST = ("deploy/ray", "exact", "benchmarks", "e2e", "engine", "cluster", "chaos", "bench", "distillation")
+LONGEST = ("deploy/ray", "e2e", "cluster", "distillation", "bench", "chaos", "benchmarks", "exact", "engine")
 
 
-class Rooms(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
-    """Where several processes run tests, a room's tests stay together: what a room starts, it starts once.
+class Units(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
+    """Where several processes run tests, those of a file stay together, or of a whole room if they share what
+    it starts.
 
-    The longest rooms come first, and short ones fill up what is left: none is alone at the end for long."""
+    The longest come first, and short ones fill up what is left: none is alone at the end for long."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return room(nodeid)
+        folder = room(nodeid)
+        return folder if folder.removeprefix("tests/") in WHOLE else nodeid.partition("::")[0]
 
     def _assign_work_unit(self, node: Any) -> None:
-        longest = [f"tests/{room}" for room in LONGEST if f"tests/{room}" in self.workqueue]
-        if longest:
-            self.workqueue.move_to_end(longest[0], last=False)
+        self.workqueue.move_to_end(min(self.workqueue, key=_place), last=False)
         super()._assign_work_unit(node)
 
 
+def _place(unit: str) -> int:
+    """Where a unit stands in the order in which they start."""
+    rooms = [unit.removeprefix("tests/"), unit.removeprefix("tests/").rpartition("/")[0]]
+    return min((LONGEST.index(each) for each in rooms if each in LONGEST), default=len(LONGEST))
+
+
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist, which a single process does without
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Rooms:
-    return Rooms(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Units:
+    return Units(config, log)

@@ -1,8 +1,9 @@
 """Processes that start at once: forked from one that has imported what a worker needs.
 
-Importing torch and transformers takes four seconds of a core, and the tests start some fifty workers. What is
-forked is a process like any other, with signals, a session and an end of its own, but not with a command line
-that the system would show. That workers start from nothing is seen wherever `outrider serve` starts them.
+Importing torch and transformers takes four seconds of a core, and the tests start some fifty workers, and
+programs of a few lines. What is forked is a process like any other, with signals, a session and an end of its
+own, but not with a command line that the system would show. That workers start from nothing is seen wherever
+`outrider serve` starts them.
 """
 
 from __future__ import annotations
@@ -93,8 +94,9 @@ class Parent:
         namespace: str | None = None,
         errors: bool = False,
     ) -> Forked:
-        """Runs a module with arguments as `python -m` does, in a network namespace if one is named. `errors`:
-        whether its stdout has what it says to stderr."""
+        """Runs a module with arguments as `python -m` does, or a program as `python -c` does if the first is
+        "-c", in a network namespace if one is named. `errors`: whether its stdout has what it says to
+        stderr."""
         stdin, to_it = os.pipe()
         from_it, stdout = os.pipe()
         asked = json.dumps([list(module), dict(environment), namespace, errors]).encode()
@@ -134,6 +136,18 @@ def started(command: Sequence[str], environment: Mapping[str, str]) -> Forked | 
     if rest[:3] != [sys.executable, "-m", "outrider_cli"] or rest[3] not in ("verifier", "drafter"):
         return None
     return parent().fork(rest[2:], environment, namespace, errors=True)
+
+
+def said(module: Sequence[str], **environment: str) -> str:
+    """Runs a module or a program to its end, as `Parent.fork` does, and returns what it said to stdout.
+
+    Raises AssertionError if it does not end well."""
+    process = parent().fork(module, {**os.environ, **environment})
+    with process.stdin, process.stdout:
+        told = process.stdout.read()
+    code = process.wait(PATIENCE_SECONDS)
+    assert code == 0, f"ended with {code}: {told}"
+    return told
 
 
 def main(descriptor: int) -> None:
@@ -200,8 +214,12 @@ def _become(
     os.environ.update(environment)
     for each in (stdin, stdout, *others):
         os.close(each)
-    sys.argv = list(module)
-    runpy.run_module(module[0], run_name="__main__", alter_sys=True)
+    if module[0] == "-c":
+        sys.argv = ["-c", *module[2:]]
+        exec(compile(module[1], "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        sys.argv = list(module)
+        runpy.run_module(module[0], run_name="__main__", alter_sys=True)
     sys.exit()
 
 

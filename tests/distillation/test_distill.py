@@ -6,9 +6,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +23,7 @@ from distillation.writing import read
 from outrider.engine.loading import load_engine, load_tokenizer
 from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
+from tests.forked import parent
 from tests.in_process import Cluster
 from tests.tiny_models import build
 
@@ -46,10 +44,10 @@ def told(out: Path, **others: Any) -> DistillOptions:
 
 def killed(out: Path, when: Callable[[], bool]) -> None:
     """Runs the command until something is there, and ends it by SIGKILL then."""
-    command = [sys.executable, "-m", "outrider_cli", "distill", f"--target={TARGET}", f"--out={out}"]
+    command = ["outrider_cli", "distill", f"--target={TARGET}", f"--out={out}"]
     sizes = [f"--tokens={TOKENS}", f"--length={LENGTH}", f"--readings={READINGS}"]
     shape = [f"--vocabulary={VOCABULARY}", "--layers=2"]
-    process = subprocess.Popen([*command, *sizes, *shape], stderr=subprocess.DEVNULL)
+    process = parent().fork([*command, *sizes, *shape], os.environ, errors=True)
     try:
         deadline = time.monotonic() + PATIENCE
         while not when():
@@ -57,8 +55,10 @@ def killed(out: Path, when: Callable[[], bool]) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
     finally:
-        os.kill(process.pid, signal.SIGKILL)
+        process.kill()
         process.wait()
+        process.stdin.close()
+        process.stdout.close()
 
 
 class Made:

@@ -6,15 +6,15 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.forked import said
+
 FOLDER = Path(__file__).parent / "fake_cuda"
-ROOT = Path(__file__).resolve().parents[2]
 ARCHS = (
     "llama",
     "qwen2",
@@ -47,9 +47,7 @@ def guard(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_recorded_steps_wait_for_nothing_and_stay_on_the_device(guard: Path) -> None:
     """In a process of its own, as all that runs beside would believe in the GPU."""
-    command = [sys.executable, "-m", "tests.engine.fake_cuda.trace", str(guard), *ARCHS]
-    ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, timeout=600)
-    told = json.loads(ran.stdout.splitlines()[-1])
+    told = json.loads(said(("tests.engine.fake_cuda.trace", str(guard), *ARCHS)).splitlines()[-1])
     assert told.pop("one that waits")["faults"], "a fault is seen"
     assert set(told) == set(ARCHS)
     for arch, found in told.items():

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,8 +23,7 @@ from outrider.engine.packed import (
     pack,
     seconds_by_rows,
 )
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.forked import said
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -174,10 +170,8 @@ def test_what_the_products_of_any_step_need_is_there_once_it_was_made_ready(
     checkpoint: Callable[..., Path],
 ) -> None:
     """oneDNN says itself what it has in its cache. It misses what larger steps need."""
-    command = [sys.executable, "-c", STEPS_OF_MANY_SIZES, str(checkpoint("llama"))]
-    environment = {**os.environ, "ONEDNN_VERBOSE": "2"}
-    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT, check=True)
-    _, ready, larger = said.stdout.split("begin\n")
+    told = said(("-c", STEPS_OF_MANY_SIZES, str(checkpoint("llama"))), ONEDNN_VERBOSE="2")
+    _, ready, larger = told.split("begin\n")
     for part, missed in ((ready, False), (larger, True)):
         products = [line for line in part.splitlines() if "inner_product" in line]
         assert any("create:cache_hit" in line for line in products)

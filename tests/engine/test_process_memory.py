@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 
 from outrider.engine.process_memory import HUGE, use_huge_pages
+from tests.forked import said
 
 SIZE = 32 * HUGE
 SUPPORT = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -92,9 +92,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts Linux's page faults")
 def test_memory_that_a_step_frees_is_the_next_ones() -> None:
-    ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     pages = 30 * 8 * 2**22 // mmap.PAGESIZE  # that would be new if all were given back
-    assert int(ran.stdout) < pages // 10
+    assert int(said(("-c", PROGRAM))) < pages // 10
 
 
 FREED = """
@@ -119,5 +118,4 @@ print(before - pages())
 
 @pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="reads Linux's count of pages")
 def test_weights_that_were_replaced_are_given_back() -> None:
-    ran = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True)
-    assert int(ran.stdout) > 0.9 * 64 * 2**22 // mmap.PAGESIZE
+    assert int(said(("-c", FREED))) > 0.9 * 64 * 2**22 // mmap.PAGESIZE

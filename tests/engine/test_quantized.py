@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,9 +24,9 @@ from outrider.errors import StartupError
 from outrider.options.engine import EngineOptions
 from outrider.options.option import build
 from outrider_cli.children import Models, Workers, worker_children
+from tests.forked import said
 from verifier.config import VerifierConfig
 
-ROOT = Path(__file__).resolve().parents[2]
 PROMPT = [(7 * i) % 198 + 1 for i in range(40)]
 
 
@@ -95,12 +92,8 @@ def test_every_linear_layer_is_rounded(checkpoint: Callable[..., Path]) -> None:
 
 
 def test_weights_have_a_bit_less_where_sums_of_two_products_would_overflow() -> None:
-    told = "from outrider.engine.quantized import largest_weight; print(largest_weight())"
-    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", told], env=environment, capture_output=True, text=True, check=True
-    )
-    assert int(done.stdout) == 63 <= largest_weight()
+    program = "from outrider.engine.quantized import largest_weight; print(largest_weight())"
+    assert int(said(("-c", program), ONEDNN_MAX_CPU_ISA="AVX2")) == 63 <= largest_weight()
 
 
 @pytest.mark.parametrize("role", [VerifierConfig, DrafterConfig])

@@ -8,8 +8,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -48,7 +46,6 @@ TWO = replace(OPTIONS, tensor_parallel_size=2)
 
 VOCAB = 199
 HYBRIDS = ("qwen3_next", "olmo_hybrid", "jamba")
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -323,10 +320,8 @@ for line in sys.stdin:
 
 
 def test_followers_end_with_their_leader(checkpoint: Callable[..., Path]) -> None:
-    command = [sys.executable, "-c", LEADER, str(checkpoint("llama"))]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT) as leader:
-        assert leader.stdin is not None and leader.stdout is not None
+    leader = parent().fork(("-c", LEADER, str(checkpoint("llama"))), os.environ)
+    with leader.stdin, leader.stdout:
         follower = psutil.Process(int(leader.stdout.readline()))
         follower.send_signal(signal.SIGTERM)  # which it leaves to its leader
         for _ in range(5):

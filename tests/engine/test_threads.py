@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.forked import said
 
 PROGRAM = """
 import asyncio, os, sys
@@ -38,11 +38,7 @@ asyncio.run(main())
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in Linux's /proc")
 def test_only_the_engines_thread_has_helpers(checkpoint: Callable[..., Path]) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(checkpoint("llama"))], capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    threads, by_a_step, by_inputs = ran.stdout.splitlines()
+    threads, by_a_step, by_inputs = said(("-c", PROGRAM, str(checkpoint("llama")))).splitlines()
     assert threads == "2 2 1", "of the engine, of its thread, of the event loop's"
     assert by_a_step == "1", "the engine's thread has a helper"
     assert by_inputs == "1", "building inputs has made helpers for the event loop's thread"

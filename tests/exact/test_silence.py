@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import os
 import time
-from asyncio.subprocess import DEVNULL, PIPE
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,10 @@ from outrider.wire.drafter_sessions import DrafterEvents, OpenDraft
 from outrider.wire.hello import Role
 from outrider.wire.session import SessionParams
 from router.requests import GenerationRequest, TokensCommitted
+from tests.forked import parent
 from tests.in_process import Cluster, Worker, load
 from tests.tiny_models import build
 
-ROOT = Path(__file__).resolve().parents[2]
 OUTPUT = 600
 STEP_SECONDS = 0.01
 SILENT_STEP_SECONDS = 0.05
@@ -110,26 +109,22 @@ async def test_a_drafter_whose_step_hangs_ends_with_a_sentence_and_its_session_g
         expected = await cluster.ask([5, 6, 7], greedy, 200)
         options = ["drafter", "--draft", str(target), "--router", cluster.router_address, "--threads", "1"]
         options += ["--kv-memory", "16MiB"]
-        drafter = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", HANGING, *options, thread, stdout=DEVNULL, stderr=PIPE, cwd=ROOT
-        )
+        drafter = parent().fork(("-c", HANGING, *options, thread), os.environ, errors=True)
         try:
             while not cluster.fleet.drafters:  # noqa: ASYNC110 (plain state)
                 await asyncio.sleep(0.02)
-            ending, accepted = asyncio.create_task(drafter.communicate()), 0
+            ending, accepted = asyncio.create_task(asyncio.to_thread(drafter.stdout.read)), 0
             while not ending.done():  # until it has made the steps after which it hangs, and has ended
                 answer = await cluster.ask([5, 6, 7], greedy, 200)
                 assert answer.tokens == expected.tokens
                 accepted += answer.accepted
-            _, said = ending.result()
         finally:
-            if drafter.returncode is None:
-                drafter.kill()
+            drafter.kill()
         while cluster.fleet.drafters:  # noqa: ASYNC110 (plain state)
             await asyncio.sleep(0.02)
     assert accepted > 0  # of what it drafted before
-    assert drafter.returncode == 1
-    assert said.decode().splitlines()[-1] == f"outrider drafter: {SENTENCES[thread]}"
+    assert drafter.wait(60) == 1
+    assert ending.result().splitlines()[-1] == f"outrider drafter: {SENTENCES[thread]}"
 
 
 def slowly(cluster: Cluster, accepted: list[TokensCommitted]) -> None:

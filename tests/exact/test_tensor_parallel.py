@@ -7,7 +7,6 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +27,8 @@ from outrider.engine.replayed import Replayed
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Row, TokenCounts
 from outrider.v1 import generation_pb2_grpc
-from tests.e2e.conftest import DRAFT, KV_MEMORY, ROOT, Alone, Serve, left_behind, start
+from tests.cluster.process import Process
+from tests.e2e.conftest import DRAFT, KV_MEMORY, Alone, Serve, left_behind, start
 from tests.e2e.test_serve import cases, over_grpc
 from tests.follower_pool import KV_BYTES, Pool, divided
 from tests.tiny_models import build
@@ -226,18 +226,14 @@ def drafter(serve: Serve) -> Iterator[None]:
     """A drafter that is divided too."""
     options = ["--draft", str(DRAFT), "--router", serve.grpc_address, "--tensor-parallel-size", "2"]
     options += ["--kv-memory", KV_MEMORY]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "outrider_cli", "drafter", *options],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
-    assert process.stdout is not None
-    assert any("drafter ready" in line for line in process.stdout), "it ended before it was ready"
-    yield
-    process.terminate()
-    process.stdout.read()
-    assert process.wait(120) == 0
+    process = Process((sys.executable, "-m", "outrider_cli", "drafter", *options), {})
+    try:
+        process.wait_for("drafter ready")
+        yield
+        process.signal(signal.SIGTERM)
+        process.wait(120)
+    finally:
+        process.kill()
 
 
 def accepted(serve: Serve) -> float:

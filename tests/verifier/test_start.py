@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,12 +15,12 @@ from outrider.engine.runner import CallByCall
 from outrider.options.engine import EngineOptions
 from outrider.store.memory import MemoryStore
 from outrider.worker.worker import ready_line
+from tests.forked import said
 from tests.tiny_models import build
 from verifier.config import VerifierConfig
 from verifier.service import start
 
 KV_BYTES = 2**28
-ROOT = Path(__file__).resolve().parents[2]
 
 
 START = """
@@ -52,9 +50,8 @@ def test_its_pool_is_taken_at_once(tmp_path: Path) -> None:
     """The verifier starts in a process of its own: what another has given back, its pool may take without
     growing."""
     target = str(build("llama", tmp_path / "target"))
-    command = [sys.executable, "-c", START, target, str(KV_BYTES), str(tmp_path / "cache")]
-    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, check=True).stdout
-    assert int(said.split()[-1]) > 0.9 * KV_BYTES
+    told = said(("-c", START, target, str(KV_BYTES), str(tmp_path / "cache")))
+    assert int(told.split()[-1]) > 0.9 * KV_BYTES
 
 
 async def test_its_arithmetic_runs_on_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,9 +73,9 @@ async def test_its_arithmetic_runs_on_one_thread(tmp_path: Path, monkeypatch: py
     )
     loading = ran_on.count("loading")
     assert 0 < loading < len(ran_on)  # the checks of the engine, then the profile
-    said = ready_line(worker.info, worker.address, worker.note)
+    ready = ready_line(worker.info, worker.address, worker.note)
     assert re.search(
-        r" (native|gathered) attention, packed products, layers as they are, steps call by call\)$", said
+        r" (native|gathered) attention, packed products, layers as they are, steps call by call\)$", ready
     )
     await worker.start()
     try:
