@@ -43,6 +43,8 @@ EXACT = (
     "nemotron_h",  # Mamba-2, and layers of experts alone
     "qwen2_5_vl",  # the text part of a multimodal model
 )
+# One by one past a window and two blocks, and two chunks that begin within one.
+PARTITIONS = (((*(1,) * 36, 34), True), ((33, 17, 9, 5, 3, 2, 1), True), ((69, 1), False))
 RECURRENT = (
     "jamba",  # Mamba
     "kimi_linear",  # the gated delta rule with a decay of each channel
@@ -59,6 +61,7 @@ REFUSED = {
 @pytest.mark.parametrize("model_type", EXACT)
 def test_served_bit_exact(model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "OUTPUT", 16)  # `make zoo` has three times as many
+    monkeypatch.setattr(serving, "PARTITIONS", PARTITIONS)  # and two more
     found = verdict(model_type, tmp_path)
     assert found.outcome is Outcome.EXACT, found.reason
 
