@@ -28,7 +28,13 @@ from typing import IO
 from outrider.worker.garbage import spared_imports
 
 ROOT = Path(__file__).resolve().parents[1]
-IMPORTED = ("verifier.service", "drafter.service", "outrider.worker.follower", "outrider_cli.app")
+IMPORTED = (
+    "verifier.service",
+    "drafter.service",
+    "router.service",
+    "outrider.worker.follower",
+    "outrider_cli.app",
+)
 ENTER = ("ip", "netns", "exec")
 NAMESPACES = Path("/var/run/netns")
 CLONE_NEWNET = 0x40000000  # linux/sched.h
@@ -129,11 +135,11 @@ def parent() -> Parent:
 
 
 def started(command: Sequence[str], environment: Mapping[str, str]) -> Forked | None:
-    """Runs the command of a worker, if it is one; its stdout has all that it says. It leads a session."""
+    """Runs the command of a role, if it is one; its stdout has all that it says. It leads a session."""
     namespace, rest = None, list(command)
     if tuple(rest[:3]) == ENTER:
         namespace, rest = rest[3], rest[4:]
-    if rest[:3] != [sys.executable, "-m", "outrider_cli"] or rest[3] not in ("verifier", "drafter"):
+    if rest[:3] != [sys.executable, "-m", "outrider_cli"] or rest[3] not in ("verifier", "drafter", "router"):
         return None
     return parent().fork(rest[2:], environment, namespace, errors=True)
 

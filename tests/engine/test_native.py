@@ -273,6 +273,9 @@ def test_a_usual_model_runs_by_it(quantization: str | None, checkpoint: Callable
 def test_what_is_compiled_is_kept_where_nobody_else_may_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    source = tmp_path / "one.cpp"
+    source.write_text("int one() { return 1; }\n")
+    monkeypatch.setattr(native, "SOURCES", [source])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = tmp_path / "outrider"
     kept = native.compiled()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from pathlib import Path
 
@@ -36,7 +37,7 @@ async def test_each_drafts_for_what_it_is_good_at(tmp_path: Path) -> None:
         sampling = SamplingParams(temperature=0.0, logit_bias=dict.fromkeys(words, BIAS))
         asked.append(([rng.choice(words) for _ in range(60)], sampling))
     async with Cluster(target, patience_seconds=0.05) as cluster:
-        plain = [await cluster.ask(prompt, sampling, OUTPUT) for prompt, sampling in asked]
+        plain = await asyncio.gather(*(cluster.ask(*each, OUTPUT) for each in asked))
         for number, words in enumerate(WORDS):
             await cluster.add_drafter(deaf(target, tmp_path / str(number), words))
         drafted = [await cluster.ask(prompt, sampling, OUTPUT) for prompt, sampling in asked]
