@@ -64,8 +64,20 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 # Rooms that start once what all their tests use, and would start it again in each process that runs some.
 WHOLE = ("deploy/ray", "e2e", "cluster", "observability", "fuzz", "page", "clients")
 
-# Rooms that take a minute or more, the longest first.
-LONGEST = ("deploy/ray", "e2e", "cluster", "distillation", "bench", "chaos", "benchmarks", "exact", "engine")
+# Rooms and files that take a minute or more, the longest first.
+LONGEST = (
+    "deploy/ray",
+    "e2e",
+    "cluster",
+    "exact/test_tensor_parallel.py",
+    "engine/test_architectures.py",
+    "bench/test_bench.py",
+    "engine/test_triton_attention.py",
+    "distillation",
+    "chaos",
+    "exact",
+    "engine",
+)
 
 
 class Units(LoadScopeScheduling):  # type: ignore[misc]  # it has no types

@@ -17,34 +17,28 @@ import psutil
 import pytest
 
 from tests.e2e.conftest import DRAFT, KV_MEMORY, ROOT, TARGET, Serve
+from tests.forked import parent
 
 pytestmark = pytest.mark.process
 
 
-def started(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "outrider_cli", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "400", "HF_HUB_OFFLINE": "1"},
-    )
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    with started(*arguments) as process:
-        try:
-            said, _ = process.communicate(timeout=240)
-        finally:
-            process.kill()
-    return subprocess.CompletedProcess(arguments, process.returncode, said)
+SECONDS = 240  # only a hang can reach them
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "400", "HF_HUB_OFFLINE": "1"}
 
 
 def fails(*arguments: str) -> str:
     """Starts a service that must fail, and returns what it said."""
     children = set(psutil.Process().children(recursive=True))
-    ended = run("serve", "--port", "0", "--grpc-port", "0", "--kv-memory", KV_MEMORY, *arguments)
+    command = [sys.executable, "-m", "outrider_cli", "serve", "--port", "0", "--grpc-port", "0"]
+    ended = subprocess.run(
+        [*command, "--kv-memory", KV_MEMORY, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        timeout=SECONDS,
+    )
     assert ended.returncode not in (0, None), ended.stdout
     assert "Traceback" not in ended.stdout
     assert not set(psutil.Process().children(recursive=True)) - children
@@ -83,12 +77,16 @@ def test_a_draft_whose_tokenizer_differs_is_refused_unless_it_is_told_the_target
     by_id = {number: token for token, number in vocabulary.items()}
     vocabulary[by_id[300]], vocabulary[by_id[301]] = 301, 300
     file.write_text(json.dumps(tokenizer))
-    told = ("drafter", "--draft", str(draft), "--router", serve.grpc_address, "--kv-memory", KV_MEMORY)
-    ended = run(*told)
-    assert ended.returncode == 1
-    assert "the draft model's tokenizer differs" in ended.stdout.splitlines()[-1]
-    with started(*told, "--target", str(TARGET)) as drafter:
-        assert drafter.stdout is not None
+    command = ("outrider_cli", "drafter", "--draft", str(draft), "--router", serve.grpc_address)
+    told = (*command, "--kv-memory", KV_MEMORY)
+    refused = parent().fork(told, ENVIRONMENT, errors=True)
+    assert "the draft model's tokenizer differs" in refused.stdout.read().splitlines()[-1]
+    assert refused.wait(SECONDS) == 1
+    drafter = parent().fork((*told, "--target", str(TARGET)), ENVIRONMENT, errors=True)
+    try:
         ready = next((line for line in drafter.stdout if "ready:" in line), "")
         drafter.send_signal(signal.SIGINT)
+        drafter.wait(SECONDS)
+    finally:
+        drafter.kill()
     assert "drafts token by token for another tokenizer, 100% of whose tokens it has" in ready

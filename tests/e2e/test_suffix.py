@@ -56,7 +56,8 @@ async def test_its_drafts_are_taken_and_every_text_is_the_targets_own(looked_up:
 
 
 def test_the_benchmark_of_guesses_runs(looked_up: Serve, tmp_path: Path) -> None:
-    guesses.main(looked_up.url, max_tokens=32, repetitions=1, write=tmp_path / "result.json")
+    asked = "copy-edit,json of choices"  # the others are tests/e2e/test_guesses.py's
+    guesses.main(looked_up.url, max_tokens=32, repetitions=1, workloads=asked, write=tmp_path / "result.json")
     rows = json.loads((tmp_path / "result.json").read_text())["rows"]
     assert rows["copy-edit, no drafts"]["tokens_a_step"] == [1.0]
     assert rows["copy-edit, drafts and prediction"]["tokens_a_step"][0] >= 1.0
