@@ -24,6 +24,7 @@ from router.speculation import (
     SILENT_TOKENS,
     Estimator,
     PairAcceptance,
+    blamed,
     choose_k,
     settled,
     welcome,
@@ -189,8 +190,10 @@ class SessionDraft:
 
     def drafter_lost(self, place: Place) -> None:
         """The session goes on without it; another drafter starts from prompt and output."""
+        turn = place.turn
         place.leave()
         self._fill(place)
+        self._end_unfilled(place, turn)
 
     def seek(self) -> None:
         """Gives the session drafters where it has room for one, and one fits."""
@@ -252,6 +255,12 @@ class SessionDraft:
         if pair is not self._pair and not self._seated:
             self._pair, self._estimator = pair, Estimator(pair.mean)
 
+    def _end_unfilled(self, place: Place, turn: int) -> None:
+        """Where nobody follows the drafter of that turn, its verifier tells it nothing more of the session.
+        From another that follows it hears so itself."""
+        if place.drafter is None and self._verifier is not None:
+            self._verifier.end_drafts(self._id, place.seat, turn)
+
     def _leave(self, place: Place) -> None:
         if place.drafter is not None:
             self._report(place, place.drafter)
@@ -287,8 +296,8 @@ class SessionDraft:
         if own.verified:
             name = drafter.registration.info.model.name
             self._fleet.metrics.guesses.count(self._request.model, name, own.verified, own.accepted)
-        welcomed = step.verified > 0 or welcome(self._k, self._estimator.acceptance, verifier.load.price)
-        if not (own.verified or ((place.heard or place.had >= READING_TOKENS) and welcomed)):
+        told = step.verified > 0 or blamed(self._k, self._estimator.acceptance, verifier.load.price)
+        if not (own.verified or ((place.heard or place.had >= READING_TOKENS) and told)):
             return
         cost = bounded(verifier.load.draft_cost, 0.0, 1.0)
         place.alone.add(own.accepted - cost * own.verified)
@@ -326,6 +335,7 @@ class SessionDraft:
         if other is not None:
             self._expect(other)
             self._open(place, other, verifier)
+        self._end_unfilled(place, place.turn)
 
     def _leave_if_silent(self, verifier: Verifier, step: TokensCommitted) -> None:
         """Another drafts, if there is one, where nothing came of the only one that could be verified, though

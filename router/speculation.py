@@ -22,6 +22,7 @@ WORTH_A_MESSAGE = 0.25  # relative change below which a window is left as it is
 
 SILENT_TOKENS = 128  # committed of a session without one of its drafter's, though drafts were welcome
 WELCOME = 0.25  # of the acceptance: a price up to it lets any good draft in
+HOPELESS = 0.25  # acceptance below which a drafter is no good, whatever a token costs
 
 FIRST_ACCEPTANCE = 0.65  # of a pair that nothing is known of
 LEAST_ACCEPTANCE, MOST_ACCEPTANCE = 0.05, 0.97  # that a session begins with
@@ -125,6 +126,13 @@ def welcome(k: int, acceptance: float, price: float) -> bool:
     """Returns whether a step would have verified a draft, had there been one: it is not for the price that
     there was none."""
     return k > 0 and price <= WELCOME * acceptance
+
+
+def blamed(k: int, acceptance: float, price: float) -> bool:
+    """Returns whether it is the drafter's doing that a step verified no draft of its: one was welcome, or
+    only that of a drafter which is more often right."""
+    hopeless = acceptance < HOPELESS and price <= WELCOME * FIRST_ACCEPTANCE
+    return hopeless or welcome(k, acceptance, price)
 
 
 def settled(current: int, wanted: int) -> int:

@@ -10,21 +10,24 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import NoReturn
 
+import grpc
+import grpc.aio
+
 from outrider.errors import IdInUse, OutriderError, PeerRefused
 from outrider.net.allowance import CUT_OFF_SECONDS, CutOff
 from outrider.net.backoff import Backoff
 from outrider.net.heartbeat import IDLE_TICKS, TICK_SECONDS
-from outrider.net.rpc import channel
+from outrider.net.rpc import ask, channel
 from outrider.net.tasks import propagate_cancel
 from outrider.net.tls import Tls
 from outrider.store.store import Store
 from outrider.wire.description import TokenizerFiles, WorkerRecord
 from outrider.wire.hello import Identity, Role, WorkerKey
-from outrider.wire.methods import DRAFTER_SESSIONS, MAX_TOKENIZER_BYTES, VERIFIER_SESSIONS
+from outrider.wire.methods import DRAFTER_SESSIONS, GET_TOKENIZER, MAX_TOKENIZER_BYTES, VERIFIER_SESSIONS
 from outrider.worker.garbage import spare_newcomers
 from router.compatibility import Registration, incompatibility, tokenizer_fits
 from router.fleet import Fleet
-from router.workers import Drafter, Verifier, fetch_tokenizer
+from router.workers import ANSWER_SECONDS, Drafter, Verifier, worker_error
 
 log = logging.getLogger(__name__)
 
@@ -325,3 +328,13 @@ class WorkerDiscovery:
 
 def _tokenized(record: WorkerRecord) -> Tokenized:
     return record.info.identity.model_fingerprint, record.info.identity.tokenizer_hash
+
+
+async def fetch_tokenizer(connection: grpc.aio.Channel, worker: Identity) -> TokenizerFiles:
+    """Returns the tokenizer of a worker that registers. Raises Unavailable if it does not answer."""
+    try:
+        return await ask(connection, GET_TOKENIZER[worker.role], None, ANSWER_SECONDS)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            raise PeerRefused(f"the worker's tokenizer is too large ({error.details()})") from None
+        raise worker_error(error) from None

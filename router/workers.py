@@ -15,8 +15,7 @@ import grpc.aio
 from outrider.errors import InvalidRequest, OutriderError, PeerRefused, Unavailable
 from outrider.net.allowance import Allowance
 from outrider.net.heartbeat import IDLE_SILENCE_SECONDS, SILENCE_SECONDS, Stillness
-from outrider.net.rpc import Outbox, ask
-from outrider.wire.description import TokenizerFiles
+from outrider.net.rpc import Outbox
 from outrider.wire.drafter_sessions import (
     CloseDraft,
     DraftEndCause,
@@ -28,13 +27,15 @@ from outrider.wire.drafter_sessions import (
 )
 from outrider.wire.hello import Identity, check_hello
 from outrider.wire.load import DrafterLoad, Load, VerifierLoad
-from outrider.wire.methods import DRAFTER_SESSIONS, GET_TOKENIZER, VERIFIER_SESSIONS, Method
+from outrider.wire.methods import DRAFTER_SESSIONS, VERIFIER_SESSIONS, Method
 from outrider.wire.session import FinishReason, SessionId, SessionParams
 from outrider.wire.trace_context import TraceContext
 from outrider.wire.verifier_sessions import (
     CancelSession,
     CloseSession,
+    Command,
     Committed,
+    EndDrafts,
     GiveBack,
     OpenSession,
     SetSpeculation,
@@ -121,7 +122,7 @@ class Worker(Generic[Listener]):
                 "the worker did not answer the router's hello at its registered address"
             ) from None
         except grpc.aio.AioRpcError as error:
-            raise _worker_error(error) from None
+            raise worker_error(error) from None
         except InvalidRequest as error:
             raise Unavailable(f"the worker's hello is not understood: {error.message}") from None
         answered = check_hello(first.hello, self.identity.role)
@@ -251,6 +252,10 @@ class Verifier(Worker[VerifierListener]):
     def set_speculation(self, session_id: SessionId, num_speculative_tokens: int) -> None:
         self._tell(SetSpeculation(session_id, self._opening_of(session_id), num_speculative_tokens))
 
+    def end_drafts(self, session_id: SessionId, seat: int, turn: int) -> None:
+        """Nobody drafts for the session from that seat, until one of a later turn does."""
+        self._tell(EndDrafts(session_id, self._opening_of(session_id), seat, turn))
+
     def close(self, session_id: SessionId) -> None:
         """Frees the session there; nothing is sent if the verifier has forgotten it already."""
         if opening := self._opening_of(session_id):
@@ -265,7 +270,7 @@ class Verifier(Worker[VerifierListener]):
         """Ends a session that another router may have opened there, and hears of it."""
         self._tell(CancelSession(session_id))
 
-    def _tell(self, command: OpenSession | SetSpeculation | CloseSession | CancelSession | GiveBack) -> None:
+    def _tell(self, command: Command) -> None:
         self._send(VerifierCommand(command=command))
 
     def _dispatch(self, events: VerifierEvents) -> None:
@@ -380,17 +385,7 @@ class Drafter(Worker[DrafterListener]):
                 listener.draft_ended(end.cause, end.reason)
 
 
-async def fetch_tokenizer(connection: grpc.aio.Channel, worker: Identity) -> TokenizerFiles:
-    """Returns the tokenizer of a worker that registers. Raises Unavailable if it does not answer."""
-    try:
-        return await ask(connection, GET_TOKENIZER[worker.role], None, ANSWER_SECONDS)
-    except grpc.aio.AioRpcError as error:
-        if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-            raise PeerRefused(f"the worker's tokenizer is too large ({error.details()})") from None
-        raise _worker_error(error) from None
-
-
-def _worker_error(error: grpc.aio.AioRpcError) -> OutriderError:
+def worker_error(error: grpc.aio.AioRpcError) -> OutriderError:
     if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
         return PeerRefused(error.details() or "the worker refused the router")
     return Unavailable(

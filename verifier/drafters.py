@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import NoReturn
 
 from outrider.errors import InvalidRequest, Overloaded, PeerRefused, TooLarge, Unavailable
-from outrider.net.draft_right import right_of
+from outrider.net.draft_right import MOST_SEATS, right_of
 from outrider.wire.hello import MAX_NAME, Identity, Role, read_hello
 from outrider.wire.methods import SPECULATE
 from outrider.wire.session import SESSION_ID_BYTES
@@ -94,6 +94,17 @@ class Drafters:
                 seat.peer.allowance.earn(seat.unpaid * seconds)
                 seat.peer.committed(seat)
             seat.unpaid = 0
+
+    def end(self, session_id: bytes, number: int, turn: int) -> None:
+        """Nobody drafts for a session from that seat, who has had it until that turn included: it is told
+        nothing more of the session, and nothing is taken of it."""
+        running = self._stepper.get(session_id)
+        if running is None or number >= MOST_SEATS or (seat := running.seat(number)).turn > turn:
+            return
+        if seat.peer is not None:
+            seat.peer.detached(session_id)
+        seat.leave()
+        seat.turn = turn + 1
 
     def forget(self, session_id: bytes, over: bool) -> None:
         """A session has left. Its drafter is told where it is over; of one that goes on elsewhere, or may

@@ -13,6 +13,7 @@ from outrider.wire.session import SESSION_ID_BYTES
 from outrider.wire.verifier_sessions import (
     CancelSession,
     CloseSession,
+    EndDrafts,
     GiveBack,
     OpenSession,
     SetSpeculation,
@@ -103,6 +104,9 @@ class Routers:
                         running = self._stepper.get(session_id)
                         if running is not None and self._owners.get(session_id) == (peer, number):
                             running.session.num_speculative_tokens = num_speculative_tokens
+                    case EndDrafts(session_id, number, seat, turn):
+                        if self._owners.get(session_id) == Opening(peer, number):
+                            self._drafters.end(session_id, seat, turn)
                     case CloseSession(session_id, number):
                         if self._owners.get(session_id) == Opening(peer, number):
                             self._close(session_id)

@@ -18,20 +18,22 @@ FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 
 class VerifierCommand(_message.Message):
-    __slots__ = ("hello", "open", "speculation", "close", "cancel", "give_back")
+    __slots__ = ("hello", "open", "speculation", "close", "cancel", "end_drafts", "give_back")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
+    END_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     GIVE_BACK_FIELD_NUMBER: _ClassVar[int]
     hello: _common_pb2.Hello
     open: OpenSession
     speculation: SetSpeculation
     close: CloseSession
     cancel: CloseSession
+    end_drafts: EndDrafts
     give_back: CloseSession
-    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., open: _Optional[_Union[OpenSession, _Mapping]] = ..., speculation: _Optional[_Union[SetSpeculation, _Mapping]] = ..., close: _Optional[_Union[CloseSession, _Mapping]] = ..., cancel: _Optional[_Union[CloseSession, _Mapping]] = ..., give_back: _Optional[_Union[CloseSession, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., open: _Optional[_Union[OpenSession, _Mapping]] = ..., speculation: _Optional[_Union[SetSpeculation, _Mapping]] = ..., close: _Optional[_Union[CloseSession, _Mapping]] = ..., cancel: _Optional[_Union[CloseSession, _Mapping]] = ..., end_drafts: _Optional[_Union[EndDrafts, _Mapping]] = ..., give_back: _Optional[_Union[CloseSession, _Mapping]] = ...) -> None: ...
 
 class OpenSession(_message.Message):
     __slots__ = ("session_id", "params", "output", "num_speculative_tokens", "draft_key", "opening", "traceparent", "tracestate")
@@ -52,6 +54,18 @@ class OpenSession(_message.Message):
     traceparent: str
     tracestate: str
     def __init__(self, session_id: _Optional[bytes] = ..., params: _Optional[_Union[_common_pb2.SessionParams, _Mapping]] = ..., output: _Optional[_Iterable[int]] = ..., num_speculative_tokens: _Optional[int] = ..., draft_key: _Optional[bytes] = ..., opening: _Optional[int] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ...) -> None: ...
+
+class EndDrafts(_message.Message):
+    __slots__ = ("session_id", "opening", "seat", "turn")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
+    SEAT_FIELD_NUMBER: _ClassVar[int]
+    TURN_FIELD_NUMBER: _ClassVar[int]
+    session_id: bytes
+    opening: int
+    seat: int
+    turn: int
+    def __init__(self, session_id: _Optional[bytes] = ..., opening: _Optional[int] = ..., seat: _Optional[int] = ..., turn: _Optional[int] = ...) -> None: ...
 
 class SetSpeculation(_message.Message):
     __slots__ = ("session_id", "num_speculative_tokens", "opening")

@@ -64,6 +64,16 @@ class SetSpeculation:
 
 
 @dataclass(frozen=True, slots=True)
+class EndDrafts:
+    """Nobody drafts for a session from a seat, until another has its turn there."""
+
+    session_id: bytes
+    opening: int
+    seat: int  # from 0
+    turn: int  # of the last drafter that had it
+
+
+@dataclass(frozen=True, slots=True)
 class CloseSession:
     session_id: bytes
     opening: int
@@ -84,12 +94,15 @@ class GiveBack:
     opening: int
 
 
+Command = OpenSession | SetSpeculation | EndDrafts | CloseSession | CancelSession | GiveBack
+
+
 @dataclass(frozen=True, slots=True)
 class VerifierCommand:
     """From a router: its hello, or a command; without either it is of a kind that is not known here."""
 
     hello: Hello | None = None
-    command: OpenSession | SetSpeculation | CloseSession | CancelSession | GiveBack | None = None
+    command: Command | None = None
 
 
 class Committed(NamedTuple):
@@ -171,6 +184,9 @@ def _command_to_wire(said: VerifierCommand) -> verifier_pb2.VerifierCommand:
                 num_speculative_tokens=asked.num_speculative_tokens,
             )
             return verifier_pb2.VerifierCommand(speculation=change)
+        case EndDrafts(session_id, opening, seat, turn):
+            ended = verifier_pb2.EndDrafts(session_id=session_id, opening=opening, seat=seat, turn=turn)
+            return verifier_pb2.VerifierCommand(end_drafts=ended)
         case CloseSession(session_id, opening):
             closed = verifier_pb2.CloseSession(session_id=session_id, opening=opening)
             return verifier_pb2.VerifierCommand(close=closed)
@@ -201,6 +217,9 @@ def _command_from_wire(message: verifier_pb2.VerifierCommand) -> VerifierCommand
             return VerifierCommand(
                 command=SetSpeculation(change.session_id, change.opening, change.num_speculative_tokens)
             )
+        case "end_drafts":
+            ended = message.end_drafts
+            return VerifierCommand(command=EndDrafts(ended.session_id, ended.opening, ended.seat, ended.turn))
         case "close":
             return VerifierCommand(command=CloseSession(message.close.session_id, message.close.opening))
         case "cancel":
