@@ -28,20 +28,18 @@ class Prevailing:
 
     promised: list[float] = field(default_factory=lambda: [0.0] * DEPTHS)
     right: list[float] = field(default_factory=lambda: [0.0] * DEPTHS)
-
-    @property
-    def factors(self) -> list[float]:
-        each = zip(self.promised, self.right, strict=True)
-        return [min(1.0, TOLERANCE * (right + PRIOR) / (promised + PRIOR)) for promised, right in each]
+    factors: list[float] = field(default_factory=lambda: [1.0] * DEPTHS)  # that follow from the two
 
     def copy(self) -> Prevailing:
-        return Prevailing(self.promised[:], self.right[:])
+        return Prevailing(self.promised[:], self.right[:], self.factors)
 
     def judge(self, depth: int, chance: float, right: bool) -> None:
         """Takes in a token that counted as so likely."""
         place = min(depth, DEPTHS - 1)
         self.promised[place] = FORGETTING * self.promised[place] + chance
         self.right[place] = FORGETTING * self.right[place] + right
+        factor = TOLERANCE * (self.right[place] + PRIOR) / (self.promised[place] + PRIOR)
+        self.factors = [*self.factors[:place], min(1.0, factor), *self.factors[place + 1 :]]
 
 
 def prevailed(claims: Claims, tokens: Sequence[int]) -> list[tuple[Source, int, float, bool]]:

@@ -45,6 +45,22 @@ async def test_empty_drafts_on_many_streams_are_read_no_more_than_on_one(
     assert 1 <= len(read) <= messages and drafters.dropped[HELD_BACK] == 4
 
 
+async def test_what_a_long_batch_takes_is_held_against_the_allowance_while_it_is_read(
+    verifier: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("verifier.reading_allowance.IDENTITY_RATE", 1e-9)
+    monkeypatch.setattr("verifier.reading_allowance.BURST_SECONDS", 10e-3)
+    drafters, read = verifier.service.drafters, list[object]()
+    monkeypatch.setattr(drafters, "_offer", lambda _, draft: read.append(draft))
+    drafters._processor_clock = lambda: 1e-3 * len(read)
+    long = batch(session_id=OURS, tokens=[1] * 24)
+    for _ in range(99):
+        long.drafts.add().CopyFrom(long.drafts[0])
+    (await drafter(verifier)).say(long)
+    await until(lambda: drafters.dropped[HELD_BACK] > 0)
+    assert len(read) < 30
+
+
 async def test_a_drafter_earns_by_accepted_drafts_that_more_is_read_of_it(
     verifier: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
