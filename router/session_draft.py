@@ -296,7 +296,8 @@ class SessionDraft:
         if own.verified:
             name = drafter.registration.info.model.name
             self._fleet.metrics.guesses.count(self._request.model, name, own.verified, own.accepted)
-        told = step.verified > 0 or blamed(self._k, self._estimator.acceptance, verifier.load.price)
+        acceptance, price = self._estimator.acceptance, verifier.load.price
+        told = step.verified > 0 or blamed(self._k, acceptance, price, place.heard)
         if not (own.verified or ((place.heard or place.had >= READING_TOKENS) and told)):
             return
         cost = bounded(verifier.load.draft_cost, 0.0, 1.0)

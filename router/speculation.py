@@ -22,6 +22,7 @@ WORTH_A_MESSAGE = 0.25  # relative change below which a window is left as it is
 
 SILENT_TOKENS = 128  # committed of a session without one of its drafter's, though drafts were welcome
 WELCOME = 0.25  # of the acceptance: a price up to it lets any good draft in
+AUDIBLE = 0.5  # of the acceptance: a price up to it lets some of a good drafter's tokens in
 HOPELESS = 0.25  # acceptance below which a drafter is no good, whatever a token costs
 
 FIRST_ACCEPTANCE = 0.65  # of a pair that nothing is known of
@@ -128,11 +129,13 @@ def welcome(k: int, acceptance: float, price: float) -> bool:
     return k > 0 and price <= WELCOME * acceptance
 
 
-def blamed(k: int, acceptance: float, price: float) -> bool:
+def blamed(k: int, acceptance: float, price: float, heard: bool) -> bool:
     """Returns whether it is the drafter's doing that a step verified no draft of its: one was welcome, or
-    only that of a drafter which is more often right."""
+    only that of a drafter which is more often right. `heard`: whether any of its was verified before, for the
+    session; of who is mute it is believed at a price up to which a good one is heard now and then."""
     hopeless = acceptance < HOPELESS and price <= WELCOME * FIRST_ACCEPTANCE
-    return hopeless or welcome(k, acceptance, price)
+    mute = not heard and price <= AUDIBLE * FIRST_ACCEPTANCE
+    return hopeless or mute or welcome(k, acceptance, price)
 
 
 def settled(current: int, wanted: int) -> int:
