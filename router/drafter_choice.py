@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 
 from router.compatibility import tokenizer_fits
 from router.drafter_doubts import DrafterDoubts
@@ -103,9 +104,10 @@ class DrafterChoice:
 
     def _choose(self, wanted: Wanted, may_seek: bool) -> tuple[Drafter | None, bool]:
         """Returns the drafter, and whether it is on trial. `may_seek`: where nobody pays, one may be."""
-        verifier, merits = wanted.verifier, self._merits(wanted)
+        verifier, merits, sessions = wanted.verifier, self._merits(wanted), _of(wanted)
         target, address = verifier.identity, verifier.registration.address
-        model, chosen, on_trial = target.model_fingerprint, None, False
+        acceptance = cache(partial(wanted.acceptance, target.model_fingerprint))  # it is its model's
+        chosen, on_trial = None, False
         for drafters in self._looks(verifier):
             candidates = (
                 DrafterCandidate(
@@ -115,18 +117,18 @@ class DrafterChoice:
                     one.registration.address,
                     one.load,
                     one.placed,
-                    wanted.acceptance(model, one.identity.model_fingerprint),
+                    acceptance(one.identity.model_fingerprint),
                     distrusted=self._doubts.about(one.identity.worker_id, target.worker_id, wanted.owner),
                     unreported=one.unreported,
-                    merit=merits.of(_of(wanted), one.instance, wanted.like),
-                    due=merits.due(_of(wanted), one.instance),
-                    way=one.way_to(verifier),
+                    merit=merits.of(sessions, one.instance, wanted.like),
+                    due=merits.due(sessions, one.instance),
+                    way=way,
                 )
                 for one in drafters
-                if one.way_to(verifier) and one.identity.model_fingerprint not in wanted.beside
+                if (way := one.way_to(verifier)) and one.identity.model_fingerprint not in wanted.beside
             )
             some = usable(candidates, target.tokenizer_hash, wanted.gave_up)
-            fitting, on_trial = preferred(some, merits.may_try(_of(wanted)), may_seek)
+            fitting, on_trial = preferred(some, merits.may_try(sessions), may_seek)
             chosen = choose_drafter(fitting, target.tokenizer_hash, address, below=self._below)
             if chosen is None and some:
                 break  # none of a few pays: it is not worth to look at all, again and again

@@ -209,7 +209,7 @@ class Standings:
     def _for(self, verifier: Verifier, owner: str) -> list[Standing]:
         """Returns those that count for an owner's sessions."""
         known = self._of(verifier)
-        return [known[whose] for whose in {"", owner} if whose in known]
+        return [known[whose] for whose in {"", owner} if whose in known] if known else []
 
     def _made(self, verifier: Verifier, owner: str) -> Standing:
         worker_id = verifier.identity.worker_id
