@@ -33,7 +33,7 @@ _DROPPED = "dropped: "  # before a reason
 LINES_AT_ONCE = 128  # that are written before others have their turn
 _WINDOWS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 
-disable_created_metrics()  # since when each counter counts would be as many lines again
+disable_created_metrics()  # type: ignore[no-untyped-call]  # since when each counter counts would be as many lines again
 
 MODEL = ["model_name"]
 WORKER = ["model_name", "engine"]  # engine: vLLM's label; here the worker's id

@@ -22,6 +22,7 @@ from outrider.engine.step_inputs import StepInputs, View
 
 EVERY_KEY = View(None, 1)
 MOST_PRODUCTS = 2**22  # that are held at a time
+FEWEST = 2  # tokens whose products are computed together; one is computed twice
 ROWS = (1, 2, 5, 17, 48)  # tokens that must have the same scores
 KEYS = (64, 128, 192, 448, 512, 576, 1024, 1408)  # of so many keys
 
@@ -127,7 +128,9 @@ def of_each(query: torch.Tensor, keys: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yields the products [some of t, H, K] of queries [t, H, D] with the keys [K, D] of one session."""
     turned = keys.float().T
     for some in _pieces(query, query, keys):
-        yield torch.bmm(some.float(), turned.expand(len(some), -1, -1))
+        # One alone may be multiplied by several threads, which divide the keys by how many there are.
+        filled = some.float().expand(max(FEWEST, len(some)), -1, -1)
+        yield torch.bmm(filled, turned.expand(len(filled), -1, -1))[: len(some)]
 
 
 def _pieces(of_tokens: torch.Tensor, query: torch.Tensor, keys: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -137,10 +140,10 @@ def _pieces(of_tokens: torch.Tensor, query: torch.Tensor, keys: torch.Tensor) ->
 
 def scores(query: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Returns those [t, K] of queries [t, H, D] for the keys [K, D] of one session, by weights [t, H]."""
-    found = [
-        torch.bmm(by[:, None].float(), products.relu_())[:, 0]
-        for products, by in zip(of_each(query, keys), _pieces(weights, query, keys), strict=True)
-    ]
+    found = []
+    for products, by in zip(of_each(query, keys), _pieces(weights, query, keys), strict=True):
+        # A product of matrices may be added up otherwise with few keys.
+        found.append(products.relu_().mul_(by[:, :, None].float()).sum(1))
     return torch.cat(found)
 
 
