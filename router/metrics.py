@@ -9,15 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    Metric,
-    disable_created_metrics,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.registry import Collector
 
 from outrider.wire.drafter_sessions import DraftEndCause
@@ -30,10 +22,9 @@ _FAST = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.
 _SLOW = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 60, 120, 240, 480, 960)
 _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _DROPPED = "dropped: "  # before a reason
+_CREATED = "_created"  # after a counter's name: when it was made
 LINES_AT_ONCE = 128  # that are written before others have their turn
 _WINDOWS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
-
-disable_created_metrics()  # type: ignore[no-untyped-call]  # since when each counter counts would be as many lines again
 
 MODEL = ["model_name"]
 WORKER = ["model_name", "engine"]  # engine: vLLM's label; here the worker's id
@@ -207,9 +198,9 @@ class Metrics:
 
     def pieces(self) -> Iterator[bytes]:
         """Yields that text in pieces that each take a millisecond or two: it has several lines for each
-        worker, of which there may be thousands."""
+        worker, of which there may be thousands. It does not tell since when a counter counts."""
         for family in self.registry.collect():
-            samples = family.samples
+            samples = [sample for sample in family.samples if not sample.name.endswith(_CREATED)]
             for start in range(0, max(len(samples), 1), LINES_AT_ONCE):
                 part = Metric(family.name, family.documentation, family.type)
                 part.samples = samples[start : start + LINES_AT_ONCE]
