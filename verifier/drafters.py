@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import NoReturn
 
 from outrider.errors import InvalidRequest, Overloaded, PeerRefused, TooLarge, Unavailable
-from outrider.net.draft_right import MOST_SEATS, right_of
+from outrider.net.draft_right import LAST_TURN, MOST_SEATS, right_of
 from outrider.wire.hello import MAX_NAME, Identity, Role, read_hello
 from outrider.wire.methods import SPECULATE
 from outrider.wire.session import SESSION_ID_BYTES
@@ -106,7 +106,7 @@ class Drafters:
         if seat.peer is not None:
             seat.peer.detached(session_id)
         seat.leave()
-        seat.turn = turn + 1
+        seat.turn = min(turn + 1, LAST_TURN)
 
     def forget(self, session_id: bytes, over: bool) -> None:
         """A session has left. Its drafter is told where it is over; of one that goes on elsewhere, or may

@@ -110,8 +110,7 @@ def test_another_indexer_is_refused_by_what_it_is(tmp_path: Path, monkeypatch: p
     assert "its attention picks keys by an indexer of its own, which is not served here" in found.reason
 
 
-def test_ranks_pick_the_same_keys(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "PARTITIONS", serving.PARTITIONS[2:])  # test_architectures.py: one by one
+def test_ranks_pick_the_same_keys(folder: Path) -> None:
     tokens, pool = [random.Random(4).randrange(VOCAB) for _ in range(serving.LENGTH)], Pool()
     alone = load_engine(str(folder), kv_memory_bytes=2**24)
     expected = serving.logits_of(alone, tokens, [len(tokens)], False, VOCAB)

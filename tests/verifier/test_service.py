@@ -159,3 +159,15 @@ async def test_a_router_hears_of_no_step_without_a_session_of_its_own(verifier: 
     assert len(await output(talk, b"s" * 16)) == 20
     assert not reported and not idle._ready.is_set()
     other.call.cancel()
+
+
+async def test_a_seat_is_left_at_a_turn_that_can_be_told_whatever_a_router_says(verifier: Running) -> None:
+    most, talk = 2**32 - 1, await router(verifier)
+    talk.say(open_session(b"s" * 16, max_tokens=1000))
+    for seat in (most, 0):
+        ended = verifier_pb2.EndDrafts(session_id=b"s" * 16, seat=seat, turn=most)
+        talk.say(verifier_pb2.VerifierCommand(end_drafts=ended))
+    while (running := verifier.stepper.get(b"s" * 16)) is None or not running.seat(0).turn:
+        await talk.hear()
+    assert [seat.turn for seat in running.seats] == [most]
+    talk.call.cancel()

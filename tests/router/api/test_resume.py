@@ -106,7 +106,7 @@ def text_of(stream: Sequence[ServerSentEvent]) -> str:
     )
 
 
-@settings(max_examples=50)
+@settings(max_examples=150)
 @given(answers(), st.lists(SIZES, min_size=1, max_size=4), st.sampled_from(["completion", "chat"]))
 def test_after_every_event_comes_what_came_after_it(
     answer: tuple[Generation, list[int], FinishReason], widths: list[int], shape: str
@@ -124,7 +124,7 @@ def test_after_every_event_comes_what_came_after_it(
     assert len(ids) == len(whole) - 2 == len(set(ids)), "usage and [DONE] alone have none"
 
 
-@settings(max_examples=50)
+@settings(max_examples=150)
 @given(answers(), st.lists(SIZES, min_size=1, max_size=4), st.lists(SIZES, min_size=1, max_size=4))
 def test_after_every_token_comes_the_rest_however_the_steps_are_cut_now(
     answer: tuple[Generation, list[int], FinishReason], widths: list[int], other_widths: list[int]
@@ -148,7 +148,7 @@ def test_after_every_token_comes_the_rest_however_the_steps_are_cut_now(
         )
 
 
-@settings(max_examples=50)
+@settings(max_examples=100)
 @given(answers(), st.lists(SIZES, min_size=1, max_size=4), st.data())
 def test_tokens_go_on_where_they_broke_off(
     answer: tuple[Generation, list[int], FinishReason], widths: list[int], data: st.DataObject
