@@ -147,7 +147,7 @@ def test_a_service_at_work_in_one_frame(service: Service) -> None:
             own = run.stdout.partition("your session")[2].partition("guesses of")[0]
             verifier = cells(run.stdout, "verifier-")
             guessed = re.search(r"^draft +\d+", run.stdout, re.MULTILINE)
-            if "verifier-" in own and guessed and verifier[5] != "-":  # who looks once between steps sees none
+            if "verifier-" in own and guessed and verifier[5] != "-":  # a look between two steps sees none
                 break
             assert time.monotonic() < until, run.stdout
     assert "1 verifier   1 drafter" in run.stdout
