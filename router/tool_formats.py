@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from router.xml_calls import function
 
@@ -110,6 +111,16 @@ def without(marker: str) -> str:
     return f"/{ANY_TEXT}/ & ~/{ANY_TEXT}{pattern(marker)}{ANY_TEXT}/"
 
 
+def _written(form: ToolFormat, token_id: Callable[[str], int | None], text: str) -> str:
+    """Returns a text in Lark's notation, in which a marker that is one token stands for that token."""
+    for marker in form.markers:
+        id = token_id(marker)
+        if id is not None and marker in text:
+            parts = [_written(form, token_id, part) for part in text.split(marker, 1)]
+            return " ".join(part for part in (parts[0], f"<[{id}]>", parts[1]) if part)
+    return json.dumps(text) if text else ""
+
+
 def grammar(
     form: ToolFormat,
     tools: Tools,
@@ -124,14 +135,7 @@ def grammar(
     `token_id`: of a marker that is one token: only that token stands for it. `beside`: a rule for texts that
     call none. `free`: any text may come before the calls, or without any."""
 
-    def written(text: str) -> str:
-        for marker in form.markers:
-            id = token_id(marker)
-            if id is not None and marker in text:
-                head, _, tail = text.partition(marker)
-                return " ".join(part for part in (written(head), f"<[{id}]>", written(tail)) if part)
-        return json.dumps(text) if text else ""
-
+    written = partial(_written, form, token_id)
     more = f" ({written(form.between)} call)*" if several else ""
     options = " | ".join(f"call_{index}" for index in range(len(tools)))
     head = form.opening if beside and form.bare else ""  # text and calls must not begin alike

@@ -245,3 +245,18 @@ def test_nothing_is_decided_by_the_wall_clock() -> None:
     rooms = ("outrider", "router", "verifier", "drafter", "outrider_cli", "deploy")
     found = {str(path.relative_to(ROOT)) for path in sources(*rooms) if WALL_CLOCK.search(path.read_text())}
     assert found == TELLS_PEOPLE_THE_TIME
+
+
+def test_no_function_within_another_calls_itself() -> None:
+    """It would be in a cycle with what it closes over, a request's bytes for instance: these would stay until
+    the collector comes, which counts objects, not bytes."""
+    found = [
+        f"{path.relative_to(ROOT)}:{inner.lineno}"
+        for path in sources("outrider", "router", "verifier", "drafter", "deploy")
+        for outer in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef)
+        for inner in ast.walk(outer)
+        if inner is not outer and isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef)
+        if any(isinstance(node, ast.Name) and node.id == inner.name for node in ast.walk(inner))
+    ]
+    assert found == []

@@ -4,7 +4,7 @@ would hold its memory for as long as its caller likes."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -20,6 +20,11 @@ MOST_UNASKED, SHARE = 2**14, 2  # calls of a server that wait for theirs, of whi
 def places() -> Places:
     """Returns those of a server's calls that wait for their first message."""
     return Places(MOST_UNASKED, SHARE, "too many calls wait for what they ask")
+
+
+def received(raws: AsyncIterable[bytes]) -> aclosing[Any]:
+    """Returns a call's messages. gRPC's own iterator holds the last one until it is closed."""
+    return aclosing(aiter(raws))
 
 
 def asked(
@@ -51,27 +56,29 @@ def asked(
         if raw is not None:
             yield raw
 
-    async def messages(raws: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
-        async for raw in first(raws, context):
-            yield decoded(raw)
-        async for raw in raws:
-            yield decoded(raw)
+    async def messages(raws: AsyncIterable[bytes], context: Any) -> AsyncIterator[Any]:
+        async with received(raws) as receiving:
+            async for raw in first(receiving, context):
+                yield decoded(raw)
+            async for raw in receiving:
+                yield decoded(raw)
 
-    async def question(raws: AsyncIterator[bytes], context: Any) -> Any:
-        async for raw in first(raws, context):
-            return decoded(raw)
+    async def question(raws: AsyncIterable[bytes], context: Any) -> Any:
+        async with received(raws) as receiving:
+            async for raw in first(receiving, context):
+                return decoded(raw)
         raise InvalidRequest("the call ended before its message")
 
     if streaming:
         return lambda raws, context: behaviour(messages(raws, context), context)
     if not generates:
 
-        async def answer(raws: AsyncIterator[bytes], context: Any) -> Any:
+        async def answer(raws: AsyncIterable[bytes], context: Any) -> Any:
             return await behaviour(await question(raws, context), context)
 
         return answer
 
-    async def answers(raws: AsyncIterator[bytes], context: Any) -> AsyncGenerator[Any, None]:
+    async def answers(raws: AsyncIterable[bytes], context: Any) -> AsyncGenerator[Any, None]:
         async with aclosing(behaviour(await question(raws, context), context)) as responses:
             async for response in responses:
                 yield response

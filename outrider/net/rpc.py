@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import inspect
 import logging
+import traceback
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -258,6 +259,21 @@ async def errors_as_status(context: grpc.aio.ServicerContext[Any, Any]) -> Async
         await context.abort(grpc.StatusCode.INTERNAL, "internal error; the server's log has the details")
 
 
+@asynccontextmanager
+async def _left_lightly() -> AsyncIterator[None]:
+    """An error that ends a call leaves without what the frames hold that it came through: the question above
+    all. gRPC's own frames are in a cycle with it, so that all would stay until the collector's next round,
+    which comes after so many objects, however many bytes they are."""
+    try:
+        yield
+    except BaseException as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            traceback.clear_frames(cause.__traceback__)
+            cause = cause.__context__
+        raise
+
+
 class _ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
     """Wraps every asynchronous handler in errors_as_status, lets only its CALLERS in, and ends calls whose
     first message does not come: otherwise each would hold its memory for as long as its caller likes."""
@@ -312,7 +328,7 @@ def _guarded(
     if generates:
         # Written here, not yielded on: so a call that is cancelled closes the generator at once.
         async def guarded_stream(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-            async with errors_as_status(context):
+            async with _left_lightly(), errors_as_status(context):
                 check_certified(context, roles)
                 async with aclosing(behaviour(request, context)) as responses:
                     async for response in responses:
@@ -321,7 +337,7 @@ def _guarded(
         return guarded_stream
 
     async def guarded_call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        async with errors_as_status(context):
+        async with _left_lightly(), errors_as_status(context):
             check_certified(context, roles)
             return await behaviour(request, context)
 

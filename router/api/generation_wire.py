@@ -32,6 +32,7 @@ CANCELLED = generation_pb2.CancelResponse()
 
 MAX_FIELDS = 2**13  # of a request, and of a conversation: more than may be in them
 MAX_TURN_FIELDS = 4 * MAX_FIELDS  # of all turns together
+MOST_FIELDS = (MAX_FIELDS, MAX_FIELDS, MAX_TURN_FIELDS)
 MAX_RESUME_BYTES = 1024  # of what only names a session
 WAY = (4, 1)  # the numbers of GenerateRequest's field `chat`, and of Chat's `messages`
 
@@ -105,34 +106,36 @@ def _message(kind: type[M], request: bytes | M, most_bytes: int = MAX_RESUME_BYT
 def _check_counts(raw: bytes) -> None:
     """Counts what is in a request before anything is made of it: two bytes may become a hundred in memory.
     Bytes that are no message are left to the decoder."""
-    counts = [0, 0, 0]  # fields of the request, of its conversation, and of the turns
-    most = (MAX_FIELDS, MAX_FIELDS, MAX_TURN_FIELDS)
-
-    def count(start: int, end: int, depth: int) -> None:
-        while start < end:
-            counts[depth] += 1
-            if counts[depth] > most[depth]:
-                raise InvalidRequest(f"the request has more than {most[depth]} parts: send several requests")
-            tag, start = _varint(raw, start)
-            match tag & 7:
-                case 0:
-                    _, start = _varint(raw, start)
-                case 1:
-                    start += 8
-                case 2:
-                    length, start = _varint(raw, start)
-                    if depth < len(WAY) and tag >> 3 == WAY[depth]:
-                        count(start, min(start + length, end), depth + 1)
-                    start += length
-                case 5:
-                    start += 4
-                case _:  # a group: none of ours
-                    raise InvalidRequest("the bytes are no message of this method")
-
     try:
-        count(0, len(raw), 0)
+        _count(raw, 0, len(raw), 0, [0] * len(MOST_FIELDS))
     except IndexError:
         raise InvalidRequest("the bytes are no message of this method") from None
+
+
+def _count(raw: bytes, start: int, end: int, depth: int, counts: list[int]) -> None:
+    """Adds the fields between two places to `counts`, which are by depth. Raises InvalidRequest if they are
+    too many, and IndexError at the end of the bytes."""
+    while start < end:
+        counts[depth] += 1
+        if counts[depth] > MOST_FIELDS[depth]:
+            raise InvalidRequest(
+                f"the request has more than {MOST_FIELDS[depth]} parts: send several requests"
+            )
+        tag, start = _varint(raw, start)
+        match tag & 7:
+            case 0:
+                _, start = _varint(raw, start)
+            case 1:
+                start += 8
+            case 2:
+                length, start = _varint(raw, start)
+                if depth < len(WAY) and tag >> 3 == WAY[depth]:
+                    _count(raw, start, min(start + length, end), depth + 1, counts)
+                start += length
+            case 5:
+                start += 4
+            case _:  # a group: none of ours
+                raise InvalidRequest("the bytes are no message of this method")
 
 
 def _varint(raw: bytes, start: int) -> tuple[int, int]:
