@@ -79,7 +79,9 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Returns the whole text."""
-        return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        # As a batch, as above: `decode` keeps the interpreter to itself.
+        (text,) = self._tokenizer.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
+        return str(text)
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Returns each token as the vocabulary writes it."""

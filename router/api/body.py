@@ -23,6 +23,8 @@ SLOWEST = 64 * 1024  # bytes a second that a body must come at, after the grace
 MAX_VALUES = 2**20  # numbers for the most part: token ids
 MAX_STRINGS = 2**15  # names of fields too
 MAX_NESTED = 2**14  # objects and arrays
+MAX_FRACTIONS = 2**15  # and exponents: such a number takes up to thirty times as long as an integer
+MAX_DIGITS = 512  # of a number: the time of an integer grows with their square
 MAX_DEPTH = 100  # of these within one another: what takes them apart calls itself for each
 
 
@@ -110,6 +112,13 @@ def _check_counts(body: bytes | bytearray) -> None:
     outside = b"".join(bare.split(b'"')[::2])
     _check_count("objects and arrays", outside.count(b"{") + outside.count(b"["), MAX_NESTED)
     _check_count("values", outside.count(b","), MAX_VALUES)
+    words = outside.count(b"true") + outside.count(b"false")
+    fractions = outside.count(b".") + outside.count(b"e") + outside.count(b"E") - words
+    _check_count("fractions and exponents", fractions, MAX_FRACTIONS)
+    if outside.translate(_ZEROS).find(b"0" * (MAX_DIGITS + 1)) >= 0:
+        raise InvalidRequest(
+            f"the body is not valid JSON: a number is too long, of more than {MAX_DIGITS} digits"
+        )
     if _too_deep(outside):
         raise InvalidRequest(f"the body is nested more than {MAX_DEPTH} deep: send what is flatter")
 
@@ -125,6 +134,7 @@ def _too_deep(outside: bytes) -> bool:
 
 
 _ROUND = bytes.maketrans(b"[]{}", b"()()")
+_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 _NO_BRACKETS = bytes(each for each in range(256) if each not in b"[]{}")
 
 

@@ -27,6 +27,7 @@ from router.api.deadline import time_limits
 from router.api.fields import Fields
 from router.api.generate import generate_all
 from router.api.intake import Intake
+from router.api.json_text import to_json, to_long_json
 from router.api.messages_request import CountRequest, MessagesRequest, turns
 from router.api.openapi import (
     MODEL,
@@ -47,7 +48,7 @@ from router.api.refusals import MESSAGES, refusal
 from router.api.request_id import CLIENT_CLOSED_REQUEST, identify
 from router.api.responses import Json
 from router.api.responses_request import NAMES, ResponsesRequest
-from router.api.stream import Items, internal_error, last_words, to_json
+from router.api.stream import Items, internal_error, last_words
 from router.api.telling import telling
 from router.api.threads import SMALL_BYTES, TINY_BYTES
 from router.api.validation import Generation, called
@@ -134,7 +135,7 @@ def create_app(
 
     async def written(size: int, answered: Callable[[], Json]) -> Response:
         """Returns an answer that grows with what the client sent, so that it is not written on the loop."""
-        content = await reading.run(size, owner(), None, lambda: to_json(answered()))
+        content = await reading.run(size, owner(), None, lambda: to_long_json(answered()))
         return Response(content, media_type=JSONResponse.media_type)
 
     async def answer(request: Request, kind: type[Generating], shape: str) -> Response:
@@ -174,7 +175,7 @@ def create_app(
         texts, results, details = answered
         told = partial(telling(record, generation).whole, texts, results, details)
         long = sum(map(len, texts)) > SMALL_BYTES or any(details)
-        content = await asyncio.to_thread(lambda: to_json(told())) if long else to_json(told())
+        content = await asyncio.to_thread(lambda: to_long_json(told())) if long else to_json(told())
         return Response(content, media_type=JSONResponse.media_type)
 
     async def resumed(

@@ -15,9 +15,10 @@ from fastapi.responses import Response
 from outrider.errors import OutriderError, Overloaded
 from router.api.access import owner
 from router.api.connection import EventStream, ServerSentEvent
+from router.api.json_text import to_json
 from router.api.openapi import LIVE
 from router.api.responses import error_body
-from router.api.stream import last_words, to_json
+from router.api.stream import last_words
 from router.metrics import Metrics
 
 PERIOD_SECONDS = 0.5

@@ -12,11 +12,12 @@ from outrider.errors import OutriderError
 from outrider.wire.session import FinishReason, SessionId
 from router.api import answers
 from router.api.connection import ServerSentEvent
+from router.api.json_text import to_json
 from router.api.output import Chunk, Details, Result
 from router.api.position import Position, event_id
 from router.api.refusals import anthropic_error
 from router.api.responses import Json, totals
-from router.api.stream import Items, to_json
+from router.api.stream import Items
 from router.requests import SessionBegun
 
 SHAPE = "message"

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
 from outrider.wire.session import FinishReason, SessionId
 from router.api.connection import ServerSentEvent
+from router.api.json_text import to_json, to_long_json
 from router.api.logprobs import Scored, entries
 from router.api.output import Chunk, Details, Result
 from router.api.position import Position, event_id
 from router.api.responses import Json, totals
-from router.api.stream import Items, to_json
+from router.api.stream import Items
 from router.requests import SessionBegun
 from router.tool_parser import Call
 
 SHAPE = "response"
+FEW = 64  # tokens with log-probabilities, which take less time to tell than a thread is worth
 
 
 @dataclass(slots=True)
@@ -66,18 +70,31 @@ class ResponseTelling:
                     for event in opening:
                         yield event
                 self._position = item.position
-                told = list(self._add(item))
+                told = await self._made(item, partial(self._add, item))
                 if item.position > has:
                     for number, event in enumerate(told, 1):
                         at = event_id(self.id, [item.position]) if number == len(told) else None
                         yield ServerSentEvent(event.data, at, event.event)
                 if not isinstance(item, Result):
                     continue
-                ended = self._ended("".join(self._texts), item, self._scored, "".join(self._thoughts))
-                status = str(ended["status"])
-                for event in self._end(status):
+                for event in await self._made(item, partial(self._finish, item)):
                     yield event
-                yield self._turn(status, response=ended)
+
+    async def _made(
+        self, item: Chunk | Result, events: Callable[[], Iterator[ServerSentEvent]]
+    ) -> Sequence[ServerSentEvent]:
+        """Returns the events, made beside the loop if they may tell long log-probabilities once more."""
+        ends = isinstance(item, Result) or item.calls or (item.text and not self._saying)
+        if ends and len(self._scored) > FEW:
+            return await asyncio.to_thread(lambda: list(events()))
+        return list(events())
+
+    def _finish(self, result: Result) -> Iterator[ServerSentEvent]:
+        """Yields the last events."""
+        ended = self._ended("".join(self._texts), result, self._scored, "".join(self._thoughts))
+        status = str(ended["status"])
+        yield from self._end(status)
+        yield self._turn(status, response=ended)
 
     def _add(self, item: Chunk | Result) -> Iterator[ServerSentEvent]:
         """Yields the events of what is new."""
@@ -152,10 +169,10 @@ class ResponseTelling:
 
     def _turn(self, name: str, /, **fields: object) -> ServerSentEvent:
         self._turning += 1
-        return self._event(self._position + 2 * self._turning - 2, name, **fields)
+        return self._event(self._position + 2 * self._turning - 2, name, to_long_json, **fields)
 
     def _delta(self, name: str, /, **fields: object) -> ServerSentEvent:
-        return self._event(self._position + 2 * self._turning - 1, name, **fields)
+        return self._event(self._position + 2 * self._turning - 1, name, to_json, **fields)
 
     @property
     def _part(self) -> Json:
@@ -167,10 +184,12 @@ class ResponseTelling:
         body = {"type": "error", **told, "sequence_number": self._sequence}
         return [ServerSentEvent(to_json(body), event="error")]
 
-    def _event(self, sequence: int, name: str, /, **fields: object) -> ServerSentEvent:
+    def _event(
+        self, sequence: int, name: str, to_text: Callable[[object], str], /, **fields: object
+    ) -> ServerSentEvent:
         self._sequence = sequence + 1
         kind = f"response.{name}"
-        return ServerSentEvent(to_json({"type": kind, "sequence_number": sequence, **fields}), None, kind)
+        return ServerSentEvent(to_text({"type": kind, "sequence_number": sequence, **fields}), None, kind)
 
     @property
     def _item_id(self) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 from outrider.errors import OutriderError
 from router.api.connection import ServerSentEvent
+from router.api.json_text import to_json, to_long_json
 from router.api.output import NO_DETAILS, Chunk, Details, Result
 from router.api.position import event_id
 from router.api.responses import Envelope, Json, totals, usage
@@ -49,7 +49,8 @@ async def events(
         if include_usage:
             so_far = usage(prompt_tokens[index], *tokens) if continuous_usage_stats else None
             told = {**told, "usage": so_far}
-        return ServerSentEvent(to_json(envelope.chunk(choice, **told)), event_id(envelope.id, position))
+        written = to_json if details.prompt is None else to_long_json
+        return ServerSentEvent(written(envelope.chunk(choice, **told)), event_id(envelope.id, position))
 
     def progress(index: int, item: Chunk) -> ServerSentEvent:
         details = Details.of(item)
@@ -102,10 +103,3 @@ def last_words(
 def internal_error() -> OutriderError:
     """What a client sees of an error that nobody foresaw."""
     return OutriderError("the server failed to answer this request; its log says why")
-
-
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # json.dumps makes one at each call
-
-
-def to_json(body: Json) -> str:
-    return _ENCODER.encode(body)

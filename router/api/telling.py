@@ -9,13 +9,14 @@ from typing import Protocol
 from outrider.errors import OutriderError
 from router.api import messages, responses_api
 from router.api.connection import ServerSentEvent
+from router.api.json_text import to_json
 from router.api.messages import MessageTelling
 from router.api.output import Details, Result
 from router.api.position import Position
 from router.api.record import Record
 from router.api.responses import SHAPES, Envelope, Json, error_body
 from router.api.responses_api import ResponseTelling
-from router.api.stream import DONE, Items, events, to_json
+from router.api.stream import DONE, Items, events
 from router.api.validation import Generation
 
 

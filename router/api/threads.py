@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter as Tally
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
@@ -113,24 +113,37 @@ class _Lane:
         self._places = places
         self.threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._taken: Tally[str] = Tally()  # by owner
-        self._waiting: dict[str, deque[Callable[[], None]]] = {}  # by owner, whose turn is next first
+        self._waiting: dict[str, dict[int, Callable[[], None]]] = {}  # by owner, whose turn is next first
+        self._numbers = count()
         self._lock = threading.Lock()
 
     def submit(self, owner: str, work: Callable[[], T]) -> Future[T]:
         """Owners have turns: who has much to do waits for itself."""
         self.enter(owner)
         future: Future[T] = Future()
-        future.add_done_callback(lambda _: self.leave(owner))  # also if it is cancelled before it runs
+        number = next(self._numbers)
         with self._lock:
-            self._waiting.setdefault(owner, deque()).append(lambda: _do(future, work))
+            self._waiting.setdefault(owner, {})[number] = lambda: _do(future, work)
+        future.add_done_callback(lambda _: self._over(owner, number))
         self.threads.submit(self._do_next)
         return future
 
+    def _over(self, owner: str, number: int) -> None:
+        """Gives its place back. Work that is given up before its turn is let go at once, with all that it
+        holds: who has a place may wait long, who gave it up takes another."""
+        with self._lock:
+            waiting = self._waiting.get(owner, {})
+            if waiting.pop(number, None) is not None and not waiting:
+                del self._waiting[owner]
+        self.leave(owner)
+
     def _do_next(self) -> None:
         with self._lock:
-            owner = next(iter(self._waiting))
+            owner = next(iter(self._waiting), None)
+            if owner is None:  # its work was given up
+                return
             waiting = self._waiting.pop(owner)
-            work = waiting.popleft()
+            work = waiting.pop(next(iter(waiting)))
             if waiting:
                 self._waiting[owner] = waiting  # behind the others
         work()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from outrider.errors import InvalidRequest
+from outrider.errors import ContextExceeded, InvalidRequest
 from router import tokenizer
 from router.api.answers import Counted, Detokenized, Tokenized
 from router.api.schema import DetokenizeRequest, TokenizeRequest
 from router.api.tools import Tool
 from router.api.turns import ChatMessage
-from router.api.validation import check_bytes, check_ids, rendered
+from router.api.validation import check_bytes, check_ids, most_uncounted, rendered
 from router.rendering import Rendering
 from router.requests import ServedModel
 
@@ -47,6 +47,13 @@ def counted(
 
 def detokenized(body: DetokenizeRequest, model: ServedModel) -> Detokenized:
     """Raises InvalidRequest naming the field."""
+    most = most_uncounted(model)  # a few bytes of each may be a hundred of text
+    if len(body.tokens) > most:
+        raise ContextExceeded(
+            f"tokens has {len(body.tokens)} token ids; the context of {model.max_context} tokens takes at most "
+            f"{most} here",
+            field="tokens",
+        )
     check_ids("tokens", body.tokens, model)
     return {"prompt": tokenizer.load(model.tokenizer).decode(body.tokens, skip_special_tokens=False)}
 

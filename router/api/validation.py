@@ -289,13 +289,17 @@ def check_bytes(name: str, text: str, built: Tokenizer, model: ServedModel) -> N
             f"{most}",
             field=_field(name),
         )
-    counted = size > max(USUAL_TOKEN * model.max_context, LEAST_COUNTED)
-    if counted and built.exceeds(text, model.max_context):
+    if size > most_uncounted(model) and built.exceeds(text, model.max_context):
         raise ContextExceeded(
             f"{name} has more than {model.max_context} tokens; the context takes at most "
             f"{model.max_context - 1}, so that one is left to generate",
             field=_field(name),
         )
+
+
+def most_uncounted(model: ServedModel) -> int:
+    """Returns of how many bytes a text may be whose tokens are not counted first: it has no more of them."""
+    return max(USUAL_TOKEN * model.max_context, LEAST_COUNTED)
 
 
 def _field(name: str) -> str:

@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from outrider.errors import InvalidRequest, Overloaded, TooLarge, TooSlow
-from router.api.body import FREE_BYTES, MAX_NESTED, MAX_STRINGS, MAX_VALUES, Bodies, decoded
+from router.api.body import (
+    FREE_BYTES,
+    MAX_DIGITS,
+    MAX_FRACTIONS,
+    MAX_NESTED,
+    MAX_STRINGS,
+    MAX_VALUES,
+    Bodies,
+    decoded,
+)
 
 ROOT = Path(__file__).parents[3]
 TIMES = 20  # a refusal may cost so many times the bytes that it refuses
@@ -90,6 +99,9 @@ def test_a_refusal_costs_a_bounded_multiple_of_its_bytes() -> None:
         (b"[" + b",".join([b"1"] * (MAX_VALUES + 2)) + b"]", f"has {MAX_VALUES + 1} values"),
         (b'["' + b'","'.join([b"a"] * (MAX_STRINGS + 1)) + b'"]', f"has {MAX_STRINGS + 1} strings"),
         (b"[" + b",".join([b"{}"] * MAX_NESTED) + b"]", f"has {MAX_NESTED + 1} objects and arrays"),
+        (b"[" + b",".join([b"1.5e3"] * MAX_NESTED) + b",.1]", f"has {MAX_FRACTIONS + 1} fractions"),
+        (b"[-" + b"7" * (MAX_DIGITS + 1) + b"]", f"a number is too long, of more than {MAX_DIGITS} digits"),
+        (b"[1." + b"3" * (MAX_DIGITS + 1) + b"]", f"a number is too long, of more than {MAX_DIGITS} digits"),
         ('["é"]'.encode("utf-16"), "must be in UTF-8"),
     ],
 )
@@ -98,8 +110,15 @@ def test_what_a_body_has_too_many_of_is_told(body: bytes, message: str) -> None:
         decoded(body)
 
 
+def test_as_many_fractions_and_digits_as_may_be() -> None:
+    assert decoded(b"[true,false" + b",1.5" * MAX_FRACTIONS + b"]") == [True, False, *[1.5] * MAX_FRACTIONS]
+    digits = "7" * MAX_DIGITS
+    assert decoded(f'["{digits}7",{digits}]'.encode()) == [f"{digits}7", int(digits)]
+
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(alphabet='\\",{}[]ab\n é😀', max_size=12),
+    st.none() | st.booleans() | st.integers() | FINITE | st.text(alphabet='\\",{}[]ab\n é😀', max_size=12),
     lambda inner: (
         st.lists(inner, max_size=4) | st.dictionaries(st.text('\\",{[a', max_size=5), inner, max_size=4)
     ),
@@ -107,15 +126,17 @@ json_values = st.recursive(
 )
 
 
-def counted(value: Any) -> tuple[int, int, int]:
-    """(strings, objects and arrays, commas) of a value."""
+def counted(value: Any) -> tuple[int, int, int, int]:
+    """(strings, objects and arrays, commas, fractions and exponents) of a value."""
     if isinstance(value, str):
-        return 1, 0, 0
+        return 1, 0, 0, 0
+    if isinstance(value, float):
+        return 0, 0, 0, sum(map(json.dumps(value).count, ".e"))
     if not isinstance(value, list | dict):
-        return 0, 0, 0
+        return 0, 0, 0, 0
     inner = [*value, *value.values()] if isinstance(value, dict) else value
-    totals = [sum(column) for column in zip(*map(counted, inner), strict=True)] or [0, 0, 0]
-    return totals[0], totals[1] + 1, totals[2] + max(len(value) - 1, 0)
+    totals = [sum(column) for column in zip(*map(counted, inner), strict=True)] or [0] * 4
+    return totals[0], totals[1] + 1, totals[2] + max(len(value) - 1, 0), totals[3]
 
 
 @given(json_values, st.booleans())

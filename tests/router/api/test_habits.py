@@ -19,9 +19,9 @@ from outrider.options.sessions import SessionOptions
 from outrider.store.memory import MemoryStore
 from router.api import schema
 from router.api.fields import UNSUPPORTED, Fields
+from router.api.json_text import to_json
 from router.api.responses import Json
 from router.api.responses_request import ResponsesRequest
-from router.api.stream import to_json
 from router.router import Router
 from tests.router.api.scripted import ScriptedRunner, byte_level, served, steps
 from tests.router.api.test_http import ClientOf
@@ -73,6 +73,11 @@ async def test_text_to_tokens_and_back(client: httpx.AsyncClient) -> None:
         ("/tokenize", {"prompt": "x", "messages": TURNS}, "give prompt or messages: one of them"),
         ("/tokenize", {"prompt": "x" * 10_000}, "the context of 64 tokens takes at most"),
         ("/detokenize", {"tokens": [-1]}, "tokens has token id -1 at index 0"),
+        (
+            "/detokenize",
+            {"tokens": [70] * 65537},
+            "tokens has 65537 token ids; the context of 64 tokens takes at most 65536",
+        ),
         ("/detokenize", {"tokens": "x"}, "tokens must be an array of token ids, not a string"),
         ("/detokenize", {}, "tokens is required"),
     ],
@@ -160,7 +165,7 @@ async def test_what_is_long_is_not_written_on_the_loop(
         writers.append(threading.get_ident())
         return to_json(body)
 
-    monkeypatch.setattr("router.api.http.to_json", noted)
+    monkeypatch.setattr("router.api.http.to_long_json", noted)
     assert (await client.post("/tokenize", json={"prompt": "x"})).status_code == 200
     assert (await client.post("/detokenize", json={"tokens": [70]})).status_code == 200
     assert len(writers) == 2 and threading.get_ident() not in writers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 
 import pytest
 
@@ -78,3 +79,24 @@ async def test_a_key_with_little_to_do_does_not_wait_for_one_with_much() -> None
     await asyncio.gather(*busy, *others, return_exceptions=True)
     # Two threads may swap neighbours.
     assert sorted(done[:3]) == ["alice", "bob", "carol"] and sorted(done[3:]) == ["alice", "bob"]
+
+
+async def test_work_that_is_given_up_before_its_turn_is_let_go_at_once() -> None:
+    threads, go_on = Threads(large_places=THREADS + 1), threading.Event()
+    busy = [asyncio.create_task(threads.run(LARGE, "", None, go_on.wait)) for _ in range(THREADS)]
+    await asyncio.sleep(0)
+
+    class Body:
+        """What a client sent."""
+
+    held = weakref.WeakSet[Body]()
+    for _ in range(10):  # its client waits no longer, and sends another
+        body = Body()
+        held.add(body)
+        with pytest.raises(Overloaded, match="in the time that its client waits"):
+            await threads.run(LARGE, "", asyncio.get_running_loop().time(), str, body)
+        del body
+    assert len(held) <= 1  # the last one's error may be about
+    go_on.set()
+    await asyncio.gather(*busy)
+    assert await threads.run(LARGE, "", None, int, "8") == 8

@@ -1,0 +1,82 @@
+"""Long answers are encoded in pieces: one call of the encoder holds the interpreter, in a thread too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from outrider.wire.logprobs import Logprob
+from outrider.wire.session import FinishReason
+from router.api import json_text
+from router.api.json_text import to_json, to_long_json
+from router.requests import GenerationRequest, SessionEnded, SessionEvent, TokensCommitted
+from tests.router.api.scripted import ScriptedRunner, byte_level, served
+
+TOKENS = 400
+TOP = 20
+LONGEST = 16 * 1024  # characters that one call of the encoder gives
+MODEL = served(byte_level(), max_context=2 * TOKENS)
+USER = [{"role": "user", "content": "a"}]
+ASKED: dict[str, tuple[str, dict[str, Any]]] = {
+    "completion": ("/v1/completions", {"prompt": "a", "logprobs": TOP, "max_tokens": TOKENS}),
+    "chat": (
+        "/v1/chat/completions",
+        {"messages": USER, "logprobs": True, "top_logprobs": TOP, "max_tokens": TOKENS, "n": 2},
+    ),
+    "response": (
+        "/v1/responses",
+        {"input": "a", "top_logprobs": TOP, "max_output_tokens": TOKENS},
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        [],
+        {"a": [], "b": {}, "c": ()},
+        {"é\n": ["😀", None, True, 1.5, -7], "n": [{"x": index, "y": [index] * 3} for index in range(100)]},
+        {"choices": [{"logprobs": {"content": [{"top": [[1, 2]] * 9}] * 33}} for _ in range(128)]},
+        {"choices": [[], [[]], list(range(129))], "five": (1, 2, 3, 4, [5] * 40)},
+        [1, [2, [3, [4, [5, list(range(50))]]]]],
+        {1: "a", "b": {2: 3}},
+        "text",
+        7,
+    ],
+)
+def test_a_long_answer_is_the_same_text(value: object) -> None:
+    assert to_long_json(value) == to_json(value)
+
+
+def scored(request: GenerationRequest) -> list[SessionEvent]:
+    """Letters, each with the likeliest tokens."""
+    top = tuple((token, -1.0 - token) for token in range(30, 30 + TOP))
+    told = [TokensCommitted((70,), 0, 0, logprobs=(Logprob(-0.5, top),)) for _ in range(TOKENS)]
+    return [*told, SessionEnded(FinishReason.LENGTH)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("shape", ASKED)
+async def test_no_call_of_the_encoder_gives_much(
+    client_of: Callable[..., httpx.AsyncClient], monkeypatch: pytest.MonkeyPatch, shape: str, stream: bool
+) -> None:
+    longest = 0
+    encode = json_text._ENCODER.encode
+
+    class Noting:
+        def encode(self, value: object) -> str:
+            nonlocal longest
+            text = encode(value)
+            longest = max(longest, len(text))
+            return text
+
+    monkeypatch.setattr(json_text, "_ENCODER", Noting())
+    path, body = ASKED[shape]
+    answer = await client_of(ScriptedRunner(MODEL, scored)).post(path, json={**body, "stream": stream})
+    assert answer.status_code == 200, answer.text
+    assert len(answer.text) > 5 * LONGEST  # or there was nothing to see
+    assert longest <= LONGEST
