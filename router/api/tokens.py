@@ -50,8 +50,8 @@ def detokenized(body: DetokenizeRequest, model: ServedModel) -> Detokenized:
     most = most_uncounted(model)  # a few bytes of each may be a hundred of text
     if len(body.tokens) > most:
         raise ContextExceeded(
-            f"tokens has {len(body.tokens)} token ids; the context of {model.max_context} tokens takes at most "
-            f"{most} here",
+            f"tokens has {len(body.tokens)} token ids, and may have {most} where the context has "
+            f"{model.max_context}",
             field="tokens",
         )
     check_ids("tokens", body.tokens, model)
