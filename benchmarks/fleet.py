@@ -42,9 +42,11 @@ from outrider.wire.hello import Identity, Role
 from outrider.wire.load import DrafterLoad, VerifierLoad
 from outrider.wire.session import SessionParams
 from outrider.wire.verifier_sessions import VerifierEvents
+from outrider.worker.garbage import spare_what_is_there
 from router.compatibility import Registration
 from router.fleet import Fleet
 from router.metrics import Metrics
+from router.pool import drawn
 from router.requests import GenerationRequest
 from router.session_log_writer import SessionLogWriter
 from router.sessions import Sessions
@@ -83,7 +85,7 @@ def registered(role: Role, number: int) -> Registration:
 def router_of(verifiers: int, drafters: int, seed: int) -> tuple[Fleet, Sessions]:
     """Must run in an event loop."""
     metrics, connection = Metrics(), NoStream()
-    fleet = Fleet(metrics, clock=time.monotonic, below=random.Random(seed).randrange)
+    fleet = Fleet(metrics, clock=time.monotonic, below=drawn(seed))
     writer = SessionLogWriter(MemoryStore().logs, "router", metrics)
     sessions = Sessions(fleet, writer, max_sessions=10**6, num_speculative_tokens=8)
     for number in range(verifiers):
@@ -112,8 +114,7 @@ async def placement(verifiers: int, drafters: int, placements: int) -> dict[str,
     _, sessions = router_of(verifiers, drafters, seed=1)
     chance, times, opened = random.Random(2), [], []
     requests = [asked(chance) for _ in range(placements)]
-    gc.collect()
-    gc.freeze()
+    spare_what_is_there()  # as a router does
     for request in requests:
         began = time.thread_time_ns()
         session = sessions._admit(request, b"")

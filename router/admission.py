@@ -26,6 +26,9 @@ class Refusal:
     retry_after: int  # whole seconds
 
 
+NOBODY = Refusal("no target worker serves the model", 1)
+
+
 @dataclass(slots=True)
 class Lasting:
     """A moving average of how long sessions last, from their admission to their end."""
@@ -44,28 +47,30 @@ def refused(
     session_seconds: float,
     priority: int = 0,
 ) -> Refusal | None:
-    """Returns why a request is not let in, or None if it is; also None if no verifier serves the model, which
-    is for others to say.
+    """Returns why a request is not let in, or None if it is: the first verifier where it comes in time
+    suffices. NOBODY if none serves the model, which is for others to say.
 
     `patience`: seconds that it may wait for its first token. `session_seconds`: that a session lasts.
     `priority`: one that gives way to others takes no place in a queue.
     """
-    open_here = [one for one in candidates if one.model == model and not one.load.draining]
-    if not open_here:
-        return None
-    waits = [_Wait.at(one, prompt_tokens, session_seconds, priority == 0) for one in open_here]
-    short = [wait.seconds for wait in waits if not wait.queue_full]
-    if not short:
-        seconds = min(wait.seconds for wait in waits)
-        return Refusal("every target worker has a full queue; try again later", retry_after(seconds))
-    first_token = min(short)
-    if first_token > patience:
-        return Refusal(
-            f"the first token would come after some {first_token:.1f} seconds, and the client waits "
-            f"{max(patience, 0.0):.1f}: try again later, or with a longer timeout",
-            retry_after(first_token - patience),
-        )
-    return None
+    soonest = first_token = math.inf  # of all, and of those whose queue is not full
+    for one in candidates:
+        if one.model != model or one.load.draining:
+            continue
+        seconds, queue_full = _wait(one, prompt_tokens, session_seconds, priority == 0)
+        if not queue_full and seconds <= patience:
+            return None
+        soonest = min(soonest, seconds)
+        first_token = first_token if queue_full else min(first_token, seconds)
+    if soonest == math.inf:
+        return NOBODY
+    if first_token == math.inf:
+        return Refusal("every target worker has a full queue; try again later", retry_after(soonest))
+    return Refusal(
+        f"the first token would come after some {first_token:.1f} seconds, and the client waits "
+        f"{max(patience, 0.0):.1f}: try again later, or with a longer timeout",
+        retry_after(first_token - patience),
+    )
 
 
 def retry_after(seconds: float) -> int:
@@ -73,32 +78,25 @@ def retry_after(seconds: float) -> int:
     return min(max(math.ceil(seconds), 1), LONGEST_RETRY)
 
 
-@dataclass(frozen=True, slots=True)
-class _Wait:
-    """What a new session waits for at a verifier."""
-
-    seconds: float  # until its first token, about
-    queue_full: bool
-
-    @classmethod
-    def at(
-        cls, one: VerifierCandidate, prompt_tokens: int, session_seconds: float, may_queue: bool = True
-    ) -> _Wait:
-        load = one.load
-        needed = max(prompt_tokens - one.cached_tokens, 1)
-        free = (1 - bounded(load.kv_usage, 0.0, 1.0)) * one.kv_tokens
-        unreported = max(one.placed - load.running - load.waiting, one.unreported)  # placed since it came
-        coming = unreported + 1
-        unread = load.unread_prompt_tokens + coming * needed
-        # Those without blocks yet, this one included. As far as there is room they only wait for a step, also
-        # where a verifier told of them as waiting: it may have told so in the moment in which others ended.
-        pending = load.waiting + coming
-        starting = min(int(pending * free / unread), pending)
-        queued = pending - starting
-        # Every so often one of those that run ends, and one that waits takes its place.
-        until_started = queued * session_seconds / max(load.running + starting, 1)
-        share = READING_SHARE if load.running else 1.0
-        reading = unread * bounded(load.prompt_token_seconds, 0.0, 1.0) / share
-        step = bounded(load.typical_step_seconds, 0.0, MAX_SECONDS)
-        queue_full = queued > (max(LEAST_QUEUE, load.running // 2) if may_queue else 0)
-        return cls(min(until_started + reading + step, MAX_SECONDS), queue_full)
+def _wait(
+    one: VerifierCandidate, prompt_tokens: int, session_seconds: float, may_queue: bool
+) -> tuple[float, bool]:
+    """Returns the seconds until a new session has its first token there, about, and if the queue is full."""
+    load = one.load
+    needed = max(prompt_tokens - one.cached_tokens, 1)
+    free = (1 - bounded(load.kv_usage, 0.0, 1.0)) * one.kv_tokens
+    unreported = max(one.placed - load.running - load.waiting, one.unreported)  # placed since it came
+    coming = unreported + 1
+    unread = load.unread_prompt_tokens + coming * needed
+    # Those without blocks yet, this one included. As far as there is room they only wait for a step, also
+    # where a verifier told of them as waiting: it may have told so in the moment in which others ended.
+    pending = load.waiting + coming
+    starting = min(int(pending * free / unread), pending)
+    queued = pending - starting
+    # Every so often one of those that run ends, and one that waits takes its place.
+    until_started = queued * session_seconds / max(load.running + starting, 1)
+    share = READING_SHARE if load.running else 1.0
+    reading = unread * bounded(load.prompt_token_seconds, 0.0, 1.0) / share
+    step = bounded(load.typical_step_seconds, 0.0, MAX_SECONDS)
+    queue_full = queued > (max(LEAST_QUEUE, load.running // 2) if may_queue else 0)
+    return min(until_started + reading + step, MAX_SECONDS), queue_full

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from router.drafter_doubts import DrafterDoubts
 from router.losses import RESUME_SECONDS
 from router.metrics import Metrics
 from router.placement import VerifierCandidate, choose_verifier, well_placed
-from router.pool import Below, Pools
+from router.pool import Below, Pools, drawn
 from router.prefixes import PrefixHolders, PromptBlocks
 from router.requests import ServedModel
 from router.standings import Standings
@@ -43,14 +42,14 @@ class Fleet:
         metrics: Metrics,
         clock: Callable[[], float],
         unix_time: Callable[[], float] = time.time,
-        below: Below = random.randrange,
+        below: Below | None = None,
     ) -> None:
         """`unix_time` is for what people are told: since when a model is served. `below` draws those that are
         looked at, and one of those that are as good."""
         self.metrics = metrics
         self._clock = clock
         self._unix_time = unix_time
-        self._below = below
+        self._below = below = below or drawn()
         self.verifiers: dict[str, Verifier] = {}
         self.drafters: dict[str, Drafter] = {}
         self.on_verifier_joined: list[Callable[[], None]] = []
@@ -65,6 +64,7 @@ class Fleet:
         self._block_sizes: Counter[int] = Counter()  # of all verifiers
         self._holders = PrefixHolders()
         self._served: dict[str, ServedModel] = {}
+        self._models: list[ServedModel] | None = None  # what `models` says, until a verifier comes or goes
         self._absent = Absent()
         self.doubts = DrafterDoubts(metrics, clock)
         self.choice = DrafterChoice(self.drafters, self.doubts, below)
@@ -94,6 +94,7 @@ class Fleet:
             )
         self._contexts[model.name][verifier.registration.info.max_context] += 1
         self._absent.came(verifier.identity.worker_id)
+        self._models = None
         if model.name not in self._served:
             self._absent.replaced(model.name, model.fingerprint)
             assert verifier.registration.tokenizer is not None, "a verifier brings one"
@@ -135,6 +136,7 @@ class Fleet:
                 session.drafter_lost()
             return True
         del self.verifiers[worker_id]
+        self._models = None
         (as_it_was,), served = self.candidates([worker]), self._served[name]
         alone = replace(served, max_context=worker.registration.info.max_context, numerics=_told(worker))
         self._absent.went(as_it_was, alone, self._clock())
@@ -165,6 +167,11 @@ class Fleet:
 
     def models(self) -> list[ServedModel]:
         """Returns each with the longest context that one of its verifiers holds: placement knows which."""
+        if self._models is None:
+            self._models = self._told_models()
+        return self._models
+
+    def _told_models(self) -> list[ServedModel]:
         return [
             replace(
                 model,
@@ -211,7 +218,7 @@ class Fleet:
         verifier = None
         for candidates in self._looks(request.model, blocks, request.owner, lost):
             chosen = choose_verifier(
-                candidates.values(),
+                candidates,
                 request.model,
                 len(tokens),
                 most,
@@ -220,8 +227,8 @@ class Fleet:
                 self._below,
             )
             if chosen is not None:
-                verifier = self.verifiers[chosen]
-                if well_placed(candidates[chosen], len(tokens), most, transcript.numerics):
+                verifier = self.verifiers[chosen.worker_id]
+                if well_placed(chosen, len(tokens), most, transcript.numerics):
                     break
         if verifier is not None:
             placed = blocks.of(verifier.prefixes.block_size)
@@ -243,12 +250,11 @@ class Fleet:
     ) -> Iterator[Iterable[VerifierCandidate]]:
         """Yields a few verifiers of the model, drawn at random, with those that may hold the beginning of
         `tokens`; then, for who finds none there that suits, all of them. `owner`: whose tokens they are."""
-        for candidates in self._looks(model, PromptBlocks(tokens, cache_salt), owner):
-            yield candidates.values()
+        return self._looks(model, PromptBlocks(tokens, cache_salt), owner)
 
     def _looks(
         self, model: str, blocks: PromptBlocks, owner: str, lost: frozenset[tuple[str, int]] = frozenset()
-    ) -> Iterator[dict[str, VerifierCandidate]]:
+    ) -> Iterator[Iterator[VerifierCandidate]]:
         pool, may_place = self._of_model[model], partial(self.standings.may_place, owner=owner)
         few = dict.fromkeys(pool.draw(FEW, self._below))
         if len(few) < len(pool):
@@ -262,16 +268,16 @@ class Fleet:
 
     def candidates(self, verifiers: Iterable[Verifier]) -> list[VerifierCandidate]:
         """Returns them as they are, whatever a session's prompt."""
-        return list(self._candidates(verifiers, PromptBlocks(())).values())
+        return list(self._candidates(verifiers, PromptBlocks(())))
 
     def _candidates(
         self,
         verifiers: Iterable[Verifier],
         blocks: PromptBlocks,
         lost: frozenset[tuple[str, int]] = frozenset(),
-    ) -> dict[str, VerifierCandidate]:
-        return {
-            one.identity.worker_id: VerifierCandidate(
+    ) -> Iterator[VerifierCandidate]:
+        for one in verifiers:
+            yield VerifierCandidate(
                 one.identity.worker_id,
                 one.registration.info.model.name,
                 one.load,
@@ -282,8 +288,6 @@ class Fleet:
                 numerics=one.numerics,
                 unreported=one.unreported,
             )
-            for one in verifiers
-        }
 
     def _note_waiting(self, verifier: Verifier) -> None:
         if verifier.load.waiting:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from outrider.wire.load import DrafterLoad, VerifierLoad
 from router.compatibility import tokenizer_fits
@@ -34,7 +35,7 @@ Rank = tuple[bool, bool, int]
 UNTROUBLED: Rank = (False, False, 0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: making one is most of what a placement costs
 class VerifierCandidate:
     worker_id: str
     model: str  # name under which it serves
@@ -47,7 +48,7 @@ class VerifierCandidate:
     unreported: int = 0  # sessions that this router has opened there since `load` came
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DrafterCandidate:
     worker_id: str
     incarnation: int
@@ -76,7 +77,7 @@ def choose_verifier(
     numerics: str = "",
     same_numerics: bool = False,
     below: Below = first,
-) -> str | None:
+) -> VerifierCandidate | None:
     """Returns the verifier of `model` for a prompt of that length, which with its output may come to
     `most_tokens`.
 
@@ -97,15 +98,16 @@ def choose_verifier(
         fitting = alike if alike or same_numerics else fitting
     if not fitting:
         return None
-    costs = {one.worker_id: _verifier_cost(one, prompt_tokens, most_tokens) for one in fitting}
-    rank, least = min(costs.values())
+    costs = [_verifier_cost(one, prompt_tokens, most_tokens) for one in fitting]
+    rank, least = min(costs)
     near = [
         one
-        for one in fitting
-        if costs[one.worker_id][0] == rank and costs[one.worker_id][1] <= least + NEAR_SESSIONS
+        for one, (its_rank, cost) in zip(fitting, costs, strict=True)
+        if its_rank == rank and cost <= least + NEAR_SESSIONS
     ]
     most_cached = max(one.cached_tokens for one in near)
-    best = sorted(one.worker_id for one in near if one.cached_tokens == most_cached)
+    best = [one for one in near if one.cached_tokens == most_cached]
+    best.sort(key=attrgetter("worker_id"))
     return best[below(len(best))]
 
 
@@ -157,12 +159,12 @@ def choose_drafter(
 
     promised = [promise(one) for one in trusted]
     most = MOST_CLAIMED * sorted(promised)[(len(promised) - 1) // 2]  # pace and distance are their own words
-    promises = {
-        one.worker_id: min(alone, most) / (max(one.load.sessions + one.unreported, one.placed, 0) + 1)
+    shares = [
+        min(alone, most) / (max(one.load.sessions + one.unreported, one.placed, 0) + 1)
         for one, alone in zip(trusted, promised, strict=True)
-    }
-    enough = max(promises.values()) * (1 - NEAR_SHARE)
-    best = sorted(worker_id for worker_id, promised in promises.items() if promised >= enough)
+    ]
+    enough = max(shares) * (1 - NEAR_SHARE)
+    best = sorted(one.worker_id for one, share in zip(trusted, shares, strict=True) if share >= enough)
     return best[below(len(best))]
 
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 Below = Callable[[int], int]
-"""Draws a whole number from 0 up to, and without, the one given: `random.randrange`."""
+"""Draws a whole number from 0 up to, and without, the one given."""
+
+
+def drawn(seed: int | None = None) -> Below:
+    """Draws what is no secret: a third of what `random.randrange` costs, and for so few numbers as even.
+    `seed`: always the same ones."""
+    chance = random.Random(seed).random
+    return lambda count: int(chance() * count)
+
 
 T = TypeVar("T")
 

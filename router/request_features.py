@@ -7,6 +7,7 @@ out in the mean. Which of them matter, and for whom, is learned from outcomes: n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,7 +19,9 @@ DIMENSIONS = 128
 TAIL = 128  # tokens at the prompt's end
 LENGTHS = 16  # places for the prompt's length, by its logarithm
 ALIKE, LENGTH = 0.25, 0.1  # shares of the whole's square: of what all requests have, and of the length
+_ALIKE, _LENGTH, _TOKENS = (math.sqrt(share) for share in (ALIKE, LENGTH, 1 - ALIKE - LENGTH))
 _FIRST = 1 + LENGTHS  # place for tokens
+_PLACES = DIMENSIONS - _FIRST
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: neighbours are spread
 
 
@@ -33,13 +36,13 @@ ANY = _any()  # a request of which nothing is known
 
 def features(prompt: Sequence[int]) -> Floats:
     """Returns what a request with this prompt is like: [DIMENSIONS], of length 1."""
-    tokens, counts = np.unique(np.asarray(prompt[-TAIL:], np.uint64), return_counts=True)
-    mixed = tokens * _MIX
-    places = (mixed >> np.uint64(40)) % np.uint64(DIMENSIONS - _FIRST)
-    signs = 1.0 - 2.0 * (mixed >> np.uint64(63)).astype(np.float64)
+    mixed = np.asarray(prompt[-TAIL:], np.uint64) * _MIX
+    mixed = (mixed ^ mixed >> np.uint64(32)) * _MIX >> np.uint64(40)
+    # A place has two halves, one for each sign. What comes often there counts less, by its root.
+    roots = np.sqrt(np.bincount((mixed % np.uint64(2 * _PLACES)).view(np.int64), minlength=2 * _PLACES))
+    signed = roots[:_PLACES] - roots[_PLACES:]
     found = np.zeros(DIMENSIONS, np.float32)
-    found[_FIRST:] = np.bincount(places.astype(np.int64), signs * np.sqrt(counts), DIMENSIONS - _FIRST)
-    found *= np.sqrt(1 - ALIKE - LENGTH) / max(float(np.linalg.norm(found)), 1e-9)
-    found[0] = np.sqrt(ALIKE)
-    found[1 + min(len(prompt).bit_length(), LENGTHS - 1)] = np.sqrt(LENGTH)
+    found[_FIRST:] = signed * (_TOKENS / max(math.sqrt(signed @ signed), 1e-9))
+    found[0] = _ALIKE
+    found[1 + min(len(prompt).bit_length(), LENGTHS - 1)] = _LENGTH
     return found

@@ -64,6 +64,9 @@ class SessionDraft:
         self.span = span
         self.trace = trace if span is None else span.context
         request = transcript.request
+        # What the client predicts the verifier guesses itself.
+        params = request.params
+        self._params = replace(params, prediction=()) if params.prediction else params
         assert request.session_id is not None and request.fingerprint is not None, "named when it is admitted"
         self._id = request.session_id
         self._fingerprint: str = request.fingerprint
@@ -213,7 +216,7 @@ class SessionDraft:
         self._set_window(place, self._wanted_window(verifier, drafter))
         drafter.open(
             self._id,
-            replace(self._request.params, prediction=()),
+            self._params,
             output=self._transcript.output,
             verifier_address=drafter.way_to(verifier),
             draft_key=right(self._draft_key, self._turn, place.seat),

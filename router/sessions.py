@@ -6,7 +6,7 @@ import asyncio
 import math
 import secrets
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -15,9 +15,9 @@ from outrider.errors import InvalidRequest, Overloaded, Unavailable, UnknownMode
 from outrider.telemetry.spans import Tracer, current_trace
 from outrider.wire.session import FinishReason, SessionId, new_session_id
 from router import losses
-from router.admission import Lasting, refused, retry_after
+from router.admission import NOBODY, Lasting, Refusal, refused, retry_after
 from router.fleet import Fleet
-from router.placement import choose_verifier
+from router.placement import VerifierCandidate
 from router.prompt_record import PromptRecord
 from router.rebalance import has_room, sessions_to_move
 from router.requests import (
@@ -202,23 +202,22 @@ class Sessions:
         by = [at for at in (request.first_token_by, request.deadline) if at is not None]
         patience = min(by) - asyncio.get_running_loop().time() if by else math.inf
         params = request.params
-        refusal = None
+
+        def why(candidates: Iterable[VerifierCandidate]) -> Refusal | None:
+            lasting = self._lasting.seconds
+            return refused(candidates, model, len(params.prompt), patience, lasting, params.priority)
+
+        refusal: Refusal | None = NOBODY
         for candidates in self._fleet.looks(model, params.prompt, params.cache_salt, request.owner):
-            refusal = refused(
-                candidates, model, len(params.prompt), patience, self._lasting.seconds, params.priority
-            )
-            chosen = choose_verifier(candidates, model, len(params.prompt), params.most_tokens)
-            if refusal is None and chosen is not None:
-                return
-        if refusal is None and (awaited := self._fleet.awaited(model, self._unplaced(model))):
-            refusal = refused(
-                awaited, model, len(params.prompt), patience, self._lasting.seconds, params.priority
-            )
+            refusal = why(candidates)
             if refusal is None:
                 return
+        if refusal is NOBODY and (awaited := self._fleet.awaited(model, self._unplaced(model))):
+            refusal = why(awaited)
+        if refusal is NOBODY:
+            raise Unavailable(f"no target worker for {model!r} is free to take requests at the moment")
         if refusal is not None:
             raise Overloaded(refusal.message, retry_after=refusal.retry_after)
-        raise Unavailable(f"no target worker for {model!r} is free to take requests at the moment")
 
     def _unplaced(self, model: str) -> int:
         sessions = self._open.values()

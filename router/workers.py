@@ -99,11 +99,8 @@ class Worker(Generic[Listener]):
         self.on_busy: Callable[[], object] = lambda: None  # called when it gets a session and had none
         self._opening = 0  # number of the last one
         self.unreported = 0  # sessions opened since its last report
+        self.numerics = registration.info.model.numerics
         self._listeners: dict[SessionId, tuple[int, Listener]] = {}  # by session, with its opening's number
-
-    @property
-    def numerics(self) -> str:
-        return self.registration.info.model.numerics
 
     @property
     def placed(self) -> int:
@@ -217,14 +214,11 @@ class Verifier(Worker[VerifierListener]):
         super().__init__(registration, connection, VERIFIER_SESSIONS)
         self.load = load if isinstance(load, VerifierLoad) else VerifierLoad()
         self.prefixes = PlacedPrefixes(registration.info.kv_blocks, registration.info.kv_block_size)
+        # Tokens that its KV pool has room for: it refuses a session that may come to more.
+        self.kv_tokens = registration.info.kv_blocks * registration.info.kv_block_size
         self.on_load: Callable[[Verifier, VerifierLoad], None] | None = None
         self.on_dropped: Callable[[Verifier, Mapping[str, int]], None] | None = None
         self.drafters: OrderedDict[str, None] = OrderedDict()  # worker_ids of those that drafted here last
-
-    @property
-    def kv_tokens(self) -> int:
-        """Returns the tokens that its KV pool has room for: it refuses a session that may come to more."""
-        return self.registration.info.kv_blocks * self.registration.info.kv_block_size
 
     def drafted_by(self, worker_id: str) -> None:
         self.drafters[worker_id] = None

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.wire.load import VerifierLoad
-from router.admission import LEAST_QUEUE, LONGEST_RETRY, Lasting, Refusal, refused, retry_after
+from router.admission import LEAST_QUEUE, LONGEST_RETRY, NOBODY, Lasting, Refusal, refused, retry_after
 from router.placement import VerifierCandidate
 
 QUEUE_FULL = "full queue"
@@ -32,8 +32,8 @@ def test_an_idle_verifier_takes_everybody() -> None:
 
 
 def test_where_nobody_serves_the_model_others_say_so() -> None:
-    assert verdict() is None
-    assert verdict(verifier(model="n"), verifier(draining=True)) is None
+    assert verdict() is NOBODY
+    assert verdict(verifier(model="n"), verifier(draining=True)) is NOBODY
 
 
 def test_many_that_run_are_no_queue() -> None:

@@ -44,8 +44,9 @@ def drafter(
     return DrafterCandidate(worker_id, 1, tokenizer, address, loaded, placed, acceptance)
 
 
-def chosen(*candidates: VerifierCandidate, prompt: int = 100, most: int = 0) -> str | None:
-    return choose_verifier(candidates, "m", prompt, most)
+def chosen(*candidates: VerifierCandidate, prompt: int = 100, most: int = 0, **more: Any) -> str | None:
+    best = choose_verifier(candidates, "m", prompt, most, **more)
+    return None if best is None else best.worker_id
 
 
 def drafting(*candidates: DrafterCandidate, excluded: frozenset[tuple[str, int]] = frozenset()) -> str | None:
@@ -65,7 +66,7 @@ def test_text_goes_on_with_the_same_numerics_while_there_is_one() -> None:
     def going_on(
         *candidates: VerifierCandidate, numerics: str = "float32-1", same: bool = False
     ) -> str | None:
-        return choose_verifier(candidates, "m", 100, 0, numerics, same)
+        return chosen(*candidates, numerics=numerics, same_numerics=same)
 
     assert going_on(alike, other) == "z"
     assert going_on(alike, other, numerics="") == "a", "there is no text yet"
@@ -104,15 +105,10 @@ def test_then_the_fewest_sessions_then_the_emptier_pool_and_the_lower_price() ->
 
 def test_of_those_that_are_nearly_as_good_one_is_drawn() -> None:
     near = [verifier("a", kv_usage=0.1), verifier("b"), verifier("c", price=0.3), verifier("d", running=1)]
-    assert {
-        choose_verifier(near, "m", 100, 0, below=lambda count, at=at: at % count) for at in range(12)
-    } == {
-        "a",
-        "b",
-        "c",
-    }
+    draws = {chosen(*near, below=lambda count, at=at: at % count) for at in range(12)}
+    assert draws == {"a", "b", "c"}
     cached = [*near, verifier("e", kv_usage=0.2, cached=32), verifier("f", kv_usage=0.9, cached=32)]
-    assert choose_verifier(cached, "m", 100, 0, below=lambda count: count - 1) == "e"
+    assert chosen(*cached, below=lambda count: count - 1) == "e"
     drafters = [drafter("a", token_seconds=0.0102), drafter("b", token_seconds=0.01), drafter("c", placed=1)]
     draws = {choose_drafter(drafters, "t", HOST, below=lambda count, at=at: at % count) for at in range(6)}
     assert draws == {"a", "b"}
