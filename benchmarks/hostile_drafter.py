@@ -78,7 +78,7 @@ class Link:
                     await self._speculate(converse(connection, SPECULATE))
             await asyncio.sleep(AGAIN_SECONDS)
 
-    async def _speculate(self, stream: Conversation[Any]) -> None:
+    async def _speculate(self, stream: Conversation[Any, Any]) -> None:
         await stream.write(DraftBatch(hello=self._identity.hello()))
         writer = asyncio.create_task(self._write(stream))
         try:
@@ -89,7 +89,7 @@ class Link:
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
 
-    async def _write(self, stream: Conversation[Any]) -> None:
+    async def _write(self, stream: Conversation[Any, Any]) -> None:
         async for batch in self._outbox:
             await stream.write(batch)
 

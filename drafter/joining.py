@@ -18,7 +18,7 @@ import grpc.aio
 
 from outrider.errors import OutriderError, PeerRefused, StartupError
 from outrider.net.backoff import Backoff
-from outrider.net.conversation import converse, heard
+from outrider.net.conversation import converse
 from outrider.net.diagnosis import why_unreachable
 from outrider.net.rpc import channel
 from outrider.net.tasks import cancel, propagate_cancel
@@ -119,7 +119,7 @@ class Joined:
             try:
                 with suppress(grpc.aio.AioRpcError):
                     await call.write(DrafterEvents(info=info))
-                    events: Any = self._service.sessions(heard(call, JOIN), None)
+                    events: Any = self._service.sessions(call.heard(), None)
                     async with aclosing(events):
                         async for batch in events:
                             await call.write(batch)

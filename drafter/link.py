@@ -16,7 +16,7 @@ from drafter.survival import on_the_wire
 from outrider.errors import InvalidRequest, OutriderError
 from outrider.net.allowance import CUT_OFF_SECONDS, Allowance, CutOff
 from outrider.net.backoff import Backoff
-from outrider.net.conversation import Conversation, converse, heard
+from outrider.net.conversation import Conversation, converse
 from outrider.net.diagnosis import why_unreachable
 from outrider.net.heartbeat import SILENCE_SECONDS, Stillness, fell_silent
 from outrider.net.rpc import channel
@@ -160,9 +160,7 @@ class VerifierLink:
             writer = asyncio.create_task(self._write(stream, greeted))
             try:
                 silence = Stillness()
-                if await fell_silent(
-                    self._read(heard(stream, SPECULATE, self._allowance), silence, greeted), silence
-                ):
+                if await fell_silent(self._read(stream.heard(self._allowance), silence, greeted), silence):
                     log.info("the verifier at %s has been silent for %g s", self._address, SILENCE_SECONDS)
             finally:  # a writer left over would take what is meant for the next stream
                 writer.cancel()
@@ -181,7 +179,7 @@ class VerifierLink:
             if not self._sessions and self._clock() - self._idle_since >= IDLE_SECONDS:
                 return
 
-    async def _write(self, stream: Conversation[DraftBatch], greeted: asyncio.Event) -> None:
+    async def _write(self, stream: Conversation[DraftBatch, CommitBatch], greeted: asyncio.Event) -> None:
         await stream.write(DraftBatch(hello=self._identity.hello()))
         await greeted.wait()
         async with aclosing(self._batches()) as batches:

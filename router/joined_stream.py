@@ -10,7 +10,7 @@ from typing import Any
 import grpc.aio
 
 from outrider.net.allowance import Allowance
-from outrider.net.conversation import converse, heard
+from outrider.net.conversation import converse
 from outrider.net.tasks import cancel
 from outrider.wire.drafter_sessions import DrafterCommand, DrafterEvents
 from outrider.wire.methods import JOIN, Method
@@ -26,7 +26,8 @@ class JoinedStream:
         self.commands: AsyncIterator[DrafterCommand]  # to be written
 
     def begin(self, commands: AsyncIterator[Any], allowance: Allowance) -> AsyncGenerator[Any, None]:
-        """Returns what the drafter says. Raises as `heard` does, and CancelledError once it is cancelled."""
+        """Returns what the drafter says. Raises as `Conversation.heard` does, and CancelledError once it is
+        cancelled."""
         self.commands = commands
         return self._heard(allowance)
 
@@ -67,4 +68,4 @@ def conversation(
         assert allowance is not None, "who joined is not trusted"
         return connection, connection.begin(commands, allowance)
     call = converse(connection, method, commands)
-    return call, heard(call, method, allowance)
+    return call, call.heard(allowance)

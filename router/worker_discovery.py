@@ -89,7 +89,11 @@ class WorkerDiscovery:
 
     async def _watch(self) -> NoReturn:
         """Lets time pass for all workers of the fleet, so that those that fell silent are given up."""
+        before = 0
         while True:
+            if (size := self._size()) == before:  # all that came have told how they are
+                self._spare(grown_by=1)
+            before = size
             for tick in range(IDLE_TICKS):
                 await asyncio.sleep(TICK_SECONDS)
                 for worker in list(self._busy):
@@ -102,13 +106,15 @@ class WorkerDiscovery:
                     if not worker.has_sessions:
                         worker.tick(IDLE_TICKS)
 
-    def _spare(self) -> None:
-        """Whenever the fleet has grown by many, lets the garbage collector pass over what belongs to its
+    def _size(self) -> int:
+        return len(self._fleet.verifiers) + len(self._fleet.drafters)
+
+    def _spare(self, grown_by: int = SPARED_AT_ONCE) -> None:
+        """If the fleet has grown by so many, lets the garbage collector pass over what belongs to its
         workers: a full round would go through all of it, and nothing else runs meanwhile. It is done for
         the largest fleet that there was, not for each worker that takes another's place: so little is
         kept."""
-        size = len(self._fleet.verifiers) + len(self._fleet.drafters)
-        if size >= self._spared + SPARED_AT_ONCE:
+        if (size := self._size()) >= self._spared + grown_by:
             self._spared = size
             spare_newcomers()
 

@@ -134,6 +134,7 @@ class Worker(Generic[Listener]):
             async for events in self._events:
                 self._silence.moved()
                 self._dispatch(events)
+                del events  # else it is kept until the next ones come: for seconds, of a worker that idles
         except grpc.aio.AioRpcError as error:
             if self._allowance is not None and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                 raise self._allowance.cut_off("a message is over the limit") from None

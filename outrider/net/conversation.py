@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from typing import Any, Generic, TypeVar
 
 import grpc
@@ -19,12 +19,15 @@ Asked = TypeVar("Asked")
 Answered = TypeVar("Answered")
 
 
-class Conversation(Generic[Asked]):
+class Conversation(Generic[Asked, Answered]):
     """Says how the call ended as its server said it. gRPC puts an INTERNAL of its own in the place of the
     server's status if a write finds the call over, before or after that status has come (grpc/grpc#36066)."""
 
-    def __init__(self, call: grpc.aio.StreamStreamCall[Asked, bytes]) -> None:
+    def __init__(
+        self, call: grpc.aio.StreamStreamCall[Asked, bytes], method: Method[Asked, Answered]
+    ) -> None:
         self._call = call
+        self._from_bytes = method.answered.from_bytes
         self._told: grpc.aio.AioRpcError | None = None  # the server's word, if it has come
         call.add_done_callback(self._over)
 
@@ -46,10 +49,14 @@ class Conversation(Generic[Asked]):
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             raise await self.end() from None
 
-    async def __aiter__(self) -> AsyncGenerator[bytes, None]:
+    async def heard(self, allowance: Allowance | None = None) -> AsyncGenerator[Answered, None]:
+        """Yields what the other side says. Raises InvalidRequest if the bytes are no message, and CutOff if
+        they are more than the allowance of a peer that is not trusted."""
         try:
             async for raw in self._call:
-                yield raw
+                if allowance is not None:
+                    allowance.message(len(raw))
+                yield self._from_bytes(raw)
         except grpc.aio.AioRpcError:
             if (end := await self.end()).code() is not grpc.StatusCode.OK:
                 raise end from None
@@ -88,20 +95,9 @@ def converse(
     method: Method[Asked, Answered],
     messages: AsyncIterator[Asked] | None = None,
     token: str | None = None,
-) -> Conversation[Asked]:
+) -> Conversation[Asked, Answered]:
     """Begins a call with a stream of messages both ways; without `messages` they are written to the call.
-    What comes back is read by `heard`. `token`: to be shown."""
+    `token`: to be shown."""
     call = connection.stream_stream(method.path, method.asked.to_bytes, None)
     shown = None if token is None else (("authorization", f"Bearer {token}"),)
-    return Conversation(call(messages, metadata=shown))
-
-
-async def heard(
-    call: AsyncIterable[bytes], method: Method[Asked, Answered], allowance: Allowance | None = None
-) -> AsyncGenerator[Answered, None]:
-    """Yields what the other side says. Raises InvalidRequest if the bytes are no message, and CutOff if they
-    are more than the allowance of a peer that is not trusted."""
-    async for raw in call:
-        if allowance is not None:
-            allowance.message(len(raw))
-        yield method.answered.from_bytes(raw)
+    return Conversation(call(messages, metadata=shown), method)

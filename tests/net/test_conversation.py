@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from outrider.errors import Overloaded
-from outrider.net.conversation import converse, heard
+from outrider.net.conversation import converse
 from outrider.net.rpc import add_methods, new_server
 from outrider.wire.drafter_sessions import DraftEndCause, DraftEnded, DrafterCommand, DrafterEvents
 from outrider.wire.methods import JOIN
@@ -55,7 +55,7 @@ async def test_a_refusal_is_told_whoever_writes_meanwhile(written: bool) -> None
 
             writing = asyncio.create_task(write() if written else asyncio.sleep(0))
             with pytest.raises(grpc.aio.AioRpcError) as read:
-                async for _ in heard(call, JOIN):
+                async for _ in call.heard():
                     pass
             (wrote,) = await asyncio.gather(writing, return_exceptions=True)
             for end in (read.value, *([wrote] if written else [])):
@@ -76,6 +76,6 @@ async def test_a_stream_that_ended_well_is_read_to_its_end_whoever_writes_meanwh
                     await call.write(SAID)
 
             writing = asyncio.create_task(write())
-            assert len([told async for told in heard(call, JOIN)]) == 1
+            assert len([told async for told in call.heard()]) == 1
             (wrote,) = await asyncio.gather(writing, return_exceptions=True)
             assert isinstance(wrote, grpc.aio.AioRpcError) and wrote.code() is grpc.StatusCode.OK

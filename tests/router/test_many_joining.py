@@ -49,6 +49,7 @@ async def test_workers_are_spared_by_the_garbage_collector_as_the_fleet_grows_an
 ) -> None:
     spared: list[int] = []
     monkeypatch.setattr(discovery_module, "SPARED_AT_ONCE", 2)
+    monkeypatch.setattr(discovery_module, "TICK_SECONDS", 3600.0)  # it does not come to rest
     monkeypatch.setattr(discovery_module, "spare_newcomers", lambda: spared.append(len(rig.fleet.drafters)))
     await rig.verifier()
     assert spared == []
@@ -60,3 +61,20 @@ async def test_workers_are_spared_by_the_garbage_collector_as_the_fleet_grows_an
     assert spared == [1]  # as many as there were before
     await rig.drafter("third")
     assert spared == [1, 3]
+
+
+async def test_once_the_fleet_has_come_to_rest_what_came_last_is_spared_too(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spared: list[int] = []
+    monkeypatch.setattr(discovery_module, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(discovery_module, "spare_newcomers", lambda: spared.append(len(rig.fleet.drafters)))
+    await rig.verifier()
+    drafter = await rig.drafter()
+    await rig.until(lambda: bool(spared) and spared[-1] == 1)
+    before = len(spared)
+    drafter.registration.cancel()
+    await rig.until(lambda: not rig.fleet.drafters)
+    await rig.drafter("another")
+    await asyncio.sleep(0.2)
+    assert len(spared) == before  # as many as there were before
