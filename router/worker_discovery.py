@@ -92,7 +92,7 @@ class WorkerDiscovery:
         before = 0
         while True:
             if (size := self._size()) == before:  # all that came have told how they are
-                self._spare(grown_by=1)
+                self._spare(1)
             before = size
             for tick in range(IDLE_TICKS):
                 await asyncio.sleep(TICK_SECONDS)
@@ -109,7 +109,7 @@ class WorkerDiscovery:
     def _size(self) -> int:
         return len(self._fleet.verifiers) + len(self._fleet.drafters)
 
-    def _spare(self, grown_by: int = SPARED_AT_ONCE) -> None:
+    def _spare(self, grown_by: int) -> None:
         """If the fleet has grown by so many, lets the garbage collector pass over what belongs to its
         workers: a full round would go through all of it, and nothing else runs meanwhile. It is done for
         the largest fleet that there was, not for each worker that takes another's place: so little is
@@ -200,7 +200,7 @@ class WorkerDiscovery:
                 worker.on_busy = partial(self._busy.setdefault, worker)
                 await worker.connect(self._router)
                 self._admit(worker)
-                self._spare()
+                self._spare(SPARED_AT_ONCE)
             return await self._until_gone(worker)
         finally:
             if worker is not None:

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from outrider.net.conversation import converse, heard
+from outrider.net.conversation import converse
 from outrider.net.rpc import bind, channel, new_server
 from outrider.wire.description import ModelInfo, WorkerInfo
 from outrider.wire.drafter_sessions import DraftEndCause, DraftEnded, DrafterEvents, ReachVerifier
@@ -61,7 +61,7 @@ class Stream:
 
     def __init__(self, call: Any) -> None:
         self._call = call
-        self._heard = heard(call, JOIN)
+        self._heard = call.heard()
 
     async def greeted(self) -> Any:
         command = await self.next()
