@@ -97,6 +97,20 @@ class Served:
         self.begun.clear()
         return tokens / (ended - began), tokens / max(busy, 1e-9)
 
+    async def answer(self, streams: int, answers: int, temperature: float) -> int:
+        """Returns the tokens of so many answers of each of so many streams, once all are there. They are always
+        the same ones."""
+
+        async def stream(index: int) -> int:
+            tokens = 0
+            for at in range(index, streams * answers, streams):
+                self.asked += 1
+                ask = Request(PROMPTS[at % len(PROMPTS)], TOKENS, temperature, at)
+                tokens += (await self.client.ask(ask)).tokens
+            return tokens
+
+        return sum(await asyncio.gather(*(stream(index) for index in range(streams))))
+
     async def _until(self, tasks: Sequence[asyncio.Task[None]], condition: Callable[[], bool]) -> None:
         """A stream that ends has failed: others wait for it no longer."""
         while not condition() and not any(task.done() for task in tasks):  # noqa: ASYNC110

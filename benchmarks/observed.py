@@ -6,12 +6,12 @@
 In each round two services of `outrider serve` are started, of which one is asked at a time. One logs a JSON
 line for each request, sends the trace of each, and metrics, by OTLP to a collector (a process of its own that
 keeps what comes), and has its `/metrics` read every five seconds, and its `/v1/live` followed; the other does
-nothing of it. A turn of the first is held against the turns of the other before and after it. Told are these
-ratios' median, the least and the largest: of tokens a second, and of tokens a second of a processor (all
-processes of a service).
+nothing of it. A turn is the same answers for both, from the first question to the last token; what is left
+to be sent of it is waited for, and counts as its processor time. A turn of the first is held against the
+turns of the other before and after it. Told are these ratios' median, the least and the largest: of tokens a
+second, and of tokens a second of a processor (all processes of a service).
 
-Services that are started alike differ by some percent: hence several of them. A turn begins some seconds
-before it counts, in which what is left of the turn before is sent.
+Services that are started alike differ by some percent: hence several of them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import json
 import shlex
 import statistics
 import sys
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -116,13 +117,15 @@ class Turns:
     rates: dict[str, list[float]] = field(default_factory=lambda: {OFF: [], ON: []})  # tokens a second
     work: dict[str, list[float]] = field(default_factory=lambda: {OFF: [], ON: []})  # of a processor
 
-    async def run(self, service: Served, name: str, streams: int, seconds: float) -> None:
+    async def run(self, service: Served, name: str, streams: int, answers: int) -> None:
         watchers = [_scrape(service.client.url), _follow(service.client.url)] if name == ON else []
         tasks = [asyncio.create_task(one) for one in watchers]
         try:
-            rate, worked = await service.turn(
-                streams, 0.0, seconds, EXPORT_SECONDS, lambda: processor_seconds(service.process)
-            )
+            began, busy = time.perf_counter(), processor_seconds(service.process)
+            tokens = await service.answer(streams, answers, 0.0)
+            rate = tokens / (time.perf_counter() - began)
+            await asyncio.sleep(EXPORT_SECONDS)
+            worked = tokens / (processor_seconds(service.process) - busy)
             for task in tasks:
                 if task.done():
                     task.result()  # raises what went wrong with it
@@ -136,7 +139,7 @@ class Turns:
 
 
 async def measure(
-    target: str, guesses: Sequence[str], streams: int, seconds: float, turns: int, rounds: int
+    target: str, guesses: Sequence[str], streams: int, answers: int, turns: int, rounds: int
 ) -> dict[str, Any]:
     models = (target, *guesses, "--no-compare")
     found = [Turns() for _ in range(rounds)]
@@ -149,15 +152,15 @@ async def measure(
             async with served(*options[first]) as one, served(*options[second]) as other:
                 services = {first: one, second: other}
                 for service in services.values():
-                    await service.turn(streams, 0.0, seconds / 2)  # caches and paces warm up
+                    await service.answer(streams, max(answers // 2, 1), 0.0)  # caches and paces warm up
                 for name in [*(OFF, ON) * turns, OFF]:  # none is asked twice in a row
-                    await each.run(services[name], name, streams, seconds)
+                    await each.run(services[name], name, streams, answers)
             asked, logged = asked + services[ON].asked, logged + services[ON].logged
         async with httpx.AsyncClient() as client:
             came = json.loads((await client.get(collector)).text)
     return {
         "streams": streams,
-        "seconds": seconds,
+        "answers": answers,
         "tokens_per_second": [each.rates for each in found],
         "tokens_per_processor_second": [each.work for each in found],
         "on_over_off": ratios([each.rates for each in found]),
@@ -181,13 +184,13 @@ def main(
     draft: Draft = str(pair.DRAFT),
     serve: Annotated[str, typer.Option(help="More options of outrider serve, for both.")] = "",
     streams: Annotated[int, typer.Option(help="At a time.")] = 32,
-    seconds: Annotated[float, typer.Option(help="Of a turn that count.")] = 10.0,
+    answers: Annotated[int, typer.Option(help="Of each stream in a turn.")] = 6,
     turns: Annotated[int, typer.Option(help="With everything on, of each pair of services.")] = 3,
     rounds: Annotated[int, typer.Option(help="Pairs of services.")] = 6,
     write: Write = None,
 ) -> None:
     guesses = [*(("--draft", draft) if draft else ()), *shlex.split(serve)]
-    found = asyncio.run(measure(target, guesses, streams, seconds, turns, rounds))
+    found = asyncio.run(measure(target, guesses, streams, answers, turns, rounds))
     CONSOLE.print_json(data=found)
     keep(write, found)
 
