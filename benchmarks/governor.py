@@ -98,8 +98,8 @@ class Served:
         return tokens / (ended - began), tokens / max(busy, 1e-9)
 
     async def answer(self, streams: int, answers: int, temperature: float) -> int:
-        """Returns the tokens of so many answers of each of so many streams, once all are there. They are always
-        the same ones."""
+        """Returns the tokens of so many answers of each of so many streams, once all are there. These are
+        always the same ones."""
 
         async def stream(index: int) -> int:
             tokens = 0
