@@ -32,7 +32,7 @@ from benchmarks.hostile_kinds import KINDS
 from benchmarks.keep import ROOT, Target, Write, keep
 from demo.heldout import heldout_prompts
 from outrider.errors import StartupError
-from outrider.net.conversation import converse, heard
+from outrider.net.conversation import converse
 from outrider.net.rpc import Outbox, channel
 from outrider.options.engine import EngineOptions
 from outrider.options.sessions import SessionOptions
@@ -85,7 +85,7 @@ async def said_by(verifier: str, prompts: Sequence[Sequence[int]], tokens: int) 
     ended = 0
     async with channel(verifier) as connection:
         call = converse(connection, VERIFIER_SESSIONS, aiter(commands))
-        async for events in heard(call, VERIFIER_SESSIONS):
+        async for events in call.heard():
             for step in events.committed:
                 outputs[step.session_id] += step.tokens
             ended += len(events.finished) + len(events.failed)

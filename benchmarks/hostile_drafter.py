@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.hostile_kinds import KINDS, Kind, Text, drafts
 from drafter.suffix import suffix_source
-from outrider.net.conversation import Conversation, converse, heard
+from outrider.net.conversation import Conversation, converse
 from outrider.net.heartbeat import HEARTBEAT_SECONDS
 from outrider.net.rpc import Outbox, add_methods, bind, channel, new_server
 from outrider.wire.description import WorkerRecord
@@ -82,7 +82,7 @@ class Link:
         await stream.write(DraftBatch(hello=self._identity.hello()))
         writer = asyncio.create_task(self._write(stream))
         try:
-            async for batch in heard(stream, SPECULATE):
+            async for batch in stream.heard():
                 for commit in batch.commits:
                     self._answer(commit)
         finally:

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from outrider.engine.engine import Engine, Work
 from outrider.engine.group import Alone
 from outrider.engine.kv_blocks import BlockPool
-from outrider.net.conversation import converse, heard
+from outrider.net.conversation import converse
 from outrider.net.draft_right import right
 from outrider.net.rpc import bind, channel, new_server
 from outrider.options.engine import StepLimits
@@ -176,8 +176,8 @@ class _Peers:
         self._batches: asyncio.Queue[DraftBatch] = asyncio.Queue()
 
     async def open(self, sessions: int, length: int, longest: int, k: int) -> None:
-        self._router = aiter(converse(self._connection, VERIFIER_SESSIONS, _all(self._commands)))
-        self._drafter = heard(converse(self._connection, SPECULATE, _all(self._batches)), SPECULATE)
+        self._router = converse(self._connection, VERIFIER_SESSIONS, _all(self._commands)).heard()
+        self._drafter = converse(self._connection, SPECULATE, _all(self._batches)).heard()
         hello = Identity(Role.ROUTER, "router", 1).hello()
         self._commands.put_nowait(VerifierCommand(hello=hello))
         hello = Identity(Role.DRAFTER, "drafter", 1, "", self._hash).hello()
