@@ -8,7 +8,7 @@ What verifiers report may be anything; it is bounded before it counts.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from router.placement import VerifierCandidate, bounded
@@ -46,18 +46,20 @@ def refused(
     patience: float,
     session_seconds: float,
     priority: int = 0,
+    ahead: float = 1.0,
 ) -> Refusal | None:
     """Returns why a request is not let in, or None if it is: the first verifier where it comes in time
     suffices. NOBODY if none serves the model, which is for others to say.
 
     `patience`: seconds that it may wait for its first token. `session_seconds`: that a session lasts.
-    `priority`: one that gives way to others takes no place in a queue.
+    `priority`: one that gives way to others takes no place in a queue. `ahead`: of what waits at a verifier,
+    the share whose turn comes before this one's.
     """
     soonest = first_token = math.inf  # of all, and of those whose queue is not full
     for one in candidates:
         if one.model != model or one.load.draining:
             continue
-        seconds, queue_full = _wait(one, prompt_tokens, session_seconds, priority == 0)
+        seconds, queue_full = _wait(one, prompt_tokens, session_seconds, priority == 0, ahead)
         if not queue_full and seconds <= patience:
             return None
         soonest = min(soonest, seconds)
@@ -73,24 +75,35 @@ def refused(
     )
 
 
+def share_ahead(sessions: Mapping[str, int], owner: str) -> float:
+    """Returns of all sessions the share whose turn comes before that of the owner's next one: owners have
+    turns, so of each other's there are no more than of its own.
+
+    `sessions`: of this router, by owner; "" = keys are not asked for."""
+    own, everyone = sessions.get(owner, 0), sum(sessions.values())
+    if not everyone:  # others may have some at other routers
+        return 0.0 if owner else 1.0
+    return sum(min(one, own + 1) for one in sessions.values()) / everyone
+
+
 def retry_after(seconds: float) -> int:
     """Returns the whole seconds after which a client is told to come back."""
     return min(max(math.ceil(seconds), 1), LONGEST_RETRY)
 
 
 def _wait(
-    one: VerifierCandidate, prompt_tokens: int, session_seconds: float, may_queue: bool
+    one: VerifierCandidate, prompt_tokens: int, session_seconds: float, may_queue: bool, ahead: float
 ) -> tuple[float, bool]:
     """Returns the seconds until a new session has its first token there, about, and if the queue is full."""
     load = one.load
     needed = max(prompt_tokens - one.cached_tokens, 1)
     free = (1 - bounded(load.kv_usage, 0.0, 1.0)) * one.kv_tokens
     unreported = max(one.placed - load.running - load.waiting, one.unreported)  # placed since it came
-    coming = unreported + 1
-    unread = load.unread_prompt_tokens + coming * needed
+    coming = ahead * unreported + 1
+    unread = ahead * load.unread_prompt_tokens + coming * needed
     # Those without blocks yet, this one included. As far as there is room they only wait for a step, also
     # where a verifier told of them as waiting: it may have told so in the moment in which others ended.
-    pending = load.waiting + coming
+    pending = ahead * load.waiting + coming
     starting = min(int(pending * free / unread), pending)
     queued = pending - starting
     # Every so often one of those that run ends, and one that waits takes its place.

@@ -15,7 +15,7 @@ from outrider.errors import InvalidRequest, Overloaded, Unavailable, UnknownMode
 from outrider.telemetry.spans import Tracer, current_trace
 from outrider.wire.session import FinishReason, SessionId, new_session_id
 from router import losses
-from router.admission import NOBODY, Lasting, Refusal, refused, retry_after
+from router.admission import NOBODY, Lasting, Refusal, refused, retry_after, share_ahead
 from router.fleet import Fleet
 from router.placement import VerifierCandidate
 from router.prompt_record import PromptRecord
@@ -201,11 +201,11 @@ class Sessions:
         """Refuses what would wait too long for its first token."""
         by = [at for at in (request.first_token_by, request.deadline) if at is not None]
         patience = min(by) - asyncio.get_running_loop().time() if by else math.inf
-        params = request.params
+        params, before = request.params, share_ahead(self._of, request.owner)
 
         def why(candidates: Iterable[VerifierCandidate]) -> Refusal | None:
             lasting = self._lasting.seconds
-            return refused(candidates, model, len(params.prompt), patience, lasting, params.priority)
+            return refused(candidates, model, len(params.prompt), patience, lasting, params.priority, before)
 
         refusal: Refusal | None = NOBODY
         for candidates in self._fleet.looks(model, params.prompt, params.cache_salt, request.owner):

@@ -76,6 +76,7 @@ class StepPlanner:
                     running.id in waiting,
                     running.session.spec.params.priority,
                     running.prompt is not None and running.unscored is not None,
+                    running.session.spec.params.tenant,
                 )
                 for running, count in zip(everyone, drafts, strict=True)
             ]

@@ -6,7 +6,8 @@ its prompt is read in (or read in again after a preemption). Drafts ride on top 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ class Candidate(NamedTuple):
     waits: bool = False  # another reads the same prompt now, and it will find that cached
     priority: int = 0  # one of less comes first
     scored: bool = False  # the logits of what it reads are asked for
+    tenant: bytes = b""  # whose it is; of two that are read, that of who has fewer comes first
 
     @property
     def decoding(self) -> bool:
@@ -70,9 +72,9 @@ def schedule(
     nothing.
 
     Every decoding session gets its token first, then prompts are read in by chunks, as they would be without
-    any drafts, those of sessions that were interrupted before those that have not begun; drafts get what is
-    left of tokens and blocks. Where blocks run out, the session that loses least gives its own up, so that
-    the one that has most always goes on.
+    any drafts, those of sessions that were interrupted before those that have not begun, and tenants by
+    turns; drafts get what is left of tokens and blocks. Where blocks run out, the session that loses least
+    gives its own up, so that the one that has most always goes on.
     """
     granted: dict[int, int] = {}  # candidate -> pending tokens to run
     budget = limits.max_tokens
@@ -93,7 +95,7 @@ def schedule(
     chunk = limits.prefill_chunk if reading is None else min(reading, limits.prefill_chunk)
     reading, scored = min(budget, chunk) if decoding else budget, limits.scored
     places = limits.sessions - sum(candidate.blocks > 0 for candidate in candidates)
-    for index in sorted(read, key=lambda index: _turn(candidates[index])):
+    for index in _turns(candidates, read, decoding):
         candidate = candidates[index]
         if reading <= 0:
             break
@@ -143,8 +145,19 @@ def _blocks_needed(candidate: Candidate, tokens: int, limits: Limits) -> int:
     return max(0, -(-(candidate.cached + tokens) // limits.block_size) - candidate.blocks)
 
 
-def _turn(candidate: Candidate) -> tuple[int, bool]:
-    return candidate.priority, candidate.preempted == 0
+def _turns(candidates: Sequence[Candidate], read: Sequence[int], decoding: Iterable[int]) -> list[int]:
+    """Returns `read` in the order of their turns: by priority, then of who has fewer sessions before it, so
+    that a tenant's many prompts do not stand before another's first. Of one tenant those that were
+    interrupted come first."""
+    has = Counter(candidates[index].tenant for index in decoding)
+    turns = []
+    for index in sorted(
+        read, key=lambda index: (candidates[index].priority, candidates[index].preempted == 0)
+    ):
+        candidate = candidates[index]
+        turns.append((candidate.priority, has[candidate.tenant], index))
+        has[candidate.tenant] += 1
+    return [index for _, _, index in sorted(turns, key=lambda turn: turn[:2])]
 
 
 def _giving_way(candidates: Sequence[Candidate], priority: int) -> list[int]:

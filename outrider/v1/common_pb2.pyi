@@ -64,7 +64,7 @@ class SamplingParams(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class SessionParams(_message.Message):
-    __slots__ = ("prompt", "sampling", "max_tokens", "stop_token_ids", "cache_salt", "logprobs", "grammar", "guesses", "min_tokens", "prompt_logprobs", "priority", "prediction")
+    __slots__ = ("prompt", "sampling", "max_tokens", "stop_token_ids", "cache_salt", "logprobs", "grammar", "guesses", "min_tokens", "prompt_logprobs", "priority", "tenant", "prediction")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +76,7 @@ class SessionParams(_message.Message):
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_FIELD_NUMBER: _ClassVar[int]
     prompt: _containers.RepeatedScalarFieldContainer[int]
     sampling: SamplingParams
@@ -88,8 +89,9 @@ class SessionParams(_message.Message):
     min_tokens: int
     prompt_logprobs: int
     priority: int
+    tenant: bytes
     prediction: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[bytes] = ..., logprobs: _Optional[int] = ..., grammar: _Optional[str] = ..., guesses: _Optional[bool] = ..., min_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., prediction: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[bytes] = ..., logprobs: _Optional[int] = ..., grammar: _Optional[str] = ..., guesses: _Optional[bool] = ..., min_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., tenant: _Optional[bytes] = ..., prediction: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class OwnCounts(_message.Message):
     __slots__ = ("predicted", "predicted_accepted", "forced", "forced_accepted")

@@ -18,6 +18,7 @@ from outrider.wire.hello import MAX_NAME, Identity, Role, hello_to_wire
 from outrider.wire.load import DrafterLoad, VerifierLoad
 from outrider.wire.session import (
     MAX_CACHE_SALT_BYTES,
+    MAX_TENANT_BYTES,
     SESSION_ID_BYTES,
     FinishReason,
     SessionId,
@@ -131,6 +132,7 @@ def params_to_wire(params: SessionParams) -> common_pb2.SessionParams:
         guesses=params.guesses,
         min_tokens=params.min_tokens,
         priority=params.priority,
+        tenant=params.tenant,
         prompt_logprobs=params.prompt_logprobs,
         prediction=params.prediction,
     )
@@ -138,12 +140,14 @@ def params_to_wire(params: SessionParams) -> common_pb2.SessionParams:
 
 def params_from_wire(message: common_pb2.SessionParams) -> SessionParams:
     """Returns parameters that are not validated: the receiver knows its limits. Raises InvalidRequest if the
-    salt is too long."""
+    salt is too long, the tenant or the grammar."""
     if len(message.cache_salt) > MAX_CACHE_SALT_BYTES:
         raise InvalidRequest(
             f"cache_salt must be at most {MAX_CACHE_SALT_BYTES} bytes, not {len(message.cache_salt)}",
             field="cache_salt",
         )
+    if len(message.tenant) > MAX_TENANT_BYTES:
+        raise InvalidRequest(f"tenant must be at most {MAX_TENANT_BYTES} bytes", field="tenant")
     if len(message.grammar) > MAX_GRAMMAR_BYTES:
         raise InvalidRequest(f"grammar must be at most {MAX_GRAMMAR_BYTES} bytes", field="grammar")
     return SessionParams(
@@ -157,6 +161,7 @@ def params_from_wire(message: common_pb2.SessionParams) -> SessionParams:
         guesses=message.guesses,
         min_tokens=message.min_tokens,
         priority=message.priority,
+        tenant=message.tenant,
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
         prediction=message.prediction,
     )

@@ -14,6 +14,7 @@ from outrider.sampling.params import SamplingParams
 SessionId = NewType("SessionId", bytes)
 SESSION_ID_BYTES = 16
 MAX_CACHE_SALT_BYTES = 32
+MAX_TENANT_BYTES = 32
 MAX_PRIORITY = 2**31 - 1
 
 
@@ -55,6 +56,7 @@ class SessionParams:
     min_tokens: int = 0  # least output tokens: before that none of stop_token_ids is drawn
     priority: int = 0  # sessions of a greater one give way to those of less
     prompt_logprobs: int | None = None  # as `logprobs`, of the prompt
+    tenant: bytes = b""  # whose it is: tenants' prompts are read in turns; empty = one for all
     prediction: Sequence[int] = ()  # that the output is expected to be like; for the verifier alone
 
     def __post_init__(self) -> None:

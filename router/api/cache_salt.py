@@ -1,7 +1,8 @@
-"""The salt under which a request's prefixes are cached, so that what it finds cached is its own owner's.
+"""What workers are told of whose a request is: the salt of its cached prefixes, and its tenant.
 
-`usage` and the time to the first token tell how much of a prompt was cached. Were the cache one for all, a
-client could try what others have sent, block by block.
+With a salt a request finds only what is its own owner's. `usage` and the time to the first token tell how
+much of a prompt was cached: were the cache one for all, a client could try what others have sent, block by
+block.
 """
 
 from __future__ import annotations
@@ -19,3 +20,10 @@ def cache_salt(owner: str, given: str | None) -> bytes:
     if not owner and given is None:
         return b""
     return blake2b(f"{owner}\0{given or ''}".encode(), digest_size=SALT_BYTES).digest()
+
+
+def tenant(owner: str) -> bytes:
+    """Returns among whom an owner's requests have turns; empty where all are one owner's.
+
+    It is not the salt, which the request itself has a say in, and which all may share."""
+    return blake2b(owner.encode(), digest_size=SALT_BYTES).digest() if owner else b""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from outrider.wire.session import new_session_id
 from router.api.access import count_sessions, owner
-from router.api.cache_salt import cache_salt
+from router.api.cache_salt import cache_salt, tenant
 from router.api.deadline import TimeLimits
 from router.api.reading import AS_THE_TEMPLATE_SAYS, Formats
 from router.api.record import named
@@ -49,6 +49,6 @@ class Intake:
             self.draw_below,
             self.formats,
         )
-        tenant = "" if self.share_prefixes else owner()
-        own = prepared.cached_under(cache_salt(tenant, body.cache_salt))
+        salt = cache_salt("" if self.share_prefixes else owner(), body.cache_salt)
+        own = prepared.of_tenant(tenant(owner()), salt)
         return named(own, new_session_id()).until(limits)

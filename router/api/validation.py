@@ -68,10 +68,12 @@ class Generation:
         index = next(index for index, one in enumerate(self.sessions) if one is session)
         return self.wording.echo[index // self.n]
 
-    def cached_under(self, salt: bytes) -> Generation:
-        """Returns the same, sharing cached prefixes with sessions of that salt only."""
+    def of_tenant(self, tenant: bytes, salt: bytes) -> Generation:
+        """Returns the same, sharing cached prefixes with sessions of that salt only, and turns with those of
+        other tenants."""
         sessions = (
-            replace(session, params=replace(session.params, cache_salt=salt)) for session in self.sessions
+            replace(session, params=replace(session.params, cache_salt=salt, tenant=tenant))
+            for session in self.sessions
         )
         return replace(self, sessions=tuple(sessions))
 

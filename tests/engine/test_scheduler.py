@@ -87,6 +87,28 @@ def test_who_was_interrupted_is_read_in_before_newcomers() -> None:
     )
 
 
+def test_tenants_prompts_are_read_in_turns() -> None:
+    """However many one has sent before, another's first is next."""
+    many = [newcomer(20)._replace(tenant=b"a")] * 40
+    other = newcomer(20)._replace(tenant=b"b")
+    assert schedule([*many, other, other], 90, LIMITS).grants == (
+        *(Grant(0, 20, 0), Grant(40, 20, 0), Grant(1, 20, 0), Grant(41, 4, 0)),
+    )
+    runs, interrupted = decoding()._replace(tenant=b"a"), newcomer(20)._replace(tenant=b"a", preempted=1)
+    assert schedule([runs, *many, interrupted, other], 90, LIMITS).grants == (
+        *(Grant(0, 1, 0), Grant(42, 20, 0), Grant(41, 12, 0)),
+    )
+    hurried = many[0]._replace(priority=0)
+    assert schedule([hurried, other._replace(priority=1)], 90, LIMITS).grants[0].index == 0
+
+
+def test_a_prompt_that_does_not_fit_holds_up_no_tenant_whose_turn_comes_before() -> None:
+    """Though it came first."""
+    large, small = newcomer(90)._replace(tenant=b"a"), newcomer(3)._replace(tenant=b"b")
+    runs = decoding()._replace(tenant=b"a")
+    assert schedule([runs, large, small], 4, LIMITS).grants == (Grant(0, 1, 0), Grant(2, 3, 0))
+
+
 def test_drafts_take_nothing_from_a_prompt_that_is_to_be_read() -> None:
     everyone = [decoding(31), decoding(31), newcomer(20)]
     assert schedule(everyone, 10, LIMITS).grants == (Grant(0, 1, 31), Grant(1, 1, 11), Grant(2, 20, 0))

@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.wire.load import VerifierLoad
-from router.admission import LEAST_QUEUE, LONGEST_RETRY, NOBODY, Lasting, Refusal, refused, retry_after
+from router.admission import (
+    LEAST_QUEUE,
+    LONGEST_RETRY,
+    NOBODY,
+    Lasting,
+    Refusal,
+    refused,
+    retry_after,
+    share_ahead,
+)
 from router.placement import VerifierCandidate
 
 QUEUE_FULL = "full queue"
@@ -29,6 +38,22 @@ def verdict(*candidates: Any, prompt: int = 100, patience: float = math.inf, las
 def test_an_idle_verifier_takes_everybody() -> None:
     assert verdict(verifier()) is None
     assert verdict(verifier(), patience=0.1) is None
+
+
+def test_who_has_few_sessions_is_let_in_beside_a_queue_of_one_who_has_many() -> None:
+    """As its turn comes first: by its place in the queue, and by the time that it waits."""
+    full = verifier(running=10, waiting=100, kv_usage=0.995, prompt_token_seconds=0.001)
+    sessions = {"alice": 100, "bob": 0}
+    assert QUEUE_FULL in refused([full], "m", 100, 5.0, 1.0, ahead=share_ahead(sessions, "alice")).message
+    assert refused([full], "m", 100, 5.0, 1.0, ahead=share_ahead(sessions, "bob")) is None
+    assert refused([full], "m", 100, 0.1, 1.0, ahead=share_ahead(sessions, "bob")) is not None
+
+
+def test_of_each_others_sessions_as_many_are_ahead_as_of_ones_own() -> None:
+    assert share_ahead({"alice": 7, "bob": 1, "carol": 2}, "bob") == 5 / 10  # 2, 1 and 2
+    assert share_ahead({"alice": 7}, "bob") == 1 / 7
+    assert share_ahead({"": 7}, "") == share_ahead({}, "") == share_ahead({"alice": 3}, "alice") == 1
+    assert share_ahead({}, "bob") == 0  # those of others are at other routers
 
 
 def test_where_nobody_serves_the_model_others_say_so() -> None:

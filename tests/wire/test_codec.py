@@ -106,15 +106,19 @@ def test_a_session_s_parameters_come_back_as_they_were() -> None:
         5,
         7,
         3,
+        b"t",
     )
     raw = codec.params_to_wire(params).SerializeToString()
     assert codec.params_from_wire(common_pb2.SessionParams.FromString(raw)) == params
 
 
-def test_a_salt_is_bounded() -> None:
+def test_a_salt_and_a_tenant_are_bounded() -> None:
     codec.params_from_wire(common_pb2.SessionParams(cache_salt=b"s" * 32))
     with pytest.raises(InvalidRequest, match="cache_salt must be at most 32 bytes, not 33"):
         codec.params_from_wire(common_pb2.SessionParams(cache_salt=b"s" * 33))
+    codec.params_from_wire(common_pb2.SessionParams(tenant=b"t" * 32))
+    with pytest.raises(InvalidRequest, match="tenant must be at most 32 bytes"):
+        codec.params_from_wire(common_pb2.SessionParams(tenant=b"t" * 33))
 
 
 @given(workers)

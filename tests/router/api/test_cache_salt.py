@@ -1,4 +1,4 @@
-"""Who shares cached prefixes with whom: the salt of a request, over both APIs."""
+"""Who shares cached prefixes and turns with whom: the salt and the tenant of a request, over both APIs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from outrider.v1 import generation_pb2
-from router.api.cache_salt import SALT_BYTES, cache_salt
+from router.api.cache_salt import SALT_BYTES, cache_salt, tenant
 from router.metrics import Metrics
 from tests.router.api.test_access import ALICE, BOB, Served, Stub, answering, metadata
 
@@ -20,6 +20,11 @@ def test_a_salt_is_its_owner_s_and_the_request_s_and_nobody_else_has_it() -> Non
     assert len(set(salts)) == len(salts)
     assert salts == [cache_salt(*each) for each in asked]
     assert cache_salt("", None) == b"" and {len(salt) for salt in salts} == {0, SALT_BYTES}
+
+
+def test_each_owner_is_a_tenant_and_without_keys_there_is_one() -> None:
+    assert len({tenant(owner) for owner in ("", "alice", "bob")}) == 3
+    assert tenant("") == b""
 
 
 async def salts(service: Served, name: str, given: str | None = None) -> set[bytes]:
@@ -47,5 +52,6 @@ async def test_each_key_s_owner_has_a_salt_of_its_own_unless_prefixes_are_shared
         assert await salts(service, "bob") == {cache_salt(bob, None)}
         assert await salts(service, "alice", "secret") == {cache_salt(alice, "secret")}
         assert await salts(service, "bob", "secret") == {cache_salt(bob, "secret")}
+        assert {session.params.tenant for session in service.runner.requests} == {tenant("bob")}
     finally:
         await service.close()
