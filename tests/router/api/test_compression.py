@@ -48,6 +48,8 @@ def client() -> httpx.AsyncClient:
         ("br;q=what, gzip;q=0.5", "br"),
         ("gzip;q=nan", "gzip"),
         ("identity", None),
+        ("x," * 15 + "gzip", "gzip"),
+        ("x," * 16 + "gzip", None),  # as many are looked at
     ],
 )
 async def test_a_whole_answer(client: httpx.AsyncClient, accepted: str, encoding: str | None) -> None:
