@@ -28,6 +28,7 @@ from router.api.fields import Fields
 from router.api.generate import generate_all
 from router.api.intake import Intake
 from router.api.json_text import to_json, to_long_json
+from router.api.logprobs import HeldScores
 from router.api.messages_request import CountRequest, MessagesRequest, turns
 from router.api.openapi import (
     MODEL,
@@ -320,7 +321,7 @@ async def _whole(items: Items, sessions: int) -> tuple[list[str], list[Result], 
     """Returns the text of each session, its result, and what is told of its tokens."""
     pieces: list[list[str]] = [[] for _ in range(sessions)]
     results: dict[int, Result] = {}
-    details = [Details() for _ in range(sessions)]
+    details = [Details(HeldScores()) for _ in range(sessions)]
     async with aclosing(items):
         async for index, item in items:
             if isinstance(item, SessionBegun):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Sequence, Set
+from array import array
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,36 @@ class Scored:
     offset: int  # characters of the text before it
 
 
+class HeldScores(Sequence[Scored]):
+    """The scored tokens of an answer until it is told. In arrays: objects would take twenty times as much
+    memory, and an answer may be as long as a context."""
+
+    def __init__(self) -> None:
+        self._ids, self._logprobs = array("I"), array("f")  # of each token, then of the likeliest there
+        self._ends, self._offsets = array("L"), array("I")  # of each token
+        self._pieces: dict[int, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[one] for one in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
+        part = range(self._ends[index - 1] if index else 0, self._ends[index])
+        own, *top = [Told(self._ids[at], self._pieces[self._ids[at]], self._logprobs[at]) for at in part]
+        return Scored(own, tuple(top), self._offsets[index])
+
+    def extend(self, more: Iterable[Scored]) -> None:
+        for one in more:
+            for told in (one.own, *one.top):
+                self._ids.append(told.token_id)
+                self._logprobs.append(told.logprob)  # which came in 32 bits
+                self._pieces[told.token_id] = told.piece
+            self._ends.append(len(self._ids))
+            self._offsets.append(one.offset)
+
+
 class Scoring:
     """The log-probabilities of one output, token by token."""
 
@@ -67,12 +98,13 @@ class Scoring:
 
 def of_completion(scored: Sequence[Scored]) -> dict[str, list[Any]]:
     """Returns OpenAI's object of a completion: the drawn token is always among the likeliest."""
-    return {
-        "tokens": [one.own.text for one in scored],
-        "token_logprobs": [one.own.logprob for one in scored],
-        "top_logprobs": [{each.text: each.logprob for each in (*one.top, one.own)} for one in scored],
-        "text_offset": [one.offset for one in scored],
-    }
+    told: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for one in scored:
+        told["tokens"].append(one.own.text)
+        told["token_logprobs"].append(one.own.logprob)
+        told["top_logprobs"].append({each.text: each.logprob for each in (*one.top, one.own)})
+        told["text_offset"].append(one.offset)
+    return told
 
 
 def of_chat(scored: Sequence[Scored]) -> dict[str, object]:

@@ -11,7 +11,7 @@ from outrider.errors import DeadlineExceeded
 from outrider.wire.logprobs import PromptLogprobs
 from outrider.wire.session import FinishReason
 from router.api.acceptance import SpeculationStats
-from router.api.logprobs import Scored, Scoring
+from router.api.logprobs import HeldScores, Scored, Scoring
 from router.api.prompt_logprobs import ScoredPrompt
 from router.api.provenance import Provenance, Step
 from router.detokenize import Detokenizer
@@ -47,7 +47,7 @@ class Chunk:
 class Details:
     """What is told of an output's tokens beside its text, if there is any."""
 
-    scored: list[Scored] = field(default_factory=list)
+    scored: list[Scored] | HeldScores = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     calls: Sequence[CallDelta] = ()  # pieces of calls, in a stream
     prompt: ScoredPrompt | None = None
@@ -65,7 +65,7 @@ class Details:
 
     def add(self, chunk: Chunk) -> None:
         self.reasoning += chunk.reasoning
-        self.scored += chunk.scored
+        self.scored.extend(chunk.scored)
         if chunk.step is not None:
             self.steps.append(chunk.step)
         self.prompt = self.prompt or chunk.prompt

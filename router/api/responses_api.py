@@ -14,7 +14,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.wire.session import FinishReason, SessionId
 from router.api.connection import ServerSentEvent
 from router.api.json_text import to_json, to_long_json
-from router.api.logprobs import Scored, entries
+from router.api.logprobs import HeldScores, Scored, entries
 from router.api.output import Chunk, Details, Result
 from router.api.position import Position, event_id
 from router.api.responses import Json, totals
@@ -44,7 +44,7 @@ class ResponseTelling:
     _thoughts: list[str] = field(default_factory=list, init=False)
     _saying: bool = field(default=False, init=False)  # a message has begun
     _texts: list[str] = field(default_factory=list, init=False)
-    _scored: list[Scored] = field(default_factory=list, init=False)
+    _scored: HeldScores = field(default_factory=HeldScores, init=False)
     _untold: list[Scored] = field(default_factory=list, init=False)  # of them, in no delta yet
     _call: Call | None = field(default=None, init=False)  # that has begun
 
@@ -99,7 +99,7 @@ class ResponseTelling:
     def _add(self, item: Chunk | Result) -> Iterator[ServerSentEvent]:
         """Yields the events of what is new."""
         if isinstance(item, Chunk):
-            self._scored += item.scored
+            self._scored.extend(item.scored)
             self._untold += item.scored
         if item.reasoning:
             yield from self._thought(item.reasoning)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +17,7 @@ from outrider.wire.logprobs import Logprob, from_numbers, numbers
 from outrider.wire.session import FinishReason
 from router.api.grpc_generation import add_generation_service
 from router.api.intake import Intake
+from router.api.logprobs import HeldScores, Scored, Told
 from router.detokenize import piece
 from router.metrics import Metrics
 from router.requests import GenerationRequest, SessionEnded, SessionEvent, TokensCommitted
@@ -116,3 +119,46 @@ def test_numbers_of_a_message_that_do_not_fit_are_refused() -> None:
     for odd in (([-1.0], [1, 2], [-1.0]), ([-1.0, -1.0], [1], [-1.0]), ([-1.0], [1] * 21, [-1.0] * 21)):
         with pytest.raises(InvalidRequest):
             from_numbers(*odd)
+
+
+def test_what_is_held_of_an_answer_is_what_was_told() -> None:
+    other = Told(5, b"b", -9999.0)
+    told = [Scored(Told(7, b"a", -0.25), (other,) * 2, 0), Scored(other, (), 3), Scored(other, (other,), 4)]
+    held = HeldScores()
+    held.extend(told[:1])
+    held.extend(told[1:])
+    assert list(held) == told and (held[-1], held[1:]) == (told[-1], told[1:])
+    assert not HeldScores() and list(HeldScores()) == []
+
+
+async def test_an_answer_that_is_being_written_holds_little_of_each_number(client_of: ClientOf) -> None:
+    """It may be as long as a context, and all that a router has may be."""
+    top, most = tuple((token, -1.5) for token in range(20)), 3000
+
+    def long(request: GenerationRequest) -> list[SessionEvent | Exception | None]:
+        step = TokensCommitted((IDS[0],), 0, 0, logprobs=(Logprob(-1.5, top),))  # one, told again and again
+        return [*[step] * request.params.max_tokens, None, SessionEnded(FinishReason.LENGTH)]
+
+    runner = ScriptedRunner(served(TOKENIZER, max_context=2 * most), long)
+    client = client_of(runner)
+
+    async def held(tokens: int) -> int:
+        """Returns the bytes of memory when an answer of so many tokens is about to end."""
+        runner.waiting.clear()
+        runner.go_on.clear()
+        asked = {"prompt": "a", "logprobs": 20, "max_tokens": tokens}
+        answering = asyncio.create_task(client.post("/v1/completions", json=asked))
+        await runner.waiting.wait()
+        memory, _ = tracemalloc.get_traced_memory()
+        runner.go_on.set()
+        assert len((await answering).json()["choices"][0]["logprobs"]["tokens"]) == tokens
+        return memory
+
+    tracemalloc.start()
+    try:
+        await held(1)  # what is made once
+        few = await held(1)
+        numbers = 21 * most
+        assert await held(most) - few < 20 * numbers
+    finally:
+        tracemalloc.stop()
