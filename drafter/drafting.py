@@ -53,7 +53,8 @@ class Drafting:
 
     def candidate(self, length: int) -> Candidate:
         """Returns the session as the scheduler sees it, to be read up to so many tokens."""
-        return Candidate(length - self.table.length, 0, self.table.length, len(self.table.blocks))
+        table, tenant = self.table, self.session.spec.params.tenant
+        return Candidate(length - table.length, 0, table.length, len(table.blocks), tenant=tenant)
 
 
 @dataclass(frozen=True, slots=True)

@@ -361,3 +361,15 @@ async def test_a_resting_session_takes_no_forward_and_then_catches_up(engine: En
         await commit(stepper, drafting, [13])
         await until(lambda: len(session.drafted) == 4)
     assert len(steps) > taken
+
+
+async def test_prompts_of_tenants_are_read_in_turns(engine: Engine) -> None:
+    """However many one has sent before, another is drafted for soon."""
+    stepper = DraftStepper(engine, StepLimits(64, 64), Heard(), lambda session, reason: None, time.monotonic)
+    for number, tenant in enumerate(b"aaaaab"):
+        params = SessionParams(
+            (*PROMPT, number), SamplingParams(temperature=0.0), 400, tenant=bytes([tenant])
+        )
+        stepper.open(DraftSession(DraftSpec(bytes([number]) * 16, params, (), b"", VOCAB), 6))
+    read = [part.drafting.session.spec.params.tenant for part in stepper._next_step()]
+    assert read == [b"a", b"b"]
