@@ -6,12 +6,14 @@ import asyncio
 import threading
 from collections import Counter as Tally
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import partial
 from itertools import count
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
 from outrider.errors import OutriderError, Overloaded
+from router.api.access import owner as this_owner
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,9 +45,9 @@ class Threads:
         self._retold = _Lane("resumed answers", retold_places, threads=1)
 
     @property
-    def of_logs(self) -> ThreadPoolExecutor:
+    def of_logs(self) -> Executor:
         """Returns the thread in which logs are decoded for those who have a place."""
-        return self._retold.threads
+        return _Turns(self._retold)
 
     def retelling(self, owner: str) -> Retelling:
         """Takes a place for an answer that is told again, before its log is read. Raises Overloaded."""
@@ -81,7 +83,7 @@ class Threads:
 
 
 class Retelling:
-    """A place, until `leave`. The work of who has left is still done in the thread, in its turn."""
+    """A place, until `leave`. The work is done in the thread, in its owner's turn."""
 
     def __init__(self, lane: _Lane, owner: str) -> None:
         self._lane = lane
@@ -91,7 +93,7 @@ class Retelling:
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Returns what the work returns, and raises what it raises."""
-        return await asyncio.wrap_future(self._lane.threads.submit(work, *args, **kwargs))
+        return await asyncio.wrap_future(self._lane.queue(self._owner, partial(work, *args, **kwargs)))
 
     def leave(self) -> None:
         if not self._left:
@@ -111,31 +113,36 @@ class _Lane:
     def __init__(self, name: str, places: int, threads: int = THREADS) -> None:
         self._name = name
         self._places = places
-        self.threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._taken: Tally[str] = Tally()  # by owner
         self._waiting: dict[str, dict[int, Callable[[], None]]] = {}  # by owner, whose turn is next first
         self._numbers = count()
         self._lock = threading.Lock()
 
     def submit(self, owner: str, work: Callable[[], T]) -> Future[T]:
-        """Owners have turns: who has much to do waits for itself."""
+        """Takes a place for the work. Raises Overloaded."""
         self.enter(owner)
+        future = self.queue(owner, work)
+        future.add_done_callback(lambda _: self.leave(owner))
+        return future
+
+    def queue(self, owner: str, work: Callable[[], T]) -> Future[T]:
+        """For who has a place. Owners have turns: who has much to do waits for itself."""
         future: Future[T] = Future()
         number = next(self._numbers)
         with self._lock:
             self._waiting.setdefault(owner, {})[number] = lambda: _do(future, work)
         future.add_done_callback(lambda _: self._over(owner, number))
-        self.threads.submit(self._do_next)
+        self._threads.submit(self._do_next)
         return future
 
     def _over(self, owner: str, number: int) -> None:
-        """Gives its place back. Work that is given up before its turn is let go at once, with all that it
-        holds: who has a place may wait long, who gave it up takes another."""
+        """Work that is given up before its turn is let go at once, with all that it holds: who has a place
+        may wait long, who gave it up takes another."""
         with self._lock:
             waiting = self._waiting.get(owner, {})
             if waiting.pop(number, None) is not None and not waiting:
                 del self._waiting[owner]
-        self.leave(owner)
 
     def _do_next(self) -> None:
         with self._lock:
@@ -161,6 +168,16 @@ class _Lane:
             self._taken[owner] -= 1
             if not self._taken[owner]:
                 del self._taken[owner]
+
+
+class _Turns(Executor):
+    """A lane's threads, in the turn of the owner whose request is answered."""
+
+    def __init__(self, lane: _Lane) -> None:
+        self._lane = lane
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        return self._lane.queue(this_owner(), partial(fn, *args, **kwargs))
 
 
 def _lightly(work: Callable[[], T]) -> T:

@@ -100,3 +100,18 @@ async def test_work_that_is_given_up_before_its_turn_is_let_go_at_once() -> None
     go_on.set()
     await asyncio.gather(*busy)
     assert await threads.run(LARGE, "", None, int, "8") == 8
+
+
+async def test_answers_that_are_told_again_have_turns_too() -> None:
+    """Of their owners, and the logs that are decoded for them."""
+    threads, go_on, done = Threads(), threading.Event(), list[str]()
+    with threads.retelling("alice") as many, threads.retelling("bob") as one:
+        first = asyncio.create_task(many.run(go_on.wait))
+        rest = [asyncio.create_task(many.run(done.append, "alice")) for _ in range(5)]
+        await asyncio.sleep(0)
+        rest.append(asyncio.create_task(one.run(done.append, "bob")))
+        await asyncio.sleep(0)
+        log = asyncio.get_running_loop().run_in_executor(threads.of_logs, done.append, "log of no owner")
+        go_on.set()
+        await asyncio.gather(first, log, *rest)
+    assert done[:3] == ["alice", "bob", "log of no owner"] and done[3:] == ["alice"] * 4
