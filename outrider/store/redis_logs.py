@@ -41,7 +41,8 @@ local LOGS, SIZES, TENANTS, TOTAL = 'outrider:logs', 'outrider:sizes', 'outrider
 keep('zset', LOGS, TENANTS)
 keep('hash', SIZES)
 keep('string', TOTAL)
-if not string.match(redis.call('GET', TOTAL) or '0', '^-?%d+$') then redis.call('DEL', TOTAL) end
+local total = redis.call('GET', TOTAL) or '0'  -- what Redis counts on with, and a script can
+if (total ~= '0' and not string.match(total, '^-?[1-9]%d*$')) or #total > 15 then redis.call('DEL', TOTAL) end
 local function known_size(hex)
   local bytes, tenant = string.match(redis.call('HGET', SIZES, hex) or '', '^(%d+) (.*)$')
   return tonumber(bytes or 0), tenant
@@ -231,7 +232,7 @@ class RedisSessionLogs:
     async def read(self, session_id: SessionId) -> bytes | None:
         stream, _ = _keys(session_id)
         entries: Any = await self._asked(self._redis.xrange(stream, "1-0", "1-0"))
-        return entries[0][1][b"r"] if entries else None
+        return entries[0][1].get(b"r") if entries else None
 
     async def cancel(self, session_id: SessionId) -> None:
         await self._asked(self._cancel(keys=_keys(session_id)))
@@ -242,12 +243,15 @@ class RedisSessionLogs:
         name, generation, cancelled = await self._asked(known)
         if name is None or generation is None:
             return None
-        return Claim(Owner(name.decode(), int(generation)), cancelled is not None)
+        try:
+            return Claim(Owner(name.decode(), int(generation)), cancelled is not None)
+        except ValueError:  # somebody else has written there
+            return None
 
     async def last(self, session_id: SessionId) -> bytes | None:
         stream, _ = _keys(session_id)
         entries: Any = await self._asked(self._redis.xrevrange(stream, count=1))
-        return entries[0][1][b"r"] if entries else None
+        return entries[0][1].get(b"r") if entries else None
 
 
 def _keys(session_id: SessionId) -> list[bytes]:
