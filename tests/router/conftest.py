@@ -178,7 +178,7 @@ class Rig:
         fingerprint: str = "",
         tokenizer: str = "tokens",
         numerics: str = "",
-        kv_blocks: int = 8,
+        kv_blocks: int = 64,
         answers_as: Identity | None = None,
     ) -> Worker:
         """A worker that listens but has not registered."""

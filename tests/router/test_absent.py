@@ -93,7 +93,10 @@ async def test_no_more_wait_than_would_at_the_verifier_itself(
     rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rig.sessions, "_max_sessions", 1000)
-    verifiers = [await rig.verifier("v"), await rig.verifier("w")]  # of 128 tokens each
+    verifiers = [
+        await rig.verifier("v", kv_blocks=8),
+        await rig.verifier("w", kv_blocks=8),
+    ]  # of 128 tokens each
     lost = [Running(rig, request()) for _ in verifiers]
     for verifier in verifiers:
         await verifier.next_command("open")

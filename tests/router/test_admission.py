@@ -65,6 +65,17 @@ def test_many_that_run_are_no_queue() -> None:
     assert verdict(verifier(running=200, placed=200, kv_usage=0.5)) is None
 
 
+def test_room_at_a_verifier_that_cannot_hold_a_session_lets_nobody_in() -> None:
+    """It is not placed there: it would wait at the full one without end."""
+    full, small = verifier(running=10, waiting=LEAST_QUEUE, kv_usage=0.995), verifier(room=500)
+
+    def asks(most_tokens: int) -> Any:
+        return refused([full, small], "m", 100, math.inf, 2.0, most_tokens=most_tokens)
+
+    assert asks(500) is None
+    assert QUEUE_FULL in asks(501).message
+
+
 def test_those_that_have_just_come_are_no_queue_as_far_as_there_is_room() -> None:
     def just_opened(unread: int) -> Any:  # 9,000 tokens find room
         return verifier(running=4, waiting=5 * LEAST_QUEUE, kv_usage=0.1, unread_prompt_tokens=unread)
