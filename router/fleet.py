@@ -19,7 +19,7 @@ from router.losses import RESUME_SECONDS
 from router.metrics import Metrics
 from router.placement import VerifierCandidate, choose_verifier, well_placed
 from router.pool import Below, Pools, drawn
-from router.prefixes import PrefixHolders, PromptBlocks
+from router.prefixes import MOST_SIZES, PrefixHolders, PromptBlocks
 from router.requests import ServedModel
 from router.standings import Standings
 from router.transcript import Transcript
@@ -61,7 +61,7 @@ class Fleet:
         self._numerics: defaultdict[str, Counter[str]] = defaultdict(Counter)  # by model, where they are told
         # By model, how many verifiers can hold a session of so many tokens.
         self._contexts: defaultdict[str, Counter[int]] = defaultdict(Counter)
-        self._block_sizes: Counter[int] = Counter()  # of all verifiers
+        self._block_sizes: defaultdict[str, Counter[int]] = defaultdict(Counter)  # by model, of its verifiers
         self._holders = PrefixHolders()
         self._served: dict[str, ServedModel] = {}
         self._models: list[ServedModel] | None = None  # what `models` says, until a verifier comes or goes
@@ -83,7 +83,7 @@ class Fleet:
         model = verifier.registration.info.model
         self._of_model.add(model.name, verifier)
         self._note_waiting(verifier)
-        self._block_sizes[verifier.prefixes.block_size] += 1
+        self._block_sizes[model.name][verifier.prefixes.block_size] += 1
         if verifier.numerics:
             self._numerics[model.name][verifier.numerics] += 1
         if len(found := self._numerics[model.name]) > 1:
@@ -142,12 +142,12 @@ class Fleet:
         self._absent.went(as_it_was, alone, self._clock())
         self.waiting.pop(worker, None)
         self._of_model.remove(name, worker)
-        self._block_sizes -= Counter([worker.prefixes.block_size])
+        self._block_sizes[name] -= Counter([worker.prefixes.block_size])
         self._numerics[name] -= Counter([worker.numerics])
         self._contexts[name] -= Counter([worker.registration.info.max_context])
         self._count()
         if not self._of_model[name]:
-            del self._served[name], self._numerics[name], self._contexts[name]
+            del self._served[name], self._numerics[name], self._contexts[name], self._block_sizes[name]
         for listener in worker.take_listeners():
             listener.verifier_lost()
         return True
@@ -258,7 +258,7 @@ class Fleet:
         pool, may_place = self._of_model[model], partial(self.standings.may_place, owner=owner)
         few = dict.fromkeys(pool.draw(FEW, self._below))
         if len(few) < len(pool):
-            for size in self._block_sizes:
+            for size, _ in self._block_sizes[model].most_common(MOST_SIZES):
                 for worker_id in self._holders.find(blocks.of(size)):
                     holder = self.verifiers.get(worker_id)
                     if holder is not None and holder.registration.info.model.name == model:

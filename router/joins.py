@@ -89,6 +89,7 @@ class Joins:
             holding.result()
         finally:
             await cancel([holding])
+            self._limits.left(token.name, info.identity.key)  # who comes again comes anew
             if self._joined.get(worker_id) is place:
                 del self._joined[worker_id]
 

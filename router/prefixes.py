@@ -11,6 +11,7 @@ from collections.abc import Sequence
 MOST_REMEMBERED = 65_536  # blocks of one verifier
 MOST_BLOCKS = 131_072  # of which it is known where they went last
 MOST_HOLDERS = 4  # that are remembered of a block
+MOST_SIZES = 4  # of blocks, by which a prompt is hashed: verifiers of one model have one, as a rule
 DEEPEST = 64  # blocks of a prompt that are asked for: what lies deeper hardly changes who is chosen
 
 
@@ -84,7 +85,7 @@ class PrefixHolders:
 
 
 class PromptBlocks:
-    """The blocks of one prompt, hashed once for each size that is asked for."""
+    """The blocks of one prompt, hashed once for each of the first sizes that are asked for."""
 
     def __init__(self, tokens: Sequence[int], salt: bytes = b"") -> None:
         self._tokens = tokens
@@ -92,6 +93,9 @@ class PromptBlocks:
         self._hashes: dict[int, list[int]] = {}
 
     def of(self, block_size: int) -> list[int]:
+        """Returns none where too many sizes were asked for before."""
         if block_size not in self._hashes:
+            if len(self._hashes) >= MOST_SIZES:
+                return []
             self._hashes[block_size] = block_hashes(self._tokens, block_size, self._salt)
         return self._hashes[block_size]

@@ -77,7 +77,7 @@ class Session:
         self._fleet = fleet
         self.draft = draft
         self._same_numerics = same_numerics
-        self._begun_at = asyncio.get_running_loop().time()
+        self.begun_at = asyncio.get_running_loop().time()
         self.outcome: SessionEnded | OutriderError | None = None  # None = it goes on
         self.reader: object = None  # who reads it now
         self.news = asyncio.Event()  # for readers
@@ -228,7 +228,7 @@ class Session:
             beside=told.beside,
             own=told.own.after(known),
             drafters=self.draft.named(one.after(known) for one in told.drafters),
-            seconds=asyncio.get_running_loop().time() - self._begun_at,
+            seconds=asyncio.get_running_loop().time() - self.begun_at,
         )
         if step.numerics and self.transcript.numerics:
             self._fleet.numerics_changed(self.id, self.transcript, here)
@@ -393,7 +393,3 @@ class Session:
 
     def drafter_cut_off(self, turn: int, reason: str) -> None:
         self.draft.cut_off(turn, reason)
-
-    def seek_drafter(self) -> None:
-        """Gives the session a drafter where it has none and one fits."""
-        self.draft.seek()

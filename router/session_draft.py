@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from outrider.errors import OutriderError
 from outrider.net.draft_right import right
@@ -39,6 +40,7 @@ log = logging.getLogger(__name__)
 READING_TOKENS = 16  # committed while a drafter reads the text: that nothing comes says nothing yet
 REPORTED_STEPS = 4  # after which what came of a drafter is noted for others
 LOOK_TOKENS = 16  # between two looks at whether another should draft, or any
+MOST_LOST = 4  # drafters in a row that brought nothing: then it only looks, as drafters may come and go
 
 PairFor = Callable[[str, str], PairAcceptance]
 """Gives the acceptance of a (target fingerprint, draft fingerprint) pair."""
@@ -84,6 +86,7 @@ class SessionDraft:
         self._verifier: Verifier | None = None  # None = nobody drafts
         self._next: Drafter | None = None  # who will draft, once the verifier has been told of the session
         self._turn = -1  # how many drafters it has had before the last one
+        self._lost = 0  # in a row, of which nothing was verified
         self._gave_up: frozenset[tuple[str, int]] = frozenset()  # drafters that ended it of their own accord
         self._pair = pair_for(self._fingerprint, "")
         self._places = [Place(seat, self, self._pair) for seat in range(drafters)]
@@ -193,14 +196,26 @@ class SessionDraft:
 
     def drafter_lost(self, place: Place) -> None:
         """The session goes on without it; another drafter starts from prompt and output."""
-        turn = place.turn
+        self._lost = 0 if place.heard else self._lost + 1
         place.leave()
-        self._fill(place)
+        # Not at once: other sessions may have lost it, too.
+        self._fleet.turns.soon(partial(self._follow, place, place.turn))
+
+    def _follow(self, place: Place, turn: int) -> None:
+        """Has another draft at a place that the drafter of that turn has left."""
+        if self._lost < MOST_LOST:
+            self._fill(place)
         self._end_unfilled(place, turn)
+
+    @property
+    def seeks(self) -> bool:
+        """Whether a drafter that comes is of interest to it."""
+        wants = self._cap > 0 and self._verifier is not None and self._lost < MOST_LOST
+        return wants and any(place.drafter is None for place in self._places)
 
     def seek(self) -> None:
         """Gives the session drafters where it has room for one, and one fits."""
-        for place in self._places:
+        for place in self._places if self.seeks else ():
             self._fill(place)
 
     def _fill(self, place: Place) -> None:

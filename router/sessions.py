@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 from outrider.errors import InvalidRequest, Overloaded, Unavailable, UnknownModel
 from outrider.telemetry.spans import Tracer, current_trace
@@ -204,8 +205,9 @@ class Sessions:
         params, before = request.params, share_ahead(self._of, request.owner)
 
         def why(candidates: Iterable[VerifierCandidate]) -> Refusal | None:
-            lasting = self._lasting.seconds
-            return refused(candidates, model, len(params.prompt), patience, lasting, params.priority, before)
+            lasting, priority = self._lasting.seconds, params.priority
+            read, most = len(params.prompt), params.most_tokens
+            return refused(candidates, model, read, patience, lasting, priority, before, most)
 
         refusal: Refusal | None = NOBODY
         for candidates in self._fleet.looks(model, params.prompt, params.cache_salt, request.owner):
@@ -287,19 +289,20 @@ class Sessions:
         (roomy,) = self._fleet.candidates([verifier])
         if not has_room(roomy) or not self._fleet.standings.may_place(verifier):
             return
-        there = {one.identity.worker_id for one in full}
         waiting = [
             (session, one)
-            for session in self._open.values()
-            if (one := session.unbegun) is not None and one.at in there
+            for session_id in dict.fromkeys(chain.from_iterable(one.session_ids for one in full))
+            if (session := self._open.get(session_id)) and (one := session.unbegun) is not None
         ]
+        waiting.sort(key=lambda pair: pair[0].begun_at)
         candidates = self._fleet.candidates(full)
         for index in sessions_to_move([one for _, one in waiting], candidates, roomy):
             waiting[index][0].ask_back()
 
     def _offer_drafter(self) -> None:
         for session in self._open.values():
-            session.seek_drafter()
+            if session.draft.seeks:
+                self._fleet.turns.soon(session.draft.seek)
 
 
 def _another_checkpoint(model: str) -> Unavailable:

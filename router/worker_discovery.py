@@ -13,7 +13,7 @@ from typing import NoReturn
 import grpc
 import grpc.aio
 
-from outrider.errors import IdInUse, OutriderError, PeerRefused
+from outrider.errors import IdInUse, OutriderError, PeerRefused, Unavailable
 from outrider.net.allowance import CUT_OFF_SECONDS, CutOff
 from outrider.net.backoff import Backoff
 from outrider.net.heartbeat import IDLE_TICKS, TICK_SECONDS
@@ -43,6 +43,9 @@ MOST_JOINING = 16  # workers of a role that the router connects to at once: sess
 SPARED_AT_ONCE = 64  # workers by which the fleet must have grown
 BEGUN_AT_ONCE = 64  # workers that are begun with before others have their turn: all may come at once
 TURN_SECONDS = 0.5  # after which one that has not answered keeps no other waiting
+FETCH_SECONDS = 0.1  # the same of one that is asked for the tokenizer of its kind
+MOST_FETCHES = 16  # of tokenizers at once, whatever their kind
+MOST_TOKENIZERS = 8 * MAX_TOKENIZER_BYTES  # characters of all that are kept
 
 
 Tokenized = tuple[str, str]
@@ -69,7 +72,8 @@ class WorkerDiscovery:
         self._tasks: dict[WorkerKey, asyncio.Task[None]] = {}
         self._turns = {role: asyncio.Semaphore(MOST_JOINING) for role in (Role.VERIFIER, Role.DRAFTER)}
         self._tokenizers: dict[Tokenized, TokenizerFiles] = {}  # of the verifiers in the store, one of a kind
-        self._fetching: dict[Tokenized, asyncio.Lock] = {}  # for each kind of verifier in the store
+        self._fetching: dict[Tokenized, asyncio.Semaphore] = {}  # for each kind of verifier in the store
+        self._fetches = asyncio.Semaphore(MOST_FETCHES)
         self._busy: dict[Verifier | Drafter, None] = {}  # that have sessions, and some that had
         self._spared = 0  # workers of the fleet when they were spared last
         self._unjudged: dict[Drafter, None] = {}  # of the fleet: nobody to compare them with has come yet
@@ -127,7 +131,7 @@ class WorkerDiscovery:
         self._tasks = {key: task for key, task in self._tasks.items() if not task.done()}
         there = {_tokenized(one) for (role, _), one in records.items() if role is Role.VERIFIER}
         self._tokenizers = {key: files for key, files in self._tokenizers.items() if key in there}
-        self._fetching = {key: self._fetching.get(key) or asyncio.Lock() for key in there}
+        self._fetching = {key: self._fetching.get(key) or asyncio.Semaphore(1) for key in there}
         unknown = [key for key in records if key not in self._records]
         for count, key in enumerate(unknown, 1):
             self._records[key], former = records[key], self._tasks.get(key)
@@ -195,7 +199,7 @@ class WorkerDiscovery:
     async def _keep(self, role: Role, begin: Callable[[], Verifier | Drafter]) -> str:
         worker: Verifier | Drafter | None = None
         try:
-            async with self._turn(role):
+            async with _turn(self._turns[role], TURN_SECONDS):
                 worker = begin()
                 worker.on_busy = partial(self._busy.setdefault, worker)
                 await worker.connect(self._router)
@@ -213,34 +217,27 @@ class WorkerDiscovery:
         if self._fleet.remove(worker):
             log.info("%s %s is out", worker.identity.role.name.lower(), worker.identity.worker_id)
 
-    @asynccontextmanager
-    async def _turn(self, role: Role) -> AsyncIterator[None]:
-        """Waits until the router may connect to another worker. Many may come at once: if all were asked at
-        once, none would answer in time."""
-        turns, over = self._turns[role], False
-
-        def end() -> None:
-            nonlocal over
-            if not over:
-                over = True
-                turns.release()
-
-        await turns.acquire()
-        ending = asyncio.get_running_loop().call_later(TURN_SECONDS, end)
-        try:
-            yield
-        finally:
-            ending.cancel()
-            end()
-
     async def _tokenizer(self, record: WorkerRecord) -> TokenizerFiles:
         """Returns a verifier's tokenizer, which is fetched from the first of its kind."""
         key = _tokenized(record)
-        async with self._fetching.setdefault(key, asyncio.Lock()):
+        async with _turn(self._fetching.setdefault(key, asyncio.Semaphore(1)), FETCH_SECONDS):
             if key not in self._tokenizers:
-                async with channel(record.address, self._tls, MAX_TOKENIZER_BYTES) as connection:
-                    self._tokenizers[key] = await fetch_tokenizer(connection, record.info.identity)
+                async with self._fetches:
+                    self._keep_tokenizer(key, await self._fetched(record))
             return self._tokenizers[key]
+
+    async def _fetched(self, record: WorkerRecord) -> TokenizerFiles:
+        async with channel(record.address, self._tls, MAX_TOKENIZER_BYTES) as connection:
+            return await fetch_tokenizer(connection, record.info.identity)
+
+    def _keep_tokenizer(self, key: Tokenized, files: TokenizerFiles) -> None:
+        """Raises Unavailable if there is no room for it beside those of other kinds."""
+        kept = sum(len(one.json) for one in self._tokenizers.values())
+        if key not in self._tokenizers and kept + len(files.json) > MOST_TOKENIZERS:
+            raise Unavailable(
+                "the router keeps the tokenizers of as many kinds of verifiers as it has room for"
+            )
+        self._tokenizers.setdefault(key, files)
 
     def _admit(self, worker: Verifier | Drafter) -> None:
         """Checks and adds in one go: nothing can join in between."""
@@ -330,6 +327,27 @@ class WorkerDiscovery:
             now = asyncio.get_running_loop().time()
             then = now + pause * (0.5 + self._jitter() / 2)
             await asyncio.sleep(then - now + ROUND_SECONDS - then % ROUND_SECONDS)
+
+
+@asynccontextmanager
+async def _turn(turns: asyncio.Semaphore, seconds: float) -> AsyncIterator[None]:
+    """Waits for a turn, which others have after so many seconds, too. Many workers may come at once: if all
+    were asked at once, none would answer in time."""
+    over = False
+
+    def end() -> None:
+        nonlocal over
+        if not over:
+            over = True
+            turns.release()
+
+    await turns.acquire()
+    ending = asyncio.get_running_loop().call_later(seconds, end)
+    try:
+        yield
+    finally:
+        ending.cancel()
+        end()
 
 
 def _tokenized(record: WorkerRecord) -> Tokenized:

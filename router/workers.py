@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -106,6 +106,11 @@ class Worker(Generic[Listener]):
     def placed(self) -> int:
         """Returns how many sessions this router has open there."""
         return len(self._listeners)
+
+    @property
+    def session_ids(self) -> Iterable[SessionId]:
+        """Returns those of the sessions that this router has open there, in the order in which they came."""
+        return self._listeners
 
     async def greet(self, hello: object) -> Any:
         """Exchanges hellos and returns the worker's. Raises PeerRefused or Unavailable if the worker at the

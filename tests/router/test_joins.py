@@ -196,6 +196,22 @@ async def test_so_many_drafters_join_with_a_token_and_no_more(rig: Any, door: Do
             assert (await again.next()).hello is not None
 
 
+async def test_who_comes_and_goes_comes_anew_each_time(
+    rig: Any, door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time all sessions without a drafter look at it."""
+    monkeypatch.setattr("router.registration_limits.MOST_WORKERS", 3)
+    for _ in range(4):  # the last one is on credit
+        async with door.stream() as stream:
+            await stream.next()
+        await rig.until(lambda: not rig.fleet.drafters)
+    code, sentence = await door.refusal()
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED and "come anew too often" in sentence
+    door.now += 1.0
+    async with door.stream() as stream:
+        assert (await stream.next()).hello is not None
+
+
 async def test_who_says_too_much_is_cut_off_with_its_token(rig: Any, door: Door) -> None:
     ended = [DraftEnded(b"s" * 16, DraftEndCause.FAILED, "x" * 900, 1)] * 256
     async with door.stream() as stream:

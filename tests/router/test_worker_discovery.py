@@ -296,7 +296,7 @@ async def test_a_few_workers_are_connected_to_at_once(rig: Any, monkeypatch: pyt
     answered = asyncio.Event()
 
     async def connect(role: Role) -> None:
-        async with discovery._turn(role):
+        async with discovery_module._turn(discovery._turns[role], discovery_module.TURN_SECONDS):
             connecting.append(role)
             await answered.wait()
 
