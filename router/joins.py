@@ -89,7 +89,6 @@ class Joins:
             holding.result()
         finally:
             await cancel([holding])
-            self._limits.left(token.name, info.identity.key)  # who comes again comes anew
             if self._joined.get(worker_id) is place:
                 del self._joined[worker_id]
 
@@ -125,6 +124,7 @@ class Joins:
         info = None if raw is None else JOIN.asked.from_bytes(raw).info
         if info is None:
             raise InvalidRequest("a drafter that joins says first what it is", field="info")
+        self._limits.left(token.name, info.identity.key)  # who comes again comes anew
         self._limits.worker(token.name, info.identity.key, hash(info), self._clock())
         verifiers = self._fleet.verifiers.values()
         if verifiers and not any(one.registration.join_address for one in verifiers):
