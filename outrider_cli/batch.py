@@ -225,5 +225,5 @@ async def _asked(http: httpx.AsyncClient, request: dict[str, Any]) -> tuple[http
                         f"{http.base_url} answered {response.status_code} with what is no JSON: see --url"
                     ) from None
             later = response.headers.get("retry-after", "")
-            wait = min(float(later), MOST_WAIT_SECONDS) if later.isdigit() else WAIT_SECONDS
+            wait = min(float(later), MOST_WAIT_SECONDS) if later.isdecimal() else WAIT_SECONDS
         await asyncio.sleep(wait)

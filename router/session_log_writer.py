@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -93,8 +93,9 @@ class SessionLogWriter:
         self._max_pending_bytes = max_pending_bytes
         self._decoding = decoding
         self._dirty: dict[SessionId, LogCursor] = {}  # with something that is not written
-        self._pending: dict[SessionId, LogCursor] = {}  # of these, the ones that are over; oldest first
-        self._pending_bytes = 0
+        # Of these, the ones that are over, by the owners of their keys; an owner's oldest first.
+        self._pending: dict[str, dict[SessionId, LogCursor]] = {}
+        self._pending_bytes = Counter[str]()
         self._news = asyncio.Event()
         self._written = asyncio.Event()  # set while nothing is dirty
         self._written.set()
@@ -123,14 +124,16 @@ class SessionLogWriter:
 
     def close(self, cursor: LogCursor) -> None:
         """Notes that no more comes. What is not written yet waits, and may be dropped if the store is long
-        away."""
+        away: of the owner who has most, the oldest first."""
         cursor.closed = True
         if self._dirty.get(cursor.session_id) is not cursor:
             return
-        self._pending[cursor.session_id] = cursor
-        self._pending_bytes += cursor.transcript.size_bytes
-        while self._pending_bytes > self._max_pending_bytes:
-            self._forget(next(iter(self._pending)))
+        owner = cursor.transcript.request.owner
+        self._pending.setdefault(owner, {})[cursor.session_id] = cursor
+        self._pending_bytes[owner] += cursor.transcript.size_bytes
+        while self._pending_bytes.total() > self._max_pending_bytes:
+            most = max(self._pending_bytes, key=self._pending_bytes.__getitem__)
+            self._forget(next(iter(self._pending[most])))
             self._metrics.session_log_dropped()
 
     async def begun(self, session_id: SessionId) -> None:
@@ -338,10 +341,13 @@ class SessionLogWriter:
 
     def _forget(self, session_id: SessionId) -> None:
         """Drops what is not written of a session: it never will be."""
-        self._dirty.pop(session_id, None)
-        cursor = self._pending.pop(session_id, None)
-        if cursor is not None:
-            self._pending_bytes -= cursor.transcript.size_bytes
+        cursor = self._dirty.pop(session_id, None)
+        owner = "" if cursor is None else cursor.transcript.request.owner
+        over = self._pending.get(owner, {}).pop(session_id, None)
+        if over is not None:
+            self._pending_bytes[owner] -= over.transcript.size_bytes
+            if not self._pending[owner]:
+                del self._pending[owner], self._pending_bytes[owner]
         if not self._dirty:
             self._written.set()
 

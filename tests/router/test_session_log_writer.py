@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from outrider.store.logs import Append
 from outrider.store.memory_logs import MemorySessionLogs
 from outrider.wire.session import FinishReason, new_session_id
 from router import session_log_writer as log_writer_module
+from router.transcript import Transcript
 from tests.redis_server import RedisServer
 from tests.router.log_writers import commit, cursors, metric, store_of, taken, transcript, until, writing
 
@@ -207,12 +209,37 @@ async def test_what_is_over_and_not_written_is_bounded_and_the_oldest_goes_first
         assert await log_writer.read(over[2].session_id) is over[2].transcript
         redis.start()
         await log_writer.flush()
-        assert log_writer._pending_bytes == 0 and not log_writer._pending
+        assert not log_writer._pending_bytes and not log_writer._pending
         for cursor in over[:2]:
             with pytest.raises(UnknownSession):
                 await log_writer.take(cursor.session_id)
         for cursor in (live, *over[2:]):
             assert (await taken(store.logs, cursor)).output == cursor.transcript.output
+
+
+async def test_of_what_is_over_and_not_written_that_of_the_owner_who_has_most_goes(
+    redis: RedisServer,
+) -> None:
+    def made(owner: str) -> Transcript:
+        one = transcript(5)
+        one.request = replace(one.request, owner=owner)
+        return one
+
+    room = 3 * transcript(5).size_bytes
+    async with store_of(redis) as store, writing(store.logs, max_pending_bytes=room) as log_writer:
+        redis.kill()
+        over = [log_writer.begin(made(owner), lambda: None) for owner in ("bob", *["alice"] * 5)]
+        for cursor in over:
+            log_writer.close(cursor)
+        await until(lambda: log_writer.degraded)
+        for cursor in over[1:4]:
+            with pytest.raises(Unavailable):
+                await log_writer.read(cursor.session_id)
+        redis.start()
+        await log_writer.flush()
+        for cursor in (over[0], *over[4:]):
+            assert (await taken(store.logs, cursor)).output == cursor.transcript.output
+        assert not log_writer._pending_bytes and not log_writer._pending
 
 
 async def test_a_session_that_is_not_written_yet_is_taken_from_where_it_is(redis: RedisServer) -> None:
