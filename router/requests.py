@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from outrider.wire.description import TokenizerFiles as TokenizerFiles
 from outrider.wire.guesses import NO_OWN, DrafterCounts, Guesses, OwnCounts
@@ -26,8 +26,7 @@ class GenerationRequest:
     deadline: float | None = None  # on the event loop's clock; ended then
 
 
-@dataclass(frozen=True, slots=True)
-class TokensCommitted:
+class TokensCommitted(NamedTuple):
     """What one target step fixed for a session."""
 
     tokens: tuple[int, ...]  # `accepted` drafted ones, then the target's own

@@ -227,7 +227,7 @@ class Session:
             prompt=prompt,
             beside=told.beside,
             own=told.own.after(known),
-            drafters=self.draft.named(one.after(known) for one in told.drafters),
+            drafters=self.draft.named(one.after(known) for one in told.drafters) if told.drafters else (),
             seconds=asyncio.get_running_loop().time() - self.begun_at,
         )
         if step.numerics and self.transcript.numerics:

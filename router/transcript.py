@@ -136,15 +136,14 @@ class Transcript:
         so many of so many draft tokens: they repeat what is known or follow it, are the model's, come
         after no stop token, and are no more than was asked for."""
         known = len(self.log) - base
-        repeated = list(tokens[: max(known, 0)])
+        if known < 0:
+            return False
+        repeated, new = tokens[:known], tokens[known:]
         most, stops = self.request.params.max_tokens, self.request.params.stop_token_ids
-        before = (
-            [*self.log[-1:], *tokens[max(known, 0) :]] if self.steps else tokens[:]
-        )  # the last may be one
+        before = [*(self.log[-1:] if self.steps else ()), *new[:-1]]  # the last may be one
         return (
-            known >= 0
-            and (len(tokens) <= known or not any(token in stops for token in before[:-1]))
-            and repeated == self.log[base : base + len(repeated)].tolist()
+            not (new and any(token in stops for token in before))
+            and list(repeated) == self.log[base : base + len(repeated)].tolist()
             and accepted <= min(verified, len(tokens))
             and verified <= most
             and len(tokens) - known <= most - self.output_tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
@@ -26,7 +27,6 @@ from outrider.wire.guesses import (
 from outrider.wire.hello import PROTOCOL_VERSION
 from outrider.wire.logprobs import (
     Logprobs,
-    Numbers,
     PromptLogprobs,
     from_numbers,
     prompt_from_wire,
@@ -47,8 +47,6 @@ class LoggedRequest:
     answer: bytes
     owner: str
 
-
-NO_NUMBERS: Numbers = ([], [], [])
 
 UNLOGGED_RECORD = session_pb2.SessionLog(end=session_pb2.SessionEnd()).SerializeToString()
 """A log that is an end alone: the store did not take the session's request."""
@@ -107,21 +105,24 @@ def step_record(
     drafters: tuple[DrafterCounts, ...] = (),
 ) -> bytes:
     """`numerics`: of the verifier, if the step before was another's."""
-    of_tokens, top_tokens, top = logprob_numbers(logprobs) if logprobs else NO_NUMBERS
+    more: dict[str, Any] = {}  # that most steps have not
+    if logprobs:
+        more["logprobs"], more["top_tokens"], more["top_logprobs"] = logprob_numbers(logprobs)
+    if guesses:
+        more["guesses"] = guesses_to_wire(guesses)
+    if prompt is not None:
+        more["prompt_logprobs"] = prompt_to_wire(prompt)
+    if drafters:
+        more["drafters"] = drafters_to_wire(drafters)
     step = session_pb2.SessionStep(
         tokens=tokens,
         accepted=accepted,
         verified=verified,
         cached_prompt_tokens=cached_prompt_tokens,
         numerics=numerics,
-        logprobs=of_tokens,
-        top_tokens=top_tokens,
-        top_logprobs=top,
-        guesses=guesses_to_wire(guesses),
-        prompt_logprobs=None if prompt is None else prompt_to_wire(prompt),
         beside=beside,
         own=own_to_wire(own),
-        drafters=drafters_to_wire(drafters),
+        **more,
     )
     return session_pb2.SessionLog(steps=(step,)).SerializeToString()
 

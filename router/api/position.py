@@ -10,7 +10,6 @@ import hashlib
 import re
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 
 from outrider.errors import InvalidRequest
 from outrider.wire.session import SESSION_ID_BYTES, SessionId
@@ -96,9 +95,9 @@ async def cut(events: Events, at: int) -> AsyncGenerator[SessionEvent, None]:
         if not 0 < has < len(step.tokens):
             yield step
             return
-        yield replace(step, tokens=step.tokens[:has], logprobs=step.logprobs[:has])
+        yield step._replace(tokens=step.tokens[:has], logprobs=step.logprobs[:has])
         rest, logprobs = step.tokens[has:], step.logprobs[has:]
-        yield replace(step, tokens=rest, accepted=0, verified=0, numerics="", logprobs=logprobs, guesses=())
+        yield step._replace(tokens=rest, accepted=0, verified=0, numerics="", logprobs=logprobs, guesses=())
 
     async with aclosing(events):
         async for event in events:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -40,7 +39,7 @@ def guessed(request: GenerationRequest) -> list[SessionEvent]:
         TokensCommitted((three,), 0, 2, guesses=(guess(one), guess(two)), seconds=1.0),
         TokensCommitted((*rest, END), len(rest) + 1, len(rest) + 1, guesses=(*map(guess, rest), guess(END))),
     ]
-    unasked = [replace(each, guesses=(), seconds=None) for each in script]
+    unasked = [each._replace(guesses=(), seconds=None) for each in script]
     return [*(script if request.params.guesses else unasked), SessionEnded(FinishReason.STOP)]
 
 
