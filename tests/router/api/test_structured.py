@@ -208,4 +208,4 @@ def test_what_is_compiled_takes_no_place_of_other_requests() -> None:
     assert prepared_in(schema.parse(schema.CompletionRequest, {"prompt": "a"}), 10) == 10
     threads = Threads()
     lanes = [threads._lane(size) for size in (10, 100_000, None)]
-    assert len({id(lane.threads) for lane in lanes}) == 3
+    assert len({id(lane._threads) for lane in lanes}) == 3
