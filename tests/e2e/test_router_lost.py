@@ -126,11 +126,12 @@ def check(streams: list[Stream], alone: Alone) -> None:
         assert usage.completion_tokens == MAX_TOKENS
         assert sum(drafts.acceptance_histogram) == drafts.num_spec_steps
         assert drafts.num_accepted_draft_tokens <= drafts.num_draft_tokens
-    # For how many of them something is drafted follows from what drafts bring on this machine just now: for
-    # drawn text a look-up may find nothing, and a busy model comes too late.
-    assert any(
-        stream.completed and stream.completed.speculative_decoding.num_spec_steps for stream in streams
-    )
+    if len(streams) == len(SAMPLINGS):  # of all kinds
+        # For how many of them something is drafted follows from what drafts bring on this machine just now:
+        # for drawn text a look-up may find nothing, and a busy model comes too late.
+        assert any(
+            stream.completed and stream.completed.speculative_decoding.num_spec_steps for stream in streams
+        )
 
 
 def streams_of_all_kinds() -> list[Stream]:
