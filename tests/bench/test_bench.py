@@ -63,7 +63,9 @@ def test_everything_is_measured_in_one_run(tmp_path: Path) -> None:
         assert result["same_text"]["plain, all cores"] == {"same": 2, "requests": 2}
     assert result["same_text"]["streaming"] == result["same_text"]["lock-step"] == {"same": 2, "requests": 2}
     assert result["carried_bytes"] > 1000, "drafts do not pass the line"
-    assert result["rejections"]["count"] > 0, "the drafter told nobody"
+    streamed = [cells["streaming", n, rtt]["acceptance_rate"] for n in (1, 2) for rtt in (0, 4)]
+    rejected = any(rate is not None and rate < 1 for rate in streamed)
+    assert result["rejections"]["count"] > 0 or not rejected, "the drafter told nobody"
     assert 0 <= result["rejections"]["covered"] <= result["rejections"]["count"]
     assert {path.name for path in written.iterdir()} == {
         "result.json",
