@@ -37,9 +37,9 @@ ANY = _any()  # a request of which nothing is known
 def features(prompt: Sequence[int]) -> Floats:
     """Returns what a request with this prompt is like: [DIMENSIONS], of length 1."""
     mixed = np.asarray(prompt[-TAIL:], np.uint64) * _MIX
-    mixed = (mixed ^ mixed >> np.uint64(32)) * _MIX >> np.uint64(40)
     # A place has two halves, one for each sign. What comes often there counts less, by its root.
-    roots = np.sqrt(np.bincount((mixed % np.uint64(2 * _PLACES)).view(np.int64), minlength=2 * _PLACES))
+    places = (mixed >> np.uint64(40)) % np.uint64(_PLACES) + np.uint64(_PLACES) * (mixed >> np.uint64(63))
+    roots = np.sqrt(np.bincount(places.view(np.int64), minlength=2 * _PLACES))
     signed = roots[:_PLACES] - roots[_PLACES:]
     found = np.zeros(DIMENSIONS, np.float32)
     found[_FIRST:] = signed * (_TOKENS / max(math.sqrt(signed @ signed), 1e-9))

@@ -37,9 +37,9 @@ from verifier.reading_allowance import BURST_SECONDS, IDENTITY_RATE, MESSAGE_SEC
 
 STEP, ROW = 0.005, 0.0006  # seconds of a step of one token, and of each further one
 STEPS = {1: STEP, 65: STEP + 64 * ROW}
-SECONDS, LONG = 10.0, 10.0  # in the first it is tried with each of the prompts, as they are unlike
+SECONDS, LONG = 5.0, 10.0
 TOKENS = 512  # of an answer
-PROMPTS = [tuple((17 * each + 5 * at) % VOCAB for at in range(24)) for each in range(4)]
+PROMPTS = [tuple((17 * each + 5 * at) % VOCAB for at in range(24)) for each in range(8)]
 
 
 @dataclass
@@ -214,10 +214,10 @@ def test_a_drafter_that_does_not_pay_costs_short_trials_and_nothing_between_them
     assert found.committed >= 0.97 * plain
     assert found.read * MESSAGE_SECONDS <= BURST_SECONDS + IDENTITY_RATE * LONG + gained * STEP
     if gained > 0.05 * plain:
-        assert found.in_vain <= 3.5 * gained
+        assert found.in_vain <= 2.5 * gained
         assert found.waited <= 0.5 * gained
     else:
-        assert found.held <= 4 * TRIAL_STEPS
+        assert found.held <= 3 * TRIAL_STEPS
         assert found.told <= found.held + 8  # one a step, and when sessions come and go
         assert found.in_vain <= 0.02 * plain
         assert found.waited <= 0.01 * plain
