@@ -60,12 +60,11 @@ def conversation(
     connection: Connection,
     method: Method[Any, Any],
     commands: AsyncIterator[Any],
-    allowance: Allowance | None,
+    allowance: Allowance,
 ) -> tuple[Any, AsyncGenerator[Any, None]]:
     """Returns the call on which a router says its commands to a worker, and what it hears there. `allowance`:
-    of a worker that is not trusted."""
+    what the worker may say."""
     if isinstance(connection, JoinedStream):
-        assert allowance is not None, "who joined is not trusted"
         return connection, connection.begin(commands, allowance)
     call = converse(connection, method, commands)
     return call, call.heard(allowance)

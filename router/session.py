@@ -191,9 +191,9 @@ class Session:
             span.note(event, "" if self._verifier is None else self._verifier.identity.worker_id)
         self._state = TRANSITIONS[self._state, event]
 
-    def committed(self, told: Committed) -> None:
+    def committed(self, told: Committed) -> bool:
         if not self._state.placed:
-            return
+            return False
         base, tokens, accepted, verified = told.base, told.tokens, told.accepted, told.verified
         known = len(self.transcript.log) - base  # tokens of the message that are committed already
         vocab_size = self._verifier.registration.info.model.vocab_size if self._verifier is not None else 0
@@ -203,16 +203,16 @@ class Session:
                 *(self.id.hex(), len(tokens), accepted, verified, base, len(self.transcript.log)),
             )
             self._broke("lied", "it commits what nobody asked it for")
-            return
+            return False
         prompt = None if self.transcript.steps else told.prompt  # at a second verifier it may come again
         if not self.transcript.scored_as_asked(tokens, told.logprobs, prompt, vocab_size):
             self._broke("lied", "its log-probabilities are not what was asked for")
-            return
+            return False
         if not self.transcript.guessed_as_asked(told, vocab_size):
             self._broke("lied", "the guesses of a step are not what was asked for")
-            return
+            return False
         if known >= len(tokens):
-            return
+            return False
         here = self._verifier.numerics if self._verifier is not None else ""
         # At a second verifier it is the first one's work that is, or is not, found in a cache.
         most_cached = base if base == len(self._request.params.prompt) else 0
@@ -241,6 +241,7 @@ class Session:
         self._log_writer.note(self._cursor)
         self.news.set()
         self.draft.committed(step)
+        return True
 
     def finished(self, reason: FinishReason) -> None:
         if self.transcript.ends(reason):

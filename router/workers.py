@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import grpc
 import grpc.aio
 
-from outrider.errors import InvalidRequest, OutriderError, PeerRefused, Unavailable
+from outrider.errors import InvalidRequest, OutriderError, PeerRefused, TooLarge, Unavailable
 from outrider.net.allowance import Allowance
 from outrider.net.heartbeat import IDLE_SILENCE_SECONDS, SILENCE_SECONDS, Stillness
 from outrider.net.rpc import Outbox
@@ -25,7 +25,7 @@ from outrider.wire.drafter_sessions import (
     ReachVerifier,
     SetWindow,
 )
-from outrider.wire.hello import Identity, check_hello
+from outrider.wire.hello import Identity, Role, check_hello
 from outrider.wire.load import DrafterLoad, Load, VerifierLoad
 from outrider.wire.methods import DRAFTER_SESSIONS, VERIFIER_SESSIONS, Method
 from outrider.wire.session import FinishReason, SessionId, SessionParams
@@ -47,8 +47,10 @@ from router.joined_stream import Connection, conversation
 from router.prefixes import PlacedPrefixes
 
 ANSWER_SECONDS = 5.0  # a worker that registers must answer within this
-BYTES_PER_SECOND = 2**18  # that a drafter may say: a hundred times what an honest one has to
-BURST_BYTES = 2**20
+BYTES_PER_SECOND, BURST_BYTES = 2**18, 2**20  # that a drafter may say: far more than it has to
+VERIFIER_BYTES = 16 * 2**20, 32 * 2**20  # that a verifier may say a second, and at once
+VERIFIER_MESSAGE_UNITS = 4096  # of a verifier, with its load: sessions are placed by it
+VERIFIER_ENTRY_UNITS = 512  # of one that brings no session its tokens; of a guess in it an eighth of it
 MOST_ROUND_TRIPS = 1024  # of a drafter that are remembered: to the verifiers for which it drafted last
 MOST_DRAFTERS = 4  # of a verifier that are remembered: how far they are from it is known
 MAX_UNSENT_COMMANDS = 16_384  # a worker that lets more pile up does not read; its stream is ended
@@ -57,7 +59,7 @@ MAX_UNSENT_COMMANDS = 16_384  # a worker that lets more pile up does not read; i
 class VerifierListener(Protocol):
     """What a verifier's events call: a session."""
 
-    def committed(self, step: Committed) -> None: ...
+    def committed(self, step: Committed) -> bool: ...  # whether it brought anything
     def finished(self, reason: FinishReason) -> None: ...
     def failed(self, error: OutriderError) -> None: ...
     def drafter_cut_off(self, turn: int, reason: str) -> None: ...
@@ -82,9 +84,8 @@ class Worker(Generic[Listener]):
         registration: Registration,
         connection: Connection,
         method: Method[Any, Any],
-        allowance: Allowance | None = None,
+        allowance: Allowance,
     ) -> None:
-        """`allowance`: of a worker that is not trusted."""
         self.registration = registration
         self.identity = registration.info.identity
         # Its id and incarnation: a worker that is started anew is another one.
@@ -141,11 +142,11 @@ class Worker(Generic[Listener]):
                 self._dispatch(events)
                 del events  # else it is kept until the next ones come: for seconds, of a worker that idles
         except grpc.aio.AioRpcError as error:
-            if self._allowance is not None and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                 raise self._allowance.cut_off("a message is over the limit") from None
             return f"its stream broke off ({error.code().name})"
         except InvalidRequest as error:
-            if self._allowance is not None:
+            if self.identity.role is Role.DRAFTER or isinstance(error, TooLarge):
                 raise self._allowance.cut_off(error.message) from None
             return f"what it says is not understood: {error.message}"
         except asyncio.CancelledError:  # so ends a call that was cancelled here, too
@@ -217,7 +218,8 @@ class Verifier(Worker[VerifierListener]):
 
     def __init__(self, registration: Registration, connection: grpc.aio.Channel, load: Load | None) -> None:
         """`load`: what the worker said before the router knew it; good until it answers the hello."""
-        super().__init__(registration, connection, VERIFIER_SESSIONS)
+        allowance = Allowance("verifier", *VERIFIER_BYTES, time.monotonic)
+        super().__init__(registration, connection, VERIFIER_SESSIONS, allowance)
         self.load = load if isinstance(load, VerifierLoad) else VerifierLoad()
         self.prefixes = PlacedPrefixes(registration.info.kv_blocks, registration.info.kv_block_size)
         # Tokens that its KV pool has room for: it refuses a session that may come to more.
@@ -274,6 +276,8 @@ class Verifier(Worker[VerifierListener]):
         self._send(VerifierCommand(command=command))
 
     def _dispatch(self, events: VerifierEvents) -> None:
+        units: float = VERIFIER_MESSAGE_UNITS
+        units += VERIFIER_ENTRY_UNITS * len([*events.cut_off, *events.finished, *events.failed])
         if events.load is not None:  # first: the sessions below decide by it
             self.load, self.unreported = events.load, 0
             if self.on_load is not None:
@@ -286,8 +290,9 @@ class Verifier(Worker[VerifierListener]):
                 listener.drafter_cut_off(blamed.turn, blamed.reason)
         for step in events.committed:
             listener = self._listener(step.session_id, step.opening)
-            if listener is not None:
-                listener.committed(step)
+            if listener is None or not listener.committed(step):
+                parts = len(step.guesses) + len(step.drafters) + len(step.logprobs)
+                units += VERIFIER_ENTRY_UNITS * (1 + parts / 8)
         for end in events.finished:
             listener = self._listener(end.session_id, end.opening, over=True)
             if listener is not None:
@@ -296,6 +301,7 @@ class Verifier(Worker[VerifierListener]):
             listener = self._listener(failure.session_id, failure.opening, over=True)
             if listener is not None:
                 listener.failed(failure.error)
+        self._allowance.spend(units)
 
 
 class Drafter(Worker[DrafterListener]):
@@ -378,7 +384,6 @@ class Drafter(Worker[DrafterListener]):
             told, self._on_unreached = self._on_unreached, None
             if told is not None and events.reached:
                 told(events.reached)
-        assert self._allowance is not None
         for end in self._allowance.entries(events.ended):
             listener = self._listener(end.session_id, end.opening, over=True)
             if listener is not None:

@@ -16,7 +16,7 @@ from verifier.session import Outcome
 from verifier.stepper import Running
 
 STEP_TOKENS = 4096  # that a router hears at once of what it has missed of a session
-MESSAGE_NUMBERS = 2**20  # of a message, at most 5 bytes each: what it may have is codec.MAX_BYTES
+MESSAGE_NUMBERS = 2**17  # of a message, at most 5 bytes each; routers refuse what is far more: MOST_ENTRIES
 STEP_NUMBERS = 16  # that the rest of a step is as large as
 GUESS_NUMBERS = 64  # that a guess is as large as, with its drafter's name
 

@@ -37,16 +37,17 @@ class Allowance:
 
     def message(self, size: int) -> None:
         """Counts a message of so many bytes, before it is decoded. Raises CutOff."""
-        self._spend(MESSAGE_UNITS + size)
+        self.spend(MESSAGE_UNITS + size)
 
     def entries(self, entries: Iterable[T]) -> Iterator[T]:
         """Yields the entries. Raises CutOff in between if they are too many."""
         for index, entry in enumerate(entries, 1):
             if index % ENTRIES_AT_ONCE == 0:
-                self._spend(ENTRIES_AT_ONCE * ENTRY_UNITS)
+                self.spend(ENTRIES_AT_ONCE * ENTRY_UNITS)
             yield entry
 
-    def _spend(self, units: float) -> None:
+    def spend(self, units: float) -> None:
+        """Counts what else it takes to read of the peer. Raises CutOff."""
         if self._bucket.spend(units, self._clock()) > 0:
             raise self.cut_off(f"it says more than {self._bucket.rate / 2**20:g} MiB a second")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from outrider.errors import OutriderError, from_grpc_code
+from outrider.errors import OutriderError, TooLarge, from_grpc_code
 from outrider.v1 import verifier_pb2
 from outrider.wire.codec import (
     MAX_BYTES,
@@ -41,6 +41,10 @@ from outrider.wire.logprobs import (
 )
 from outrider.wire.session import FinishReason, SessionParams
 from outrider.wire.trace_context import TraceContext
+
+MOST_ENTRIES = 2**14  # of a message: each takes microseconds to read
+ENTRY_NUMBERS = 8  # that take as long
+ENTRY_BYTES = 2  # at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +282,22 @@ def _events_to_wire(events: VerifierEvents) -> verifier_pb2.VerifierEvents:
     return message
 
 
+def _check_count(message: verifier_pb2.VerifierEvents) -> None:
+    """Raises TooLarge if it has more entries than any that a sound verifier says."""
+    entries = len(message.committed) + len(message.finished) + len(message.failed)
+    entries += len(message.cut_off) + len(message.dropped)
+    if entries <= MOST_ENTRIES:
+        entries += sum(
+            len(step.guesses) + len(step.drafters) + (len(step.tokens) + len(step.logprobs)) // ENTRY_NUMBERS
+            for step in message.committed
+        )
+    if entries > MOST_ENTRIES:
+        raise TooLarge(f"a message has more than {MOST_ENTRIES} entries")
+
+
 def _events_from_wire(message: verifier_pb2.VerifierEvents) -> VerifierEvents:
+    if message.ByteSize() > ENTRY_BYTES * MOST_ENTRIES:  # most have fewer, and need not be counted
+        _check_count(message)
     return VerifierEvents(
         hello_from_wire(message),
         [
