@@ -23,6 +23,7 @@ PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messag
 LATER = (429, 502, 503, 504)  # asked again: the service has no room, or not yet what it needs
 REFUSED = (401, 403)
 MAX_LINE_BYTES = 8 * 2**20  # that the service takes as a request's body
+MAX_ANSWER_BYTES = 2**28  # more than any answer has
 BEGINNING = b'{"id": "batch_req_'  # of each line that is written
 PRIORITY = 100  # unless a request has its own: what people ask for comes first
 WAIT_SECONDS = 1.0  # if the service does not say how long
@@ -154,7 +155,7 @@ async def answer_all(
 
     if api_key is not None and not api_key.isascii():
         raise InvalidRequest("--api-key must be ASCII text")
-    headers = {"content-type": "application/json"}
+    headers = {"content-type": "application/json", "accept-encoding": "identity"}
     if api_key is not None:
         headers["Authorization"] = f"Bearer {api_key}"
     base = url.rstrip("/").removesuffix("/v1")
@@ -195,6 +196,19 @@ def _no_url(url: object) -> InvalidRequest:
     return InvalidRequest(f"--url must be http:// or https:// and a host, not {url}")
 
 
+async def _post(http: httpx.AsyncClient, request: dict[str, Any]) -> tuple[httpx.Response, bytearray]:
+    """Returns the answer and its bytes as they came: what unpacks could be of any size."""
+    body = bytearray()
+    async with http.stream("POST", request["url"], content=request["body"]) as response:
+        async for piece in response.aiter_raw():
+            body += piece
+            if len(body) > MAX_ANSWER_BYTES:
+                raise InvalidRequest(
+                    f"{http.base_url} answers with more than {MAX_ANSWER_BYTES} bytes: see --url"
+                )
+    return response, body
+
+
 async def _asked(http: httpx.AsyncClient, request: dict[str, Any]) -> tuple[httpx.Response, Any]:
     """Returns the answer and its body; a service that has no room, or is away, is waited for."""
     import httpx
@@ -203,7 +217,7 @@ async def _asked(http: httpx.AsyncClient, request: dict[str, Any]) -> tuple[http
     while True:
         wait = WAIT_SECONDS
         try:
-            response = await http.post(request["url"], content=request["body"])
+            response, body = await _post(http, request)
         except (httpx.InvalidURL, httpx.UnsupportedProtocol):
             raise _no_url(http.base_url) from None
         except httpx.TransportError:
@@ -219,8 +233,8 @@ async def _asked(http: httpx.AsyncClient, request: dict[str, Any]) -> tuple[http
                 )
             if response.status_code not in LATER:
                 try:
-                    return response, response.json()
-                except ValueError:
+                    return response, json.loads(body)
+                except (ValueError, RecursionError):
                     raise InvalidRequest(
                         f"{http.base_url} answered {response.status_code} with what is no JSON: see --url"
                     ) from None

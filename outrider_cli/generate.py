@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import unicodedata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -122,9 +123,21 @@ def generate(
 def _stream(client: Client, path: str, request: dict[str, object]) -> None:
     from outrider.client import Statistics
 
+    shown = _harmless if sys.stdout.isatty() else str
     for piece in client.stream(path, request):
         if isinstance(piece, Statistics):
             print(flush=True)
             print(piece, file=sys.stderr, flush=True)
         else:
-            print(piece, end="", flush=True)
+            print(shown(piece), end="", flush=True)
+
+
+def _harmless(text: str) -> str:
+    """Returns the text as a terminal may have it: a model repeats what it read, and some of it could move the
+    cursor, name the window, or fill the clipboard."""
+    return "".join(
+        one.encode("unicode_escape").decode()
+        if unicodedata.category(one) == "Cc" and one not in "\n\t"
+        else one
+        for one in text
+    )

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from outrider.client.connection import CONNECT_SECONDS, NOT_TRUSTED, http_client, not_trusted
+from outrider.client.connection import CONNECT_SECONDS, NOT_TRUSTED, STREAM, http_client, not_trusted
 from outrider.client.streamed import NO_ANSWER, Broken, StreamedAnswer, no_answer, server_sent_events
 from outrider.errors import InvalidRequest, OutriderError, Unavailable
 
@@ -27,6 +27,7 @@ DRAWN_SEEDS = 2**53  # JSON readers that hold numbers as doubles keep them whole
 MOST_ENDED = 2  # routers in a row that ended while they had the request: it may be what they die of
 FOR_NOW = frozenset({409, 429, 502, 503, 504})  # statuses after which one may come back
 NOT_FOUND = 404
+MOST = 10**15  # tokens that can be
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +159,13 @@ class Client:
     def _response(self, path: str, body: str, answer: StreamedAnswer) -> Iterator[httpx.Response]:
         """Opens a response to read. What goes wrong with it becomes Broken or an OutriderError."""
         if answer.event_id is None:
-            ask = self._http.stream(
-                "POST", self._url + path, content=body, headers={"content-type": "application/json"}
-            )
+            sent = {"content-type": "application/json"}
+            url = self._url + path
+            ask = self._http.stream("POST", url, content=body, headers=sent, extensions=STREAM)
         else:
             session, _, position = answer.event_id.partition(":")
-            ask = self._http.stream("GET", f"{self._url}/v1/sessions/{session}/events?after={position}")
+            url = f"{self._url}/v1/sessions/{session}/events?after={position}"
+            ask = self._http.stream("GET", url, extensions=STREAM)
         try:
             with ask as response:
                 if response.status_code == NOT_FOUND and answer.event_id is not None:
@@ -239,12 +241,15 @@ def _statistics(chunk: Mapping[str, Any], seconds: float) -> Statistics:
     try:
         speculation = (chunk.get("metrics") or {}).get("speculative_decoding") or {}
         drafted = speculation.get("num_draft_tokens", 0) > 0
+        count = int(chunk["usage"]["completion_tokens"])
+        if not 0 <= count < MOST:
+            raise ValueError(count)
         return Statistics(
-            completion_tokens=int(chunk["usage"]["completion_tokens"]),
+            completion_tokens=count,
             seconds=seconds,
             acceptance_rate=float(speculation["draft_acceptance_rate"]) if drafted else None,
             mean_accepted_length=float(speculation["mean_acceptance_length"]) if drafted else None,
-            seed=chunk.get("seed"),
+            seed=None if chunk.get("seed") is None else int(chunk["seed"]),
         )
-    except NO_ANSWER:
+    except (*NO_ANSWER, OverflowError):
         raise no_answer() from None

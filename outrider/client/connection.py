@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ssl
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -10,6 +12,10 @@ import httpx
 from outrider.errors import StartupError
 
 CONNECT_SECONDS = 5.0
+# Of an answer that is read as a whole: a refusal, or a word about the service.
+MOST_BYTES = 1 << 20
+MOST_SECONDS = 30.0
+STREAM = {"stream": True}  # in the extensions of a request whose answer may have no end
 NOT_TRUSTED = (  # with the address
     "the certificate of {} is not signed by an authority that is trusted here: name it by --tls-ca"
 )
@@ -21,10 +27,40 @@ def http_client(api_key: str | None, ca_file: Path | None, silence_seconds: floa
     StartupError if the key or the file cannot be used."""
     return httpx.Client(
         timeout=httpx.Timeout(silence_seconds, connect=CONNECT_SECONDS),
-        headers=_authorization(api_key),
-        verify=_ssl_context(ca_file),
+        headers={"accept-encoding": "identity", **_authorization(api_key)},
+        transport=_Bounded(verify=_ssl_context(ca_file), trust_env=False),
         trust_env=False,  # no proxy: the server is one's own
     )
+
+
+class _Bounded(httpx.HTTPTransport):
+    """What a server says costs no more memory than it should, whatever it is: no answer is unpacked, as few
+    bytes could become gigabytes, and one that is no stream counts as broken once it is too large or slow."""
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        response = super().handle_request(request)
+        response.headers.pop("content-encoding", None)
+        if response.status_code >= 400 or "stream" not in request.extensions:
+            response.stream = _Counted(response.stream, request)
+        return response
+
+
+class _Counted(httpx.SyncByteStream):
+    def __init__(self, stream: httpx.SyncByteStream | httpx.AsyncByteStream, request: httpx.Request) -> None:
+        assert isinstance(stream, httpx.SyncByteStream)
+        self._stream = stream
+        self._request = request
+
+    def __iter__(self) -> Iterator[bytes]:
+        size, until = 0, time.monotonic() + MOST_SECONDS
+        for piece in self._stream:
+            size += len(piece)
+            if size > MOST_BYTES or time.monotonic() > until:
+                raise httpx.ReadError("the answer has no end", request=self._request)
+            yield piece
+
+    def close(self) -> None:
+        self._stream.close()
 
 
 def not_trusted(error: Exception) -> bool:

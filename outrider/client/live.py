@@ -8,14 +8,13 @@ from typing import Any
 
 import httpx
 
-from outrider.client.connection import NOT_TRUSTED, not_trusted
+from outrider.client.connection import NOT_TRUSTED, STREAM, not_trusted
 from outrider.client.streamed import NO_ANSWER, server_sent_events
 from outrider.errors import InvalidRequest, Unauthenticated, Unavailable
 
 SILENCE_SECONDS = 5.0  # it tells twice a second
 FOR_EVER = frozenset({400, 401, 403, 404, 405})  # statuses after which trying again is of no use
 
-MOST_BYTES = 16 << 20  # of an event
 Told = dict[str, Any]  # docs/api.md, "The live service"
 NUMBER, MOST = (int, float), 1e15
 COUNTED = {"verified": NUMBER, "accepted": NUMBER}
@@ -50,11 +49,11 @@ def live(http: httpx.Client, url: str) -> Generator[Told, None, None]:
     breaks off or refuses for now, Unauthenticated where it wants another key, InvalidRequest where this is
     no router."""
     try:
-        with http.stream("GET", f"{url}/v1/live") as response:
+        with http.stream("GET", f"{url}/v1/live", extensions=STREAM) as response:
             if response.status_code != 200:
                 response.read()
                 raise _refusal(response)
-            for event in server_sent_events(response.iter_bytes(), MOST_BYTES):
+            for event in server_sent_events(response.iter_bytes()):
                 yield _told(event.data)
     except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
         raise InvalidRequest(f"{url} is no address of a router: {str(error).rstrip('.')}") from None

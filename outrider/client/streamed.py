@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from math import inf
 from typing import Any
 
 from outrider.errors import OutriderError, Overloaded, Superseded, Unavailable
@@ -14,6 +13,7 @@ from outrider.errors import OutriderError, Overloaded, Superseded, Unavailable
 DONE = "[DONE]"
 FOR_NOW = frozenset({Unavailable.kind, Overloaded.kind, Superseded.kind})  # errors after which it may go on
 
+MOST_BYTES = 64 << 20  # of an event
 NO_ANSWER = (ValueError, KeyError, TypeError, AttributeError)  # what reading JSON of another form raises
 
 
@@ -44,19 +44,23 @@ class ServerSentEvent:
     id: str | None
 
 
-def server_sent_events(pieces: Iterable[bytes], most_bytes: float = inf) -> Iterator[ServerSentEvent]:
+def server_sent_events(pieces: Iterable[bytes], most_bytes: int = MOST_BYTES) -> Iterator[ServerSentEvent]:
     """Yields the events that have data and came whole. What the end of a connection has cut is dropped, as
     the specification says. Lines end in a newline alone, as Outrider writes them. Raises OutriderError if one
     has more bytes than that."""
-    rest = b""
+    rest = bytearray()
     for piece in pieces:
-        *blocks, rest = (rest + piece).split(b"\n\n")
-        if len(rest) > most_bytes:
-            raise no_answer()
-        for block in blocks:
-            fields = dict(_field(line) for line in block.decode(errors="replace").split("\n"))
+        looked_at = max(len(rest) - 1, 0)
+        rest += piece
+        while (end := rest.find(b"\n\n", looked_at)) >= 0:
+            looked_at = 0
+            block = rest[:end].decode(errors="replace")
+            del rest[: end + 2]
+            fields = dict(_field(line) for line in block.split("\n"))
             if "data" in fields:
                 yield ServerSentEvent(fields["data"], fields.get("id"))
+        if len(rest) > most_bytes:
+            raise no_answer()
 
 
 def _field(line: str) -> tuple[str, str]:

@@ -113,7 +113,7 @@ class ServerClient:
         """Returns the names of the models that it serves."""
         try:
             return [str(model["id"]) for model in json.loads(await self._got("/v1/models"))["data"]]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise InvalidRequest(f"{self.url} lists no models: name one with --model") from None
 
     async def counted(self, name: str) -> float:
@@ -140,7 +140,7 @@ class ServerClient:
                 async for line in response.lines():
                     if line.startswith(b"data:") and not line.endswith(b"[DONE]"):
                         yield json.loads(line[5:])
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise Unavailable(
                     f"{self.url} answered with what is no JSON: is it OpenAI-compatible?"
                 ) from None
@@ -177,5 +177,5 @@ def count_tokens(pieces: list[tuple[float, str, int | None]], total: int | None)
 def _message(status: int, body: bytes) -> str:
     try:
         return str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return f"the server answered {status}; is it OpenAI-compatible?"

@@ -15,6 +15,7 @@ from urllib.parse import SplitResult, urlsplit
 from outrider.errors import Unavailable
 
 CONNECT_SECONDS = 5.0
+MOST_BYTES = 2**26  # of an answer: what is measured has a few hundred tokens, or is /metrics
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -30,13 +31,16 @@ class Response:
 
     async def lines(self) -> AsyncIterator[bytes]:
         """Yields the body's lines, without their ends, as they come."""
-        rest = b""
+        rest = bytearray()
         async for piece in self._pieces():
-            *lines, rest = (rest + piece).split(b"\n")
-            for line in lines:
-                yield line.rstrip(b"\r")
+            looked_at = len(rest)
+            rest += piece
+            while (end := rest.find(b"\n", looked_at)) >= 0:
+                looked_at = 0
+                yield bytes(rest[:end]).rstrip(b"\r")
+                del rest[: end + 1]
         if rest:
-            yield rest
+            yield bytes(rest)
         self.complete = True
 
     async def read(self) -> bytes:
@@ -44,15 +48,20 @@ class Response:
 
     async def _pieces(self) -> AsyncIterator[bytes]:
         """Yields the body in pieces. Raises IncompleteReadError if the connection breaks before the body's
-        end."""
+        end, ConnectionError if it has more than MOST_BYTES."""
+        room = MOST_BYTES
         if self.headers.get("transfer-encoding", "").lower() == "chunked":
             while size := _length((await self._reader.readuntil(b"\r\n")).split(b";")[0], 16):
+                room = _left(room, size)
                 yield (await self._reader.readexactly(size + 2))[:-2]
             await self._reader.readuntil(b"\r\n")
         elif "content-length" in self.headers:
-            yield await self._reader.readexactly(_length(self.headers["content-length"].encode(), 10))
+            size = _length(self.headers["content-length"].encode(), 10)
+            _left(room, size)
+            yield await self._reader.readexactly(size)
         else:  # it ends with the connection
             while piece := await self._reader.read(2**16):
+                room = _left(room, len(piece))
                 yield piece
 
 
@@ -103,6 +112,12 @@ class Http:
         except (OSError, ValueError):  # not there, or no address at all
             pass
         raise Unavailable(f"no server answers at {self.url}: start one, or name another by --url")
+
+
+def _left(room: int, size: int) -> int:
+    if size > room:
+        raise ConnectionError("it says more than any answer has")
+    return room - size
 
 
 def _length(said: bytes, base: int) -> int:

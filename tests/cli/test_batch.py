@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -18,6 +19,11 @@ from outrider.errors import InvalidRequest
 from outrider_cli.batch import opened, read_requests
 
 STATUS = {"bad": 400, "locked": 401, "page": 404}
+ODD = {
+    "page": b"<html>",
+    "deep": b"[" * 100_000,
+    "packed": gzip.compress(gzip.compress(bytes(2**28), 1)),  # of which a client unpacks nothing
+}
 
 
 class Server(ThreadingHTTPServer):
@@ -50,8 +56,10 @@ class Handler(BaseHTTPRequestHandler):
         with server.lock:
             server.running -= 1
         status = STATUS.get(prompt, 429 if prompt == "busy" and first else 200)
-        answer = b"<html>" if prompt == "page" else json.dumps({"text": prompt}).encode()
+        answer = ODD[prompt] if prompt in ODD else json.dumps({"text": prompt}).encode()
         self.send_response(status)
+        if prompt == "packed":
+            self.send_header("content-encoding", "gzip, gzip")
         self.send_header("retry-after", "0")
         self.send_header("content-length", str(len(answer)))
         self.end_headers()
@@ -138,6 +146,8 @@ def test_a_file_that_is_wrong(server: Server, tmp_path: Path, lines: list[str], 
     [
         ("locked", (), "refuses the key (401): see --api-key"),
         ("page", (), "answered 404 with what is no JSON: see --url"),
+        ("deep", (), "answered 200 with what is no JSON: see --url"),
+        ("packed", (), "answered 200 with what is no JSON: see --url"),
         ("a", ("--api-key", "\u00e9"), "--api-key must be ASCII text"),
         ("a", ("--url", "localhost:8000"), "--url must be http:// or https:// and a host"),
     ],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import pty
 import shutil
 import socket
 import subprocess
@@ -30,9 +32,9 @@ SAID = "the quick brown fox"
 class Server:
     """The router's HTTP server over scripted sessions, on a thread."""
 
-    def __init__(self, ends_badly: bool) -> None:
+    def __init__(self, ends_badly: bool, said: str) -> None:
         tokenizer = scripted.byte_level()
-        self.ids = tokenizer.encode(SAID, add_special_tokens=False).ids
+        self.ids = tokenizer.encode(said, add_special_tokens=False).ids
 
         def script(request: GenerationRequest) -> Sequence[SessionEvent | Exception | None]:
             steps = scripted.steps(self.ids, width=2)
@@ -58,8 +60,8 @@ class Server:
 def start() -> Iterator[Callable[[bool], Server]]:
     servers: list[Server] = []
 
-    def make(ends_badly: bool = False) -> Server:
-        servers.append(Server(ends_badly))
+    def make(ends_badly: bool = False, said: str = SAID) -> Server:
+        servers.append(Server(ends_badly, said))
         return servers[-1]
 
     yield make
@@ -200,3 +202,18 @@ def test_the_banner_holds_both_lines_whole() -> None:
 
 def test_statistics_without_drafts() -> None:
     assert str(Statistics(10, 2.0, None, None, 7)) == "10 tokens in 2.00 s, 5.0 tokens/s, no drafts, seed 7"
+
+
+def test_a_terminal_is_told_nothing_but_text(start: Callable[..., Server]) -> None:
+    """What a model repeats could name the window, move the cursor or fill the clipboard."""
+    said = "é\t→\n\x1b]0;b\x07\r\x9b2J"
+    server = start(said=said)
+    piped = generate("the", "--url", server.url)
+    assert piped.stdout == said.replace("\r", "\n") + "\n"  # all, as Python reads lines
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "outrider_cli", "generate", "the", "--url", server.url]
+    subprocess.run(command, cwd=ROOT, stdout=theirs, stderr=subprocess.DEVNULL, timeout=240, check=True)
+    os.close(theirs)
+    shown = os.read(ours, 2**16).decode()
+    os.close(ours)
+    assert shown == "é\t→\r\n" + r"\x1b]0;b\x07\r\x9b2J" + "\r\n"
