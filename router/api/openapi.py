@@ -6,8 +6,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Path, Query
-from fastapi.responses import PlainTextResponse, Response
+from fastapi import FastAPI, Path, Query, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic.json_schema import models_json_schema
 
 from outrider.errors import (
@@ -27,6 +27,7 @@ from outrider.errors import (
 from router.api import position, schema
 from router.api.answers import Error
 from router.api.fields import Fields
+from router.api.json_text import to_json
 from router.api.messages_request import CountRequest, MessagesRequest
 from router.api.responses_request import ResponsesRequest
 
@@ -79,6 +80,18 @@ class Application(FastAPI):
                 schemas.pop(name, None)
             schemas |= _bodies()
         return super().openapi()
+
+    def setup(self) -> None:
+        """Serves the document. FastAPI would write it down for each who asks, which takes milliseconds of the
+        event loop and needs no key."""
+        written: list[str] = []
+
+        async def document(request: Request) -> Response:
+            if not written:
+                written.append(to_json(self.openapi()))
+            return Response(written[0], media_type=JSONResponse.media_type)
+
+        self.add_route("/openapi.json", document, include_in_schema=False)
 
 
 KINDS = (

@@ -63,6 +63,14 @@ async def test_it_is_served(http: httpx.AsyncClient) -> None:
     assert (await http.get("/openapi.json")).json() == DOCUMENT
 
 
+async def test_it_is_written_down_once(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It needs no key, and takes milliseconds of the event loop."""
+    told = (await http.get("/openapi.json")).content
+    monkeypatch.delattr(type(APP), "openapi")
+    monkeypatch.setattr(APP, "openapi_schema", {"paths": {}})
+    assert (await http.get("/openapi.json")).content == told
+
+
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 
