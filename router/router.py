@@ -31,6 +31,7 @@ from router.api.http import create_app
 from router.api.intake import Intake
 from router.api.keys import Keys
 from router.api.live import Live, add_live
+from router.api.own_site import OwnSite
 from router.api.page import add_page
 from router.api.reading import AS_THE_TEMPLATE_SAYS, Formats
 from router.api.request_id import RequestIds
@@ -115,6 +116,8 @@ class Router:
         self.access = None if keys is None else Access(keys, self.metrics)
         if self.access is not None:
             self.app.add_middleware(HttpAccess, access=self.access)
+        else:
+            self.app.add_middleware(OwnSite, origins=cors_origins)
         if cors_origins:
             self.app.add_middleware(
                 CORSMiddleware,
