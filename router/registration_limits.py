@@ -45,8 +45,10 @@ class RegistrationLimits:
     def word(self, name: str, size: int, now: float) -> None:
         """Counts a word of so many bytes. Raises Overloaded if the host says too much; it may again once its
         allowance has come back."""
-        wait = self._host(name).bucket.spend(WORD_BYTES + size, now)
+        bucket, units = self._host(name).bucket, WORD_BYTES + size
+        wait = bucket.spend(units, now)
         if wait > 0:
+            bucket.spend(-units, now)  # it is not owed: else a moment of it would keep all out for long
             raise Overloaded(
                 "too much is registered from this address: a worker says a word a second",
                 retry_after=round(wait) + 1,

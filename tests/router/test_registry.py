@@ -222,6 +222,21 @@ def test_workers_that_come_anew_again_and_again_have_to_wait(monkeypatch: pytest
     assert [joined(description, 3.0) for description in range(10, 20)] == [True] * 4 + [False] * 6
 
 
+def test_what_was_refused_is_not_owed() -> None:
+    """Who shares a host's name with others could keep these out for minutes by a few large words."""
+    limits = limits_module.RegistrationLimits()
+    for _ in range(100):
+        with pytest.raises(Overloaded):
+            limits.word("h", 2**24, 0.0)
+    limits.word("h", 1000, 0.0)
+    said = 0
+    with pytest.raises(Overloaded):
+        while said < 2 * limits_module.BURST_BYTES:
+            limits.word("h", 2**16, 0.0)
+            said += 2**16
+    limits.word("h", 1000, 1.0)
+
+
 async def test_what_is_registered_is_rationed_and_bounded_before_it_is_decoded(
     rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
