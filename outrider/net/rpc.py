@@ -28,8 +28,12 @@ from outrider.wire.hello import Role
 from outrider.wire.methods import Method
 
 log = logging.getLogger(__name__)
-# What a peer that hangs up can cause as often as it likes: its answer has nobody to go to.
-logging.getLogger("grpc._cython.cygrpc").addFilter(lambda told: "ExecuteBatchError" not in told.getMessage())
+# What a peer can cause as often as it likes, with a trace each: its answer has nobody to go to, or its
+# metadata are no text.
+PEERS_FAULTS = ("ExecuteBatchError", "Invalid encoding")
+logging.getLogger("grpc._cython.cygrpc").addFilter(
+    lambda told: not any(fault in told.getMessage() for fault in PEERS_FAULTS)
+)
 
 MAX_MESSAGE_BYTES = 16 * 2**20  # received: a request of the largest body as token ids, or a batch of commits
 HANDSHAKE_SECONDS = 10.0  # of who connects to a server, for TLS and the first of HTTP/2; by default 120

@@ -278,6 +278,7 @@ def test_what_grpc_says_of_an_answer_that_nobody_waits_for_is_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     told = logging.getLogger("grpc._cython.cygrpc")
+    told.error("Invalid encoding on %s", b"Bearer \xff")  # metadata of a call
     told.error("ExecuteBatchError raised in core by servicer method [%s]", "/outrider.v1.Registry/Beat")
     told.error("something else")
     assert [record.getMessage() for record in caplog.records] == ["something else"]
