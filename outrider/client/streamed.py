@@ -106,6 +106,7 @@ class StreamedAnswer:
             text = "".join(
                 self._new(choice.get("index", 0), _text(choice) or "") for choice in chunk["choices"]
             )
+            text.encode()  # half of a surrogate pair is no text
         except (*NO_ANSWER, RecursionError):
             raise no_answer() from None
         self.begun = True

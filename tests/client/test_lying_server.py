@@ -156,8 +156,15 @@ async def test_what_is_nested_without_end_is_no_json(lies: Lies) -> None:
         await client.ask(Request("x", 1, 0.0, 0))
 
 
-@pytest.mark.parametrize("told", [{"seed": "\x1b[2J"}, {"usage": {"completion_tokens": 10**400}}])
-def test_figures_that_are_none_are_told_nobody(lies: Lies, told: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"seed": "\x1b[2J"},
+        {"usage": {"completion_tokens": 10**400}},
+        {"choices": [{"index": 0, "text": "\ud800"}]},
+    ],
+)
+def test_figures_and_texts_that_are_none_are_told_nobody(lies: Lies, told: dict[str, object]) -> None:
     chunk = {"choices": [{"index": 0, "text": "x"}], "usage": {"completion_tokens": 1}, "seed": 1, **told}
     event = (
         b"content-type: text/event-stream\r\n\r\ndata: %b\n\ndata: [DONE]\n\n" % json.dumps(chunk).encode()
