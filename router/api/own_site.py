@@ -41,7 +41,7 @@ class OwnSite:
         if (origin := headers.get("origin", "")) in self._origins or "*" in self._origins:
             return None
         host = headers.get("host", "")
-        if _loopback(scope["server"]) and not _means_this_machine(host):
+        if _loopback(scope.get("server")) and not _means_this_machine(host):
             return (
                 f"this service asks for no key, and answers at this machine's own address to its own names "
                 f"only, not to {host}: use API keys, or let the proxy before it set Host"
