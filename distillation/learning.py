@@ -11,15 +11,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from distillation.folder import Folder
 from distillation.losses import distance
 from distillation.schedule import Schedule, optimisers
-from distillation.texts import Text
-from distillation.writing import read
-from outrider.engine.engine import Engine
+from distillation.texts import Likely, Text
+from distillation.writing import GREEDY_TEMPERATURE
 
 TEXTS_A_STEP = 8
 MOST_TOKENS = 4096  # that the draft reads at a time, if they are of several texts
@@ -27,23 +27,20 @@ SAVED_STEPS = 20  # a kill loses at most so many
 RATE = 1e-3
 WARMUP = 10
 VARIATION_FROM = 0.3  # share of the steps after which the total variation counts
-GREEDY_TEMPERATURE = 0.5  # at which greedy text teaches
+Lesson = tuple[Text, Likely]
 
 
 class Learner:
     """Trains a draft in place, whose logits are of the `vocabulary` [K], on the device where that is."""
 
     def __init__(
-        self,
-        engine: Engine,
-        draft: Any,
-        vocabulary: torch.Tensor,
-        texts: Sequence[Text],
-        seed: int,
-        readings: int,
+        self, draft: Any, vocabulary: torch.Tensor, lessons: Sequence[Lesson], seed: int, readings: int
     ) -> None:
-        self._engine, self._draft, self._vocabulary = engine, draft, vocabulary
-        self._batches = [batch for reading in range(readings) for batch in _batches(texts, seed + reading)]
+        self._draft, self._vocabulary = draft, vocabulary
+        whole = draft.get_input_embeddings().weight.shape[0]
+        self._places = torch.full((whole,), len(vocabulary), device=vocabulary.device)
+        self._places[vocabulary] = torch.arange(len(vocabulary), device=vocabulary.device)
+        self._batches = [batch for reading in range(readings) for batch in _batches(lessons, seed + reading)]
         self.steps = len(self._batches)
         self._schedule = Schedule(optimisers(draft, RATE, RATE), draft, self.steps, WARMUP)
 
@@ -83,11 +80,11 @@ class Learner:
                 saved()
         saved()
 
-    def _step(self, texts: Sequence[Text]) -> float:
-        tokens = sum(len(text.ids) - 1 for text in texts)
+    def _step(self, lessons: Sequence[Lesson]) -> float:
+        tokens = sum(text.written for text, _ in lessons)
         variation = float(self.taken >= VARIATION_FROM * self.steps)
         total = 0.0
-        for some in _together(texts):
+        for some in _together(lessons):
             learned, wanted = self._distributions(some)
             loss = distance(learned, wanted, variation) * len(wanted) / tokens
             torch.autograd.backward([loss])
@@ -95,36 +92,40 @@ class Learner:
         self._schedule.step()
         return total
 
-    def _distributions(self, texts: Sequence[Text]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the draft's logits [n, K], at each text's temperature, and the target's probabilities."""
-        ids = [torch.tensor(text.ids[:-1]) for text in texts]
-        temperatures = [text.temperature or GREEDY_TEMPERATURE for text in texts]
+    def _distributions(self, lessons: Sequence[Lesson]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the draft's logits [n, K] where the target wrote, at each text's temperature, and the
+        target's probabilities there, of the tokens that were kept."""
+        texts = [text for text, _ in lessons]
         device = self._vocabulary.device
-        wanted = read(
-            self._engine,
-            [text.ids[:-1] for text in texts],
-            lambda at, logits: (logits / temperatures[at]).softmax(-1)[:, self._vocabulary],
-        )
-        padded = pad_sequence(ids, batch_first=True)  # what fills a text up stands behind it: nothing sees it
-        lengths = torch.tensor([len(one) for one in ids])
-        there = (torch.arange(padded.shape[1]) < lengths[:, None]).to(device)
+        # what fills a text up stands behind it: nothing sees it
+        padded = pad_sequence([torch.tensor(text.ids[:-1]) for text in texts], batch_first=True).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            logits = self._draft(input_ids=padded.to(device), use_cache=False).logits[there]
-        scale = torch.tensor(temperatures).repeat_interleave(lengths).to(device)
-        return logits.float() / scale[:, None], torch.cat(wanted)
+            logits = self._draft(input_ids=padded, use_cache=False).logits
+        learned = torch.cat(
+            [
+                row[text.prompt - 1 : len(text.ids) - 1] / (text.temperature or GREEDY_TEMPERATURE)
+                for row, text in zip(logits.float(), texts, strict=True)
+            ]
+        )
+        kept = np.concatenate([likely for _, likely in lessons])
+        ids = torch.from_numpy(kept["ids"].astype(np.int64)).to(device)
+        probabilities = torch.from_numpy(kept["probabilities"].astype(np.float32)).to(device)
+        wanted = torch.zeros(len(learned), len(self._vocabulary) + 1, device=device)
+        wanted.scatter_add_(1, self._places[ids], probabilities)
+        return learned, wanted[:, :-1]  # what the draft cannot guess is left out
 
 
-def _together(texts: Sequence[Text]) -> Iterator[list[Text]]:
+def _together(lessons: Sequence[Lesson]) -> Iterator[list[Lesson]]:
     """Yields the texts in groups of MOST_TOKENS at most, filled up to the longest of each, or of one text."""
-    group = list[Text]()
-    for text in sorted(texts, key=lambda text: len(text.ids)):
-        if group and (len(group) + 1) * len(text.ids) > MOST_TOKENS:
+    group = list[Lesson]()
+    for lesson in sorted(lessons, key=lambda lesson: len(lesson[0].ids)):
+        if group and (len(group) + 1) * len(lesson[0].ids) > MOST_TOKENS:
             yield group
             group = []
-        group.append(text)
+        group.append(lesson)
     yield group
 
 
-def _batches(texts: Sequence[Text], seed: int) -> list[list[Text]]:
-    order = random.Random(seed).sample(list(texts), len(texts))
+def _batches(lessons: Sequence[Lesson], seed: int) -> list[list[Lesson]]:
+    order = random.Random(seed).sample(list(lessons), len(lessons))
     return [order[first : first + TEXTS_A_STEP] for first in range(0, len(order), TEXTS_A_STEP)]

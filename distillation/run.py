@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from itertools import cycle, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,13 @@ from distillation import prompts as asking
 from distillation import texts as kept
 from distillation.cut import chosen_layers, cut, freeze, frequent, save, usual_layers
 from distillation.folder import REPORT, Folder, State
-from distillation.learning import Learner
+from distillation.learning import Learner, Lesson
 from distillation.measuring import acceptance, step_ms
 from distillation.options import DistillOptions
 from distillation.progress import Stage
 from distillation.prompts import Prompt
 from distillation.texts import Text
-from distillation.writing import at_once, write
+from distillation.writing import write
 from outrider.engine.draft_vocabulary import reduce_output
 from outrider.engine.engine import Engine
 from outrider.engine.loading import load_engine, load_model, load_tokenizer
@@ -34,9 +34,10 @@ from outrider.options.option import wrong
 
 TEMPERATURES = (0.0, 0.7, 1.0)  # of the texts, in turn
 HELD_OUT = 12  # prompts, each of which is answered at every temperature
-SESSIONS = {"cpu": 32, "cuda": 256}  # that write at a time
+SESSIONS = {"cpu": 64, "cuda": 256}  # that write at a time
+ASKED = 8  # times as many prompts are answered one after the other before others are made up
 ON_GPU = Share(40)  # of its memory for the keys and values of the target, and none for those of the draft
-TEXT_SHARE = 0.4  # of the time, if it is bounded
+TEXT_SHARE = 0.5  # of the time, if it is bounded
 SEEDS = 2**24  # that a round has for its texts
 
 
@@ -111,41 +112,43 @@ class _Run:
     def _heldout(self) -> list[Text]:
         """Returns the target's answers to prompts that the draft does not learn from."""
         found = kept.load(self.folder.heldout)
-        prompts = self._split()[0] if self.given else None
         total = HELD_OUT * len(TEMPERATURES)
-        with Stage("held-out text", total, self.console) as stage:
-            while len(found) < total:
-                at = len(found)
-                if prompts is None:
-                    prompts = list(islice(self._questions(2**60, 0), HELD_OUT))
-                pairs = [(prompts[i // 3 % len(prompts)], TEMPERATURES[i % 3]) for i in range(at, total)]
-                some = self._write(pairs, 2**61 + at)
-                kept.add(self.folder.heldout, some)
-                found += some
-                stage.at(len(found))
+        if len(found) < total:
+            kept.remove(self.folder.heldout)  # what a kill has cut short
+            held = self._split()[0] if self.given else list(islice(self._questions(2**60, 0), HELD_OUT))
+            prompts = [held[at % len(held)] for at in range(HELD_OUT) for _ in TEMPERATURES]
+            with Stage("held-out text", total, self.console) as stage:
+                written = []
+                for each in self._write(prompts, 0, 2**61):
+                    written.append(each)
+                    stage.at(len(written))
+            kept.add(self.folder.heldout, written)
+            found = [text for text, _ in written]
         return found
 
     def _texts(self) -> list[Text]:
-        """Returns what the target wrote for this round, at least a batch of it."""
+        """Returns what the target wrote for this round, at least one text."""
         file, seed = self.folder.texts(self.state.round), (self.options.seed * 64 + self.state.round) * SEEDS
         found = kept.load(file)
         most, done = self.options.most_tokens, sum(text.written for text in found)
+        begun = max((text.seed + 1 - seed for text in found), default=0)
         prompts: Iterator[Prompt]
         if self.given:
-            prompts = islice(asking.shuffled(self._split()[1], seed), len(found), None)
+            prompts = islice(asking.shuffled(self._split()[1], seed), begun, None)
         else:
-            prompts = self._questions(2**62 + seed, len(found))
-        temperatures = islice(cycle(TEMPERATURES), len(found), None)
+            prompts = self._questions(2**62 + seed, begun)
         with Stage("the target's text", most, self.console) as stage:
             while done < most and not (found and self._over(TEXT_SHARE)):
-                pairs = list(zip(islice(prompts, self.sessions), temperatures, strict=False))
-                while pairs:
-                    some = self._write(pairs, seed + len(found))
-                    kept.add(file, some)
-                    pairs, found = pairs[len(some) :], found + some
-                done = sum(text.written for text in found)
-                self._spent()
-                stage.at(min(done, most), f"{done:,} tokens")
+                some = list(islice(prompts, self.sessions * ASKED))
+                for text, likely in self._write(some, begun, seed):
+                    kept.add(file, [(text, likely)])
+                    found.append(text)
+                    done += text.written
+                    self._spent()
+                    stage.at(min(done, most), f"{done:,} tokens")
+                    if done >= most or self._over(TEXT_SHARE):
+                        break
+                begun += len(some)
         return found
 
     def _over(self, share: float) -> bool:
@@ -163,9 +166,10 @@ class _Run:
         empty = 0
         for first in range(done, SEEDS, self.sessions):
             before = [Prompt(self.template.before)] * self.sessions
-            made = write(self.engine, before, [1.0] * self.sessions, asking.QUESTION_TOKENS, seed + first)
+            drawn = [1.0] * self.sessions
+            made = write(self.engine, before, drawn, asking.QUESTION_TOKENS, seed + first, self.sessions)
             asked = [
-                asking.prompt_of(self.tokenizer, self.template, text.ids[text.prompt :]) for text in made
+                asking.prompt_of(self.tokenizer, self.template, text.ids[text.prompt :]) for text, _ in made
             ]
             questions = [prompt for prompt in asked if prompt is not None]
             empty = 0 if questions else empty + 1
@@ -173,12 +177,10 @@ class _Run:
                 raise StartupError(f"{self.options.target_name} makes up no questions: give --prompts")
             yield from questions
 
-    def _write(self, pairs: Sequence[tuple[Prompt, float]], seed: int) -> list[Text]:
-        """Returns the texts of as many pairs as run at a time."""
-        longest = max(len(prompt.ids) for prompt, _ in pairs) + self.options.length
-        some = pairs[: at_once(self.engine, self.sessions, longest)]
-        prompts, temperatures = [prompt for prompt, _ in some], [temperature for _, temperature in some]
-        return write(self.engine, prompts, temperatures, self.options.length, seed)
+    def _write(self, prompts: Sequence[Prompt], begun: int, seed: int) -> Iterator[Lesson]:
+        """Yields the answers to prompts, the first of which is the `begun`th that is asked with that seed."""
+        temperatures = [TEMPERATURES[at % len(TEMPERATURES)] for at in range(begun, begun + len(prompts))]
+        return write(self.engine, prompts, temperatures, self.options.length, seed + begun, self.sessions)
 
     def _learn(self, texts: Sequence[Text], heldout: Sequence[Text]) -> torch.Tensor:
         """Trains the draft, which then stands in its folder, and returns its vocabulary."""
@@ -197,11 +199,11 @@ class _Run:
         reduce_output(self.draft, vocabulary)
         self.draft.to(self.device)
         vocabulary = vocabulary.to(self.device)
+        likely = kept.load_likely(self.folder.texts(self.state.round), texts)
         learner = Learner(
-            self.engine,
             self.draft,
             vocabulary,
-            texts,
+            list(zip(texts, likely, strict=True)),
             self.options.seed + self.state.round,
             self.options.readings,
         )

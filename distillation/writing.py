@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from distillation.prompts import Prompt
-from distillation.texts import Text
+from distillation.texts import KEPT, PLACE, Likely, Text
 from outrider.engine.engine import Engine, Work
 from outrider.engine.kv_blocks import BlockTable
 from outrider.sampling.params import SamplingParams
@@ -15,88 +17,99 @@ from outrider.sampling.sampler import Row, draw
 
 CHUNK = 256  # tokens of a text in one step
 MOST_TOKENS = 512  # of a step: larger ones are not recorded on a GPU
+GREEDY_TEMPERATURE = 0.5  # at which greedy text teaches
+
+
+@dataclass(slots=True)
+class _Writing:
+    """A text that is being written."""
+
+    ids: list[int]
+    prompt: Prompt
+    params: SamplingParams
+    end: int  # its most tokens
+    blocks: int  # that it may come to hold
+    table: BlockTable = field(default_factory=BlockTable)
+    likely: list[Likely] = field(default_factory=list)
+
+    def text(self) -> tuple[Text, Likely]:
+        params, prompt = self.params, self.prompt
+        text = Text(self.ids, len(prompt.ids), params.temperature, params.seed, prompt.category)
+        return text, np.concatenate(self.likely)
 
 
 def write(
-    engine: Engine, prompts: Sequence[Prompt], temperatures: Sequence[float], new: int, seed: int
-) -> list[Text]:
-    """Returns each prompt with up to `new` tokens after it, at its own temperature; what ends a text is part
-    of it. A prompt that leaves no room in the target's context is cut at its beginning."""
-    room = max(1, most_tokens(engine) - new)
-    prompts = [Prompt(prompt.ids[-room:], prompt.category) for prompt in prompts]
-    params = [
-        SamplingParams(temperature=temperature, seed=seed + at) for at, temperature in enumerate(temperatures)
-    ]
-    written = [list(prompt.ids) for prompt in prompts]
-    tables = [BlockTable() for _ in prompts]
-    going = list(range(len(prompts)))
-    try:
-        while going:
-            works = dict(_works(engine, {at: written[at] for at in going}, tables, all_rows=False))
-            logits = engine.step(list(works.values()))
-            drawing = [at for at, work in works.items() if work.rows]
-            rows = [Row(params[at], len(written[at]), None, ()) for at in drawing]
-            for at, token in zip(drawing, draw(logits, rows).tolist() if rows else [], strict=True):
-                written[at].append(token)
-                if token in engine.info.eos_token_ids or len(written[at]) == len(prompts[at].ids) + new:
-                    engine.pool.close(tables[at])
-                    going.remove(at)
-    finally:
-        for table in tables:
-            engine.pool.close(table)
-    return [
-        Text(ids, len(prompt.ids), each.temperature, each.seed, prompt.category)
-        for ids, prompt, each in zip(written, prompts, params, strict=True)
-    ]
-
-
-def read(
-    engine: Engine, texts: Sequence[Sequence[int]], kept: Callable[[int, torch.Tensor], torch.Tensor]
-) -> list[torch.Tensor]:
-    """Returns of each text what is `kept` of the logits [n, V] after its tokens, some of them at a time, put
-    together again. As many texts are read together as fit."""
-    found = [list[torch.Tensor]() for _ in texts]
-    most, first = at_once(engine, len(texts), max(map(len, texts))), 0
-    while first < len(texts):
-        group = {at: texts[at] for at in range(first, min(first + most, len(texts)))}
-        tables, first = {at: BlockTable() for at in group}, first + most
-        try:
-            while works := dict(_works(engine, group, tables, all_rows=True)):
-                logits = engine.step(list(works.values()))
-                parts = torch.split(logits, [work.rows for work in works.values()])
-                for at, part in zip(works, parts, strict=True):
-                    found[at].append(kept(at, part))
-        finally:
-            for table in tables.values():
-                engine.pool.close(table)
-    return [torch.cat(parts) for parts in found]
-
-
-def most_tokens(engine: Engine) -> int:
-    """Returns the most tokens of a text."""
-    return min(engine.info.max_context, engine.pool.num_blocks * engine.pool.block_size)
-
-
-def at_once(engine: Engine, most: int, length: int) -> int:
-    """Returns how many sessions of a length fit into the engine, `most` at most."""
-    blocks = -(-min(length, most_tokens(engine)) // engine.pool.block_size)
-    return max(1, min(most, engine.pool.num_blocks // blocks))
-
-
-def _works(
     engine: Engine,
-    texts: Mapping[int, Sequence[int]],
-    tables: Mapping[int, BlockTable] | Sequence[BlockTable],
-    all_rows: bool,
-) -> Iterator[tuple[int, Work]]:
-    """Yields what a step runs of the texts, by their numbers: of each that is not read to its end a piece, as
-    far as a step has room. Logits are of all its tokens, or of the last of the text alone."""
-    room = MOST_TOKENS
-    for at, ids in texts.items():
-        start = tables[at].length
-        tokens = ids[start : start + min(CHUNK, room)]
-        if tokens:
-            engine.pool.extend(tables[at], len(tokens))
-            rows = len(tokens) if all_rows else int(tables[at].length == len(ids))
-            yield at, Work(tables[at].blocks, start, tokens, rows)
+    prompts: Sequence[Prompt],
+    temperatures: Sequence[float],
+    new: int,
+    seed: int,
+    sessions: int,
+) -> Iterator[tuple[Text, Likely]]:
+    """Yields each prompt with up to `new` tokens after it, once they are written; what ends a text is part of
+    it. Each has its own temperature, and seeds count from `seed`. Beside a text is what the target held
+    likely at each place that it wrote, at the temperature at which the text teaches.
+
+    A prompt that leaves no room in the target's context is cut at its beginning. At most `sessions` texts are
+    written at a time, fewer if no more fit into the engine."""
+    pool = engine.pool
+    room = max(1, min(engine.info.max_context, pool.num_blocks * pool.block_size) - new)
+    waiting = list[_Writing]()
+    for at, (prompt, temperature) in enumerate(zip(prompts, temperatures, strict=True)):
+        ids = list(prompt.ids[-room:])
+        blocks = -(-(len(ids) + new) // pool.block_size)
+        params = SamplingParams(temperature=temperature, seed=seed + at)
+        whole = Prompt(tuple(ids), prompt.category)
+        waiting.append(_Writing(ids, whole, params, len(ids) + new, blocks))
+    waiting.reverse()
+    going = list[_Writing]()
+    try:
+        while waiting or going:
+            while waiting and len(going) < sessions:
+                if going and waiting[-1].blocks + sum(each.blocks for each in going) > pool.num_blocks:
+                    break
+                going.append(waiting.pop())
+            for done in _step(engine, going):
+                pool.close(done.table)
+                going.remove(done)
+                yield done.text()
+    finally:
+        for each in going:
+            pool.close(each.table)
+
+
+def _step(engine: Engine, going: Sequence[_Writing]) -> list[_Writing]:
+    """Runs a piece of each text, as far as a step has room, and returns those that are done."""
+    room, works, drawing = MOST_TOKENS, list[Work](), list[_Writing]()
+    for each in going:
+        start = each.table.length
+        if tokens := each.ids[start : start + min(CHUNK, room)]:
+            engine.pool.extend(each.table, len(tokens))
             room -= len(tokens)
+            last = each.table.length == len(each.ids)
+            works.append(Work(each.table.blocks, start, tokens, int(last)))
+            if last:
+                drawing.append(each)
+    logits = engine.step(works)
+    if not drawing:
+        return []
+    places = _likely(logits, [each.params.temperature or GREEDY_TEMPERATURE for each in drawing])
+    tokens = draw(logits, [Row(each.params, len(each.ids), None, ()) for each in drawing]).tolist()
+    for each, token, place in zip(drawing, tokens, places, strict=True):
+        each.ids.append(token)
+        each.likely.append(place[None])
+    return [
+        each for each in drawing if each.ids[-1] in engine.info.eos_token_ids or len(each.ids) == each.end
+    ]
+
+
+def _likely(logits: torch.Tensor, temperatures: Sequence[float]) -> Likely:
+    """Returns the likeliest tokens of each row [n, V] at its temperature. Where there are fewer than are
+    kept, token 0 stands in with no probability."""
+    scaled = logits.float() / torch.tensor(temperatures, device=logits.device)[:, None]
+    found = scaled.topk(min(KEPT, scaled.shape[1]), sorted=False)
+    probabilities = (found.values - scaled.logsumexp(-1, keepdim=True)).exp()
+    places = np.zeros(len(temperatures), PLACE)
+    places["ids"][:, : found.indices.shape[1]] = found.indices.cpu()
+    places["probabilities"][:, : found.indices.shape[1]] = probabilities.cpu()
+    return places

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -18,10 +19,12 @@ from rich.console import Console
 from demo.pair import TARGET
 from distillation.learning import SAVED_STEPS, TEXTS_A_STEP, Learner
 from distillation.options import DistillOptions
+from distillation.prompts import Prompt
 from distillation.run import distill
-from distillation.writing import read
-from outrider.engine.loading import load_engine, load_tokenizer
-from outrider.errors import OutriderError
+from distillation.texts import KEPT, PLACE, Text, add, load, load_likely
+from distillation.writing import write
+from outrider.engine.loading import load_engine, load_model, load_tokenizer
+from outrider.errors import OutriderError, StartupError
 from outrider.sampling.params import SamplingParams
 from tests.forked import parent
 from tests.in_process import Cluster
@@ -197,14 +200,60 @@ def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path: Path) -> Non
     assert [file.name for file in tmp_path.iterdir()] == ["mine"]
 
 
-def test_texts_are_read_together_as_they_are_alone(tmp_path: Path) -> None:
-    """Also those of which a step holds only a part."""
+def test_texts_are_written_together_as_they_are_alone(tmp_path: Path) -> None:
+    """More of them than are written at a time or have room, also one of which a step holds only a part."""
     engine = load_engine(str(build("llama", tmp_path / "target")), kv_memory_bytes=2**22)
-    texts = [
-        [(7 * at + number) % 90 for at in range(length)] for number, length in enumerate((300, 3, 270, 90))
+    prompts = [
+        Prompt(tuple((7 * at + number) % 90 for at in range(length)), str(number))
+        for number, length in enumerate((300, 3, 270, 90, 5))
     ]
-    alone = [read(engine, [text], lambda _, logits: logits.clone())[0] for text in texts]
-    together = read(engine, texts, lambda at, logits: logits * (at + 1))
-    for at, (one, other) in enumerate(zip(alone, together, strict=True), 1):
-        assert one.shape[0] == len(texts[at - 1]) and torch.equal(one * at, other)
+    temperatures = (0.0, 1.0, 0.7, 0.0, 1.0)
+    together = dict(
+        sorted((text.seed, (text, likely)) for text, likely in write(engine, prompts, temperatures, 40, 9, 3))
+    )
     assert engine.pool.available == engine.pool.num_blocks
+    for at, (prompt, temperature) in enumerate(zip(prompts, temperatures, strict=True)):
+        [(text, likely)] = write(engine, [prompt], [temperature], 40, 9 + at, 3)
+        other, others = together[9 + at]
+        assert text == other and np.array_equal(likely, others) and len(likely) == text.written
+        assert text.ids[: text.prompt] == list(prompt.ids) and text.category == prompt.category
+        if not temperature:
+            best = likely["ids"][range(text.written), likely["probabilities"].argmax(1)]
+            assert best.tolist() == text.ids[text.prompt :]
+
+
+def test_what_is_likely_is_the_targets_distribution_at_the_texts_temperature(tmp_path: Path) -> None:
+    target = build("llama", tmp_path / "target")
+    engine = load_engine(str(target), kv_memory_bytes=2**22)
+    [(text, likely)] = write(engine, [Prompt((5, 6, 7))], [0.7], 12, 1, 1)
+    model, _ = load_model(str(target))
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([text.ids[:-1]])).logits[0, text.prompt - 1 :]
+    wanted = (logits / 0.7).softmax(-1)
+    found = torch.zeros_like(wanted)
+    ids, probabilities = (
+        torch.from_numpy(likely[name].astype(kind)) for name, kind in (("ids", "i8"), ("probabilities", "f4"))
+    )
+    found.scatter_add_(1, ids, probabilities)
+    least = wanted.topk(min(KEPT, wanted.shape[1])).values[:, -1:]
+    assert torch.allclose(found[wanted >= least], wanted[wanted >= least], atol=1e-3)
+    assert torch.all(found[wanted < least] == 0)
+
+
+def test_what_a_kill_left_of_a_text_is_cut_off_here_and_beside(tmp_path: Path) -> None:
+    file = tmp_path / "text-0.jsonl"
+    texts = [(Text([1, 2, 3, at], 2, 0.0, at), np.zeros(2, PLACE)) for at in range(3)]
+    for at, (_, likely) in enumerate(texts):
+        likely["ids"][:] = at
+    add(file, texts[:1])
+    add(file, texts[1:2])
+    whole = file.read_bytes()
+    os.truncate(file, len(whole) - 5)
+    assert load(file) == [texts[0][0]]
+    add(file, texts[2:])
+    found = load(file)
+    assert found == [texts[0][0], texts[2][0]]
+    assert [set(one["ids"].ravel().tolist()) for one in load_likely(file, found)] == [{0}, {2}]
+    os.truncate(file.with_suffix(".likely"), 5)
+    with pytest.raises(StartupError, match=r"text-0\.likely is damaged: remove .*text-0\.jsonl"):
+        load_likely(file, load(file))
