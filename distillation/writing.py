@@ -50,10 +50,12 @@ def write(
     it. Each has its own temperature, and seeds count from `seed`. Beside a text is what the target held
     likely at each place that it wrote, at the temperature at which the text teaches.
 
-    A prompt that leaves no room in the target's context is cut at its beginning. At most `sessions` texts are
-    written at a time, fewer if no more fit into the engine."""
+    No text is longer than the target's context: a prompt that leaves no room there is cut at its beginning.
+    At most `sessions` texts are written at a time, fewer if no more fit into the engine."""
     pool = engine.pool
-    room = max(1, min(engine.info.max_context, pool.num_blocks * pool.block_size) - new)
+    most = min(engine.info.max_context, pool.num_blocks * pool.block_size)
+    new = min(new, most - 1)
+    room = most - new
     waiting = list[_Writing]()
     for at, (prompt, temperature) in enumerate(zip(prompts, temperatures, strict=True)):
         ids = list(prompt.ids[-room:])

@@ -8,6 +8,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -202,12 +203,15 @@ def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path: Path) -> Non
 
 def test_texts_are_written_together_as_they_are_alone(tmp_path: Path) -> None:
     """More of them than are written at a time or have room, also one of which a step holds only a part."""
-    engine = load_engine(str(build("llama", tmp_path / "target")), kv_memory_bytes=2**22)
+    engine = load_engine(str(build("llama", tmp_path / "target")), kv_memory_bytes=2**19)
     prompts = [
         Prompt(tuple((7 * at + number) % 90 for at in range(length)), str(number))
         for number, length in enumerate((300, 3, 270, 90, 5))
     ]
     temperatures = (0.0, 1.0, 0.7, 0.0, 1.0)
+    assert (
+        sum(len(prompt.ids) + 40 for prompt in prompts[:3]) > engine.pool.num_blocks * engine.pool.block_size
+    )
     together = dict(
         sorted((text.seed, (text, likely)) for text, likely in write(engine, prompts, temperatures, 40, 9, 3))
     )
@@ -220,6 +224,16 @@ def test_texts_are_written_together_as_they_are_alone(tmp_path: Path) -> None:
         if not temperature:
             best = likely["ids"][range(text.written), likely["probabilities"].argmax(1)]
             assert best.tolist() == text.ids[text.prompt :]
+
+
+@pytest.mark.parametrize("new", [1024, 65536])
+def test_no_text_is_longer_than_the_targets_context(tmp_path: Path, new: int) -> None:
+    engine = load_engine(str(build("llama", tmp_path / "target")), kv_memory_bytes=2**22)
+    engine.info = replace(engine.info, eos_token_ids=())
+    asked = [Prompt((5, 6, 7)), Prompt((8,))]
+    texts = [text for text, _ in write(engine, asked, [1.0, 0.0], new, 1, 2)]
+    assert [len(text.ids) for text in texts] == [engine.info.max_context] * 2
+    assert [text.prompt for text in texts] == [1, 1]
 
 
 def test_what_is_likely_is_the_targets_distribution_at_the_texts_temperature(tmp_path: Path) -> None:
