@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -17,7 +19,7 @@ from tests.e2e.two_routers import Service
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 MAX_TOKENS = 40
-LONG = 120  # tokens: still under way when a process is killed
+LONG = 120  # tokens
 
 
 def ask(url: str, case: Case, max_tokens: int = MAX_TOKENS) -> dict[str, object]:
@@ -46,6 +48,25 @@ async def ask_all(
     )
 
 
+def keep_asking(
+    service: Service, wanted: list[Case], max_tokens: int, enough: threading.Event
+) -> list[list[tuple[float, float, str]]]:
+    """Asks each again and again, one router and the other in turn, until it is enough: on a machine of any
+    speed answers are under way all the time. Returns of each when its answers began and ended, and what they
+    were."""
+
+    def answers(n: int) -> list[tuple[float, float, str]]:
+        found = []
+        while not enough.is_set():
+            begun = time.monotonic()
+            answer = text(ask(service.urls[n % 2], wanted[n], max_tokens))
+            found.append((begun, time.monotonic(), answer))
+        return found
+
+    with ThreadPoolExecutor(len(wanted)) as pool:
+        return list(pool.map(answers, range(len(wanted))))
+
+
 def expected(alone: Alone, wanted: list[Case], max_tokens: int = MAX_TOKENS) -> list[str]:
     tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
     return [tokenizer.decode(alone.tokens(case.prompt, case.sampling, max_tokens)) for case in wanted]
@@ -71,16 +92,21 @@ def test_a_killed_verifier_is_gone_from_both_and_comes_back_as_another_incarnati
     address = killed.address
     before = complete.records()[address].info.identity
     wanted = cases(6)
-    asked: list[dict[str, object]] = []
-    asking = threading.Thread(target=lambda: asked.extend(asyncio.run(ask_all(complete, wanted, LONG))))
-    asking.start()
-    eventually(lambda: complete.running(before.worker_id) > 0, "sessions run there")
-    killed.end(signal.SIGKILL)
-    assert asking.is_alive(), "they were over before"
-    eventually(lambda: complete.workers("verifier") == [1, 1], "both routers have dropped it")
-    eventually(lambda: address not in complete.records(), "the store has forgotten it")
-    asking.join()
-    assert [text(answer) for answer in asked] == expected(alone, wanted, LONG)
+    enough = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(keep_asking, complete, wanted, LONG, enough)
+        try:
+            eventually(lambda: complete.running(before.worker_id) > 0, "sessions run there")
+            at = time.monotonic()
+            killed.end(signal.SIGKILL)
+            eventually(lambda: complete.workers("verifier") == [1, 1], "both routers have dropped it")
+            eventually(lambda: address not in complete.records(), "the store has forgotten it")
+        finally:
+            enough.set()
+    answers = asking.result()
+    assert any(begun < at < ended for each in answers for begun, ended, _ in each), "none was under way"
+    for each, said in zip(answers, expected(alone, wanted, LONG), strict=True):
+        assert each and {answer for *_, answer in each} == {said}
     killed.start()
     killed.wait()
     eventually(lambda: complete.workers("verifier") == [2, 2], "both routers have it again")
