@@ -20,12 +20,12 @@ def main(parent: str, spec: str) -> int:
     if threads is not None:  # read when torch is imported
         os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
 
-    from outrider.errors import OutriderError, StartupError
+    from outrider.errors import OutriderError, PeerLost, StartupError
     from outrider.worker.garbage import spared_imports
 
     with spared_imports():
         from outrider.telemetry.logs import log_to_stderr, take_over
-        from outrider.worker.followers import FollowerSpec, die_with, follow
+        from outrider.worker.followers import AFTER_ANOTHER, FollowerSpec, die_with, follow
 
     die_with(int(parent))
     told = FollowerSpec.from_json(spec)
@@ -37,7 +37,7 @@ def main(parent: str, spec: str) -> int:
         return 1
     except OutriderError as error:
         print(f"outrider follower: {error.message}", file=sys.stderr, flush=True)
-        return 1
+        return AFTER_ANOTHER if isinstance(error, PeerLost) else 1
     return 0
 
 

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 from outrider.engine.loading import load_engine
 from outrider.engine.parts import Parts
 from outrider.engine.rank_group import follow as follow_leader
-from outrider.engine.ranks import Followers, Place, Ranks
+from outrider.engine.ranks import LAST_WORDS_SECONDS, POLL_SECONDS, Followers, Place, Ranks
 from outrider.errors import PeerLost, StartupError
 from outrider.options.engine import EngineOptions
 from outrider.options.telemetry import Logging
@@ -28,6 +29,7 @@ from outrider.worker.garbage import spare_what_is_there
 __all__ = ["FollowerProcesses", "FollowerSpec", "Followers", "StartFollowers", "follow"]
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+AFTER_ANOTHER = 3  # exit code of a follower that ends as the group broke
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +104,17 @@ class FollowerProcesses:
         return {rank: process.pid for rank, process in self._processes.items()}
 
     def check(self) -> None:
-        for rank, process in self._processes.items():
-            code = process.poll()
-            if code is not None:
+        until = time.monotonic() + LAST_WORDS_SECONDS
+        while ended := self._ended():
+            causes = {rank: code for rank, code in ended.items() if code != AFTER_ANOTHER}
+            if causes or time.monotonic() > until:
+                rank, code = next(iter((causes or ended).items()))
                 raise PeerLost(f"follower {rank} of the tensor-parallel group {_how_it_ended(code)}")
+            time.sleep(POLL_SECONDS)  # the end of the one that they followed is told a moment later
+
+    def _ended(self) -> dict[int, int]:
+        codes = {rank: process.poll() for rank, process in self._processes.items()}
+        return {rank: code for rank, code in codes.items() if code is not None}
 
     def stop(self) -> None:
         for process in self._processes.values():
@@ -130,4 +139,6 @@ def _start(spec: FollowerSpec) -> subprocess.Popen[Any]:
 def _how_it_ended(code: int) -> str:
     if code < 0:
         return f"was killed by signal {-code} ({signal.strsignal(-code)})"
+    if code == AFTER_ANOTHER:
+        return "ended as another process of it had ended or did not answer"
     return f"ended with exit code {code}"

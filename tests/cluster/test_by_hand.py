@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
+from tests.asking_on import asking_on, under_way
 from tests.cluster.by_hand import Roles, address, roles
-from tests.cluster.cases import Case, accepted, ask_and_check, cases
-from tests.cluster.client import Answer, HostClient
+from tests.cluster.cases import accepted, ask_and_check, cases
+from tests.cluster.client import HostClient
 from tests.cluster.conftest import Eventually
 from tests.cluster.hosts import Host
 from tests.cluster.relay import Line, Relay, relayed
@@ -107,23 +110,21 @@ def test_requests_go_on_when_their_verifiers_host_is_cut_off(
 ) -> None:
     second = service.verifier(hosts["spare"])
     asked = cases(4, max_tokens=LONG)
-    answers: list[tuple[Case, Future[Answer]]] = []
-    with ThreadPoolExecutor(len(asked)) as pool:
 
-        def both_run() -> bool:
-            """Asks again where all have been answered before both were seen at work."""
-            if all(answer.done() for _, answer in answers):
-                answers.extend((case, pool.submit(client.ask, case.request)) for case in asked)
-            running = client.metric("vllm:num_requests_running")
-            return len(running) == 2 and min(running) > 0
+    def both_run() -> bool:
+        running = client.metric("vllm:num_requests_running")
+        return len(running) == 2 and min(running) > 0
 
-        try:
-            address(second, "verifier")
+    try:
+        address(second, "verifier")
+        with asking_on([partial(client.ask, case.request) for case in asked]) as answers:
             eventually(both_run, "both verifiers had requests")
+            at = time.monotonic()
             hosts["target"].cut()
-            for case, answer in answers:
-                assert answer.result(240).text == case.expected(alone)
-            assert client.workers("verifier") == 1
-        finally:
-            hosts["target"].join()
-            second.kill()
+            eventually(lambda: client.workers("verifier") == 1, "the verifier was taken out")
+        assert under_way(answers, at)
+        for case, each in zip(asked, answers, strict=True):
+            assert each and {one.answer.text for one in each} == {case.expected(alone)}
+    finally:
+        hosts["target"].join()
+        second.kill()

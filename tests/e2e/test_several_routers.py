@@ -6,12 +6,13 @@ import asyncio
 import signal
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import httpx
 import pytest
 from tokenizers import Tokenizer
 
+from tests.asking_on import asking_on, under_way
 from tests.e2e.conftest import TARGET, Alone, Eventually
 from tests.e2e.test_serve import Case, cases, extra, fields
 from tests.e2e.two_routers import Service
@@ -48,25 +49,6 @@ async def ask_all(
     )
 
 
-def keep_asking(
-    service: Service, wanted: list[Case], max_tokens: int, enough: threading.Event
-) -> list[list[tuple[float, float, str]]]:
-    """Asks each again and again, one router and the other in turn, until it is enough: on a machine of any
-    speed answers are under way all the time. Returns of each when its answers began and ended, and what they
-    were."""
-
-    def answers(n: int) -> list[tuple[float, float, str]]:
-        found = []
-        while not enough.is_set():
-            begun = time.monotonic()
-            answer = text(ask(service.urls[n % 2], wanted[n], max_tokens))
-            found.append((begun, time.monotonic(), answer))
-        return found
-
-    with ThreadPoolExecutor(len(wanted)) as pool:
-        return list(pool.map(answers, range(len(wanted))))
-
-
 def expected(alone: Alone, wanted: list[Case], max_tokens: int = MAX_TOKENS) -> list[str]:
     tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
     return [tokenizer.decode(alone.tokens(case.prompt, case.sampling, max_tokens)) for case in wanted]
@@ -92,21 +74,16 @@ def test_a_killed_verifier_is_gone_from_both_and_comes_back_as_another_incarnati
     address = killed.address
     before = complete.records()[address].info.identity
     wanted = cases(6)
-    enough = threading.Event()
-    with ThreadPoolExecutor(1) as pool:
-        asking = pool.submit(keep_asking, complete, wanted, LONG, enough)
-        try:
-            eventually(lambda: complete.running(before.worker_id) > 0, "sessions run there")
-            at = time.monotonic()
-            killed.end(signal.SIGKILL)
-            eventually(lambda: complete.workers("verifier") == [1, 1], "both routers have dropped it")
-            eventually(lambda: address not in complete.records(), "the store has forgotten it")
-        finally:
-            enough.set()
-    answers = asking.result()
-    assert any(begun < at < ended for each in answers for begun, ended, _ in each), "none was under way"
+    asks = [partial(ask, complete.urls[n % 2], case, LONG) for n, case in enumerate(wanted)]
+    with asking_on(asks) as answers:
+        eventually(lambda: complete.running(before.worker_id) > 0, "sessions run there")
+        at = time.monotonic()
+        killed.end(signal.SIGKILL)
+        eventually(lambda: complete.workers("verifier") == [1, 1], "both routers have dropped it")
+        eventually(lambda: address not in complete.records(), "the store has forgotten it")
+    assert under_way(answers, at)
     for each, said in zip(answers, expected(alone, wanted, LONG), strict=True):
-        assert each and {answer for *_, answer in each} == {said}
+        assert each and {text(one.answer) for one in each} == {said}
     killed.start()
     killed.wait()
     eventually(lambda: complete.workers("verifier") == [2, 2], "both routers have it again")
