@@ -138,14 +138,21 @@ class Session:
     def nodes(self, least: float = NO_BRANCH) -> Nodes:
         """Returns the draft tokens that may be verified now: the likeliest path, and beside it what survives
         with `least` at least. Each chance counts as far as its seat is believed. Of who is doubted what
-        hardly survives is left out, whatever a row costs."""
+        hardly survives is left out, whatever a row costs; so is what stands behind a token that ends the
+        session."""
         believed, survival = self.tree.believed(self.wanted), 1.0
+        if not self._stop_token_ids.isdisjoint(self.tree.path):
+            del believed[self._first_stop(self.tree.path) + 1 :]
         for count, chance in enumerate(believed):
             survival *= chance
             if survival < LEAST_SURVIVAL and self.tree.doubted(count):
                 del believed[count:]
                 break
         return self.tree.nodes(believed, self.wanted, least)
+
+    def _first_stop(self, tokens: Sequence[int]) -> int:
+        """Returns the index of the first that ends the session; there must be one."""
+        return next(index for index, token in enumerate(tokens) if token in self._stop_token_ids)
 
     def verify(
         self,
@@ -169,8 +176,7 @@ class Session:
             tokens = [chosen[0], *(chosen[1 + node] for node in followed)][:room]
         finish = FinishReason.LENGTH if len(tokens) == room else None
         if not self._stop_token_ids.isdisjoint(tokens):
-            stop = next(index for index, token in enumerate(tokens) if token in self._stop_token_ids)
-            tokens, finish = tokens[: stop + 1], FinishReason.STOP
+            tokens, finish = tokens[: self._first_stop(tokens) + 1], FinishReason.STOP
         base = len(self.log)
         self.log.extend(tokens)
         self.tree.advance(tokens)

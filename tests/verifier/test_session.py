@@ -76,6 +76,14 @@ def test_no_more_is_verified_than_can_be_committed() -> None:
     assert s.nodes().tokens == [10, 11]
 
 
+def test_nothing_behind_a_token_that_ends_the_session_is_verified() -> None:
+    s = session(stop=frozenset({11}))
+    s.offer(3, [10, 11, 12, 13], [], b"")
+    assert s.nodes().tokens == [10, 11]
+    s.offer(3, [10, 20], [], b"")
+    assert s.nodes().tokens == [10, 20], "guesses that do not end it are verified as ever"
+
+
 @pytest.mark.parametrize(
     ("base", "tokens", "parents", "survival", "fate"),
     [
