@@ -69,6 +69,6 @@ class Watched(Router):
 
 
 if __name__ == "__main__":
-    service.Router = Watched  # type: ignore[misc]
+    service.Router = Watched  # type: ignore[attr-defined]
     sessions = SessionOptions(max_sessions=100_000)
     asyncio.run(service.serve(RouterConfig(port=0, grpc_port=0, store=sys.argv[1], sessions=sessions)))

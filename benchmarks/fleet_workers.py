@@ -119,8 +119,10 @@ class FakeWorker:
             if left == len(tokens):
                 del self._left[session_id]
                 events.finished.append(Finished(session_id, opening, FinishReason.LENGTH))
-        steps = {"step_seconds": STEP_SECONDS, "typical_step_seconds": STEP_SECONDS, "step_tokens": 5}
-        return replace(events, load=replace(self._load(), **steps))
+        load = replace(
+            self._load(), step_seconds=STEP_SECONDS, typical_step_seconds=STEP_SECONDS, step_tokens=5
+        )
+        return replace(events, load=load)
 
 
 async def run(role: Role, count: int, first: int, url: str) -> None:

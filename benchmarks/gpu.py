@@ -121,7 +121,7 @@ def random_target(
 ) -> Engine:
     """Returns an engine on random weights, with room for every batch."""
     shape = {**scale.config, **(scale.draft if kind == DRAFT else {})}
-    config = LlamaConfig(**shape, tie_word_embeddings=kind == DRAFT)  # type: ignore[arg-type]
+    config = LlamaConfig(**shape, tie_word_embeddings=kind == DRAFT)
     tell(f"making a target of random weights: {KINDS[kind]}")
     torch.manual_seed(0)
     with device.torch:
@@ -200,8 +200,9 @@ def step_bytes(engine: Engine, context: int) -> int:
         if isinstance(module, PackedLinear):  # the same one may stand at several places
             held += [module.packed]
     held += [p for name, p in engine.model.named_parameters() if "embed_tokens" not in name]
-    weights = sum(tensor.nbytes for tensor in {tensor.data_ptr(): tensor for tensor in held}.values())
-    return weights + context * engine.attention.pools.bytes_per_block // engine.pool.block_size
+    weights: int = sum(tensor.nbytes for tensor in {tensor.data_ptr(): tensor for tensor in held}.values())
+    cached: int = context * engine.attention.pools.bytes_per_block // engine.pool.block_size
+    return weights + cached
 
 
 def rate(
@@ -295,8 +296,8 @@ def measure(
         found["batches"] = rates(engine, scale, device, drafts, acceptance, tell)
         result["targets"][kind] = found
         if kind == TORCH:
-            found = generate_rate(engine, device, scale.context, scale.steps // 2, tell)
-            result["generate_tokens_per_second"] = found
+            generated = generate_rate(engine, device, scale.context, scale.steps // 2, tell)
+            result["generate_tokens_per_second"] = generated
         del engine
         device.forget()
         yield result

@@ -84,15 +84,19 @@ class Device:
             function()
         if not self.is_gpu:
             return statistics.median(self._timed(function) for _ in range(repeats))
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(2 * repeats)]
+        events = [
+            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            for _ in range(2 * repeats)
+        ]
         for begin, end in zip(events[::2], events[1::2], strict=True):
             begin.record()
             function()
             end.record()
         torch.cuda.synchronize(self.torch)
-        return statistics.median(
+        between: list[float] = [
             begin.elapsed_time(end) / 1e3 for begin, end in zip(events[::2], events[1::2], strict=True)
-        )
+        ]
+        return statistics.median(between)
 
     def _timed(self, function: Callable[[], object]) -> float:
         began = time.perf_counter()

@@ -137,8 +137,8 @@ def main(
                 row["over"].append(round(over, 3))
     table = Table("asked", "tokens a step", "tokens a second", "over no drafts")
     for name, row in told.items():
-        over = sorted(row["over"])
-        spread = f"{statistics.median(over):.2f} ({over[0]:.2f} to {over[-1]:.2f})"
+        ratios = sorted(row["over"])
+        spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
         rate = statistics.median(row["tokens_a_second"])
         table.add_row(name, f"{statistics.median(row['tokens_a_step']):.2f}", f"{rate:.1f}", spread)
     CONSOLE.print(table)

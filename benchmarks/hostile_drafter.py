@@ -189,4 +189,5 @@ async def run(name: str, router: str, vocab: int, texts: Texts) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(run(*sys.argv[1:3], *known(sys.argv[3])))
+    name, router, file = sys.argv[1:]
+    asyncio.run(run(name, router, *known(file)))

@@ -235,7 +235,7 @@ async def measure(
     """Returns what was found, by way. `came` is told of each rate as it comes."""
     found = {name: Found({temperature: [] for temperature in temperatures}) for name in serving}
     for number in range(rounds):
-        for name in list(serving) if number % 2 == 0 else reversed(serving):
+        for name in list(serving) if number % 2 == 0 else reversed(list(serving)):
             tick(name)
             async with serving[name]() as server:
                 for seed, prompt in enumerate(asked):

@@ -70,14 +70,16 @@ class ScriptedEngine(Engine):
     def prepare(self, works: Sequence[Work]) -> Any:
         return works
 
-    def choose(self, inputs: Any, rows: Sequence[Row], vocab_size: int | None = None) -> list[int]:
+    def choose(
+        self, step: Any, rows: Sequence[Row], vocab_size: int | None = None, scores: Any = None
+    ) -> list[int]:
         deadline = time.monotonic() + MOST_STEP_SECONDS
         time.sleep(STEP_SECONDS)  # in which the peers do their part
         while not self._drafted() and time.monotonic() < deadline:
             time.sleep(STEP_SECONDS / 10)
         return [
             text(work.start + index + 1, self.info.vocab_size)
-            for work in inputs
+            for work in step
             for index in range(len(work.tokens) - work.rows, len(work.tokens))
         ]
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from deploy.leftovers import end_session
 from deploy.loopback import HOST_VARIABLE, listeners, unasked

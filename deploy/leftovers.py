@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 PREFIX = "outrider-"
 LOCK = "lock"  # in the folder: held by its owners as long as they live, and has the number of their session

@@ -168,7 +168,8 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(waking)
     while True:
-        ready, _, _ = select.select([control, woken], [], [])
+        awaited: list[socket.socket | int] = [control, woken]
+        ready, _, _ = select.select(awaited, [], [])
         if woken in ready:
             os.read(woken, LONGEST)
             for pid, code in _ended():
@@ -185,7 +186,10 @@ def main(descriptor: int) -> None:
                 control.close()
                 os.setsid()
                 die_with(here)
-                _become(*json.loads(message), *given, (woken, waking, arranged, arranging))
+                module, environment, namespace, errors = json.loads(message)
+                stdin, stdout = given
+                others = (woken, waking, arranged, arranging)
+                _become(module, environment, namespace, errors, stdin, stdout, others)
             for each in (arranging, *given):
                 os.close(each)
             os.read(arranged, 1)  # until it leads its session, so that signals reach it

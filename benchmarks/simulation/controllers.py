@@ -11,13 +11,14 @@ from drafter.acceptance_model import FIRST_RATES
 from drafter.survival import FIRST_RECENT, Calibration, recent_after
 from router.speculation import Estimator, PairAcceptance, choose_k, settled, window, worth_sending
 from verifier.admission import admit
+from verifier.disputes import DEPTHS
 from verifier.meter import Meter
 from verifier.price import StepTime
 from verifier.running import USUAL_SMOOTHING
 from verifier.session import LEAST_SURVIVAL
 from verifier.step_plan import BESIDE_PRICE, LEAST_BESIDE
 from verifier.step_start import FIRST_ACCEPTANCE, Arrivals, Awaited, Pace, Waits, acceptance_after, start_at
-from verifier.survival_calibration import DEPTHS, DOUBTED, SurvivalCalibration
+from verifier.survival_calibration import DOUBTED, SurvivalCalibration
 
 PROFILED = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # tokens of the steps that are timed at start
 BUDGET = 4096  # most tokens in a step
