@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from outrider.engine import draft_vocabulary
+from outrider.engine import draft_vocabulary, lent_embeddings
 from outrider.errors import StartupError
 
 
@@ -67,11 +67,16 @@ def frequent(texts: Iterable[Sequence[int]], count: int, vocab_size: int, always
     return sorted(ranked[: max(count, len(must))])
 
 
-def save(draft: Any, tokenizer: Any, vocabulary: Sequence[int], folder: Path) -> None:
-    """Writes the draft in bfloat16, with its tokenizer and its vocabulary."""
+def save(draft: Any, tokenizer: Any, vocabulary: Sequence[int], folder: Path, slim: bool) -> None:
+    """Writes the draft in bfloat16, with its tokenizer and its vocabulary; a `slim` one without what is its
+    target's."""
     small = copy.deepcopy(draft).to(torch.bfloat16)
-    small.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    targets = lent_embeddings.leave_out(small) if slim else {}
+    small.save_pretrained(
+        folder, state_dict={name: value for name, value in small.state_dict().items() if name not in targets}
+    )
+    if not slim:
+        tokenizer.save_pretrained(folder)
     if len(vocabulary) < draft.get_input_embeddings().weight.shape[0]:
         draft_vocabulary.write(folder, vocabulary)
 

@@ -36,6 +36,10 @@ class DistillOptions:
     )
     length: int = option(256, "Most tokens of one answer.", least=8, most=65536)
     readings: int = option(3, "Times that the draft reads the text.", least=1)
+    slim: bool = option(
+        False,
+        "Leave out embeddings and tokenizer: who drafts with it takes them from the target (--target).",
+    )
     update: bool = option(False, "Go on from the draft in the folder, with new text.")
     seed: int = option(0, "Seed of text and training.", least=0, most=2**31)
     device: str = same(EngineOptions, "device")

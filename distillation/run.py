@@ -103,6 +103,7 @@ class _Run:
             quantization=options.quantization,
             kv_memory_bytes=None if self.device.type == "cpu" else ON_GPU,
             drafts=drafts,
+            lender=self.options.target,
         )
 
     def _spent(self) -> None:
@@ -225,7 +226,7 @@ class _Run:
         self.trained = acceptance(self.draft, heldout, vocabulary)
         self.steps = learner.taken
         self.draft.to("cpu").set_output_embeddings(whole)
-        save(self.draft, self.tokenizer, vocabulary.tolist(), self.folder.path)
+        save(self.draft, self.tokenizer, vocabulary.tolist(), self.folder.path, self.options.slim)
         return vocabulary
 
     def _report(

@@ -51,7 +51,8 @@ class DrafterConfig:
     target: str | None = option(
         None,
         "Folder, GGUF file or Hugging Face id of the target, or HOST:PORT of a worker that serves it, if the "
-        "draft model has another tokenizer: the target's is read there.",
+        "draft model has another tokenizer: the target's is read there. A draft without embeddings takes "
+        "those of the folder or file.",
         shown="the draft model's own tokenizer is the target's",
     )
     remember_answers: str | None = option(

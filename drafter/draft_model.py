@@ -11,7 +11,7 @@ from drafter.masks import MOST_GUESSES, mask_token
 from drafter.proposer import OnChange, OnFailed, Source
 from drafter.retokenized import Retokenizing
 from drafter.stepper import DraftStepper
-from drafter.target_tokenizer import target_tokenizer
+from drafter.target_tokenizer import ADDRESS, target_tokenizer
 from outrider.engine.engine import Engine
 from outrider.engine.in_use import in_use
 from outrider.engine.warm_up import warm_up
@@ -55,9 +55,11 @@ def foreign(draft: TokenizerFiles, target: TokenizerFiles, divided: bool = False
 async def model_source(config: DrafterConfig, start_followers: StartFollowers | None) -> Source:
     """Returns the draft model, loaded and checked. Raises StartupError."""
     assert config.draft is not None
-    other, theirs = None, None
+    other, theirs, lender = None, None, None
     if config.target is not None:
         theirs = await target_tokenizer(config.target, opened(config.protection.tls))
+        if ADDRESS.fullmatch(config.target) is None:
+            lender = config.target, theirs
 
     def read_by(tokenizer: TokenizerFiles) -> Reading | None:
         nonlocal other
@@ -72,6 +74,7 @@ async def model_source(config: DrafterConfig, start_followers: StartFollowers | 
         config.engine,
         start_followers or FollowerProcesses,
         read_by=read_by,
+        lender=lender,
     )
     await engine.run(engine.make_ready, config.limits.max_batch_tokens)
     await engine.run(warm_up, engine, config.limits.max_batch_tokens, 1 + ALTERNATIVES)

@@ -19,6 +19,7 @@ from outrider.engine.draft_vocabulary import read, reduce_output
 from outrider.engine.engine import Engine
 from outrider.engine.foreign_vocabulary import adopt
 from outrider.engine.gguf_file import complete, parsed_once, unused
+from outrider.engine.lent_embeddings import are_lent, borrow, check_undivided
 from outrider.engine.linear_layers import Int8
 from outrider.engine.lora import adapter_files, find_adapter, fingerprint_with, merge
 from outrider.engine.model_class import auto_class, leave_text_part
@@ -57,6 +58,7 @@ def load_engine(
     resting_threads: int | None = None,
     lora: str | None = None,
     reading: Reading | None = None,
+    lender: str | None = None,
 ) -> Engine:
     """Loads a causal LM by its folder, GGUF file or hub id; checks the engine against the model's own code.
 
@@ -83,6 +85,8 @@ def load_engine(
     `reading`: how a draft is to read the tokens of a target that has another tokenizer; not with `ranks`. Its
     ids are the target's then.
 
+    `lender`: the target of a draft whose checkpoint leaves out its embeddings; not with `ranks`.
+
     Raises StartupError, in one sentence, where the checkpoint is missing, damaged or incomplete or a flag is
     wrong, ModelRefused where the engine cannot run the model rightly, and PeerLost where a rank ends."""
     tell = progress or (lambda _stage, _share: None)
@@ -107,9 +111,10 @@ def load_engine(
         digest = fingerprint(checkpoint) if ranks is None or ranks.leads else ""
         if ranks is not None:
             check_divisible(config, checkpoint_name(path_or_id), size)
+            check_undivided(config, checkpoint)
             _connect(ranks, target)
         tell("loading weights", 0.1)
-        model = _model(checkpoint, config, wanted, target, ranks)
+        model = _model(checkpoint, config, wanted, target, ranks, lender)
     if adapter is not None:
         tell("merging the adapter", 0.4)
         with unchanged(adapter, lambda: adapter_files(adapter)):
@@ -141,15 +146,18 @@ def load_engine(
     )
 
 
-def tokenizer_of(path_or_id: str) -> TokenizerFiles:
-    """Returns the tokenizer of a checkpoint that is otherwise in order as far as its configuration tells.
+def tokenizer_of(path_or_id: str, lent: TokenizerFiles | None = None) -> TokenizerFiles:
+    """Returns the tokenizer of a checkpoint that is otherwise in order as far as its configuration tells:
+    the `lent` one, if its target is to lend it.
 
     Raises StartupError."""
     quiet_transformers()
     checkpoint = locate(path_or_id)
     look_over(checkpoint)
-    if checkpoint.gguf is None:  # whose configuration takes seconds to read
-        _config(checkpoint)
+    # The configuration of a GGUF file takes seconds to read.
+    if checkpoint.gguf is None and are_lent(_config(checkpoint), checkpoint, lent):
+        assert lent is not None
+        return lent
     return load_tokenizer(path_or_id)
 
 
@@ -240,7 +248,12 @@ def _connect(ranks: Ranks, device: torch.device) -> None:
 
 
 def _model(
-    checkpoint: Checkpoint, config: Any, dtype: torch.dtype | None, device: torch.device, ranks: Ranks | None
+    checkpoint: Checkpoint,
+    config: Any,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    ranks: Ranks | None,
+    lender: str | None = None,
 ) -> Any:
     told: dict[str, Any] = dict(checkpoint.source)
     if ranks is not None:
@@ -266,6 +279,9 @@ def _model(
         raise StartupError(f"the weights in {checkpoint} do not load ({reason})") from None
     if checkpoint.gguf is not None:
         report = {**report, "unexpected_keys": {*report["unexpected_keys"], *unused(model, checkpoint)}}
+    if are_lent(config, checkpoint, lender):
+        assert lender is not None
+        report = {**report, "missing_keys": borrow(model, report["missing_keys"], lender)}
     _all_used(checkpoint, type(model).__name__, report)
     if not {"distributed_config", "device_map"} & told.keys():  # otherwise it is there
         model = _on_device(model, device, checkpoint)

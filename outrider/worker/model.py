@@ -31,11 +31,13 @@ async def load(
     start_followers: StartFollowers = FollowerProcesses,
     resting_threads: int | None = None,
     read_by: Callable[[TokenizerFiles], Reading | None] = lambda _: None,
+    lender: tuple[str, TokenizerFiles] | None = None,
 ) -> tuple[Engine, TokenizerFiles, WorkerInfo]:
     """Returns the model with its description, loaded on a thread with progress lines.
 
     Divided among several processes, `start_followers` starts the others. `resting_threads`: as load_engine
     has it. `read_by` is asked, for the model's tokenizer, how it is to read another's tokens, if it is.
+    `lender`: the target of a draft, whose embeddings and tokenizer it has where its checkpoint has none.
     Raises StartupError."""
     label = f"outrider {role.name.lower()}"
 
@@ -57,7 +59,8 @@ async def load(
         ranks.followers = start_followers(specs)
     loading = ThreadPoolExecutor(1, thread_name_prefix="loading")  # not one that lasts: see Engine.run
     try:
-        tokenizer = await asyncio.to_thread(tokenizer_of, model)  # before the weights, which take long
+        # before the weights, which take long
+        tokenizer = await asyncio.to_thread(tokenizer_of, model, lender[1] if lender else None)
         reading = await asyncio.to_thread(read_by, tokenizer)
         engine = await asyncio.get_running_loop().run_in_executor(
             loading,
@@ -76,6 +79,7 @@ async def load(
                 drafts=role is Role.DRAFTER,
                 resting_threads=resting_threads,
                 reading=reading,
+                lender=lender[0] if lender else None,
             ),
         )
     except BaseException as error:

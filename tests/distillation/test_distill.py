@@ -3,6 +3,7 @@ cut that it began as, and serves the target's own text."""
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from safetensors import safe_open
 
 from demo.pair import TARGET
 from distillation.learning import SAVED_STEPS, TEXTS_A_STEP, Learner
@@ -24,7 +26,7 @@ from distillation.prompts import Prompt
 from distillation.run import distill
 from distillation.texts import KEPT, PLACE, Text, add, load, load_likely
 from distillation.writing import write
-from outrider.engine.loading import load_engine, load_model, load_tokenizer
+from outrider.engine.loading import load_engine, load_model, load_tokenizer, tokenizer_of
 from outrider.errors import OutriderError, StartupError
 from outrider.sampling.params import SamplingParams
 from tests.forked import parent
@@ -150,6 +152,31 @@ def test_an_update_goes_on_from_the_draft_with_new_text(made: Made, tmp_path: Pa
         assert one["acceptance"] > report["untrained"]["by_temperature"][temperature]["acceptance"]
     new = [json.loads(line) for line in (made.out / "work" / "text-1.jsonl").read_bytes().splitlines()]
     assert new and all(text["category"] == "code" for text in new)
+
+
+@pytest.mark.timeout(600)
+async def test_a_slim_draft_takes_from_its_target_what_is_the_targets(tmp_path: Path) -> None:
+    out = tmp_path / "slim"
+    short = told(out, slim=True, tokens="200", readings=1)
+    report = await asyncio.to_thread(distill, short, Console(file=io.StringIO()))
+    assert report["draft_token_ms"] > 0
+    with safe_open(out / "model.safetensors", framework="pt") as weights:
+        names = set(weights.keys())
+    assert names and not any("embed" in name or "lm_head" in name for name in names)
+    assert not [*out.glob("*token*")]
+    with pytest.raises(StartupError, match="leaves its embeddings and tokenizer to its target: name that by"):
+        tokenizer_of(str(out))
+    with pytest.raises(StartupError, match="leaves its embeddings and tokenizer to its target: name that by"):
+        load_engine(str(out), drafts=True)
+    with pytest.raises(StartupError, match="name the target that the draft was made for"):
+        load_engine(str(out), drafts=True, lender=str(build("llama", tmp_path / "other")))
+    engine = load_engine(str(out), drafts=True, lender=str(TARGET))
+    target, _ = load_model(str(TARGET))
+    assert torch.equal(engine.model.get_input_embeddings().weight, target.get_input_embeddings().weight)
+    async with Cluster(TARGET) as cluster:
+        await cluster.add_foreign_drafter(out)
+        answer = await cluster.ask(list(range(300, 330)), SamplingParams(), 64)
+    assert answer.accepted > 0
 
 
 @pytest.mark.parametrize(
