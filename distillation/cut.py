@@ -35,6 +35,8 @@ def cut(target: Any, layers: Sequence[int]) -> Any:
     config, count = copy.deepcopy(target.config), target.config.num_hidden_layers
     name = _layers_of(target, count)
     config.num_hidden_layers = len(layers)
+    if hasattr(config, "quantization_config"):  # the draft's numbers are not the file's
+        del config.quantization_config
     for key, value in list(config.to_dict().items()):
         if isinstance(value, list) and len(value) == count and key.startswith("layer"):
             setattr(config, key, [value[layer] for layer in layers])

@@ -27,9 +27,7 @@ def are_lent(config: Any, draft: object, lent: object) -> bool:
     `lent`."""
     needed = bool(getattr(config, MARK, False))
     if needed and lent is None:
-        raise StartupError(
-            f"{draft} leaves its embeddings and tokenizer to its target: name that by --target"
-        )
+        raise StartupError(f"{draft} leaves its embeddings and tokenizer to its target: name it by --target")
     return needed
 
 
