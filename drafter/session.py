@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
-from drafter.survival import FIRST_RECENT, recent_after
+from drafter.survival import CERTAIN, FIRST_RECENT, recent_after
 from outrider.engine.kv_blocks import BlockTable
 from outrider.sampling.params import SamplingParams
 from outrider.wire.session import SessionParams
 from outrider.wire.trace_context import TraceContext
 
+LEAST_TOLD = 1 / CERTAIN  # survival of the trunk: 0 of 0 would say as much of what stands beside it
 MOST_WITH_OTHERS = 128  # tokens told at a time, if some only stand in the place of others
 
 
@@ -244,7 +245,7 @@ class DraftSession:
             length = max((branch.at - len(self.log) for branch in grown), default=0)
         told = _Telling()
         for index, guess in enumerate(self.drafted[:length]):
-            told.add(guess.token, index - 1, guess.acceptance)
+            told.add(guess.token, index - 1, guess.acceptance, LEAST_TOLD)
         for branch in grown:
             index = branch.at - len(self.log)
             parent = told.add(branch.token, index - 1, chance_of(self.drafted[index], branch.rank))
@@ -273,12 +274,12 @@ class _Telling:
         self.parents: list[int] = []
         self.survival: list[float] = []
 
-    def add(self, token: int, parent: int, chance: float) -> int:
-        """Adds a token that the target takes with that chance if it has taken its parent. Returns its
-        index."""
+    def add(self, token: int, parent: int, chance: float, least: float = 0.0) -> int:
+        """Adds a token that the target takes with that chance if it has taken its parent, and with `least` at
+        least, whatever that is. Returns its index."""
         self.tokens.append(token)
         self.parents.append(parent)
-        self.survival.append(chance if parent < 0 else self.survival[parent] * chance)
+        self.survival.append(max(least, chance if parent < 0 else self.survival[parent] * chance))
         return len(self.tokens) - 1
 
     def others(self, guess: Guess, parent: int, least: float, begun: Container[int] = ()) -> None:

@@ -115,13 +115,14 @@ class DraftTree:
         waiting: list[tuple[float, int, int, int, int, float, Node, bool]] = []
 
         def reach(node: Node, survival: float, at: int, parent: int, on_path: bool) -> None:
-            """What stands behind a node may have its turn."""
-            on_path = on_path and at < len(self.path)
+            """What stands behind a node may have its turn, as far as the path is followed."""
+            if on_path and at >= length:
+                return
             for token, child, chance in self._at(node, at, self.path[at] if on_path else None):
                 on = on_path and token == self.path[at]
-                if on and at < length:
+                if on:
                     chance = believed[at]
-                elif on or at >= depth or survival * chance < least:
+                elif at >= depth or survival * chance < least:
                     continue
                 entry = (-survival * chance, next(order), at, parent, token, chance, child, on)
                 heappush(waiting, entry)

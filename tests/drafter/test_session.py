@@ -15,9 +15,11 @@ from drafter.session import (
     Guess,
     LogConflict,
 )
+from drafter.survival import on_the_wire
 from outrider.engine.kv_blocks import BlockTable
 from outrider.sampling.params import SamplingParams
 from outrider.wire.session import SessionParams
+from verifier.draft_tree import DraftTree
 
 
 def guess(token: int, acceptance: float = 0.5, *others: int) -> Guess:
@@ -171,6 +173,22 @@ def test_what_may_stand_in_the_place_of_a_guess_is_told_with_it_where_the_verifi
     long = drafting(list(range(10, 60)), window=60, max_tokens=200)
     long.beside = 0.01
     assert len(long.tell()[0]) == MOST_WITH_OTHERS
+
+
+def test_however_unlikely_the_trunk_is_it_counts_as_likelier_than_what_stands_beside_it() -> None:
+    s, tree = drafting([], window=12), DraftTree()
+    s.beside = 0.01
+    for token in range(10, 20):
+        s.extend(guess(token, 0.4, token + 40))
+    tokens, parents, survival = s.tell()
+    assert round(255 * 0.4**8) == 0 and 58 in tokens
+    tree.add([], tokens, parents, on_the_wire(survival))
+    s.apply(3, tokens[:8])
+    tree.advance(tokens[:8])
+    s.extend(guess(20, 0.4, 60))
+    tokens, parents, survival = s.tell()  # of what was told before the trunk alone, as it counts now
+    tree.add([], tokens, parents, on_the_wire(survival))
+    assert tree.path == [18, 19, 20]
 
 
 @pytest.mark.parametrize("anew", [DraftSession.tell_anew, lambda s: s.apply(3, [])], ids=["link", "verifier"])

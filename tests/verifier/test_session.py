@@ -82,6 +82,9 @@ def test_nothing_behind_a_token_that_ends_the_session_is_verified() -> None:
     assert s.nodes().tokens == [10, 11]
     s.offer(3, [10, 20], [], b"")
     assert s.nodes().tokens == [10, 20], "guesses that do not end it are verified as ever"
+    s = session(stop=frozenset({11}))
+    s.offer(3, [10, 11, 12, 13, 14], [-1, 0, 1, 1, 0], bytes([240, 220, 110, 100, 15]))
+    assert s.nodes(0.01).tokens == [10, 11, 14]
 
 
 @pytest.mark.parametrize(
