@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
 from contextlib import aclosing
+from itertools import chain
 
 import grpc
 import grpc.aio
@@ -14,7 +15,7 @@ import grpc.aio
 from drafter.session import DraftSession
 from drafter.survival import on_the_wire
 from outrider.errors import InvalidRequest, OutriderError
-from outrider.net.allowance import CUT_OFF_SECONDS, Allowance, CutOff
+from outrider.net.allowance import CUT_OFF_SECONDS, ENTRY_UNITS, Allowance, CutOff
 from outrider.net.backoff import Backoff
 from outrider.net.conversation import Conversation, converse
 from outrider.net.diagnosis import why_unreachable
@@ -25,7 +26,7 @@ from outrider.net.tls import Credentials
 from outrider.wire.drafter_sessions import DraftEndCause
 from outrider.wire.hello import Identity, Role, check_hello
 from outrider.wire.methods import SPECULATE
-from outrider.wire.speculation import Attach, CommitBatch, Draft, DraftBatch
+from outrider.wire.speculation import Attach, Commit, CommitBatch, Draft, DraftBatch
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,9 @@ IDLE_SECONDS = 30.0  # without a session: then the stream is ended, which the ve
 ROUND_TRIPS_KEPT = 16
 BYTES_PER_SECOND = 16 * 2**20  # that a verifier may say
 BURST_BYTES = 32 * 2**20
+MESSAGE_UNITS = 4096  # of it, beside its bytes: what a message takes to read
+IDLE_ENTRY_UNITS = 8192  # of one that tells a session nothing: a sound verifier says few of them
+ENTRIES_AT_ONCE = 64  # that are read before others have their turn
 
 
 class VerifierLink:
@@ -175,7 +179,7 @@ class VerifierLink:
                 self._failures = 0
                 greeted.set()
             silence.moved()
-            self._heard(batch)
+            await self._heard(batch)
             if not self._sessions and self._clock() - self._idle_since >= IDLE_SECONDS:
                 return
 
@@ -186,7 +190,11 @@ class VerifierLink:
             async for batch in batches:
                 await stream.write(batch)
 
-    def _heard(self, batch: CommitBatch) -> None:
+    async def _heard(self, batch: CommitBatch) -> None:
+        """Raises CutOff if it is more than a verifier may say, or what no sound one says."""
+        self._allowance.spend(MESSAGE_UNITS)
+        if (batch.rest, batch.beside) != (self._resting, self._beside):
+            self._allowance.spend(ENTRY_UNITS * len(self._sessions))
         if batch.rest != self._resting:  # once it is over, commits come, which wake the proposer
             self._resting = batch.rest
             for each in self._sessions.values():
@@ -198,15 +206,33 @@ class VerifierLink:
                 each.beside = batch.beside
         if batch.echo_us:
             self._round_trips.append(max(0.0, self._clock() - (batch.echo_us + batch.held_us) / 1e6))
-        for commit in self._allowance.entries(batch.commits):
-            session = self._sessions.get(commit.session_id)
-            if session is not None:
-                self._on_commit(session, commit.base, commit.tokens)
-        for claim in self._allowance.entries(batch.revoked):
-            session = self._sessions.get(claim.session_id)
-            # Another router may have opened the session here anew since, with another right.
-            if session is not None and session.spec.draft_key == claim.draft_key:
-                self._on_ended(claim.session_id, DraftEndCause.REVOKED, "the verifier has no such session")
+        entries: Iterable[Commit | Attach] = chain(batch.commits, batch.revoked)
+        for index, entry in enumerate(self._allowance.entries(entries), 1):
+            told = self._committed(entry) if isinstance(entry, Commit) else self._revoked(entry)
+            if not told:
+                self._allowance.spend(IDLE_ENTRY_UNITS)
+            if index % ENTRIES_AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    def _committed(self, commit: Commit) -> bool:
+        """Returns whether it tells a session something. Raises CutOff if that is more than was asked for."""
+        session, end = self._sessions.get(commit.session_id), commit.base + len(commit.tokens)
+        if session is None:
+            return False
+        if end > session.spec.params.most_tokens:  # its log would grow without end
+            raise self._allowance.cut_off("it commits more tokens than were asked for")
+        news, session.heard = end > session.heard, max(end, session.heard)
+        self._on_commit(session, commit.base, commit.tokens)
+        return news
+
+    def _revoked(self, claim: Attach) -> bool:
+        """Returns whether it ends a session."""
+        session = self._sessions.get(claim.session_id)
+        # Another router may have opened the session here anew since, with another right.
+        if session is None or session.spec.draft_key != claim.draft_key:
+            return False
+        self._on_ended(claim.session_id, DraftEndCause.REVOKED, "the verifier has no such session")
+        return True
 
     async def _batches(self) -> AsyncGenerator[DraftBatch, None]:
         """Yields one message whenever there is something new; drafts of a session merge while they wait."""

@@ -100,6 +100,7 @@ class DraftSession:
         self.first_sampling = spec.params.first_sampling
         self.greedy = spec.params.sampling.greedy  # the target's draw
         self.log: list[int] = [*spec.params.prompt, *spec.output]
+        self.heard = len(self.log)  # how far the verifier has committed, as far as its words have been read
         self.drafted: list[Guess] = []  # the trunk
         self.branches: list[Branch] = []
         self.recent = FIRST_RECENT  # acceptance, a moving average

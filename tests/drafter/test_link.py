@@ -22,6 +22,7 @@ from outrider.v1 import verifier_pb2, verifier_pb2_grpc
 from outrider.wire.drafter_sessions import DraftEndCause
 from outrider.wire.hello import Identity, Role, hello_to_wire
 from outrider.wire.session import SessionParams
+from outrider.wire.speculation import Attach, CommitBatch
 
 TOKENS = "tokenizer hash"
 
@@ -306,8 +307,8 @@ async def test_a_right_that_is_revoked_ends_only_what_shows_it() -> None:
     try:
         link.add(draft_session())
         for right, ends in ((b"o" * 16, 0), (b"k" * 16, 1)):
-            claim = verifier_pb2.Attach(session_id=b"s" * 16, draft_key=right)
-            link._heard(verifier_pb2.CommitBatch(revoked=[claim]))
+            claim = Attach(b"s" * 16, right)
+            await link._heard(CommitBatch(revoked=[claim]))
             assert len(ended) == ends
     finally:
         await link.close()
