@@ -153,19 +153,17 @@ async def answer_all(
     it refuses the key: that is the answer to no request."""
     import httpx
 
+    from outrider.client.connection import server_address
+
     if api_key is not None and not api_key.isascii():
         raise InvalidRequest("--api-key must be ASCII text")
     headers = {"content-type": "application/json", "accept-encoding": "identity"}
     if api_key is not None:
         headers["Authorization"] = f"Bearer {api_key}"
-    base = url.rstrip("/").removesuffix("/v1")
+    base = server_address(url).removesuffix("/v1")
     limits = httpx.Limits(max_connections=concurrency)
     waiting = iter(requests)
-    try:
-        client = httpx.AsyncClient(base_url=base, headers=headers, timeout=None, limits=limits)
-    except httpx.InvalidURL:
-        raise _no_url(url) from None
-    async with client as http:
+    async with httpx.AsyncClient(base_url=base, headers=headers, timeout=None, limits=limits) as http:
 
         async def work() -> None:
             for request in waiting:
@@ -192,10 +190,6 @@ async def answer_all(
             raise group.exceptions[0] from None
 
 
-def _no_url(url: object) -> InvalidRequest:
-    return InvalidRequest(f"--url must be http:// or https:// and a host, not {url}")
-
-
 async def _post(http: httpx.AsyncClient, request: dict[str, Any]) -> tuple[httpx.Response, bytearray]:
     """Returns the answer and its bytes as they came: what unpacks could be of any size."""
     body = bytearray()
@@ -218,8 +212,6 @@ async def _asked(http: httpx.AsyncClient, request: dict[str, Any]) -> tuple[http
         wait = WAIT_SECONDS
         try:
             response, body = await _post(http, request)
-        except (httpx.InvalidURL, httpx.UnsupportedProtocol):
-            raise _no_url(http.base_url) from None
         except httpx.TransportError:
             if not away:
                 typer.echo(

@@ -15,7 +15,14 @@ from typing import Any
 
 import httpx
 
-from outrider.client.connection import CONNECT_SECONDS, NOT_TRUSTED, STREAM, http_client, not_trusted
+from outrider.client.connection import (
+    CONNECT_SECONDS,
+    NOT_TRUSTED,
+    STREAM,
+    http_client,
+    not_trusted,
+    server_address,
+)
 from outrider.client.streamed import NO_ANSWER, Broken, StreamedAnswer, no_answer, server_sent_events
 from outrider.errors import InvalidRequest, OutriderError, Unavailable
 
@@ -76,10 +83,10 @@ class Client:
         authority of their certificates; None means the public ones.
 
         `patience_seconds` is how long an answer may make no progress, attempts to go on included. A
-        connection on which nothing came for `silence_seconds` counts as broken. Raises StartupError if the
-        key or the file cannot be used.
+        connection on which nothing came for `silence_seconds` counts as broken. Raises InvalidRequest for
+        what is no address, and StartupError if the key or the file cannot be used.
         """
-        self._urls = [url.rstrip("/") for url in ([urls] if isinstance(urls, str) else urls)]
+        self._urls = [server_address(url) for url in ([urls] if isinstance(urls, str) else urls)]
         self._at = 0  # index of the router in use
         self._patience_seconds = patience_seconds
         self._clock = clock
@@ -175,12 +182,7 @@ class Client:
                     response.read()
                     raise _refusal(response)
                 yield response
-        except (
-            httpx.UnsupportedProtocol,
-            httpx.InvalidURL,
-            httpx.ConnectError,
-            httpx.ConnectTimeout,
-        ) as error:
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             if not_trusted(error):
                 raise Unavailable(NOT_TRUSTED.format(self._url)) from None
             raise Broken(f"no server answers at {self._url}", reached=False) from None

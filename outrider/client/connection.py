@@ -5,11 +5,13 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 
-from outrider.errors import StartupError
+from outrider.errors import InvalidRequest, StartupError
 
 CONNECT_SECONDS = 5.0
 # Of an answer that is read as a whole: a refusal, or a word about the service.
@@ -19,6 +21,16 @@ STREAM = {"stream": True}  # in the extensions of a request whose answer may hav
 NOT_TRUSTED = (  # with the address
     "the certificate of {} is not signed by an authority that is trusted here: name it by --tls-ca"
 )
+
+
+def server_address(url: str) -> str:
+    """Returns the address of a server, without a slash at its end. Raises InvalidRequest if it is none."""
+    with suppress(ValueError, httpx.InvalidURL):
+        httpx.URL(url)
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return url.rstrip("/")
+    raise InvalidRequest(f"--url must be http:// or https:// and a host, not {url}")
 
 
 def http_client(api_key: str | None, ca_file: Path | None, silence_seconds: float) -> httpx.Client:

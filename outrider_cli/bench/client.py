@@ -10,6 +10,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from outrider.client.connection import server_address
 from outrider.errors import InvalidRequest, OutriderError, Unavailable
 from outrider_cli.bench.http import Http
 from outrider_cli.bench.suite import Conversation, messages
@@ -62,7 +63,7 @@ class ServerClient:
 
     def __init__(self, url: str, model: str | None, extras: Mapping[str, object]) -> None:
         """Connects to nothing yet. `extras` are fields beyond OpenAI's own that this server takes."""
-        self.url = url.rstrip("/")
+        self.url = server_address(url)
         self._model = {} if model is None else {"model": model}
         self._extras = extras
         self._http = Http(self.url)
