@@ -250,7 +250,10 @@ class Sessions:
 
     def _forget(self, session: Session) -> None:
         del self._open[session.id]
-        self._of -= Counter([session.transcript.request.owner])
+        owner = session.transcript.request.owner
+        self._of[owner] -= 1  # not by a difference of counters, which goes through all owners
+        if not self._of[owner]:
+            del self._of[owner]
 
     def _cap(self, request: GenerationRequest) -> int:
         if request.num_speculative_tokens is None:
