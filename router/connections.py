@@ -26,6 +26,7 @@ HEAD_BYTES = 64 * 1024
 MOST_HEADERS = 256  # of a request: each takes 40 times its bytes, if it is short
 TOO_LARGE = "431 Request Header Fields Too Large"
 URL_BYTES = 8 * 1024  # a query of 60 KB takes the event loop 20 ms, and needs no key
+FREE_PIECES, LEAST_PIECE = 2048, 64  # of a body: more pieces than these have so many bytes each, on average
 UNREAD_BYTES = 4 * MAX_BODY_BYTES  # of a body that was refused while it came, before the next head
 UNTAKEN_SECONDS = 60.0  # in which a client takes what waits for it: about 48 KiB
 SILENT_SECONDS = 60.0  # between two lines of the log
@@ -90,14 +91,19 @@ class Connections:
             self._told_at, self._dropped = now, 0
 
 
+class _Enough(Exception):
+    """What a client sends further is not looked at: it stops the parser, which tells of it as a mistake."""
+
+
 class LimitedProtocol(HttpToolsProtocol):
     """What uvicorn's protocol lacks: it waits for ever for the first byte, the end of a head, and for who
     does not read.
 
-    And it takes any number of headers, and of requests that come before the former is answered (pipelining).
-    A few bytes of each become kilobytes in memory, and of a client that leaves only the last one is told. So
-    the former is answered, the connection closed, and what came too early is not looked at: its client sends
-    it again (RFC 9112, 9.3.2)."""
+    And it takes any number of headers, of pieces of a body (chunks of a byte: a read of 256 KiB has 40,000,
+    each a call from the parser, 100 ms of the loop), and of requests that come before the former is answered
+    (pipelining). A few bytes of each become kilobytes in memory, and of a client that leaves only the last
+    one is told. So the former is answered, the connection closed, and what came too early is not looked at:
+    its client sends it again (RFC 9112, 9.3.2)."""
 
     cycle: Any
 
@@ -110,7 +116,8 @@ class LimitedProtocol(HttpToolsProtocol):
     ) -> None:
         self._deaf = False  # what comes is not looked at any more
         self._in_head = True
-        self._headers = self._url_bytes = 0  # of this head
+        self._headers = self._url_bytes = 0  # of this head; headers after its body, too
+        self._pieces = self._body_bytes = 0  # of this body
         super().__init__(**settings)
         self.parser: Any = RequestParser(self)
         self._connections = connections
@@ -166,46 +173,53 @@ class LimitedProtocol(HttpToolsProtocol):
     # Of the parser:
 
     def on_message_begin(self) -> None:
-        if not self._between_requests():
-            self._deaf = True  # a request has come before the former was answered
+        if not self._between_requests():  # a request has come before the former was answered
             self.cycle.keep_alive = False
-        self._in_head, self._headers, self._url_bytes = True, 0, 0
-        self._unless_deaf("on_message_begin")
+            self._look_no_further()
+        self._in_head = True
+        self._headers = self._url_bytes = self._pieces = self._body_bytes = 0
+        super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
         self._url_bytes += len(url)  # it may come in pieces
-        if self._url_bytes > URL_BYTES and not self._deaf:
+        if self._url_bytes > URL_BYTES:
             self._refuse("414 URI Too Long", f"the address of a request has at most {URL_BYTES} bytes")
-        self._unless_deaf("on_url", url)
+        super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._in_head or self._deaf:  # what follows a body is not asked for by anybody
-            return
         self._headers += 1
         if self._headers > MOST_HEADERS:
             self._refuse(TOO_LARGE, f"a request has at most {MOST_HEADERS} headers")
-        self._unless_deaf("on_header", name, value)
+        if self._in_head:  # what follows a body is not asked for by anybody
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        self._unless_deaf("on_headers_complete")
+        super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        self._unless_deaf("on_body", body)
+        self._pieces += 1
+        self._body_bytes += len(body)
+        if self._pieces > FREE_PIECES + self._body_bytes // LEAST_PIECE:
+            sentence = f"a body of more than {FREE_PIECES} chunks has {LEAST_PIECE} bytes in each on average"
+            self._refuse("400 Bad Request", sentence)
+        super().on_body(body)
 
-    def on_message_complete(self) -> None:
-        self._unless_deaf("on_message_complete")
+    def send_400_response(self, msg: str) -> None:
+        if not self._deaf:  # else the parser was stopped
+            super().send_400_response(msg)
 
     def _refuse(self, status: str, sentence: str) -> None:
-        """Answers a head that is still coming, and looks at no more of it."""
-        self._deaf = True
-        head = [f"HTTP/1.1 {status}", "content-type: text/plain", f"content-length: {len(sentence) + 1}"]
-        self.transport.write("\r\n".join([*head, "connection: close", "", f"{sentence}\n"]).encode())
+        """Answers a request that is still coming, if nothing was answered yet, and looks at no more of it."""
+        if self._in_head or not self.cycle.response_started:
+            head = [f"HTTP/1.1 {status}", "content-type: text/plain", f"content-length: {len(sentence) + 1}"]
+            self.transport.write("\r\n".join([*head, "connection: close", "", f"{sentence}\n"]).encode())
         self.transport.close()
+        self._look_no_further()
 
-    def _unless_deaf(self, callback: str, *arguments: bytes) -> None:
-        if not self._deaf:
-            getattr(super(), callback)(*arguments)
+    def _look_no_further(self) -> None:
+        self._deaf = True
+        raise _Enough  # the parser goes through none of what it still has
 
     def waits(self) -> bool:
         return self._between_requests() or self.cycle.more_body
