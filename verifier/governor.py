@@ -65,15 +65,19 @@ class Block:
     committed: float = 0.0
     session_steps: int = 0
     squares: tuple[float, float, float] = (0.0, 0.0, 0.0)  # sums: committed^2, both multiplied, seconds^2
-    settling: int = 0  # steps that do not count
-    lost: float = 0.0  # seconds of all of them
+    settled: bool = False
+    settling: int = 0  # steps that did not count, since it began or was interrupted
+    settling_seconds: float = 0.0  # of them
+    lost: float = 0.0  # seconds of all steps
     gained: float = 0.0  # tokens of all of them
 
     def take(self, step: StepSeen) -> None:
         self.lost += step.seconds
         self.gained += step.committed
-        if not self.steps and not self._settled(step):
+        self.settled = self.settled or self._settles(step)
+        if not self.settled:
             self.settling += 1
+            self.settling_seconds += step.seconds
             return
         self.steps += 1
         self.seconds += step.seconds
@@ -83,10 +87,18 @@ class Block:
         count, took = step.committed, step.seconds
         self.squares = tokens + count * count, both + count * took, seconds + took * took
 
-    def _settled(self, step: StepSeen) -> bool:
+    def interrupt(self) -> None:
+        """What follows comes after steps of others: who drafts has to catch up again."""
+        self.settled, self.settling, self.settling_seconds = False, 0, 0.0
+
+    def _settles(self, step: StepSeen) -> bool:
         if self.settling < SETTLING_STEPS:
             return False
-        return step.starved is None or step.starved <= STARVED or self.lost >= SETTLING_SECONDS
+        return (
+            step.starved is None
+            or step.starved <= STARVED
+            or self.settling_seconds + step.seconds >= SETTLING_SECONDS
+        )
 
     def full(self, against: Block | None) -> bool:
         """Returns whether it says enough, `against` being one of the other way."""
@@ -258,8 +270,9 @@ class Governor:
             self.trials += 1
 
     def resume(self) -> None:
-        """Goes on after steps that it was not told of: the block that they interrupted begins anew."""
-        self._block = Block()
+        """Goes on after steps that it was not told of. The block that they interrupted goes on, too: answers
+        may be shorter than a block."""
+        self._block.interrupt()
 
     def alarm(self) -> None:
         """What was found counts little: the load is another."""

@@ -80,6 +80,19 @@ def test_drafts_that_do_not_pay_for_drawn_text_are_taken_for_greedy_text() -> No
     assert sum(rested[1]) < 60
 
 
+def test_answers_of_half_a_second_greedy_and_drawn_in_turn_are_compared_too() -> None:
+    engine, rested = Threads(), {0: list[bool](), 1: list[bool]()}
+    ways = Ways(engine, None, lambda: 0.5)
+    for number in range(12_000):
+        greedy = number // 60 % 2
+        ways.turn_to(greedy, 1)
+        ways.use_threads(reading=0)
+        rested[greedy].append(ways.resting)
+        seconds = 0.006 if ways.resting and engine.threads == 4 else 0.008
+        ways.observe(StepSeen(seconds, 1, 1, None if ways.resting else 0.0), drafted=True)
+    assert all(sum(each[-1000:]) > 900 for each in rested.values())
+
+
 def test_a_few_sessions_of_the_other_kind_change_nothing() -> None:
     ways = Ways(Threads(), None, lambda: 0.5)
     ways.turn_to(0, 8)
