@@ -310,6 +310,20 @@ async def test_who_does_not_take_what_is_written_is_closed(serve: Serve) -> None
     writer.close()
 
 
+async def test_what_is_written_to_who_has_left_is_not_told_in_the_log(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A few hundred streams that were left amid an answer had made 73 lines of it."""
+    service = await serve()
+    _, writer = await service.open()
+    await until(lambda: len(service.had) == 1)
+    service.had[0].transport.abort()
+    for _ in range(100):
+        service.had[0].transport.write(b"data: {}\n\n")
+    assert not caplog.records
+    writer.close()
+
+
 async def test_who_takes_it_at_last_is_not(serve: Serve) -> None:
     service = await serve()
     _, writer = await service.open()
