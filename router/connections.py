@@ -17,7 +17,7 @@ from router.api.body import MAX_BODY_BYTES
 from router.request_parser import RequestParser
 
 logger = logging.getLogger(__name__)
-# What is written to a client that has just left: a line for each event of an answer, as often as clients like.
+# What is written to a client that has just left: as many lines as an answer has events.
 logging.getLogger("asyncio").addFilter(lambda record: record.msg != "socket.send() raised exception.")
 
 # One in so many descriptors, for clients, and for workers that call at a port of their own; the rest is for

@@ -14,6 +14,7 @@ from outrider.errors import InvalidRequest, TooSlow
 from outrider.net.places import Places, host_of
 
 QUESTION_SECONDS = 10.0  # in which it comes
+STANDARD_BYTES = 4096  # of a message to health or reflection: names, from anybody, held and told again
 MOST_UNASKED, SHARE = 2**14, 2  # calls of a server that wait for theirs, of which one address has half
 
 
@@ -39,7 +40,9 @@ def asked(
 
     def decoded(raw: bytes) -> Any:
         if deserializer is None:
-            return raw
+            return raw  # who answers looks at its size
+        if len(raw) > STANDARD_BYTES:
+            raise InvalidRequest(f"a message has {len(raw)} bytes here, and may have {STANDARD_BYTES}")
         try:
             return deserializer(raw)
         except DecodeError:

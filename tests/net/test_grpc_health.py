@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import grpc
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from outrider.net.grpc_health import ADDRESS_SHARE, MOST_WATCHERS, add_health
 from outrider.net.rpc import new_server
@@ -61,4 +63,33 @@ async def test_all_watchers_cost_one_look_and_one_too_many_is_refused() -> None:
             watch.cancel()
         while looking():  # noqa: ASYNC110 (nothing tells of it)
             await asyncio.sleep(0.01)
+    await server.stop(None)
+
+
+async def test_nobody_asks_with_more_than_a_name() -> None:
+    """Sixteen streams of reflection that asked for names of 16 MB, and took no answer, had held 1.4 GiB."""
+    server = new_server()
+    add_health(server, lambda: True, "outrider.v1.Generation")
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        health, described = (
+            health_pb2_grpc.HealthStub(channel),
+            reflection_pb2_grpc.ServerReflectionStub(channel),
+        )
+        for name, taken in (("a" * 4000, True), ("a" * 5000, False)):
+            asked = health_pb2.HealthCheckRequest(service=name)
+            question = reflection_pb2.ServerReflectionRequest(file_containing_symbol=name)
+            too_large = grpc.StatusCode.INVALID_ARGUMENT
+            watch = health.Watch(asked)
+            answers = described.ServerReflectionInfo(iter([question]))
+            if taken:
+                assert (await watch.read()).status == STATES.SERVICE_UNKNOWN
+                assert (await answers.read()).HasField("error_response")
+                watch.cancel()
+            else:
+                assert [await watch.code(), await answers.code()] == [too_large, too_large]
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await health.Check(asked)
+            assert refused.value.code() is (grpc.StatusCode.NOT_FOUND if taken else too_large)
     await server.stop(None)
