@@ -16,6 +16,7 @@ import grpc.aio
 from outrider.errors import IdInUse, OutriderError, PeerRefused, Unavailable
 from outrider.net.allowance import CUT_OFF_SECONDS, CutOff
 from outrider.net.backoff import Backoff
+from outrider.net.diagnosis import why_unreachable
 from outrider.net.heartbeat import IDLE_TICKS, TICK_SECONDS
 from outrider.net.rpc import ask, channel
 from outrider.net.tasks import propagate_cancel
@@ -145,7 +146,8 @@ class WorkerDiscovery:
             await asyncio.wait((former,))
         identity = record.info.identity
         who = f"{identity.role.name.lower()} {identity.worker_id}"
-        backoff, complained = Backoff(FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, GOOD_SECONDS), ""
+        backoff = Backoff(FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, GOOD_SECONDS)
+        complained = said = ""
         loop = asyncio.get_running_loop()
         while True:
             began, held, least = loop.time(), 0.0, 0.0
@@ -162,16 +164,23 @@ class WorkerDiscovery:
                     await self._store.answer(identity, self._router.worker_id, None, cut_off.message)
             except OutriderError as error:
                 if error.message != complained:
-                    log.warning("%s is not taken in: %s; trying again", who, error.message)
-                complained = error.message
+                    complained, said = error.message, await self._why(record, error)
+                    log.warning("%s is not taken in: %s; trying again", who, said)
                 with suppress(OutriderError):
-                    await self._store.answer(identity, self._router.worker_id, None, error.message)
+                    await self._store.answer(identity, self._router.worker_id, None, said)
             except Exception:
                 log.exception("the router failed on %s; trying again", who)
             else:
                 log.warning("%s is given up: %s; trying again", who, why)
                 held, complained = loop.time() - began, ""
             await asyncio.sleep(max(backoff.after(held), least) * (0.5 + self._jitter() / 2))
+
+    async def _why(self, record: WorkerRecord, error: OutriderError) -> str:
+        """Returns what is wrong, in a sentence for who runs the worker. Only one with a certificate is told
+        what the router finds at the address that it has named."""
+        certified = self._tls is not None and self._tls.mutual
+        found = await why_unreachable(record.address, self._tls) if certified else ""
+        return f"the router does not reach the worker: {found}" if found else error.message
 
     async def _hold(self, record: WorkerRecord) -> str:
         """Connects, takes the worker in, and returns why it is given up when its stream ends, or is silent.

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -114,8 +115,7 @@ class Worker(Generic[Listener]):
         return self._listeners
 
     async def greet(self, hello: object) -> Any:
-        """Exchanges hellos and returns the worker's. Raises PeerRefused or Unavailable if the worker at the
-        address is not the registered one."""
+        """Exchanges hellos and returns the worker's. Raises Unavailable if another process answers."""
         self._send(hello)
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
@@ -128,10 +128,10 @@ class Worker(Generic[Listener]):
             raise worker_error(error) from None
         except InvalidRequest as error:
             raise Unavailable(f"the worker's hello is not understood: {error.message}") from None
-        answered = check_hello(first.hello, self.identity.role)
-        if answered != self.identity:
-            raise Unavailable("another process answered at the worker's registered address")
-        return first
+        with suppress(PeerRefused):  # of another role, for instance: that is no fault of the worker's
+            if check_hello(first.hello, self.identity.role) == self.identity:
+                return first
+        raise Unavailable("another process answered at the worker's registered address")
 
     async def listen(self) -> str:
         """Passes events on until the stream ends, or `tick` ends it. Returns what happened. Raises CutOff if
@@ -277,7 +277,7 @@ class Verifier(Worker[VerifierListener]):
 
     def _dispatch(self, events: VerifierEvents) -> None:
         units: float = VERIFIER_MESSAGE_UNITS
-        units += VERIFIER_ENTRY_UNITS * len([*events.cut_off, *events.finished, *events.failed])
+        units += VERIFIER_ENTRY_UNITS * (len(events.cut_off) + len(events.finished) + len(events.failed))
         if events.load is not None:  # first: the sessions below decide by it
             self.load, self.unreported = events.load, 0
             if self.on_load is not None:
@@ -390,9 +390,10 @@ class Drafter(Worker[DrafterListener]):
                 listener.draft_ended(end.cause, end.reason)
 
 
-def worker_error(error: grpc.aio.AioRpcError) -> OutriderError:
+def worker_error(error: grpc.aio.AioRpcError) -> Unavailable:
+    """Returns why a worker does not answer. If it refuses this router, another may have it all the same."""
     if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-        return PeerRefused(error.details() or "the worker refused the router")
+        return Unavailable(f"the worker refuses the router: {error.details()}")
     return Unavailable(
         f"the router cannot reach the worker at the address it registered ({error.code().name}): "
         "the address must be one that the router's machine can connect to"

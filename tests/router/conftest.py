@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import grpc
 import grpc.aio
 import pytest
 
@@ -55,6 +56,7 @@ class Worker:
     greeting_load: verifier_pb2.VerifierLoad | None = None
     tried: list[str] = field(default_factory=list)  # of a drafter, which verifiers it was to reach
     unreached: str = ""  # what it answers
+    refuses: str = ""  # what a router hears that opens a stream
     takes_joined: bool = True  # of a verifier, whether drafters that joined reach it
     beats: bool = True  # False: it is silent, but for what `say` is given
     registration: asyncio.Task[Any] | None = None
@@ -121,6 +123,9 @@ class Worker:
         raise NotImplementedError("the router does not speculate")
 
     async def Sessions(self, request_iterator: Any, context: Any) -> None:
+        if self.refuses:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refuses)
+
         async def record() -> None:
             async for command in request_iterator:
                 if command.WhichOneof("command") == "open":

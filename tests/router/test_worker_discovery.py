@@ -179,8 +179,11 @@ async def test_a_worker_that_cannot_be_reached_is_told_and_tried_again(rig: Any)
     assert (await worker.states.get())[0] is not None
 
 
-async def test_another_process_at_the_registered_address_is_not_taken_for_the_worker(rig: Any) -> None:
-    impostor = Identity(Role.VERIFIER, "v", 99, "VERIFIER model", "tokens")
+@pytest.mark.parametrize("role", [Role.VERIFIER, Role.DRAFTER])
+async def test_another_process_at_the_registered_address_is_not_taken_for_the_worker(
+    rig: Any, role: Role
+) -> None:
+    impostor = Identity(role, "v", 99, "VERIFIER model", "tokens")
     worker = await rig.worker(Role.VERIFIER, "v", answers_as=impostor)
     worker.register(rig.address)
     router, reason = await worker.states.get()
