@@ -67,7 +67,7 @@ class Block:
     squares: tuple[float, float, float] = (0.0, 0.0, 0.0)  # sums: committed^2, both multiplied, seconds^2
     settled: bool = False
     settling: int = 0  # steps that did not count, since it began or was interrupted
-    settling_seconds: float = 0.0  # of them
+    settling_seconds: float = 0.0  # of all of them
     lost: float = 0.0  # seconds of all steps
     gained: float = 0.0  # tokens of all of them
 
@@ -88,8 +88,9 @@ class Block:
         self.squares = tokens + count * count, both + count * took, seconds + took * took
 
     def interrupt(self) -> None:
-        """What follows comes after steps of others: who drafts has to catch up again."""
-        self.settled, self.settling, self.settling_seconds = False, 0, 0.0
+        """What follows comes after steps of others: who drafts has to catch up again. The block does not wait
+        for more than SETTLING_SECONDS in all, or it would never end where answers are short."""
+        self.settled, self.settling = False, 0
 
     def _settles(self, step: StepSeen) -> bool:
         if self.settling < SETTLING_STEPS:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from verifier.governor import StepSeen
 from verifier.price import StepTime
 from verifier.ways import Ways
@@ -80,7 +82,8 @@ def test_drafts_that_do_not_pay_for_drawn_text_are_taken_for_greedy_text() -> No
     assert sum(rested[1]) < 60
 
 
-def test_answers_of_half_a_second_greedy_and_drawn_in_turn_are_compared_too() -> None:
+@pytest.mark.parametrize("starved", [0.0, 1.0])  # who looks guesses up has none for most steps
+def test_answers_of_half_a_second_greedy_and_drawn_in_turn_are_compared_too(starved: float) -> None:
     engine, rested = Threads(), {0: list[bool](), 1: list[bool]()}
     ways = Ways(engine, None, lambda: 0.5)
     for number in range(12_000):
@@ -89,7 +92,7 @@ def test_answers_of_half_a_second_greedy_and_drawn_in_turn_are_compared_too() ->
         ways.use_threads(reading=0)
         rested[greedy].append(ways.resting)
         seconds = 0.006 if ways.resting and engine.threads == 4 else 0.008
-        ways.observe(StepSeen(seconds, 1, 1, None if ways.resting else 0.0), drafted=True)
+        ways.observe(StepSeen(seconds, 1, 1, None if ways.resting else starved), drafted=True)
     assert all(sum(each[-1000:]) > 900 for each in rested.values())
 
 
