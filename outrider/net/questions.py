@@ -14,7 +14,8 @@ from outrider.errors import InvalidRequest, TooSlow
 from outrider.net.places import Places, host_of
 
 QUESTION_SECONDS = 10.0  # in which it comes
-STANDARD_BYTES = 4096  # of a message to health or reflection: names, from anybody, held and told again
+STANDARD = ("/grpc.health.", "/grpc.reflection.")  # whose messages hold a name, which is kept and told again
+STANDARD_BYTES = 4096  # of such a message, from anybody
 MOST_UNASKED, SHARE = 2**14, 2  # calls of a server that wait for theirs, of which one address has half
 
 
@@ -29,6 +30,7 @@ def received(raws: AsyncIterable[bytes]) -> aclosing[Any]:
 
 
 def asked(
+    method: str,
     behaviour: Callable[..., Any],
     deserializer: Callable[[bytes], Any] | None,
     streaming: bool,
@@ -38,10 +40,12 @@ def asked(
     """Returns the behaviour for a stream of bytes. It raises InvalidRequest if they are no message; if the
     messages are a stream, that stream raises it. TooSlow and Overloaded come in the same way."""
 
+    standard = method.startswith(STANDARD)
+
     def decoded(raw: bytes) -> Any:
         if deserializer is None:
-            return raw  # who answers looks at its size
-        if len(raw) > STANDARD_BYTES:
+            return raw
+        if standard and len(raw) > STANDARD_BYTES:
             raise InvalidRequest(f"a message has {len(raw)} bytes here, and may have {STANDARD_BYTES}")
         try:
             return deserializer(raw)

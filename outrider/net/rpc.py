@@ -302,7 +302,7 @@ class _ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         if not generates and not inspect.iscoroutinefunction(behaviour):
             raise TypeError("handlers are asynchronous here")
         decode, streaming = handler.request_deserializer, handler.request_streaming
-        behaviour = asked(behaviour, decode, streaming, generates, self._unasked)
+        behaviour = asked(handler_call_details.method, behaviour, decode, streaming, generates, self._unasked)
         # Bytes that are no message are for the behaviour to refuse: gRPC itself would log a trace for each.
         wrapped: grpc.RpcMethodHandler[Any, Any] = make(
             _guarded(behaviour, roles, generates), None, handler.response_serializer

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from outrider.net.conversation import converse
 from outrider.net.grpc_health import ADDRESS_SHARE, MOST_WATCHERS, add_health
-from outrider.net.rpc import new_server
+from outrider.net.rpc import add_methods, channel, new_server
+from outrider.wire.methods import SPECULATE
+from outrider.wire.speculation import CommitBatch, Draft, DraftBatch
 
 STATES = health_pb2.HealthCheckResponse
 MOST = MOST_WATCHERS // ADDRESS_SHARE  # of one address
@@ -92,4 +97,24 @@ async def test_nobody_asks_with_more_than_a_name() -> None:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await health.Check(asked)
             assert refused.value.code() is (grpc.StatusCode.NOT_FOUND if taken else too_large)
+    await server.stop(None)
+
+
+async def test_what_workers_tell_each_other_may_be_longer_than_a_name() -> None:
+    server, told = new_server(), list[int]()
+
+    async def speculate(batches: AsyncIterator[DraftBatch], context: object) -> AsyncIterator[CommitBatch]:
+        async for batch in batches:
+            told.extend(len(draft.tokens) for draft in batch.drafts)
+            yield CommitBatch()
+
+    add_methods(server, {SPECULATE: speculate})
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with channel(f"127.0.0.1:{port}", None, SPECULATE.answered.max_bytes) as connection:
+        stream = converse(connection, SPECULATE)
+        await stream.write(DraftBatch(drafts=[Draft(b"s" * 16, 0, list(range(40_000)), [], b"")]))
+        async with aclosing(stream.heard()) as heard:
+            await anext(heard)
+    assert told == [40_000]
     await server.stop(None)
