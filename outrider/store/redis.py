@@ -21,7 +21,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from redis.asyncio import Redis
 from redis.asyncio.connection import BlockingConnectionPool, ConnectionPool, SSLConnection
@@ -31,6 +31,7 @@ from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissi
 
 from outrider.errors import OutriderError, StartupError, Unavailable
 from outrider.net.tasks import propagate_cancel
+from outrider.store.redis_answers import NO_ANSWER, read
 from outrider.store.redis_listing import ALIVE, INDEX, MARK, NOW, WORKER, Listing
 from outrider.store.redis_logs import RedisSessionLogs
 from outrider.store.store import (
@@ -172,20 +173,19 @@ class RedisStore:
         identity = record.info.identity
         name = _name(identity)
         description = RECORD.to_bytes(replace(record, load=None))
-        words = await self._asked(
-            self._beat(
-                keys=_keys(name),
-                args=[
-                    *(name, str(identity.incarnation), description, RECORD.to_bytes(record)),
-                    *(round(self._ttl_seconds * 1000), self._word_seconds, caller, record.address),
-                ],
-            )
+        asked = self._beat(
+            keys=_keys(name),
+            args=[
+                *(name, str(identity.incarnation), description, RECORD.to_bytes(record)),
+                *(round(self._ttl_seconds * 1000), self._word_seconds, caller, record.address),
+            ],
         )
+        words = await self._asked(read(asked, _heard))
         if words is None:
             raise id_in_use(identity)
         if words == 0:
             raise twice(identity)
-        return answer_of(_words(words))
+        return answer_of(words)
 
     async def leave(self, identity: Identity, caller: str = "") -> None:
         name = _name(identity)
@@ -276,6 +276,9 @@ class RedisStore:
             if sentence is not None:
                 raise StartupError(sentence) from None
             raise Unavailable(f"the store cannot be reached at the moment ({_kind(error)})") from None
+        except NO_ANSWER as error:  # what comes on its connections may be the answers to other questions
+            await self._redis.connection_pool.disconnect(inuse_connections=False)
+            raise Unavailable(f"the store says what is no answer ({type(error).__name__})") from None
         self._reached = True
         return answer
 
@@ -303,6 +306,13 @@ def _keys(name: str) -> list[str]:
 
 def _name(identity: Identity) -> str:
     return f"{identity.role.name.lower()}:{identity.worker_id}"
+
+
+def _heard(answer: Any) -> dict[str, Word] | Literal[0] | None:
+    """Reads what BEAT answers."""
+    if answer is None or answer == 0:
+        return answer and 0
+    return _words(answer)
 
 
 def _words(fields: list[bytes]) -> dict[str, Word]:

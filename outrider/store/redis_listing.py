@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Awaitable, Mapping
-from typing import Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from redis.asyncio import Redis
 
 from outrider.errors import InvalidRequest
+from outrider.store.redis_answers import Asked, read, whole_bytes
 from outrider.store.redis_keys import KEEP
 from outrider.wire.description import WorkerRecord
 from outrider.wire.hello import WorkerKey
@@ -83,14 +85,6 @@ end
 return found
 """
 
-T = TypeVar("T")
-
-
-class Asked(Protocol):
-    """Waits for an answer of the Redis. Raises Unavailable in place of Redis's own errors."""
-
-    async def __call__(self, asked: Awaitable[T]) -> T: ...
-
 
 class Listing:
     """What one watcher knows."""
@@ -108,15 +102,12 @@ class Listing:
         """Returns the epoch and the live records: the same object as before if nothing has changed. A load is
         as it was when its worker came or changed. Raises Unavailable."""
         fresh = secrets.token_hex(8)
-        epoch, mark, *changed = await self._asked(
-            self._list(
-                keys=[INDEX, MARK, ALIVE, EPOCH],
-                args=[fresh, WORKER, self._epoch_ms, self._epoch, self._mark],
-            )
+        asked = self._list(
+            keys=[INDEX, MARK, ALIVE, EPOCH], args=[fresh, WORKER, self._epoch_ms, self._epoch, self._mark]
         )
-        if changed:
-            (listed,) = changed
-            await self._read(dict(zip(listed[::2], listed[1::2], strict=True)))
+        epoch, mark, marks = await self._asked(read(asked, _listed))
+        if marks is not None:
+            await self._read(marks)
         self._epoch, self._mark = epoch, mark
         return epoch, self._records
 
@@ -125,12 +116,25 @@ class Listing:
         self._known = {name: self._known[name] for name in marks if name in self._known}
         for start in range(0, len(unknown), RECORDS_AT_ONCE):
             names = unknown[start : start + RECORDS_AT_ONCE]
-            raw = await self._asked(self._fetch(keys=[INDEX, ALIVE], args=[WORKER, *names]))
-            self._known.update(
-                {name: (marks[name], _record(one)) for name, one in zip(names, raw, strict=True)}
-            )
+            asked = self._fetch(keys=[INDEX, ALIVE], args=[WORKER, *names])
+            found = await self._asked(read(asked, partial(_records, names)))
+            self._known.update({name: (marks[name], record) for name, record in found.items()})
         records = (record for _, record in self._known.values())
         self._records = {one.info.identity.key: one for one in records if one is not None}
+
+
+def _listed(answer: Any) -> tuple[bytes, bytes, dict[bytes, bytes] | None]:
+    """Reads what LIST answers: (epoch, mark, marks by ROLE:ID), None if nothing has changed."""
+    epoch, mark, *changed = answer
+    if changed:
+        (listed,) = changed
+        return epoch, mark, dict(zip(listed[::2], listed[1::2], strict=True))
+    return epoch, mark, None
+
+
+def _records(names: Sequence[bytes], answer: Any) -> dict[bytes, WorkerRecord | None]:
+    """Reads what FETCH answers."""
+    return {name: _record(whole_bytes(one)) for name, one in zip(names, answer, strict=True)}
 
 
 def _record(raw: bytes) -> WorkerRecord | None:

@@ -16,14 +16,16 @@ It also keeps the books: a log is booked anew if it has grown by PAGE bytes, or 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from outrider.errors import Unavailable
 from outrider.store.logs import MAX_BYTES, Append, Claim, Owner, Taken
+from outrider.store.redis_answers import Asked, read, whole_bytes
 from outrider.store.redis_keys import KEEP
 from outrider.wire.session import SessionId
 
@@ -170,14 +172,6 @@ return {generation, #records, table.concat(records)}
 """
 CANCEL = "if redis.call('EXISTS', KEYS[2]) == 1 then redis.call('HSET', KEYS[2], 'cancelled', 1) end"
 
-T = TypeVar("T")
-
-
-class Asked(Protocol):
-    """Waits for an answer of the Redis. Raises Unavailable in place of Redis's own errors."""
-
-    async def __call__(self, asked: Awaitable[T]) -> T: ...
-
 
 class RedisSessionLogs:
     """Implements SessionLogs."""
@@ -200,15 +194,11 @@ class RedisSessionLogs:
             args += (one.session_id.hex(), one.tenant)
             args += (one.owner.name, one.owner.generation, one.base, len(one.records), *one.records)
         try:
-            answers: list[int] = await self._asked(self._appended(keys, args))
+            return await self._asked(read(self._appended(keys, args), partial(_lengths, appends)))
         except Unavailable:
             # A Redis that does not read a command hangs up after its answer. What asks next connects anew.
             await self._redis.connection_pool.disconnect(inuse_connections=False)
             raise
-        lengths: list[int | None] = [one.base + len(one.records) for one in appends]
-        for index, length in zip(answers[::2], answers[1::2], strict=True):
-            lengths[index] = None if length == SUPERSEDED else length
-        return lengths
 
     async def _appended(self, keys: list[bytes], args: list[Any]) -> Any:
         """A Redis may have less room than logs may take, and evict nothing: then those go that fill it."""
@@ -221,18 +211,12 @@ class RedisSessionLogs:
         return await self._append(keys=keys, args=args)
 
     async def take(self, session_id: SessionId, name: str, ttl_seconds: float) -> Taken | None:
-        answer = await self._asked(
-            self._take(keys=_keys(session_id), args=[name, _milliseconds(ttl_seconds)])
-        )
-        if answer is None:
-            return None
-        generation, length, content = answer
-        return Taken(Owner(name, generation), length, content)
+        asked = self._take(keys=_keys(session_id), args=[name, _milliseconds(ttl_seconds)])
+        return await self._asked(read(asked, partial(_taken, name)))
 
     async def read(self, session_id: SessionId) -> bytes | None:
         stream, _ = _keys(session_id)
-        entries: Any = await self._asked(self._redis.xrange(stream, "1-0", "1-0"))
-        return entries[0][1].get(b"r") if entries else None
+        return await self._asked(read(self._redis.xrange(stream, "1-0", "1-0"), _only_record))
 
     async def cancel(self, session_id: SessionId) -> None:
         await self._asked(self._cancel(keys=_keys(session_id)))
@@ -240,18 +224,45 @@ class RedisSessionLogs:
     async def claim(self, session_id: SessionId) -> Claim | None:
         _, owner = _keys(session_id)
         known: Any = self._redis.hmget(owner, ["name", "generation", "cancelled"])
-        name, generation, cancelled = await self._asked(known)
-        if name is None or generation is None:
-            return None
-        try:
-            return Claim(Owner(name.decode(), int(generation)), cancelled is not None)
-        except ValueError:  # somebody else has written there
-            return None
+        return await self._asked(read(known, _claim))
 
     async def last(self, session_id: SessionId) -> bytes | None:
         stream, _ = _keys(session_id)
-        entries: Any = await self._asked(self._redis.xrevrange(stream, count=1))
-        return entries[0][1].get(b"r") if entries else None
+        return await self._asked(read(self._redis.xrevrange(stream, count=1), _only_record))
+
+
+def _lengths(appends: Sequence[Append], answer: Any) -> list[int | None]:
+    """Reads what APPEND answers."""
+    lengths: list[int | None] = [one.base + len(one.records) for one in appends]
+    for index, length in zip(answer[::2], answer[1::2], strict=True):
+        if not 0 <= index < len(appends) or length < SUPERSEDED:
+            raise ValueError("no log has such a length")
+        lengths[index] = None if length == SUPERSEDED else length
+    return lengths
+
+
+def _taken(name: str, answer: Any) -> Taken | None:
+    """Reads what TAKE answers."""
+    if answer is None:
+        return None
+    generation, length, content = answer
+    return Taken(Owner(name, int(generation)), int(length), whole_bytes(content))
+
+
+def _only_record(entries: Any) -> bytes | None:
+    """Reads one entry of a stream, or none."""
+    found = entries[0][1].get(b"r") if entries else None
+    return found if found is None else whole_bytes(found)
+
+
+def _claim(answer: Any) -> Claim | None:
+    name, generation, cancelled = answer
+    if name is None or generation is None:
+        return None
+    try:
+        return Claim(Owner(name.decode(), int(generation)), cancelled is not None)
+    except ValueError:  # somebody else has written there
+        return None
 
 
 def _keys(session_id: SessionId) -> list[bytes]:
