@@ -65,16 +65,23 @@ class Joined:
         self._told: tuple[str | None, str] | None = None
 
     async def keep(self, describe: Callable[[], WorkerRecord], on_state: OnState | None) -> NoReturn:
-        """Raises PeerRefused with a router's sentence if its token is not good, or it does not fit."""
+        """Raises PeerRefused with a router's sentence if its token is not good, or it does not fit: once no
+        other router is left that may take it."""
         info = describe().info
         tasks = [
             asyncio.create_task(self._keep_joined(url, info, on_state or (lambda *_: None)))
             for url in self._joining.urls
         ]
+        left = len(tasks)
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            for ended in asyncio.as_completed(tasks):
+                left -= 1
+                try:
+                    await ended
+                except PeerRefused as refused:
+                    if not left:
+                        raise
+                    log.warning("%s; going on with the other routers of --join", refused.message)
             raise AssertionError("it is tried for ever")
         finally:
             await cancel(tasks)
@@ -85,18 +92,14 @@ class Joined:
     async def _keep_joined(self, url: JoinUrl, info: WorkerInfo, on_state: OnState) -> NoReturn:
         backoff = Backoff(FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS, GOOD_SECONDS)
         while True:
-            began = self._clock()
+            began, fatal = self._clock(), False
             try:
                 code, details = await propagate_cancel(self._join(url, info, on_state))
-                if code in FATAL:
-                    raise PeerRefused(details)
-                why = details
+                why, fatal = details, code in FATAL
                 if code is grpc.StatusCode.UNIMPLEMENTED:
                     why = "that router takes no drafters that join: start it with --drafter-tokens"
                 if code is grpc.StatusCode.UNAVAILABLE:
                     why = await why_unreachable(url.address, self._credentials) or details
-            except PeerRefused:
-                raise
             except OutriderError as error:
                 why = error.message
             except Exception:
@@ -105,6 +108,8 @@ class Joined:
             self._in.pop(url, None)
             if not self._in:
                 self._tell(on_state, None, f"{url.address}: {why or 'the stream ended'}")
+            if fatal:
+                raise PeerRefused(f"the router at {url.address} refuses this drafter: {why}")
             await asyncio.sleep(backoff.after(self._clock() - began))
 
     def _tell(self, on_state: OnState, router: str | None, why: str) -> None:

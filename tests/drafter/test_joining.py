@@ -150,6 +150,32 @@ async def test_a_refusal_for_good_ends_it_with_the_routers_sentence(error: Outri
     await over(keeping, servers)
 
 
+async def test_a_router_that_refuses_it_takes_it_from_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    refused, here = [], asyncio.Event()
+
+    async def refusing(messages: Any, context: Any) -> AsyncIterator[DrafterCommand]:
+        refused.append(1)
+        raise Unauthenticated("it is not known")
+        yield DrafterCommand()
+
+    async def router(messages: Any, context: Any) -> AsyncIterator[DrafterCommand]:
+        yield DrafterCommand(hello=ROUTER.hello())
+        await here.wait()
+        raise PeerRefused("it does not fit")
+
+    keeping, states, servers = await joined_to(refusing, router)
+    while (await states.get())[1] != "joined" or not refused:
+        pass
+    assert not keeping.done()
+    here.set()
+    with pytest.raises(PeerRefused, match="it does not fit"):
+        await keeping
+    assert refused == [1]
+    said = [record.message for record in caplog.records if "it is not known" in record.message]
+    assert len(said) == 1 and "going on with the other routers of --join" in said[0]
+    await over(keeping, servers)
+
+
 async def test_a_refusal_for_now_is_told_once_and_it_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joining_module, "FIRST_BACKOFF_SECONDS", 0.01)
     tries = []
