@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,17 @@ MAX_LINE_BYTES = 8 * 2**20  # that the service takes as a request's body
 MAX_ANSWER_BYTES = 2**28  # more than any answer has
 BEGINNING = b'{"id": "batch_req_'  # of each line that is written
 PRIORITY = 100  # unless a request has its own: what people ask for comes first
+CONNECT_SECONDS = 5.0
+SILENT_SECONDS = (
+    3600.0  # without a byte, after which nobody answers: long answers behind others may take their time
+)
+# A machine that is gone says nothing either: after a minute of silence the system asks it every 15 seconds.
+KEEP_ALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+KEEP_ALIVE += [
+    (socket.IPPROTO_TCP, getattr(socket, name), seconds)
+    for name, seconds in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
+    if hasattr(socket, name)
+]
 WAIT_SECONDS = 1.0  # if the service does not say how long
 MOST_WAIT_SECONDS = 60.0
 
@@ -162,8 +174,12 @@ async def answer_all(
         headers["Authorization"] = f"Bearer {api_key}"
     base = server_address(url).removesuffix("/v1")
     limits = httpx.Limits(max_connections=concurrency)
+    transport = httpx.AsyncHTTPTransport(limits=limits, socket_options=KEEP_ALIVE)
+    silence = httpx.Timeout(SILENT_SECONDS, connect=CONNECT_SECONDS)
     waiting = iter(requests)
-    async with httpx.AsyncClient(base_url=base, headers=headers, timeout=None, limits=limits) as http:
+    async with httpx.AsyncClient(
+        base_url=base, headers=headers, timeout=silence, transport=transport
+    ) as http:
 
         async def work() -> None:
             for request in waiting:

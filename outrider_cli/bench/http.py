@@ -15,6 +15,7 @@ from urllib.parse import SplitResult, urlsplit
 from outrider.errors import Unavailable
 
 CONNECT_SECONDS = 5.0
+ANSWER_SECONDS = 600.0  # after which what says nothing, or has no end, is no answer
 MOST_BYTES = 2**26  # of an answer: what is measured has a few hundred tokens, or is /metrics
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -81,9 +82,10 @@ class Http:
         reader, writer = connection
         response = None
         try:
-            writer.write(_request(method, place, path, body))
-            response = await _begun(reader)
-            yield response
+            async with asyncio.timeout(ANSWER_SECONDS):
+                writer.write(_request(method, place, path, body))
+                response = await _begun(reader)
+                yield response
         except (OSError, EOFError, asyncio.LimitOverrunError):
             raise Unavailable(f"the connection to {self.url} broke before the answer was complete") from None
         finally:

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from outrider.errors import Unavailable
+from outrider_cli.bench import http
 from outrider_cli.bench.http import Http
 
 
@@ -31,4 +32,19 @@ async def test_a_body_without_a_sound_length_is_a_broken_connection(said: bytes)
     with pytest.raises(Unavailable, match="broke before the answer was complete"):
         async with Http(f"http://{host}:{port}").asked("GET", "/") as response:
             await response.read()
+    server.close()
+
+
+async def test_who_says_nothing_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "ANSWER_SECONDS", 0.1)
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    with pytest.raises(Unavailable, match="broke before the answer was complete"):
+        async with Http(f"http://{host}:{port}").asked("GET", "/"):
+            raise AssertionError("nothing was said")
     server.close()

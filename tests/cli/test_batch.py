@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import subprocess
@@ -16,7 +17,8 @@ from typing import Any
 import pytest
 
 from outrider.errors import InvalidRequest
-from outrider_cli.batch import opened, read_requests
+from outrider_cli import batch
+from outrider_cli.batch import answer_all, opened, read_requests
 
 STATUS = {"bad": 400, "locked": 401, "page": 404}
 ODD = {
@@ -197,6 +199,23 @@ def test_two_do_not_write_to_one_file(tmp_path: Path) -> None:
         pass
     with opened(path):
         pass
+
+
+async def test_who_says_nothing_is_asked_again(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "SILENT_SECONDS", 0.1)
+    (tmp_path / "in.jsonl").write_text(line("id-slow", "slow"))
+    server.holds.add("slow")
+    requests = read_requests(tmp_path / "in.jsonl")
+    with opened(tmp_path / "out.jsonl") as (output, _):
+        url = f"http://127.0.0.1:{server.server_port}"
+        answering = asyncio.create_task(answer_all(requests, output, url, 1, None))
+        while server.asked["slow"] < 2:  # noqa: ASYNC110 (of threads)
+            await asyncio.sleep(0.01)
+        server.go_on.set()
+        await answering
+    assert answers(tmp_path).keys() == {"id-slow"}
 
 
 def test_a_device_is_no_file() -> None:
