@@ -7,7 +7,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -48,9 +48,8 @@ from router.joins import Joins
 from router.registry import Registry
 from router.requests import GenerationRequest, SessionEnded, TokensCommitted
 from router.router import Router
+from tests.patient_stepper import PatientStepper
 from verifier.service import VerifierService
-from verifier.step_start import Awaited, StartAt
-from verifier.stepper import Stepper
 from verifier.ways import Ways
 
 TOKEN = "dt-outrider-test"  # with which drafters join
@@ -78,11 +77,13 @@ class Worker:
     tasks: list[asyncio.Task[Any]] = field(default_factory=list)
     stepper: Any = None
     service: Any = None
+    killed: bool = False
 
     def start(self, *coroutines: Coroutine[Any, Any, Any]) -> None:
         self.tasks += [asyncio.create_task(coroutine) for coroutine in coroutines]
 
     async def kill(self) -> None:
+        self.killed = True
         for task in self.tasks:
             task.cancel()
         if isinstance(self.service, DrafterService):
@@ -111,7 +112,8 @@ class Cluster:
         `patience_seconds`: that a step waits for a drafter that has nothing to say."""
         self._clock = clock
         self._compare = compare
-        self._start_at = patient(patience_seconds)
+        self._patience_seconds = patience_seconds
+        self._drafters: list[Worker] = []
         self._target = target
         self._quantization = quantization
         self._kv_blocks = kv_blocks
@@ -149,8 +151,15 @@ class Cluster:
         service = VerifierService(info, tokenizer)
         grammars = Grammars(tokenizer.json, info.model.eos_token_ids)
         ways = Ways(engine, None, random.Random(1).random if self._compare else None)
-        stepper = Stepper(
-            engine, self._limits, service.on_step, self._clock, self._start_at, grammars=grammars, ways=ways
+        stepper = PatientStepper(
+            engine,
+            self._limits,
+            service.on_step,
+            self._clock,
+            grammars=grammars,
+            ways=ways,
+            silence=self._patience_seconds,
+            expected=lambda: any(not drafter.killed for drafter in self._drafters),
         )
         service.use(stepper)
         server = new_server()
@@ -172,6 +181,7 @@ class Cluster:
         self._stack.push_async_callback(worker.kill)
         async with asyncio.timeout(120):
             await joined.wait()
+        self._drafters.append(worker)
         return worker
 
     async def add_drafter(self, draft: Path, quantization: str | None = None) -> Worker:
@@ -244,6 +254,8 @@ class Cluster:
         self._stack.push_async_callback(worker.kill)
         async with asyncio.timeout(120):
             await joined.wait()
+        if info.identity.role is Role.DRAFTER:
+            self._drafters.append(worker)
         return worker
 
     async def ask(
@@ -306,23 +318,6 @@ def load(
         tokenizer,
         WorkerInfo(identity, engine.info, engine.pool.num_blocks, engine.pool.block_size),
     )
-
-
-def patient(seconds: float) -> StartAt:
-    """Takes the place of step_start.start_at: waits for every drafter, so that drafts always take part."""
-
-    def start_at(
-        now: float,
-        free_since: float,
-        step_seconds: float,
-        goodput: float,
-        awaited: Iterable[Awaited],
-        price: float = 0.0,
-    ) -> float:
-        waits = any(session.tokens == 0 < session.wanted for session in awaited)
-        return free_since + seconds if waits else now
-
-    return start_at
 
 
 TAME_COMMITS = 4

@@ -93,19 +93,20 @@ class Stream:
 
     client = ""
 
-    def __init__(self, case: dict[str, Any], record: Record, routers: int, rng: random.Random) -> None:
+    def __init__(self, case: dict[str, Any], record: Record, routers: int, first: int) -> None:
+        """`first`: the router of the first attempt."""
         self.case = case
         self.record = record
         self.id = ""  # of the session, as soon as it was told
         self._routers = routers
-        self._rng = rng
+        self._first = first
 
     async def attempt(self, router: int) -> None:
         """Returns when the answer is whole. Raises Broken, Lost or Different."""
         raise NotImplementedError
 
     async def run(self) -> None:
-        router = self._rng.randrange(self._routers)
+        router = self._first
         record = self.record
         while True:
             record.routers.append((time.monotonic(), router))
@@ -187,8 +188,8 @@ class HttpStream(Stream):
     http: httpx.AsyncClient
     urls: list[str]
 
-    def __init__(self, case: dict[str, Any], record: Record, routers: int, rng: random.Random) -> None:
-        super().__init__(case, record, routers, rng)
+    def __init__(self, case: dict[str, Any], record: Record, routers: int, first: int) -> None:
+        super().__init__(case, record, routers, first)
         self._text = ""
         self._last_id = ""
 
@@ -315,13 +316,14 @@ async def storm(options: StormOptions, stop: asyncio.Event) -> list[Record]:
 
         async def client(number: int) -> None:
             rng = random.Random(options.seed * 1000 + number)
-            kind = KINDS[number % len(KINDS)]
+            kind, routers = KINDS[number % len(KINDS)], len(options.urls)
             while not stop.is_set():
                 index = rng.randrange(len(options.cases))
                 record = Record(kind.client, index, time.monotonic())
                 records.append(record)
                 try:
-                    await kind(options.cases[index], record, len(options.urls), rng).run()
+                    # Each router has its share at any time, so that its death reaches some.
+                    await kind(options.cases[index], record, routers, number % routers).run()
                 except Exception as error:
                     record.error = f"the client failed: {error!r}"
                 record.ended = record.ended or time.monotonic()

@@ -19,7 +19,13 @@ SECONDS = 20.0  # or until what a storm begins with has happened
 STREAMS = 10  # four over gRPC, four over HTTP, two of the Python client
 TOKENS = (60, 240)  # of an answer
 KV_MEMORY = "64MiB"  # three times what all of them take
-KILLS = (("router", Kind.KILL), ("verifier", Kind.KILL), ("drafter", Kind.KILL), (ROGUE, Kind.GARBAGE))
+KILLS = (
+    ("router", Kind.KILL),
+    ("verifier", Kind.KILL),
+    ("drafter", Kind.KILL),
+    (ROGUE, Kind.GARBAGE),
+    ("router", Kind.KILL),  # a second time: where the first came, all streams may have waited for their ids
+)
 PAUSES = (("redis", Kind.EMPTY), ("verifier", Kind.FREEZE), ("drafter", Kind.CUT), ("router", Kind.CUT))
 
 
