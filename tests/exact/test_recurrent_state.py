@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from dataclasses import replace
 from pathlib import Path
 
+import grpc.aio
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -14,10 +17,15 @@ from outrider.engine.gathered_attention import GatheredAttention
 from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.loading import load_engine, load_tokenizer
 from outrider.errors import StartupError
+from outrider.v1 import generation_pb2_grpc
+from tests.e2e.conftest import Alone, start
+from tests.e2e.test_serve import SAMPLINGS, Case, metric, over_grpc
 from tests.exact.test_trees import run, specs
 from tests.follower_pool import Pool, divided
-from tests.tiny_models import build
+from tests.tiny_models import build, near_copy
 from tests.zoo.serving import own_text
+
+LONG = 400  # tokens of an answer that outlives its verifier
 
 
 def with_slots(engine: Engine, slots: int) -> None:
@@ -62,6 +70,34 @@ async def test_a_divided_model_gives_the_text_of_the_whole_one(pool: Pool, tmp_p
         found = await run(engine, specs(), tokenizer, expected.texts)
     assert found.texts == expected.texts
     assert sum(outcome.accepted for outcome in found.outcomes) > 20
+
+
+@pytest.mark.process
+async def test_a_divided_model_goes_on_after_its_verifier_has_died(tmp_path: Path) -> None:
+    """Of two divided verifiers one is killed while every stream runs; states are not handed on, but computed
+    again, on both processes of the other."""
+    folder = build("qwen3_next", tmp_path / "target")
+    draft = near_copy(folder, tmp_path / "draft")
+    asked = [Case(tuple(range(7 + i, 60 + 9 * i)), SAMPLINGS[i % 4]) for i in range(6)]
+    alone = Alone(folder)
+    expected = [alone.tokens(case.prompt, case.sampling, LONG) for case in asked]
+    serve = start(
+        *("--target", str(folder), "--draft", str(draft), "--tensor-parallel-size", "2"),
+        *("--verifiers", "2", "--no-compare", "--log-level", "info"),
+    )
+    try:
+        async with grpc.aio.insecure_channel(serve.grpc_address) as channel:
+            stub = generation_pb2_grpc.GenerationStub(channel)
+            streams = [asyncio.create_task(over_grpc(stub, case, LONG)) for case in asked]
+            while metric(serve, "vllm:generation_tokens_total") < LONG:
+                await asyncio.sleep(0.01)
+            serve.child("verifier").kill()
+            assert await asyncio.gather(*streams) == expected
+        said = re.findall(r"no verifier after (\d+) tokens", "".join(serve.said))
+        print(said)
+        assert any(0 < int(tokens) < LONG for tokens in said), said
+    finally:
+        serve.end()
 
 
 def test_too_little_memory_for_states_is_said_so(tmp_path: Path) -> None:
