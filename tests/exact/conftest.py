@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.conftest import alone as alone
+from tests.e2e.conftest import eventually as eventually
 from tests.follower_pool import Pool
 
 

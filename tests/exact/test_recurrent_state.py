@@ -18,7 +18,7 @@ from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.loading import load_engine, load_tokenizer
 from outrider.errors import StartupError
 from outrider.v1 import generation_pb2_grpc
-from tests.e2e.conftest import Alone, start
+from tests.e2e.conftest import Alone, Eventually, start
 from tests.e2e.test_serve import SAMPLINGS, Case, metric, over_grpc
 from tests.exact.test_trees import run, specs
 from tests.follower_pool import Pool, divided
@@ -73,7 +73,9 @@ async def test_a_divided_model_gives_the_text_of_the_whole_one(pool: Pool, tmp_p
 
 
 @pytest.mark.process
-async def test_a_divided_model_goes_on_after_its_verifier_has_died(tmp_path: Path) -> None:
+async def test_a_divided_model_goes_on_after_its_verifier_has_died(
+    tmp_path: Path, eventually: Eventually
+) -> None:
     """Of two divided verifiers one is killed while every stream runs; states are not handed on, but computed
     again, on both processes of the other."""
     folder = build("qwen3_next", tmp_path / "target")
@@ -89,12 +91,12 @@ async def test_a_divided_model_goes_on_after_its_verifier_has_died(tmp_path: Pat
         async with grpc.aio.insecure_channel(serve.grpc_address) as channel:
             stub = generation_pb2_grpc.GenerationStub(channel)
             streams = [asyncio.create_task(over_grpc(stub, case, LONG)) for case in asked]
-            while metric(serve, "vllm:generation_tokens_total") < LONG:
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread(
+                eventually, lambda: metric(serve, "vllm:generation_tokens_total") >= LONG, "they run"
+            )
             serve.child("verifier").kill()
             assert await asyncio.gather(*streams) == expected
         said = re.findall(r"no verifier after (\d+) tokens", "".join(serve.said))
-        print(said)
         assert any(0 < int(tokens) < LONG for tokens in said), said
     finally:
         serve.end()
