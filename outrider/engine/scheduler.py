@@ -73,8 +73,9 @@ def schedule(
 
     Every decoding session gets its token first, then prompts are read in by chunks, as they would be without
     any drafts, those of sessions that were interrupted before those that have not begun, and tenants by
-    turns; drafts get what is left of tokens and blocks. Where blocks run out, the session that loses least
-    gives its own up, so that the one that has most always goes on.
+    turns; while a long prompt is read, shorter ones of other tenants get up to half of the tokens. Drafts get
+    what is left of tokens and blocks. Where blocks run out, the session that loses least gives its own up, so
+    that the one that has most always goes on.
     """
     granted: dict[int, int] = {}  # candidate -> pending tokens to run
     budget = limits.max_tokens
@@ -95,11 +96,20 @@ def schedule(
     chunk = limits.prefill_chunk if reading is None else min(reading, limits.prefill_chunk)
     reading, scored = min(budget, chunk) if decoding else budget, limits.scored
     places = limits.sessions - sum(candidate.blocks > 0 for candidate in candidates)
-    for index in _turns(candidates, read, decoding):
+    turns = _turns(candidates, read, decoding)
+    shorter = _shorter(candidates, turns)
+    half = reading // 2  # of which they have their part at once, if it leaves the first its room
+    room = _blocks_needed(candidates[turns[0]], candidates[turns[0]].pending + 1, limits) if shorter else 0
+    for turn, index in enumerate((*shorter, *turns)):
         candidate = candidates[index]
         if reading <= 0:
             break
+        if index in granted:
+            continue
+        at_once = turn < len(shorter)
         most = min(reading, scored) if candidate.scored else reading
+        if at_once:
+            most = min(most, half)
         if most == 0:
             continue
         count = min(candidate.pending, most)
@@ -112,6 +122,8 @@ def schedule(
             found = cached(index) if cached is not None else Cached()
             count = min(candidate.pending - found.tokens, most)
             need = _blocks_needed(candidate, candidate.pending + 1, limits) - found.held
+            if at_once and need + reserve + room > available:
+                continue
             if need + reserve > available:
                 victims = _giving_way(candidates, candidate.priority)
                 if need + reserve <= available + sum(candidates[each].blocks for each in victims):
@@ -124,10 +136,13 @@ def schedule(
             places -= 1
         else:
             need = _blocks_needed(candidate, count, limits)
+            if at_once and need + room > available:
+                continue
             if need > available:
                 return Schedule(preempt=_loses_least(candidates, lost))
         granted[index], available = count, available - need
         reading, budget = reading - count, budget - count
+        half -= count if at_once else 0
         scored -= count if candidate.scored else 0
 
     drafts: dict[int, int] = {}
@@ -158,6 +173,24 @@ def _turns(candidates: Sequence[Candidate], read: Sequence[int], decoding: Itera
         turns.append((candidate.priority, has[candidate.tenant], index))
         has[candidate.tenant] += 1
     return [index for _, _, index in sorted(turns, key=lambda turn: turn[:2])]
+
+
+def _shorter(candidates: Sequence[Candidate], turns: Sequence[int]) -> list[int]:
+    """Returns those that need not wait until the first of `turns` is read: of other tenants and the same
+    priority the first prompts that are shorter; the shortest first."""
+    if not turns:
+        return []
+    front, firsts = candidates[turns[0]], dict[bytes, int]()
+    for index in turns:
+        firsts.setdefault(candidates[index].tenant, index)
+    return sorted(
+        (
+            index
+            for index in firsts.values()
+            if candidates[index].priority == front.priority and candidates[index].pending < front.pending
+        ),
+        key=lambda index: candidates[index].pending,
+    )
 
 
 def _giving_way(candidates: Sequence[Candidate], priority: int) -> list[int]:

@@ -102,6 +102,29 @@ def test_tenants_prompts_are_read_in_turns() -> None:
     assert schedule([hurried, other._replace(priority=1)], 90, LIMITS).grants[0].index == 0
 
 
+def test_a_long_prompt_that_is_read_holds_up_no_tenants_shorter_one() -> None:
+    """It had to be read to its end before: seconds, in which another key's words of a few tokens waited."""
+    half_read = Candidate(100, 0, 160, 10, tenant=b"a")
+    short, shorter = newcomer(50)._replace(tenant=b"b"), newcomer(3)._replace(tenant=b"c")
+    assert schedule([half_read, short], 50, LIMITS).grants == (Grant(1, 32, 0), Grant(0, 32, 0))
+    assert schedule([half_read, short, short, shorter], 50, LIMITS).grants == (
+        *(Grant(3, 3, 0), Grant(1, 29, 0), Grant(0, 32, 0)),
+    )
+    assert schedule([decoding(), half_read, short], 50, LIMITS).grants == (
+        *(Grant(0, 1, 0), Grant(2, 16, 0), Grant(1, 16, 0)),
+    )
+    ones = [half_read, short._replace(tenant=b"a"), shorter._replace(priority=1)]
+    assert schedule(ones, 50, LIMITS).grants == (Grant(0, 64, 0),)
+
+
+def test_a_shorter_prompt_takes_no_room_of_the_long_one_before_it() -> None:
+    half_read = Candidate(100, 0, 160, 10, tenant=b"a")
+    begun, short = Candidate(40, 0, 32, 2, tenant=b"b"), newcomer(3)._replace(tenant=b"b")
+    for other in (short, begun):
+        assert schedule([half_read, other], 7, LIMITS).grants == (Grant(0, 64, 0),)
+        assert schedule([half_read, other], 10, LIMITS).grants[0].index == 1
+
+
 def test_a_prompt_that_does_not_fit_holds_up_no_tenant_whose_turn_comes_before() -> None:
     """Though it came first."""
     large, small = newcomer(90)._replace(tenant=b"a"), newcomer(3)._replace(tenant=b"b")
