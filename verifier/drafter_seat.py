@@ -25,6 +25,7 @@ class DrafterSeat:
     shown: bytes = b""  # the right with which it came
     pace: Pace | None = None  # of its drafter; None = nobody drafts
     acknowledged: int | None = None  # log length that its drafter is known to have; None = no drafter yet
+    caught_up: bool = False  # its drafter has said something of the log, since it came or drafts rested last
     arrivals: Arrivals = field(default_factory=Arrivals)
     acceptance: float = FIRST_ACCEPTANCE
     calibration: SurvivalCalibration = field(default_factory=SurvivalCalibration)
@@ -55,7 +56,12 @@ class DrafterSeat:
 
     def seated(self, pace: Pace | None) -> None:
         """Another drafter has taken over, which has missed nothing yet; None = nobody drafts."""
-        self.pace, self.arrivals = pace, Arrivals()
+        self.pace = pace
+        self.forget()
+
+    def forget(self) -> None:
+        """What its drafter was slow in is no fault of its: it has just come, or drafts have rested."""
+        self.arrivals, self.caught_up = Arrivals(), False
 
     def drafter_of(self, position: int) -> str:
         """Returns the worker_id of who said first what this seat says of that position."""
@@ -78,6 +84,7 @@ class DrafterSeat:
         fate = self.session.offer(base, tokens, parents, survival, self)
         if fate not in (DraftFate.AHEAD, DraftFate.BEFORE_OUTPUT):
             self.acknowledged = base
+            self.caught_up = not self.session.resting  # perhaps it has nothing to guess
         grown = tree.length_of(self) - before
         if fate is not DraftFate.TAKEN or self.pace is None or grown <= 0:
             return fate, False

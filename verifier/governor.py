@@ -28,8 +28,8 @@ BUDGET = 0.015  # share of the time that comparing may cost, in steps that commi
 BLOCK_STEPS, BLOCK_SECONDS = 6, 0.5  # of a block, at least
 HOPELESS_STEPS, HOPELESS = 3, 0.6  # a block is cut short there, if it commits so much less than the other way
 SETTLING_STEPS = 2  # left out at a block's begin, at least
-SETTLING_SECONDS = 4.0  # and at most, if drafts do not come
-STARVED = 0.5  # share of the sessions that have no drafts, above which drafts have not come yet
+SETTLING_SECONDS = 4.0  # and at most, if nothing is heard of drafters
+BEHIND = 0.5  # share of the sessions whose drafters have to catch up, above which they have not yet
 MOST_PAIRS = 4  # of a trial
 SURE = 2.0  # standard errors
 LEAST_SPREAD = 0.03  # standard deviation of an answer, however little the steps of its blocks differ
@@ -53,7 +53,7 @@ class StepSeen:
     seconds: float  # from when the engine was free for it to its end
     committed: float  # tokens
     sessions: int
-    starved: float | None  # share of those that may have drafts and had none; None = none may
+    behind: float | None  # share of drafters that have yet to catch up; None = no drafts are taken
 
 
 @dataclass(slots=True)
@@ -96,8 +96,8 @@ class Block:
         if self.settling < SETTLING_STEPS:
             return False
         return (
-            step.starved is None
-            or step.starved <= STARVED
+            step.behind is None
+            or step.behind <= BEHIND
             or self.settling_seconds + step.seconds >= SETTLING_SECONDS
         )
 

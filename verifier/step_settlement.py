@@ -64,7 +64,7 @@ def measure(
     """Lets the meter learn from a step of these parts that committed so many tokens. Returns the step's
     tokens, and what there is to compare of it; None if a prompt was read. `waited` seconds passed before it,
     in which the engine was free."""
-    tokens = decoding = wanting = starved = 0
+    tokens = decoding = wanting = starved = behind = 0
     for part in parts:
         drafts = part.drafts
         tokens += part.tokens + drafts
@@ -73,9 +73,10 @@ def measure(
         if session.num_speculative_tokens > 0 and not session.resting:
             wanting += 1
             starved += not drafts
+            behind += not (drafts or any(seat.caught_up for seat in part.running.seats))
     if decoding < tokens:
         meter.observe_reading(seconds, decoding, tokens - decoding)
         return tokens, None
     starvation = starved / wanting if wanting else None
     meter.observe(seconds, tokens, committed, starvation, waited, drafts=tokens - len(parts))
-    return tokens, StepSeen(seconds + waited, committed, len(parts), starvation)
+    return tokens, StepSeen(seconds + waited, committed, len(parts), behind / wanting if wanting else None)

@@ -33,7 +33,7 @@ from verifier.session_limits import SessionLimits
 from verifier.session_trace import SessionTrace
 from verifier.step_plan import StepPlanner
 from verifier.step_settlement import measure, settle
-from verifier.step_start import Arrivals, StartAt, start_at
+from verifier.step_start import StartAt, start_at
 from verifier.step_wait import StepWait
 from verifier.ways import Ways
 
@@ -296,7 +296,7 @@ class Stepper:
         for running in self._sessions.values():
             running.session.rest(resting)
             for seat in running.seats:
-                seat.arrivals = Arrivals()
+                seat.forget()
 
     def _measured(self, step_seconds: float, step_tokens: int) -> VerifierLoad:
         waiting = unread = 0

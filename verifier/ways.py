@@ -37,13 +37,11 @@ class Threads(Protocol):
 
 
 def ways(threads: int, resting_threads: int) -> list[Way]:
-    """Returns them, the first with drafts and `threads`, which are the most with drafts. Where other programs
-    take cores, or a step is small, fewer may be faster."""
-    counts = sorted({threads, resting_threads}, reverse=True)
-    return [
-        *(Way(True, count) for count in counts if count <= threads),
-        *(Way(False, count) for count in counts),
-    ]
+    """Returns them as they are tried: the first with drafts and `threads`, which are the most with drafts,
+    the second without any. Where other programs take cores, or a step is small, fewer may be faster."""
+    most, fewest = max(threads, resting_threads), min(threads, resting_threads)
+    found = [Way(True, threads), Way(False, most), Way(True, fewest), Way(False, fewest)]
+    return list(dict.fromkeys(found))
 
 
 DRAFTED = 0  # the way that a verifier begins with

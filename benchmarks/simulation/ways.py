@@ -54,20 +54,20 @@ class World:
         way, sessions, now = self.governor.way, self.sessions(self.now), self.now
         self._speed += self.rng.gauss(0.0, self.drift) * 0.3 - 0.05 * self._speed
         rates = [rate(now) * math.exp(self._speed) for rate in self.rates]
-        rate, starved, seconds = rates[way], None, self.step_seconds
+        rate, behind, seconds = rates[way], None, self.step_seconds
         spread = 0.05  # of a step without drafts: its time alone
         if way == DRAFTED:
-            starved, spread = 0.0, self.noise / math.sqrt(sessions)
+            behind, spread = 0.0, self.noise / math.sqrt(sessions)
             if self._behind > 0:
                 self._behind -= seconds
-                rate, starved = 0.7 * min(rates), 1.0
+                rate, behind = 0.7 * min(rates), 1.0
         else:
             self._behind = min(self._behind + self.catching_up * seconds, 3.0)
         committed = rate * seconds * max(0.05, self.rng.gauss(1.0, spread))
         self.now += seconds
         self.committed += committed
         self.best += max(rates) * seconds
-        self.governor.observe(StepSeen(seconds, committed, sessions, starved))
+        self.governor.observe(StepSeen(seconds, committed, sessions, behind))
         if self.governor.usual != self._usual:
             self._usual = self.governor.usual
             self.chosen.append((self.now, self._usual))

@@ -85,3 +85,27 @@ async def test_a_drafter_rests_while_it_costs_more_than_it_brings(tmp_path: Path
     )
     assert not stepper.resting and stepper.load.draft_gain > 1, "drafts did not return"
     assert len(seen) < 0.85 * TOKENS
+
+
+async def test_one_that_finds_no_guesses_is_compared_as_soon_as_it_follows(tmp_path: Path) -> None:
+    """It has nothing to say for nearly all steps, and no comparison waits for that."""
+    target = build("llama", tmp_path / "target")
+    drawn, tokens = SamplingParams(temperature=1.0, seed=3), 400
+    async with Cluster(target) as alone:
+        expected = await alone.ask(PROMPT, drawn, tokens)
+    shared = Shared(forward=0.0)
+    async with Cluster(target, clock=shared.clock, compare=True, patience_seconds=0.0) as cluster:
+        await cluster.add_looking_up()
+        stepper = cluster.verifier.stepper
+        choose, rested = stepper._engine.choose, list[bool]()
+
+        def counted(*args: Any) -> Any:
+            rested.append(stepper.resting)
+            shared.spent += 0.05 if stepper.resting else 0.06
+            time.sleep(0.001)  # in which a drafter is heard
+            return choose(*args)
+
+        stepper._engine.choose = counted
+        answer = await cluster.ask(PROMPT, drawn, tokens)
+    assert answer.tokens == expected.tokens and answer.verified < tokens / 10
+    assert sum(rested[tokens // 2 :]) > 0.8 * len(rested[tokens // 2 :])

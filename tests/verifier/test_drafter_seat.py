@@ -313,3 +313,21 @@ def test_what_an_accepted_token_saved_is_shared_by_those_who_said_it(branches: b
     chosen = [10, *({10: 11, 11: 12, 12: 13, 9: 5}[token] for token in nodes.tokens)]
     assert running.settle(nodes, chosen, 0.4).accepted == 3
     assert (first.unpaid, second.unpaid) == (1.0, 2.0)
+
+
+def test_a_drafter_that_has_nothing_to_guess_has_caught_up_once_it_says_so_and_anew_after_a_rest() -> None:
+    running, first, second = seated()
+    settle(running, [9], 0.1)
+    assert not first.caught_up and not second.caught_up
+    assert first.offer(4, [], (), b"", 0.2) == (DraftFate.STALE, False)  # it follows, and guesses nothing
+    assert first.caught_up and not second.caught_up
+    for resting in (True, False):
+        running.session.rest(resting)
+        first.forget()
+        if resting:
+            first.offer(4, [5], (), b"", 0.3)  # was on its way
+        assert not first.caught_up
+    first.offer(4, [], (), b"", 0.4)
+    assert first.caught_up
+    first.leave()
+    assert not first.caught_up
