@@ -12,12 +12,16 @@ from outrider.engine.gated_delta import GatedDelta, is_gated_delta
 from outrider.engine.mamba import Mamba, is_mamba
 from outrider.engine.mamba2 import Mamba2, is_mamba2
 from outrider.engine.recurrent_state import RecurrentLayer
+from outrider.engine.rg_lru import RgLru, is_rg_lru
+from outrider.engine.rwkv import TimeMix, is_time_mix, shift_by_pool
 
 KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Any], RecurrentLayer]], ...] = (
     (is_gated_delta, GatedDelta),
     (is_mamba2, Mamba2),
     (is_mamba, Mamba),
     (is_decaying, Decaying),
+    (is_time_mix, TimeMix),
+    (is_rg_lru, RgLru),
 )
 NO_LIMIT = (0.0, float("inf"))
 
@@ -54,10 +58,13 @@ def obstacle(model: nn.Module) -> str | None:
 
 def take_over(model: nn.Module) -> None:
     """Puts this engine's layers into the place of the model's own."""
-    for parent in list(model.modules()):
+    for path, parent in list(model.named_modules()):
         for name, child in list(parent.named_children()):
             if (kind := _kind(child)) is not None:
+                if not hasattr(child, "layer_idx"):  # by its place among the layers
+                    child.layer_idx = next(int(part) for part in path.split(".") if part.isdecimal())
                 setattr(parent, name, kind(child))
+    shift_by_pool(model)
 
 
 def _kind(module: nn.Module) -> Callable[[Any], RecurrentLayer] | None:

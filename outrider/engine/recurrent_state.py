@@ -31,6 +31,10 @@ class RecurrentLayer(nn.Module, ABC):
     before = 0  # tokens before each that it looks at by themselves; at most MOST_BEFORE
     taps: torch.Tensor  # [before + 1, W] by which it mixes them, if it does
 
+    def blank(self, like: torch.Tensor) -> torch.Tensor:
+        """Returns the state of no text, where another tensor lies."""
+        return like.new_zeros(self.state)
+
     def mix_by(self, convolution: nn.Conv1d) -> None:
         """Takes over how a layer mixes each token with those before it."""
         weight = convolution.weight.detach()  # [W, 1, before + 1]
@@ -38,9 +42,8 @@ class RecurrentLayer(nn.Module, ABC):
         self.taps_bias = convolution.bias
         self.before = weight.shape[2] - 1
 
-    def mixed(self, rows: torch.Tensor) -> torch.Tensor:
-        """Mixes each token with the ones before it, and activates it by silu: of rows [before + n, at least
-        W], [n, W] in float32."""
+    def convolved(self, rows: torch.Tensor) -> torch.Tensor:
+        """Mixes each token with the ones before it: of rows [before + n, at least W], [n, W]."""
         count, width = len(rows) - self.before, self.taps.shape[1]
         # one by one: a sum's order may depend on how many there are
         found = rows[:count, :width].float() * self.taps[0].float()
@@ -48,7 +51,11 @@ class RecurrentLayer(nn.Module, ABC):
             found = found + rows[place : place + count, :width].float() * self.taps[place].float()
         if self.taps_bias is not None:
             found = found + self.taps_bias.float()
-        return silu(found.to(rows.dtype).float()).to(rows.dtype).float()
+        return found.to(rows.dtype)
+
+    def mixed(self, rows: torch.Tensor) -> torch.Tensor:
+        """The same, activated by silu, in float32."""
+        return silu(self.convolved(rows).float()).to(rows.dtype).float()
 
     @abstractmethod
     def ready(self, rows: torch.Tensor) -> Any:
@@ -120,7 +127,7 @@ class RecurrentStates:
             seen = seen[MOST_BEFORE - which.before :]
             known = len(seen) - turn.tokens  # rows that are known from the steps before
             if turn.source == NO_SLOT:
-                state = states.new_zeros(which.state)
+                state = which.blank(states)
                 given = torch.cat([rows.new_zeros(known, rows.shape[1]), rows[tokens]])
             else:
                 state = states[turn.source].clone()
@@ -146,11 +153,14 @@ class RecurrentStates:
 
 
 def mixes(layer: Any) -> bool:
-    """Returns whether a layer of a model has a convolution that `mix_by` takes over."""
-    conv = getattr(layer, "conv1d", None)
+    """Returns whether a layer of a model has a convolution that `mix_by` takes over, and activates it."""
+    return convolves(getattr(layer, "conv1d", None)) and getattr(layer, "activation", None) == "silu"
+
+
+def convolves(conv: Any) -> bool:
+    """Returns whether a part of a layer is a convolution that `mix_by` takes over."""
     return (
         type(conv) is nn.Conv1d
         and conv.groups == conv.in_channels == conv.out_channels
         and 1 < conv.kernel_size[0] <= MOST_BEFORE + 1
-        and getattr(layer, "activation", None) == "silu"
     )

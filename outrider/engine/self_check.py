@@ -80,7 +80,7 @@ def reference(model: Any, info: ModelInfo) -> Reference:
         raise _refused(
             info, f"its context of {info.max_context} tokens is shorter than the check that it must pass"
         )
-    if not model._can_set_attn_implementation():
+    if not (model._can_set_attn_implementation() or recurrent_layers.are_in(model)):
         raise _refused(info, "it has attention code of its own, which cannot be replaced")
     with short_windows(model), _told(info, model, "its own code does not run") as modules:
         with Choices() as choices:

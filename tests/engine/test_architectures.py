@@ -49,12 +49,14 @@ RECURRENT = (
     "jamba",  # Mamba
     "kimi_linear",  # the gated delta rule with a decay of each channel
     "minimax",  # linear attention with a decay of each head
+    "rwkv",  # a mean with weights that fade, and a look at the token before
+    "recurrent_gemma",  # a gated linear unit, between layers with windows
 )
 REFUSED = {
     "whisper": "it does not take logits_to_keep",
     "moshi": "its own cache forgets what layer 0 still attends to",
     "camembert": "its masks or positions mean something else",
-    "rwkv": "it keeps recurrent state",
+    "xlstm": "it keeps recurrent state",
 }
 
 

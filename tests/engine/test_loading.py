@@ -209,7 +209,6 @@ def test_tokenizer(copy: Path, tmp_path: Path) -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "bloom": ({"hidden_size": 32, "n_layer": 2, "n_head": 2}, "attention code of its own"),
     "gptj": ({"n_embd": 32, "n_layer": 2, "n_head": 2, "rotary_dim": 8}, "attention code of its own"),
-    "rwkv": ({"hidden_size": 32, "num_hidden_layers": 2}, "recurrent state"),
     "diffllama": (
         {
             "hidden_size": 32,

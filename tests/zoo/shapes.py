@@ -123,6 +123,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"use_sliding_window": False},
     "qwen3_vl_moe": {"text_config": {**MROPE, "sliding_window": None}},
     "reformer": {"is_decoder": True, "axial_pos_shape": [16, 32], "axial_pos_embds_dim": [32, 32]},
+    "rwkv": {"rescale_every": 2},
     "whisper": {"begin_suppress_tokens": None},
     "xmod": {"default_language": "en_XX"},
     "zamba2": {"num_hidden_layers": 54},
