@@ -69,12 +69,14 @@ class WorkerDiscovery:
         self._router = router
         self._jitter = jitter
         self._tls = tls
+        self._listed: Mapping[WorkerKey, WorkerRecord] = {}  # in the order in which they came
         self._records: dict[WorkerKey, WorkerRecord] = {}  # each has its task
         self._tasks: dict[WorkerKey, asyncio.Task[None]] = {}
         self._turns = {role: asyncio.Semaphore(MOST_JOINING) for role in (Role.VERIFIER, Role.DRAFTER)}
         self._tokenizers: dict[Tokenized, TokenizerFiles] = {}  # of the verifiers in the store, one of a kind
         self._fetching: dict[Tokenized, asyncio.Semaphore] = {}  # for each kind of verifier in the store
         self._fetches = asyncio.Semaphore(MOST_FETCHES)
+        self._kinds: dict[str, set[Tokenized]] = {}  # of the verifiers in the store, by their model's name
         self._busy: dict[Verifier | Drafter, None] = {}  # that have sessions, and some that had
         self._spared = 0  # workers of the fleet when they were spared last
         self._unjudged: dict[Drafter, None] = {}  # of the fleet: nobody to compare them with has come yet
@@ -130,7 +132,10 @@ class WorkerDiscovery:
                 del self._records[key]
                 self._tasks[key].cancel()
         self._tasks = {key: task for key, task in self._tasks.items() if not task.done()}
-        there = {_tokenized(one) for (role, _), one in records.items() if role is Role.VERIFIER}
+        self._listed, self._kinds = records, {}
+        for one in (one for (role, _), one in records.items() if role is Role.VERIFIER):
+            self._kinds.setdefault(one.info.model.name, set()).add(_tokenized(one))
+        there = {kind for kinds in self._kinds.values() for kind in kinds}
         self._tokenizers = {key: files for key, files in self._tokenizers.items() if key in there}
         self._fetching = {key: self._fetching.get(key) or asyncio.Semaphore(1) for key in there}
         unknown = [key for key in records if key not in self._records]
@@ -262,10 +267,27 @@ class WorkerDiscovery:
         sentence = incompatibility(worker.registration, self._fleet.served())
         if sentence is not None:
             raise PeerRefused(sentence)
+        self._give_way(worker)
         worker.verdict.set_result(None)
         self._fleet.add_verifier(worker)
         for drafter in list(self._unjudged):
             self._judge(drafter)
+
+    def _give_way(self, verifier: Verifier) -> None:
+        """Of two checkpoints of one name all routers take the one that was in the store first, whichever they
+        reach first: else each could be refused somewhere, and both would end. Raises Unavailable."""
+        name = verifier.registration.info.model.name
+        if len(self._kinds.get(name, ())) < 2:
+            return
+        for key, record in self._listed.items():
+            if key == verifier.identity.key:
+                return
+            own = Registration(record.info, record.address, None)
+            if key[0] is Role.VERIFIER and incompatibility(verifier.registration, [own]) is not None:
+                raise Unavailable(
+                    f"verifier {key[1]} came first, which serves {name!r} with another checkpoint or "
+                    "tokenizer: this one waits until that is taken in, or is gone"
+                )
 
     def _make_way(self, drafter: Drafter) -> None:
         """One id is one drafter's: who is in the store comes before who joined. Raises IdInUse."""
