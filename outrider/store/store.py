@@ -56,7 +56,7 @@ class Store(Registrar, Protocol):
         ...
 
     def workers(self) -> AsyncIterator[Mapping[WorkerKey, WorkerRecord]]:
-        """Yields all live records by role and id, in the order in which they came or changed: now, and whenever
+        """Yields all live records by role and id, in the order in which they came or changed: now, and when
         a worker came, went or changed.
 
         A load alone is no change, and may be as old as the worker's last one. Changes that come faster than
