@@ -34,6 +34,7 @@ from tests.router.api.scripted import ScriptedRunner, byte_level, served, steps,
 
 GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 14\r\n\r\n"
+CHUNKED = b"POST %s HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 @dataclass(eq=False)
@@ -239,8 +240,7 @@ async def test_requests_that_come_before_the_former_is_answered_take_no_place(se
 async def test_headers_after_a_body_are_dropped(serve: Serve) -> None:
     service = await serve()
     _, writer = await service.open()
-    chunked = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
-    writer.write(chunked + b'e\r\n{"prompt":"a"}\r\n0\r\n' + b"a: b\r\n" * 200)
+    writer.write(CHUNKED % b"/v1/completions" + b'e\r\n{"prompt":"a"}\r\n0\r\n' + b"a: b\r\n" * 200)
     writer.write(b"\r\n")
     await service.runner.waiting.wait()
     assert len(service.had[0].cycle.scope["headers"]) == 2
@@ -255,11 +255,10 @@ async def test_a_body_in_pieces_of_a_byte_is_refused_before_they_are_gone_throug
     on_body = LimitedProtocol.on_body
     monkeypatch.setattr(LimitedProtocol, "on_body", lambda *args: (told.append(len(args[1])), on_body(*args)))
     service = await serve()
-    head = b"POST %s HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
     for path in (b"/v1/completions", b"/nothing"):
         told.clear()
         reader, writer = await service.open()
-        writer.write(head % path + b"1\r\n \r\n" * (9 * FREE_PIECES))
+        writer.write(CHUNKED % path + b"1\r\n \r\n" * (9 * FREE_PIECES))
         answer = await reader.read()
         assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 404 "))
         assert len(told) == FREE_PIECES + FREE_PIECES // LEAST_PIECE + 1
@@ -267,7 +266,7 @@ async def test_a_body_in_pieces_of_a_byte_is_refused_before_they_are_gone_throug
     reader, writer = await service.open()
     service.runner.go_on.set()
     few = b"1\r\n \r\n" * 1000 + b"40\r\n%s\r\n" % (b" " * 64) * 9000 + b'e\r\n{"prompt":"a"}\r\n0\r\n'
-    writer.write(head % b"/v1/completions" + few + b"\r\n")
+    writer.write(CHUNKED % b"/v1/completions" + few + b"\r\n")
     assert b"200 OK" in await reader.readuntil(b"}}")
     writer.close()
 
@@ -275,8 +274,9 @@ async def test_a_body_in_pieces_of_a_byte_is_refused_before_they_are_gone_throug
 async def test_headers_after_a_body_without_an_end_are_refused(serve: Serve) -> None:
     service = await serve()
     reader, writer = await service.open()
-    chunked = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
-    writer.write(chunked + b'e\r\n{"prompt":"a"}\r\n0\r\n' + b"a:\r\n" * (MOST_HEADERS + 1))
+    writer.write(
+        CHUNKED % b"/v1/completions" + b'e\r\n{"prompt":"a"}\r\n0\r\n' + b"a:\r\n" * (MOST_HEADERS + 1)
+    )
     assert (await reader.read()).startswith(b"HTTP/1.1 431 ")
     writer.close()
 
