@@ -28,27 +28,18 @@ class AcceptanceModel:
 
     def guesses(self, draws: Sequence[Ranked], recent: Sequence[float], depth: Sequence[int]) -> list[Guess]:
         """Returns the draws as guesses; `recent` and `depth` as in Guess."""
-        confidence = [draw.shares[0] for draw in draws]
-        acceptance = self.taken.probabilities(confidence, recent, depth).tolist()
-        ranked = [(at, rank) for at, draw in enumerate(draws) for rank in range(1, len(draw.ids))]
-        shares = [draws[at].shares[rank] / max(1 - confidence[at], 1e-9) for at, rank in ranked]
-        chances = iter(
-            self.instead.probabilities(
-                shares, [self.rates[rank - 1] for _, rank in ranked], [depth[at] for at, _ in ranked]
-            ).tolist()
+        return [self._guess(*each) for each in zip(draws, recent, depth, strict=True)]
+
+    def _guess(self, draw: Ranked, recent: float, depth: int) -> Guess:
+        token, confidence = draw.ids[0], draw.shares[0]
+        rest = max(1 - confidence, 1e-9)
+        others = zip(draw.ids[1:], draw.shares[1:], self.rates, strict=False)
+        alternatives = tuple(
+            Alternative(other, part := share / rest, self.instead.probability(part, rate, depth))
+            for other, share, rate in others
         )
-        others = iter(shares)
-        return [
-            Guess(
-                draw.ids[0],
-                confidence[at],
-                recent[at],
-                depth[at],
-                acceptance[at],
-                tuple(Alternative(token, next(others), next(chances)) for token in draw.ids[1:]),
-            )
-            for at, draw in enumerate(draws)
-        ]
+        acceptance = self.taken.probability(confidence, recent, depth)
+        return Guess(token, confidence, recent, depth, acceptance, alternatives)
 
     def judged(self, guess: Guess, token: int) -> None:
         """Learns from what the target chose in the place of a guess, all before which was right."""

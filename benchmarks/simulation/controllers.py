@@ -213,7 +213,8 @@ class Ours:
         found = np.empty(len(sessions))
         for greedy, calibration in self.calibrations.items():
             these = drawn_greedily == greedy
-            found[these] = calibration.probabilities(confidence[these], recent[these], depth[these].tolist())
+            told = zip(confidence[these].tolist(), recent[these].tolist(), depth[these].tolist(), strict=True)
+            found[these] = [calibration.probability(*each) for each in told]
         return found
 
     def scored(self, session: int, confidence: Floats, accepted: NDArray[np.bool_]) -> None:

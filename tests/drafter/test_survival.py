@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 
-import numpy as np
 import pytest
 
 from drafter.survival import FIRST_RECENT, Calibration, on_the_wire, recent_after
@@ -30,7 +29,7 @@ def mean_error(calibration: Calibration, weights: tuple[float, float, float, flo
         confidence, recent, depth, _ = world(rng, weights)
         logits = [math.log(c / (1 - c)) for c in (confidence, recent)]
         truth = sigmoid(sum(w * x for w, x in zip(weights, (1.0, *logits, depth / 8), strict=True)))
-        total += abs(float(calibration.probabilities([confidence], [recent], [depth])[0]) - truth)
+        total += abs(calibration.probability(confidence, recent, depth) - truth)
     return total / 400
 
 
@@ -60,29 +59,18 @@ def test_ten_thousand_equal_trials_leave_it_finite_and_sure(confidence: float, a
     calibration = Calibration()
     for _ in range(10_000):
         calibration.observe(confidence, 1.0, 3, accepted)
-    probability = float(calibration.probabilities([confidence], [1.0], [3])[0])
-    assert np.isfinite(calibration.weights).all()
+    probability = calibration.probability(confidence, 1.0, 3)
+    assert all(math.isfinite(weight) for weight in calibration.weights)
     assert abs(probability - accepted) < 0.01
     # Then the world changes, and it follows before it has forgotten half of it.
     for _ in range(300):
         calibration.observe(confidence, 1.0, 3, not accepted)
-    assert abs(float(calibration.probabilities([confidence], [1.0], [3])[0]) - accepted) > 0.2
+    assert abs(calibration.probability(confidence, 1.0, 3) - accepted) > 0.2
 
 
 def test_before_any_trial_a_confident_draft_is_likelier_to_survive() -> None:
-    low, high = Calibration().probabilities([0.2, 0.95], [FIRST_RECENT] * 2, [0, 0])
+    low, high = (Calibration().probability(confidence, FIRST_RECENT, 0) for confidence in (0.2, 0.95))
     assert 0 < low < 0.5 < high < 1
-
-
-def test_a_batch_is_what_its_rows_are_alone() -> None:
-    calibration, rng = Calibration(), random.Random(5)
-    for _ in range(50):
-        calibration.observe(*world(rng, (0.0, 1.0, 0.5, -0.5)))
-    rows = [world(rng, (0.0, 1.0, 0.5, -0.5))[:3] for _ in range(9)]
-    together = calibration.probabilities(*zip(*rows, strict=True))
-    alone = [float(calibration.probabilities([c], [r], [d])[0]) for c, r, d in rows]
-    assert together.tolist() == pytest.approx(alone, rel=1e-12)
-    assert calibration.probabilities([], [], []).shape == (0,)
 
 
 def test_recent_acceptance_follows_the_outcomes() -> None:
