@@ -129,7 +129,7 @@ class NativeAttention(GatheredAttention):
             scratch_block=self.pools.scratch_block,
             device=self._device,
             mask_dtype=self._dtype,
-            views=(),
+            views=None,
         )
         inputs.native = _Step.of(inputs)
         return self._begun(works, inputs)

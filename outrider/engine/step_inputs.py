@@ -290,31 +290,31 @@ def build_step(
     scratch_block: int,
     device: torch.device,
     mask_dtype: torch.dtype,
-    views: Iterable[View],
+    views: Iterable[View] | None,
     key_bytes: int = 0,
     row_batching: RowBatching | None = None,
 ) -> StepInputs:
     """Returns the step's index tensors. The scratch block stands for keys that pad a session.
 
-    `views`: those of the layers, as far as they are known. `key_bytes`: of a token's key and value in one
-    layer; 0 where that is not known yet. `row_batching`: None = rows attend alone."""
+    `views`: those of the layers, as far as they are known; None = no keys are brought together, and there are
+    no groups. `key_bytes`: of a token's key and value in one layer; 0 where that is not known yet.
+    `row_batching`: None = rows attend alone."""
     counts = np.array([len(work.tokens) for work in works], dtype=np.int64)  # [W]
     starts = np.array([work.start for work in works], dtype=np.int64)
     ends = starts + counts
     used = np.maximum(ends, [max(work.places, default=-1) + 1 for work in works])  # slots
-    buckets = np.array([padded_keys(int(end), row_batching) for end in used], dtype=np.int64)
-    order = np.lexsort((-counts, buckets))  # of the works: by group, then longest first
-    group_bounds = [0, *(np.flatnonzero(np.diff(buckets[order])) + 1).tolist(), len(order)]
-    tiles = _tiles(buckets[order].tolist(), group_bounds, key_bytes)
+    order, group_bounds, tiles = np.arange(len(works)), list[int](), list[tuple[int, int]]()
+    if views is not None:
+        buckets = np.array([padded_keys(int(end), row_batching) for end in used], dtype=np.int64)
+        order = np.lexsort((-counts, buckets))  # of the works: by group, then longest first
+        group_bounds = [0, *(np.flatnonzero(np.diff(buckets[order])) + 1).tolist(), len(order)]
+        tiles = _tiles(buckets[order].tolist(), group_bounds, key_bytes)
 
     total = int(counts.sum())
     past = np.cumsum(counts[order])  # end of each work's tokens, which run in that order
     work_of = np.repeat(order, counts[order])  # [T]
     positions = np.arange(total) - np.repeat(past - ends[order], counts[order])
-    flat_ids = np.fromiter(
-        chain.from_iterable(works[index].tokens for index in order.tolist()), np.int64, total
-    )
-
+    flat = chain.from_iterable(works[index].tokens for index in order.tolist())
     tables = [np.array(work.blocks, dtype=np.int64) for work in works]  # copies: they may grow meanwhile
     first_block = np.cumsum([0, *map(len, tables)])[:-1]
     end_of = np.empty_like(past)
@@ -352,7 +352,7 @@ def build_step(
 
     tensor = partial(uploaded, device=device)
     inputs = StepInputs(
-        tensor(flat_ids)[None],
+        tensor(np.fromiter(flat, np.int64, total))[None],
         tensor(positions)[None],
         tensor(slots),
         tensor(keep if rows else np.zeros(1, dtype=np.int64)),
@@ -371,7 +371,7 @@ def build_step(
     if moves := [pair for work in works for pair in work.moves]:
         sources, targets = np.array(moves).T
         inputs.moves = tensor(sources.copy()), tensor(targets.copy())
-    for view in views:
+    for view in views or ():
         inputs.tiles(view)
     return inputs
 
