@@ -79,6 +79,16 @@ HALF_MROPE = {
 # and which of these their own code picks is open.
 INDEXER = {"index_n_heads": 16}
 GEMMA4 = {"layer_types": PAIRS, "num_kv_shared_layers": 2, "head_dim": 16, "global_head_dim": 32}
+QWEN4 = {
+    "indexer_n_heads": 4,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 16,
+    "indexer_budget": 16,
+    "indexer_compress_ratio": 4,
+    "ple_layer_ids": [1],
+    "ple_embed_dim": 64,
+    "eos_token_id": 0,
+}
 SPECIAL: dict[str, dict[str, Any]] = {
     "afmoe": {"num_dense_layers": 1},
     "axk2": INDEXER,
@@ -120,13 +130,15 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "phimoe": {"sliding_window": None},  # as published; transformers' cache and its masks differ about it
     **{name: {"text_config": MROPE} for name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "paddleocr_vl")},
     **{name: {"text_config": HALF_MROPE} for name in ("glm4v", "glm46v", "glm4v_moe", "glm_ocr", "glmga")},
+    "qwen4_exp": {"text_config": QWEN4},
+    "qwen4_exp_text": QWEN4,
     "qwen2_moe": {"use_sliding_window": False},
     "qwen3_vl_moe": {"text_config": {**MROPE, "sliding_window": None}},
     "reformer": {"is_decoder": True, "axial_pos_shape": [16, 32], "axial_pos_embds_dim": [32, 32]},
     "rwkv": {"rescale_every": 2},
     "whisper": {"begin_suppress_tokens": None},
     "xmod": {"default_language": "en_XX"},
-    "zamba2": {"num_hidden_layers": 54},
+    "zamba2": {"num_hidden_layers": 54, "attention_hidden_size": 128, "attention_head_dim": 32},
     "zaya": {"num_experts_per_tok": 1},
 }
 
