@@ -50,8 +50,8 @@ def refused(
     most_tokens: int = 0,
 ) -> Refusal | None:
     """Returns why a request is not let in, or None if it is: the first verifier where it comes in time
-    suffices. NOBODY if none serves the model, which is for others to say. One whose KV pool cannot hold
-    `most_tokens` does not count, as no session is placed there while others can.
+    suffices. NOBODY if none serves the model, which is for others to say. One that cannot hold
+    `most_tokens` does not count, as no session is placed there.
 
     `patience`: seconds that it may wait for its first token. `session_seconds`: that a session lasts.
     `priority`: one that gives way to others takes no place in a queue. `ahead`: of what waits at a verifier,
@@ -59,7 +59,7 @@ def refused(
     """
     soonest = first_token = math.inf  # of all, and of those whose queue is not full
     for one in candidates:
-        if one.model != model or one.load.draining or one.kv_tokens < most_tokens:
+        if one.model != model or one.load.draining or not one.holds(most_tokens):
             continue
         seconds, queue_full = _wait(one, prompt_tokens, session_seconds, priority == 0, ahead)
         if not queue_full and seconds <= patience:

@@ -228,7 +228,7 @@ class Fleet:
             )
             if chosen is not None:
                 verifier = self.verifiers[chosen.worker_id]
-                if well_placed(chosen, len(tokens), most, transcript.numerics):
+                if well_placed(chosen, len(tokens), transcript.numerics):
                     break
         if verifier is not None:
             placed = blocks.of(verifier.prefixes.block_size)
@@ -287,6 +287,7 @@ class Fleet:
                 lost=one.instance in lost,
                 numerics=one.numerics,
                 unreported=one.unreported,
+                context=one.registration.info.max_context,
             )
 
     def _note_waiting(self, verifier: Verifier) -> None:

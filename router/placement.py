@@ -30,9 +30,9 @@ OTHER_HOST_SECONDS = 0.002
 LEAST_TOKEN_SECONDS = 1e-5
 MAX_SECONDS = 60.0
 
-Rank = tuple[bool, bool, int]
-"""Whether a verifier's KV pool is too small, whether it has lost the session, and how many would wait."""
-UNTROUBLED: Rank = (False, False, 0)
+Rank = tuple[bool, int]
+"""Whether a verifier has lost the session, and how many would wait."""
+UNTROUBLED: Rank = (False, 0)
 
 
 @dataclass(slots=True)  # not frozen: making one is most of what a placement costs
@@ -46,6 +46,10 @@ class VerifierCandidate:
     lost: bool = False  # the session was lost there before
     numerics: str = ""  # the same for verifiers that give the same logits to the bit
     unreported: int = 0  # sessions that this router has opened there since `load` came
+    context: int = 2**63  # most tokens of a session, whatever its KV pool has room for
+
+    def holds(self, most_tokens: int) -> bool:
+        return most_tokens <= self.kv_tokens and most_tokens <= self.context
 
 
 @dataclass(slots=True)
@@ -81,24 +85,26 @@ def choose_verifier(
     """Returns the verifier of `model` for a prompt of that length, which with its output may come to
     `most_tokens`.
 
-    First come those whose KV pool can hold them all: others refuse. Then those that have not lost the session
-    before: one that loses whatever it gets looks idle, and would get it again. Then those where nothing has
-    to wait for KV blocks: fewest sessions waiting, the new one included if it does not fit into what is free.
-    Among these the cheapest, counted in sessions: those running, one each for a full KV pool and for a price
-    of 1, less what the prompt's cached beginning is worth. Of those that are nearly as cheap, those that hold
-    most of the prompt, and of them one that is drawn by `below`. Draining ones are left out. None if no
-    verifier serves the model.
+    Those that cannot hold them all are left out: they would refuse, and another may come. First come those
+    that have not lost the session before: one that loses whatever it gets looks idle, and would get it again.
+    Then those where nothing has to wait for KV blocks: fewest sessions waiting, the new one included if it
+    does not fit into what is free. Among these the cheapest, counted in sessions: those running, one each for
+    a full KV pool and for a price of 1, less what the prompt's cached beginning is worth. Of those that are
+    nearly as cheap, those that hold most of the prompt, and of them one that is drawn by `below`. Draining
+    ones are left out. None if no verifier is left.
 
     Where the session has text that a verifier of some `numerics` gave, others come after all of these, and
     with `same_numerics` not at all.
     """
-    fitting = [one for one in candidates if one.model == model and not one.load.draining]
+    fitting = [
+        one for one in candidates if one.model == model and one.holds(most_tokens) and not one.load.draining
+    ]
     if numerics:
         alike = [one for one in fitting if one.numerics == numerics]
         fitting = alike if alike or same_numerics else fitting
     if not fitting:
         return None
-    costs = [_verifier_cost(one, prompt_tokens, most_tokens) for one in fitting]
+    costs = [_verifier_cost(one, prompt_tokens) for one in fitting]
     rank, least = min(costs)
     near = [
         one
@@ -111,14 +117,14 @@ def choose_verifier(
     return best[below(len(best))]
 
 
-def well_placed(one: VerifierCandidate, prompt_tokens: int, most_tokens: int, numerics: str = "") -> bool:
+def well_placed(one: VerifierCandidate, prompt_tokens: int, numerics: str = "") -> bool:
     """Returns whether a session is so well off there that nobody need look at more verifiers than the few
     that it was chosen of: nothing is worse than that others have fewer sessions."""
-    rank, _ = _verifier_cost(one, prompt_tokens, most_tokens)
+    rank, _ = _verifier_cost(one, prompt_tokens)
     return rank == UNTROUBLED and numerics in ("", one.numerics)
 
 
-def _verifier_cost(one: VerifierCandidate, prompt_tokens: int, most_tokens: int) -> tuple[Rank, float]:
+def _verifier_cost(one: VerifierCandidate, prompt_tokens: int) -> tuple[Rank, float]:
     """Returns what matters first, and then the cost in sessions; less is better."""
     load = one.load
     kv_usage = bounded(load.kv_usage, 0.0, 1.0)
@@ -127,8 +133,7 @@ def _verifier_cost(one: VerifierCandidate, prompt_tokens: int, most_tokens: int)
     # A report is up to a step old: what was placed since then counts, whosever the sessions in it are.
     sessions = max(load.running + one.unreported, one.placed - load.waiting)
     affinity = min(one.cached_tokens / AFFINITY_TOKENS, MAX_AFFINITY)
-    rank = one.kv_tokens < most_tokens, one.lost, waiting
-    return rank, sessions + kv_usage + bounded(load.price, 0.0, 1.0) - affinity
+    return (one.lost, waiting), sessions + kv_usage + bounded(load.price, 0.0, 1.0) - affinity
 
 
 def choose_drafter(

@@ -256,7 +256,7 @@ class Session:
             self._asking = asyncio.create_task(self._ask_log(self._verifier))
         elif not isinstance(error, Unavailable):
             refused = isinstance(error, InvalidRequest)
-            if not (refused and (self._too_large or self._request.params.grammar)):  # which takes too much
+            if not (refused and self._request.params.grammar):  # which takes too much
                 self._note_failure()
             self._leave_verifier(error if refused else Unavailable(error.message))
         elif self._state is State.ASKED_BACK or (self._verifier is not None and self._verifier.load.draining):
@@ -277,12 +277,6 @@ class Session:
         else:
             self._note_failure()
             self.verifier_lost()
-
-    @property
-    def _too_large(self) -> bool:
-        """Whether its verifier, where it went because no other holds more, is right to refuse it."""
-        verifier, most = self._verifier, self._request.params.most_tokens
-        return verifier is not None and verifier.registration.info.max_context < most
 
     def _note_failure(self) -> None:
         """Holds it against a verifier, the first time: what one fails at twice may be the request's fault."""

@@ -189,7 +189,7 @@ class Rig:
         """A worker that listens but has not registered."""
         identity = Identity(role, worker_id, incarnation, fingerprint or f"{role.name} model", tokenizer)
         described = ModelInfo(
-            model, identity.model_fingerprint, "Arch", 1000, VOCAB_SIZE, 64, EOS, "cpu", "float32", True
+            model, identity.model_fingerprint, "Arch", 1000, VOCAB_SIZE, 1024, EOS, "cpu", "float32", True
         )
         described = replace(described, numerics=numerics)
         files = TokenizerFiles(tokenizer, f"json of {tokenizer}", "", {})

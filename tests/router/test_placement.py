@@ -94,7 +94,8 @@ def test_a_session_goes_where_all_that_it_may_become_can_be_held() -> None:
     small, large = verifier("a", room=1000), verifier("b", room=2000, waiting=3)
     assert chosen(small, large, most=1000) == "a"
     assert chosen(small, large, most=1001) == "b"
-    assert chosen(small, most=1001) == "a"  # which refuses it, with a sentence
+    assert chosen(small, most=1001) is None  # which would refuse it: another may come
+    assert chosen(dataclasses.replace(large, context=1000), most=1001) is None
 
 
 def test_then_the_fewest_sessions_then_the_emptier_pool_and_the_lower_price() -> None:

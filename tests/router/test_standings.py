@@ -244,16 +244,6 @@ async def test_if_it_is_the_only_one_requests_are_told_so_and_one_tries_it_later
     assert len(await trial.task) == 2
 
 
-async def test_a_refusal_of_what_is_too_large_for_the_kv_pool_says_nothing_of_the_verifier(rig: Any) -> None:
-    verifier = await rig.verifier()
-    for _ in range(FAILURES):
-        running = Running(rig, request(max_tokens=rig.fleet.verifiers["v"].registration.info.max_context))
-        verifier.say(**failed((await verifier.next_command("open")).session_id, INVALID))
-        with pytest.raises(InvalidRequest):
-            await running.task
-    assert rig.sessions.ready() and set_aside(rig, "failed") is None
-
-
 async def test_a_grammar_that_takes_too_much_says_nothing_of_the_verifier(rig: Any) -> None:
     verifier = await rig.verifier()
     for _ in range(FAILURES):

@@ -29,7 +29,7 @@ async def test_a_verifier_that_joins_is_served_and_one_that_leaves_is_not(rig: A
     worker = await rig.verifier("v", model="tiny")
     assert rig.sessions.ready()
     (served,) = rig.sessions.models()
-    assert (served.name, served.vocab_size, served.max_context, served.created) == ("tiny", 100, 64, 1234)
+    assert (served.name, served.vocab_size, served.max_context, served.created) == ("tiny", 100, 1024, 1234)
     assert served.eos_token_ids == {0, 3}
     assert served.tokenizer.json == "json of tokens"
     assert b'outrider_workers{role="verifier"} 1.0' in rig.metrics.exposition()
