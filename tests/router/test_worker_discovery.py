@@ -126,43 +126,6 @@ async def test_another_model_under_the_same_name_is_refused(rig: Any) -> None:
         await other.register(rig.address)
 
 
-async def test_of_two_models_of_one_name_the_one_that_came_first_is_taken_whichever_is_reached_first(
-    rig: Any,
-) -> None:
-    """Each had been refused by the router that had reached the other first, and both had ended."""
-    asked, reached = asyncio.Event(), asyncio.Event()
-    first = await rig.worker(Role.VERIFIER, "first", fingerprint="good")
-
-    async def send() -> Any:
-        asked.set()
-        await reached.wait()
-        return tokenizer_to_wire(first.tokenizer)
-
-    first.tokenizer_sent = send
-    first.register(rig.address)
-    await asked.wait()
-    other = await rig.worker(Role.VERIFIER, "other", fingerprint="bad")
-    refused = other.register(rig.address)
-    while "first came first" not in (state := (await other.states.get()))[1]:
-        assert state[0] is None
-    assert not rig.fleet.verifiers
-    reached.set()
-    await rig.until(lambda: "first" in rig.fleet.verifiers)
-    with pytest.raises(PeerRefused, match="with a different checkpoint"):
-        await refused
-    assert list(rig.fleet.verifiers) == ["first"]
-
-
-async def test_who_came_first_and_is_gone_is_not_waited_for(rig: Any) -> None:
-    first = await rig.worker(Role.VERIFIER, "first", fingerprint="good")
-    first.address = "127.0.0.1:1"
-    registered = first.register(rig.address)
-    assert (await first.states.get())[0] is None
-    (await rig.worker(Role.VERIFIER, "other", fingerprint="bad")).register(rig.address)
-    registered.cancel()
-    await rig.until(lambda: "other" in rig.fleet.verifiers)
-
-
 async def test_a_worker_that_falls_silent_is_gone(rig: Any) -> None:
     worker = await rig.worker(Role.VERIFIER, "v")
     await rig.store.beat(worker.record())  # and never again
