@@ -18,6 +18,7 @@ from torch import nn
 
 from outrider.engine.activations import sigmoid, softplus
 from outrider.engine.attention import RUNNING
+from outrider.engine.native_recurrence import carries, carry
 from outrider.engine.recurrent_state import RecurrentLayer, mixes
 
 EPS = 1e-6  # of the norm of queries and keys
@@ -93,6 +94,9 @@ class GatedDelta(RecurrentLayer):
         )
 
     def advance(self, ready: Any, tokens: range, state: torch.Tensor) -> list[torch.Tensor]:
+        if carries(state):
+            given = Ready(*(each[tokens.start : tokens.stop] for each in ready))
+            return carry("carry_gated_delta", state, given, given.values.shape, given.kept.shape[2])
         found = []
         looking = torch.empty_like(ready.looking[0])  # always as aligned as here: products may depend on it
         for token in tokens:

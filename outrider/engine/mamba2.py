@@ -12,6 +12,7 @@ from torch import nn
 
 from outrider.engine.activations import silu, softplus
 from outrider.engine.attention import RUNNING
+from outrider.engine.native_recurrence import carries, carry
 from outrider.engine.recurrent_state import RecurrentLayer, mixes
 
 PARTS = {"act", "conv1d", "in_proj", "norm", "out_proj"}
@@ -72,6 +73,9 @@ class Mamba2(RecurrentLayer):
         )
 
     def advance(self, ready: Any, tokens: range, state: torch.Tensor) -> list[torch.Tensor]:
+        if carries(state):
+            given = Ready(*(each[tokens.start : tokens.stop] for each in ready))
+            return carry("carry_mamba2", state, given, given.own.shape)
         found = []
         look = torch.empty_like(ready.look[0])  # always as aligned as here: products may depend on it
         for token in tokens:

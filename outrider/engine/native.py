@@ -50,6 +50,8 @@ def library() -> ctypes.CDLL | None:
     found.gated.argtypes = (layer, layer, numbers, count, numbers, threads)
     found.attend.argtypes = (step, heads, given, given, given, numbers, numbers, numbers, threads)
     found.decoder_layer.argtypes = (layer, step, heads, *(numbers,) * 4, threads)
+    found.carry_mamba2.argtypes = (*(numbers,) * 7, *(count,) * 4, threads)
+    found.carry_gated_delta.argtypes = (*(numbers,) * 7, *(count,) * 5, threads)
     found.use_tiles()
     return found
 

@@ -60,4 +60,9 @@ void attend(const Step* step, const Heads* heads, const Given* query, const Give
             const float* cosines, const float* sines, float* out, int threads);
 void decoder_layer(const DecoderLayer* layer, const Step* step, const Heads* heads, const float* cosines,
                    const float* sines, const float* x, float* y, int threads);
+void carry_mamba2(float* state, const float* kept, const float* written, const float* place, const float* look,
+                  const float* own, float* out, int64_t tokens, int64_t heads, int64_t rows, int64_t depth, int threads);
+void carry_gated_delta(float* state, const float* looking, const float* values, const float* kept,
+                       const float* strength, const float* own, float* out, int64_t tokens, int64_t heads,
+                       int64_t keys, int64_t width, int64_t decays, int threads);
 }
