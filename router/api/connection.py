@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -43,8 +42,7 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-@dataclass(frozen=True, slots=True)
-class ServerSentEvent:
+class ServerSentEvent(NamedTuple):
     """html.spec.whatwg.org, server-sent events."""
 
     data: str  # one line

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from outrider.errors import DeadlineExceeded
 from outrider.wire.logprobs import PromptLogprobs
@@ -23,8 +23,7 @@ from router.tool_parser import Call, CallDelta, CallParser, joined
 GROUP = 256  # steps of a log that are told at once
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """What one target step gave. The text lags behind where a character or a stop string may be open."""
 
     text: str
