@@ -40,12 +40,7 @@ def _patient(seconds: float) -> StartAt:
     """Takes the place of step_start.start_at."""
 
     def start_at(
-        now: float,
-        free_since: float,
-        step_seconds: float,
-        goodput: float,
-        awaited: Iterable[Awaited],
-        price: float = 0.0,
+        now: float, free_since: float, _: float, __: float, awaited: Iterable[Awaited], *more: float
     ) -> float:
         waits = any(session.tokens == 0 < session.wanted for session in awaited)
         return free_since + seconds if waits else now

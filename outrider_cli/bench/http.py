@@ -15,7 +15,7 @@ from urllib.parse import SplitResult, urlsplit
 from outrider.errors import Unavailable
 
 CONNECT_SECONDS = 5.0
-ANSWER_SECONDS = 600.0  # after which what says nothing, or has no end, is no answer
+SILENT_SECONDS = 600.0  # without a byte, after which nobody answers: a whole answer may take longer
 MOST_BYTES = 2**26  # of an answer: what is measured has a few hundred tokens, or is /metrics
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -28,12 +28,14 @@ class Response:
     status: int
     headers: dict[str, str]  # by names in small letters
     _reader: asyncio.StreamReader
+    silence: asyncio.Timeout  # begins anew with each piece
     complete: bool = False
 
     async def lines(self) -> AsyncIterator[bytes]:
         """Yields the body's lines, without their ends, as they come."""
         rest = bytearray()
         async for piece in self._pieces():
+            self.silence.reschedule(asyncio.get_running_loop().time() + SILENT_SECONDS)
             looked_at = len(rest)
             rest += piece
             while (end := rest.find(b"\n", looked_at)) >= 0:
@@ -82,9 +84,9 @@ class Http:
         reader, writer = connection
         response = None
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
+            async with asyncio.timeout(SILENT_SECONDS) as silence:
                 writer.write(_request(method, place, path, body))
-                response = await _begun(reader)
+                response = await _begun(reader, silence)
                 yield response
         except (OSError, EOFError, asyncio.LimitOverrunError):
             raise Unavailable(f"the connection to {self.url} broke before the answer was complete") from None
@@ -136,11 +138,11 @@ def _request(method: str, place: SplitResult, path: str, body: bytes) -> bytes:
     return f"{head}{about}\r\n".encode() + body
 
 
-async def _begun(reader: asyncio.StreamReader) -> Response:
+async def _begun(reader: asyncio.StreamReader, silence: asyncio.Timeout) -> Response:
     status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").splitlines()
     pairs = (line.partition(":") for line in lines if line)
     headers = {name.lower(): value.strip() for name, _, value in pairs}
     code = status.partition(" ")[2][:3]
     if not code.isdecimal():
         raise ConnectionError("it speaks no HTTP")
-    return Response(int(code), headers, reader)
+    return Response(int(code), headers, reader, silence)

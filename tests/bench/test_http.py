@@ -36,7 +36,7 @@ async def test_a_body_without_a_sound_length_is_a_broken_connection(said: bytes)
 
 
 async def test_who_says_nothing_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(http, "SILENT_SECONDS", 0.1)
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
@@ -47,4 +47,25 @@ async def test_who_says_nothing_is_not_waited_for_without_end(monkeypatch: pytes
     with pytest.raises(Unavailable, match="broke before the answer was complete"):
         async with Http(f"http://{host}:{port}").asked("GET", "/"):
             raise AssertionError("nothing was said")
+    server.close()
+
+
+async def test_an_answer_that_goes_on_is_not_cut_off_however_long_it_is() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\none\n")
+        await writer.drain()
+        await go_on.wait()
+        writer.write(b"two\n")
+        writer.close()
+
+    go_on = asyncio.Event()
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    async with Http(f"http://{host}:{port}").asked("GET", "/") as response:
+        ends = [response.silence.when() or 0.0]
+        async for _ in response.lines():
+            ends.append(response.silence.when() or 0.0)
+            go_on.set()
+    assert ends[0] < ends[1] < ends[2]
     server.close()
