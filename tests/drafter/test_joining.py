@@ -150,10 +150,16 @@ async def test_a_refusal_for_good_ends_it_with_the_routers_sentence(error: Outri
     await over(keeping, servers)
 
 
-async def test_a_router_that_refuses_it_takes_it_from_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    refused, here = [], asyncio.Event()
+@pytest.mark.parametrize("refuses_late", [False, True])
+async def test_a_router_that_refuses_it_takes_it_from_no_other(
+    refuses_late: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused: list[int] = []
+    here = asyncio.Event()
 
     async def refusing(messages: Any, context: Any) -> AsyncIterator[DrafterCommand]:
+        if refuses_late:
+            await asyncio.sleep(0.2)
         refused.append(1)
         raise Unauthenticated("it is not known")
         yield DrafterCommand()
@@ -164,14 +170,15 @@ async def test_a_router_that_refuses_it_takes_it_from_no_other(caplog: pytest.Lo
         raise PeerRefused("it does not fit")
 
     keeping, states, servers = await joined_to(refusing, router)
-    while (await states.get())[1] != "joined" or not refused:
+    while (await states.get())[1] != "joined":
         pass
+    while not (said := [line for line in caplog.messages if "it is not known" in line]):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
     assert not keeping.done()
     here.set()
     with pytest.raises(PeerRefused, match="it does not fit"):
         await keeping
     assert refused == [1]
-    said = [record.message for record in caplog.records if "it is not known" in record.message]
     assert len(said) == 1 and "going on with the other routers of --join" in said[0]
     await over(keeping, servers)
 
