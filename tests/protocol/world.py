@@ -25,6 +25,7 @@ from outrider.wire.verifier_sessions import VerifierCommand, VerifierEvents
 from router.compatibility import Registration
 from router.fleet import Fleet
 from router.metrics import Metrics
+from router.pool import drawn
 from router.requests import GenerationRequest, SessionBegun, SessionEnded, SessionEvent, TokensCommitted
 from router.session_log_writer import SessionLogWriter
 from router.sessions import Sessions
@@ -253,7 +254,8 @@ class RouterNode:
         metrics = Metrics()
         self.storage = Storage(self._world)
         self.log_writer = SessionLogWriter(self.storage, self.identity.worker_id, metrics, TTL)
-        self.fleet = Fleet(metrics, clock=lambda: self._world.now)
+        # Drawn from a seed: hypothesis runs the same rules again, and they must lead to the same.
+        self.fleet = Fleet(metrics, clock=lambda: self._world.now, below=drawn(seed=self._lives))
         self.sessions = Sessions(self.fleet, self.log_writer, max_sessions=100, num_speculative_tokens=4)
         self.wires: dict[str, Wire] = {}
 
