@@ -50,7 +50,9 @@ def asked(
         try:
             return deserializer(raw)
         except DecodeError:
-            raise InvalidRequest("the bytes are no message of this method") from None
+            raise InvalidRequest(
+                "the bytes are no message of this method; compressed ones are not taken"
+            ) from None
 
     async def first(raws: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         """Yields the first message, if there is one."""

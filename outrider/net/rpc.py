@@ -55,6 +55,8 @@ _COMMON_OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.ping_timeout_ms", 3000),  # this one ends the connection; by default only after a minute
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
+    # Nothing is unpacked: 16 KB may become 16 MiB, before anybody has looked at a key.
+    ("grpc.per_message_decompression", 0),
 ]
 _SERVER_OPTIONS = [
     *_COMMON_OPTIONS,
