@@ -21,7 +21,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from redis.asyncio import Redis
 from redis.asyncio.connection import BlockingConnectionPool, ConnectionPool, SSLConnection
@@ -60,6 +60,7 @@ AWAY_SECONDS = 0.25  # between attempts to reach one that is away
 LISTING_SECONDS = 0.2  # between two listings at least: many that come at once are one change
 CHANGES = "outrider:changes"
 WORD = b"word:"
+IN_USE, TWICE, LEFT = b"in use", b"twice", b"left"  # what BEAT and LEAVE answer
 NO_TLS = "--store: the Redis does not speak TLS on this port: write redis:// or take its TLS port"
 
 BEAT = (
@@ -68,13 +69,13 @@ BEAT = (
 keep('hash', KEYS[1])
 keep('zset', KEYS[3], KEYS[4])
 local known = redis.call('HMGET', KEYS[1], 'incarnation', 'description', 'caller', 'address')
-if known[1] and known[3] ~= ARGV[7] then return false end
+if known[1] and known[3] ~= ARGV[7] then return 'in use' end
 local function is_less(one, other)
   return #one < #other or (#one == #other and one < other)
 end
 if string.match(known[1] or '', '^%d+$') and redis.call('PTTL', KEYS[1]) > 0 then  -- as store.gives_way
   local same = known[1] == ARGV[2]
-  if is_less(ARGV[2], known[1]) or (same and known[4] and known[4] ~= ARGV[8]) then return 0 end
+  if is_less(ARGV[2], known[1]) or (same and known[4] and known[4] ~= ARGV[8]) then return 'twice' end
 end
 if known[1] ~= ARGV[2] then redis.call('DEL', KEYS[1]) end
 redis.call('HSET', KEYS[1], 'incarnation', ARGV[2], 'description', ARGV[3], 'record', ARGV[4])
@@ -108,7 +109,7 @@ LEAVE = (
 keep('hash', KEYS[1])
 keep('zset', KEYS[3], KEYS[4])
 local known = redis.call('HMGET', KEYS[1], 'incarnation', 'caller')
-if known[1] and known[2] ~= ARGV[3] then return false end
+if known[1] and known[2] ~= ARGV[3] then return 'in use' end
 if known[1] == ARGV[2] then
   redis.call('DEL', KEYS[1])
   redis.call('ZREM', KEYS[3], ARGV[1])
@@ -116,7 +117,7 @@ if known[1] == ARGV[2] then
   mark()
   redis.call('PUBLISH', KEYS[5], ARGV[1])
 end
-return 1
+return 'left'
 """
 )
 ANSWER = """
@@ -180,19 +181,15 @@ class RedisStore:
                 *(round(self._ttl_seconds * 1000), self._word_seconds, caller, record.address),
             ],
         )
-        words = await self._asked(read(asked, _heard))
-        if words is None:
-            raise id_in_use(identity)
-        if words == 0:
-            raise twice(identity)
-        return answer_of(words)
+        heard = await self._asked(read(asked, _heard))
+        if isinstance(heard, bytes):
+            raise id_in_use(identity) if heard == IN_USE else twice(identity)
+        return answer_of(heard)
 
     async def leave(self, identity: Identity, caller: str = "") -> None:
         name = _name(identity)
-        left = await self._asked(
-            self._leave(keys=_keys(name), args=[name, str(identity.incarnation), caller])
-        )
-        if left is None:
+        asked = self._leave(keys=_keys(name), args=[name, str(identity.incarnation), caller])
+        if await self._asked(read(asked, _left)) == IN_USE:
             raise id_in_use(identity)
 
     async def ask(self, command: str) -> Any:
@@ -308,11 +305,16 @@ def _name(identity: Identity) -> str:
     return f"{identity.role.name.lower()}:{identity.worker_id}"
 
 
-def _heard(answer: Any) -> dict[str, Word] | Literal[0] | None:
-    """Reads what BEAT answers."""
-    if answer is None or answer == 0:
-        return answer and 0
-    return _words(answer)
+def _heard(answer: Any) -> dict[str, Word] | bytes:
+    """Reads what BEAT answers: words, or IN_USE or TWICE."""
+    return answer if answer in (IN_USE, TWICE) else _words(answer)
+
+
+def _left(answer: Any) -> bytes:
+    """Reads what LEAVE answers."""
+    if answer not in (IN_USE, LEFT):
+        raise ValueError("it is neither a refusal nor done")
+    return bytes(answer)
 
 
 def _words(fields: list[bytes]) -> dict[str, Word]:

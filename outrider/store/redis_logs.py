@@ -170,6 +170,8 @@ local records = {}
 for i, entry in ipairs(redis.call('XRANGE', KEYS[1], '-', '+')) do records[i] = entry[2][2] end
 return {generation, #records, table.concat(records)}
 """
+# As a script: what answers other commands in time may still not answer scripts, by which logs are written.
+PROBED = "return redis.call('SET', KEYS[1], '', 'PX', ARGV[1])"
 CANCEL = "if redis.call('EXISTS', KEYS[2]) == 1 then redis.call('HSET', KEYS[2], 'cancelled', 1) end"
 
 
@@ -180,12 +182,12 @@ class RedisSessionLogs:
         self._redis = redis
         self._max_bytes = max_bytes
         self._asked = asked
-        scripts = map(redis.register_script, (APPEND, TAKE, CANCEL, MAKE_ROOM))
-        self._append, self._take, self._cancel, self._make_room = scripts
+        scripts = map(redis.register_script, (APPEND, TAKE, CANCEL, MAKE_ROOM, PROBED))
+        self._append, self._take, self._cancel, self._make_room, self._probe = scripts
 
     async def append(self, appends: Sequence[Append], ttl_seconds: float) -> list[int | None]:
         if not appends:
-            await self._asked(self._redis.set(PROBE, b"", px=PROBE_MS))
+            await self._asked(self._probe(keys=[PROBE], args=[PROBE_MS]))
             return []
         keys: list[bytes] = []
         args: list[Any] = [_milliseconds(ttl_seconds), self._max_bytes]

@@ -9,7 +9,8 @@ from contextlib import aclosing, asynccontextmanager, suppress
 
 import pytest
 
-from outrider.errors import IdInUse, Unavailable
+from outrider.errors import Unavailable
+from outrider.store import redis
 from outrider.store.logs import Append, Owner
 from outrider.store.redis import RedisStore
 from outrider.store.url import parse_store_url
@@ -35,15 +36,17 @@ NO_ANSWERS = (
 
 
 @asynccontextmanager
-async def saying(answer: bytes) -> AsyncIterator[RedisStore]:
-    """The store of a server that answers every command alike."""
+async def saying(answer: bytes, unless: bytes | None = None) -> AsyncIterator[RedisStore]:
+    """The store of a server that answers every command alike, but for one that it does not answer."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while head := await reader.readline():
+            words = []
             for _ in range(int(head[1:])):
                 length = await reader.readline()
-                await reader.readexactly(int(length[1:]) + 2)
-            writer.write(answer)
+                words.append((await reader.readexactly(int(length[1:]) + 2))[:-2])
+            if words[0] != unless:
+                writer.write(answer)
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
@@ -74,7 +77,7 @@ async def test_whatever_is_said_nothing_but_unavailable_is_raised(
             lambda: store.logs.last(SESSION),
         ):
             for _ in range(2):  # scripts are sent when they turn out not to be known
-                with suppress(Unavailable, IdInUse):  # nothing at all is an answer to a beat
+                with suppress(Unavailable):
                     await ask()
 
 
@@ -87,3 +90,11 @@ async def test_who_follows_the_workers_goes_on(answer: bytes) -> None:
             assert following.result() == {}
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
+
+
+async def test_one_that_answers_all_but_scripts_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logs are written by scripts. They had been given up one by one, and nothing was said of it."""
+    monkeypatch.setattr(redis, "REDIS_ANSWER_SECONDS", 0.1)
+    async with saying(b"+OK\r\n", unless=b"EVALSHA") as store:
+        with pytest.raises(Unavailable):
+            await store.logs.append((), 60)
