@@ -185,6 +185,10 @@ class Fleet:
         """Returns those that nobody serves now, and somebody did within RESUME_SECONDS."""
         return [model for model in self._absent.models(self._clock()) if model.name not in self._served]
 
+    def absent_context(self, model: str) -> int:
+        """Returns how many tokens those held at most that served the model within RESUME_SECONDS."""
+        return max((one.context for one in self._absent.of(model, self._clock())), default=0)
+
     def awaited(self, model: str, waiting: int) -> list[VerifierCandidate]:
         """Returns the verifiers that may come back to sessions of the model, of which so many have none, as
         they will be then; none while one is here."""

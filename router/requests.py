@@ -87,6 +87,7 @@ class ServedModel:
     created: int  # unix seconds
     aliases: tuple[str, ...] = ()  # other names under which it may be asked for
     numerics: tuple[str, ...] = ()  # of its verifiers: those of one give the same logits to the bit
+    absent_context: int = 0  # the longest of its verifiers that were here a moment ago and are not now
 
 
 class SessionRunner(Protocol):

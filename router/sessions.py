@@ -94,7 +94,7 @@ class Sessions:
             raise Unavailable("no target worker is registered at the moment; try again shortly")
         for model in models:
             if name in ("", model.name, *model.aliases):
-                return model
+                return replace(model, absent_context=self._fleet.absent_context(model.name))
         served = ", ".join(repr(model.name) for model in models)
         raise UnknownModel(f"the model {name!r} is not served here; there is {served}", field="model")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from outrider.errors import ContextExceeded, Unavailable
 from outrider.wire.session import new_session_id
 from router.api.access import count_sessions, owner
 from router.api.cache_salt import cache_salt, tenant
@@ -39,16 +40,23 @@ class Intake:
         count_sessions(sessions)
         model = self.runner.model(body.model)
         self.runner.check_room(owner(), sessions)
-        prepared = await self.threads.run(
-            prepared_in(body, size),
-            owner(),
-            limits.first_token_by,
-            prepare,
-            body,
-            model,
-            self.draw_below,
-            self.formats,
-        )
+        try:
+            prepared = await self.threads.run(
+                prepared_in(body, size),
+                owner(),
+                limits.first_token_by,
+                prepare,
+                body,
+                model,
+                self.draw_below,
+                self.formats,
+            )
+        except ContextExceeded as error:
+            if model.absent_context <= model.max_context:
+                raise
+            raise Unavailable(
+                f"{error.message} now; one that holds {model.absent_context} was here a moment ago"
+            ) from None
         salt = cache_salt("" if self.share_prefixes else owner(), body.cache_salt)
         own = prepared.of_tenant(tenant(owner()), salt)
         return named(own, new_session_id()).until(limits)

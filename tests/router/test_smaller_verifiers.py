@@ -41,3 +41,14 @@ async def test_if_none_comes_it_can_be_resumed(rig: Any, monkeypatch: pytest.Mon
     await large.stop()
     with pytest.raises(Unavailable, match="none came in its place"):
         await running.task
+
+
+async def test_what_one_held_that_was_here_a_moment_ago_is_known(rig: Any) -> None:
+    large = await rig.verifier("large")
+    await rig.verifier("small", kv_blocks=1)
+    held = rig.fleet.verifiers["large"].registration.info.max_context
+    assert rig.sessions.model("").absent_context == 0
+    await large.stop()
+    await rig.until(lambda: list(rig.fleet.verifiers) == ["small"])
+    model = rig.sessions.model("")
+    assert model.max_context < model.absent_context == held

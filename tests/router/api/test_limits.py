@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import grpc
 import httpx
@@ -110,3 +111,13 @@ async def test_a_refused_call_is_told_when_to_come_back(connect: Connect) -> Non
             pass
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert dict(refused.value.trailing_metadata())["retry-after"] == "7"
+
+
+@pytest.mark.parametrize(("absent", "status"), [(0, 400), (64, 400), (100, 503)])
+async def test_what_only_a_verifier_holds_that_is_away_is_no_fault_of_the_clients(
+    client_of: ClientOf, absent: int, status: int
+) -> None:
+    runner = ScriptedRunner(replace(MODEL, absent_context=absent), lambda request: steps(IDS, 4))
+    reply = await client_of(runner).post("/v1/completions", json=BODY | {"max_tokens": 80})
+    assert reply.status_code == status
+    assert ("a moment ago" in reply.json()["error"]["message"]) is (status == 503)
