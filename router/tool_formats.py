@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from outrider.grammar import MAX_GRAMMAR_BYTES
 from router.xml_calls import function
 
 
@@ -156,6 +157,8 @@ def grammar(
         f"call: {options}",
     ]
     for index, (name, schema) in enumerate(tools):
+        if sum(map(len, lines)) > MAX_GRAMMAR_BYTES:
+            break  # whatever follows, it is too long
         if form.xml:
             lines += function(index, name, schema)
             continue

@@ -6,29 +6,43 @@ A parameter that is a text stands as it is between its tags; any other stands as
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 FUNCTION, PARAMETER, PARAMETER_END, FUNCTION_END = "<function=", "<parameter=", "</parameter>", "</function>"
 LINE_END, END = json.dumps("\n"), json.dumps(f"\n{PARAMETER_END}")
-MOST_DEEP = 16  # schemas within one another
+ALTERNATIVES = ("anyOf", "oneOf", "allOf")
+MOST_LOOKED_AT = 64  # of them, to find out if a parameter is a text
 OF_TEXT = r"/(.|\n){%s,%s}\n<\/parameter>/ & ~/(.|\n)*<\/parameter>(.|\n)+/"  # with its end, which comes once
 
 
-def is_text(schema: object, root: Mapping[str, Any], depth: int = MOST_DEEP) -> bool:
+def is_text(schema: object, root: Mapping[str, Any]) -> bool:
     """Returns whether a parameter with this schema is a text, as far as the schema says it. It is a client's,
-    and may be anything."""
-    own = _resolved(schema, root)
-    kind = own.get("type")
+    and may be anything: of its alternatives, which may name one another, the first ones are looked at."""
+    ahead = deque([schema])
+    for _ in range(MOST_LOOKED_AT):
+        if not ahead:
+            break
+        own = _resolved(ahead.popleft(), root)
+        parts = next((own[name] for name in ALTERNATIVES if isinstance(own.get(name), list)), None)
+        said = _says_text(own)
+        if said is None and parts is not None:
+            ahead += parts
+        elif said or (said is None and not {"properties", "items"} & own.keys()):
+            return True
+    return False
+
+
+def _says_text(schema: Mapping[str, Any]) -> bool | None:
+    """Returns what a schema says by itself; None = nothing."""
+    kind = schema.get("type")
     if kind is not None:
         return kind == "string" or (isinstance(kind, list) and "string" in kind)
-    for values in (own.get("enum"), [own["const"]] if "const" in own else None):
+    for values in (schema.get("enum"), [schema["const"]] if "const" in schema else None):
         if isinstance(values, list):
             return any(isinstance(value, str) for value in values)
-    for name in ("anyOf", "oneOf", "allOf"):
-        if depth and isinstance(parts := own.get(name), list):
-            return any(is_text(part, root, depth - 1) for part in parts)
-    return not {"properties", "items"} & own.keys()
+    return None
 
 
 def _resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import PlainValidator, WithJsonSchema
 
 from outrider.errors import InvalidRequest
+from outrider.grammar import MAX_GRAMMAR_BYTES
 from router.api.fields import checked_text, json_type, refused, shown, sized
 from router.api.grammar_text import WHITE_SPACE, Structure
 from router.api.structured import MAX_DESCRIPTION_BYTES, MAX_SCHEMA_BYTES, SCHEMA, compiled
@@ -213,6 +214,12 @@ def calling_grammar(
     beside = None if choice.forced else structure
     name = "@content" if beside else ""
     text = grammar(form, options, built.token_id, several=several, beside=name, free=free)
+    if len(text) > MAX_GRAMMAR_BYTES:
+        raise InvalidRequest(
+            f"tools: may have {MAX_GRAMMAR_BYTES} bytes as a grammar, and those that may be called have "
+            "more: send fewer or simpler ones",
+            field="tools",
+        )
     if beside is not None:
         beside_text = compiled(beside, model)
         own = (

@@ -1,0 +1,52 @@
+"""Schemas of tools that are called by tags, made up to cost much."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outrider.errors import InvalidRequest
+from router import tool_formats, xml_calls
+from router.api.grammar_process import process_of
+from router.tool_formats import FORMATS
+from tests.router.api.test_tools import MODEL, asked, grammar
+
+
+def test_alternatives_that_name_one_another_are_looked_at_so_often_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A schema of 1,600 bytes kept a thread for ever, and two such requests all that came later."""
+    looked, resolved = 0, xml_calls._resolved
+
+    def counted(*given: Any) -> Any:
+        nonlocal looked
+        looked += 1
+        assert looked < 1000
+        return resolved(*given)
+
+    monkeypatch.setattr(xml_calls, "_resolved", counted)
+    alike = {"anyOf": [{"$ref": "#/$defs/a"}] * 60, "items": {}}
+    parameters = {"type": "object", "$defs": {"a": alike}, "properties": {"p": {"$ref": "#/$defs/a"}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    reading = asked("qwen3_coder", tools=tools).calls
+    assert reading is not None and reading.json_parameters == {"f": ("p",)}
+
+
+def test_a_grammar_of_tools_is_made_no_further_than_it_may_be_long() -> None:
+    """Each parameter has all definitions with it: of 230 KB it came to 45 MB, which were kept as well."""
+    parameters = {
+        "type": "object",
+        "$defs": {f"d{index}": {"items": {"const": index}} for index in range(150)},
+        "properties": {f"p{index}": {"items": {}} for index in range(350)},
+    }
+    tools = [{"type": "function", "function": {"name": f"f{n}", "parameters": parameters}} for n in range(15)]
+    process = process_of(MODEL.tokenizer.json, tuple(sorted(MODEL.eos_token_ids)))
+    kept = process._answered.cache_info().currsize
+    with pytest.raises(InvalidRequest, match="may have 32768 bytes as a grammar"):
+        grammar("qwen3_coder", tools=tools, tool_choice="required")
+    assert process._answered.cache_info().currsize == kept
+    text = tool_formats.grammar(
+        FORMATS["qwen3_coder"], [(f"f{n}", parameters) for n in range(15)], lambda _: None, several=True
+    )
+    assert len(text) < 2**22
