@@ -1,5 +1,6 @@
 """Who crowds a gRPC server. gRPC is told how many connections there may be, and refuses more whoever has the
-others. So before that some are shut: of the address that has most, those that have said least.
+others. So before that some are shut: of the address that has most, those that have said least. And some are
+where unfinished messages take too much memory (half_said.py).
 
 gRPC tells of no connection before its first call. The system does: the descriptors of this process, and how
 much came by each. Where it does not, gRPC's limit is all there is.
@@ -18,19 +19,28 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from outrider.net.half_said import HALVES, Held, Peer, too_much
+
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.25
 CROWDED = 0.75  # of the most
 SILENT_SECONDS = 60.0  # between two lines of the log
 DESCRIPTORS = Path("/proc/self/fd")
-TCP_INFO_BYTES, RECEIVED = 136, slice(128, 136)  # of Linux' struct tcp_info
+TCP_INFO_BYTES, SENT, RECEIVED = 136, slice(120, 128), slice(128, 136)  # of Linux' struct tcp_info
+ESTABLISHED = 1  # its first byte
+MEMORY, PAGE = Path("/proc/self/statm"), os.sysconf("SC_PAGE_SIZE")
+GROWN = (
+    32 * 2**20
+)  # bytes that this process has more than before: then it is looked what unfinished messages take
 
 
 class Connection(NamedTuple):
     descriptor: int
     address: str
     received: int  # bytes
+    sent: int = 0
+    name: Peer = ("", 0)
 
 
 def too_many(connections: Iterable[Connection], most: int) -> list[Connection]:
@@ -55,29 +65,56 @@ def too_many(connections: Iterable[Connection], most: int) -> list[Connection]:
 
 
 async def limit_connections(ports: Mapping[int, int]) -> NoReturn:
-    """Shuts connections to these ports of this process that are too many; by port, how many there may be."""
-    told_at, shut = float("-inf"), 0
+    """Shuts connections to these ports of this process that are too many, or hold too much; by port, how many
+    there may be."""
+    told_at, shut, held, memory = float("-inf"), 0, 0, 0
     while True:
         await asyncio.sleep(LOOK_SECONDS)
         if _descriptors() > CROWDED * min(ports.values()):
             shut += await asyncio.to_thread(_shut_excess, ports)
-        if shut and time.monotonic() - told_at >= SILENT_SECONDS:
-            log.warning("too many gRPC connections: %d of those that said least were closed", shut)
-            told_at, shut = time.monotonic(), 0
+        memory, before = min(now := _memory(), memory or now), memory
+        if now > before + GROWN:
+            held, memory = held + await asyncio.to_thread(_shut_holding, ports), now
+        if (shut or held) and time.monotonic() - told_at >= SILENT_SECONDS:
+            if shut:
+                log.warning("too many gRPC connections: %d of those that said least were closed", shut)
+            if held:
+                log.warning("%d gRPC connections were closed that held most of unfinished messages", held)
+            told_at, shut, held = time.monotonic(), 0, 0
 
 
 def _shut_excess(ports: Mapping[int, int]) -> int:
-    count = 0
     of: Mapping[int, list[Connection]] = defaultdict(list)
     for port, one in _connections(ports):
         of[port].append(one)
-    for port, connections in of.items():
-        for one in too_many(connections, int(CROWDED * ports[port])):
-            with suppress(OSError), _socket(one.descriptor) as held:
-                if _address(held) == one.address:  # the descriptor may be another's by now
-                    held.shutdown(socket.SHUT_RDWR)
-                    count += 1
+    return sum(_shut(too_many(found, int(CROWDED * ports[port]))) for port, found in of.items())
+
+
+def _shut_holding(ports: Mapping[int, int]) -> int:
+    return _shut(
+        too_much(
+            Held(one.descriptor, one.address, HALVES.held(one.name, one.received, one.sent))
+            for _, one in _connections(ports)
+        )
+    )
+
+
+def _shut(connections: Iterable[Connection | Held]) -> int:
+    count = 0
+    for one in connections:
+        with suppress(OSError), _socket(one.descriptor) as held:
+            if _address(held) == one.address:  # the descriptor may be another's by now
+                held.shutdown(socket.SHUT_RDWR)
+                count += 1
     return count
+
+
+def _memory() -> int:
+    """Returns the bytes that this process has in memory; 0 where the system does not tell."""
+    try:
+        return int(MEMORY.read_text().split()[1]) * PAGE
+    except (OSError, ValueError):
+        return 0
 
 
 def _descriptors() -> int:
@@ -92,7 +129,12 @@ def _connections(ports: Iterable[int]) -> Iterator[tuple[int, Connection]]:
         with suppress(OSError), _socket(number) as held:
             if held.family in (socket.AF_INET, socket.AF_INET6) and (port := held.getsockname()[1]) in ports:
                 told = held.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
-                yield port, Connection(number, _address(held), int.from_bytes(told[RECEIVED], "little"))
+                if told[0] != ESTABLISHED:  # it was shut before
+                    continue
+                received, sent = (int.from_bytes(told[part], "little") for part in (RECEIVED, SENT))
+                host, peer_port = held.getpeername()[:2]
+                name = host.removeprefix("::ffff:").partition("%")[0], peer_port
+                yield port, Connection(number, _address(held), received, sent, name)
 
 
 def _socket(descriptor: int) -> socket.socket:

@@ -11,6 +11,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from outrider.errors import InvalidRequest, TooSlow
+from outrider.net.half_said import HALVES
 from outrider.net.places import Places, host_of
 
 QUESTION_SECONDS = 10.0  # in which it comes
@@ -66,16 +67,21 @@ def asked(
             yield raw
 
     async def messages(raws: AsyncIterable[bytes], context: Any) -> AsyncIterator[Any]:
-        async with received(raws) as receiving:
-            async for raw in first(receiving, context):
-                yield decoded(raw)
-            async for raw in receiving:
-                yield decoded(raw)
+        with HALVES.call(context.peer()) as said:
+            async with received(raws) as receiving:
+                async for raw in first(receiving, context):
+                    said.message(len(raw))
+                    yield decoded(raw)
+                async for raw in receiving:
+                    said.message(len(raw))
+                    yield decoded(raw)
 
     async def question(raws: AsyncIterable[bytes], context: Any) -> Any:
-        async with received(raws) as receiving:
-            async for raw in first(receiving, context):
-                return decoded(raw)
+        with HALVES.call(context.peer()) as said:
+            async with received(raws) as receiving:
+                async for raw in first(receiving, context):
+                    said.message(len(raw))
+                    return decoded(raw)
         raise InvalidRequest("the call ended before its message")
 
     if streaming:

@@ -21,6 +21,7 @@ import grpc.aio
 
 from outrider.errors import OutriderError, PeerRefused, StartupError, Unavailable
 from outrider.net.descriptors import descriptors
+from outrider.net.half_said import HALVES, peer_of
 from outrider.net.questions import asked, places
 from outrider.net.tls import Credentials, Tls
 from outrider.wire import methods
@@ -334,11 +335,13 @@ def _guarded(
     if generates:
         # Written here, not yielded on: so a call that is cancelled closes the generator at once.
         async def guarded_stream(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+            peer = peer_of(context.peer())
             async with _left_lightly(), errors_as_status(context):
                 check_certified(context, roles)
                 async with aclosing(behaviour(request, context)) as responses:
                     async for response in responses:
                         await _written(context, response)
+                        HALVES.wrote(peer)
 
         return guarded_stream
 

@@ -1,0 +1,127 @@
+"""How much came of messages that are not complete. gRPC keeps that, of each call up to the largest message,
+and tells of it to nobody: a thousand half messages, without a key, were gigabytes.
+
+The system tells how much came by a connection, and here is counted how much of that was whole messages and
+what goes with them. What is left lies in this process. Where that is too much, connections are shut: of the
+address that holds most, the one by which most of it came.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+from urllib.parse import unquote
+
+MOST_HELD = 128 * 2**20  # bytes, of all connections: as of HTTP's bodies that are not complete
+FREE_BYTES = 2**16  # of a connection, in any case
+CALL_BYTES, MESSAGE_BYTES = 2**10, 2**9  # that come with a call, and with a message to or from here
+SHARE = 0.01  # of all bytes to and from here, for frames and records
+SECOND_BYTES = 64  # that pings take
+REMEMBERED = 2**14  # connections that have no call now
+
+Peer = tuple[str, int]
+"""Address and port."""
+
+
+class Held(NamedTuple):
+    """A connection, and how much of unfinished messages came by it."""
+
+    descriptor: int
+    address: str
+    bytes: float
+
+
+@dataclass(slots=True)
+class Said:
+    """What came by one connection and is known to be complete."""
+
+    began: float
+    calls: int = 0
+    explained: float = 0.0  # bytes
+    idle: float = 0.0  # what was unexplained when it had no call last: gRPC keeps nothing then
+
+    def message(self, size: int = 0) -> None:
+        """A message came of so many bytes, or one was written."""
+        self.explained += MESSAGE_BYTES + size
+
+    def held(self, received: int, sent: int, now: float) -> float:
+        """Returns the bytes of messages that are not complete, of so many that came and were sent."""
+        known = self.explained + SHARE * (received + sent) + SECOND_BYTES * (now - self.began) + FREE_BYTES
+        unexplained = received - known
+        if not self.calls:
+            self.idle = max(unexplained, 0.0)
+        return max(unexplained - self.idle, 0.0)
+
+
+class Halves:
+    """All connections by which calls came. `clock` gives seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._open: dict[Peer, Said] = {}
+        self._idle: OrderedDict[Peer, Said] = OrderedDict()
+
+    @contextmanager
+    def call(self, peer: str) -> Iterator[Said]:
+        """While a call's messages are read; `peer` is gRPC's name of the connection."""
+        name = peer_of(peer)
+        said = self._open.get(name) or self._idle.pop(name, None) or Said(self._clock())
+        self._open[name] = said
+        said.calls += 1
+        said.explained += CALL_BYTES
+        try:
+            yield said
+        finally:
+            said.calls -= 1
+            if not said.calls and self._open.get(name) is said:
+                del self._open[name]
+                self._idle[name] = said
+                if len(self._idle) > REMEMBERED:
+                    self._idle.popitem(last=False)
+
+    def wrote(self, name: Peer) -> None:
+        """A message was written to a connection, whose other end may answer by pings and windows."""
+        said = self._open.get(name) or self._idle.get(name)
+        if said is not None:
+            said.message()
+
+    def held(self, name: Peer, received: int, sent: int) -> float:
+        """Returns the bytes of unfinished messages that came by a connection. One that is not known has said
+        nothing else."""
+        said = self._open.get(name) or self._idle.get(name)
+        if said is None:
+            return max(received - FREE_BYTES, 0.0)
+        return said.held(received, sent, self._clock())
+
+
+HALVES = Halves()  # of this process, in which no two connections have one name
+
+
+def peer_of(name: str) -> Peer:
+    """Returns the address and port in gRPC's name of a connection, such as "ipv6:%5B::1%5D:50051"."""
+    address, _, port = unquote(name).partition(":")[2].rpartition(":")
+    return address.strip("[]"), int(port) if port.isdecimal() else 0
+
+
+def too_much(connections: Iterable[Held], most: float = MOST_HELD) -> list[Held]:
+    """Returns those to shut, so that those that are left hold `most` together. Pure."""
+    of: dict[str, list[Held]] = defaultdict(list)
+    for one in connections:
+        of[one.address].append(one)
+    for theirs in of.values():
+        theirs.sort(key=lambda one: one.bytes)
+    sums = {address: sum(one.bytes for one in theirs) for address, theirs in of.items()}
+    total, shut = sum(sums.values()), list[Held]()
+    while total > most:
+        address = max(sums, key=sums.__getitem__)
+        one = of[address].pop()
+        shut.append(one)
+        sums[address] -= one.bytes
+        total -= one.bytes
+        if not of[address]:
+            del sums[address]
+    return shut

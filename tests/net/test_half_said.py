@@ -1,0 +1,118 @@
+"""Messages that do not come to their end: what lies here of them is bounded, whoever sends it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import struct
+from collections import Counter
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from outrider.net import crowding, half_said
+from outrider.net.crowding import limit_connections
+from outrider.net.grpc_health import add_health
+from outrider.net.half_said import FREE_BYTES, Halves, Held, peer_of, too_much
+from outrider.net.rpc import bind, new_server
+
+PEER, NAME = "ipv4:192.0.2.1:7", ("192.0.2.1", 7)
+HALF = 40_000  # bytes of a message of which more never come
+
+
+def test_of_who_holds_most_the_largest_go_and_no_more_than_need_be() -> None:
+    rng = random.Random(1)
+    for _ in range(300):
+        held = [Held(number, rng.choice("aaab"), rng.randrange(100)) for number in range(rng.randrange(20))]
+        most = rng.randrange(500)
+        shut = too_much(held, most)
+        left = [one for one in held if one not in shut]
+        assert sum(one.bytes for one in left) <= most or not left
+        if shut:
+            assert sum(one.bytes for one in left) + shut[-1].bytes > most
+            sums = Counter[str]()
+            for one in [*left, shut[-1]]:
+                sums[one.address] += one.bytes
+            assert sums[shut[-1].address] == max(sums.values())
+            assert shut[-1].bytes >= max(
+                (one.bytes for one in left if one.address == shut[-1].address), default=0
+            )
+
+
+def test_what_was_said_to_its_end_is_not_held_however_much_it_is() -> None:
+    halves = Halves(lambda: 0.0)
+    with halves.call(PEER) as said:
+        for _ in range(1000):
+            said.message(2**20)
+        assert halves.held(NAME, 1000 * 2**20 + 1000 * 300, 0) == 0
+        halves.wrote(NAME)
+        assert halves.held(NAME, 1015 * 2**20, 0) > 2**20
+    assert halves.held(NAME, 1015 * 2**20, 0) == 0  # the call is over, and with it what came of its message
+    with halves.call(PEER):
+        assert 2**23 < halves.held(NAME, 1025 * 2**20, 0) < 10 * 2**20
+
+
+def test_who_has_not_called_has_said_nothing_else() -> None:
+    assert Halves().held(NAME, FREE_BYTES + 5, 0) == 5
+
+
+@pytest.mark.parametrize("peer", ["ipv6:%5B2001:db8::1%5D:50051", "ipv6:[2001:db8::1]:50051"])
+def test_a_connection_has_the_name_that_the_system_gives_it(peer: str) -> None:
+    assert peer_of(peer) == ("2001:db8::1", 50051)
+    assert peer_of(PEER) == NAME
+
+
+def _frame(kind: int, stream: int, payload: bytes, flags: int = 0) -> bytes:
+    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
+
+
+def _literal(text: str) -> bytes:
+    return bytes([len(text)]) + text.encode()
+
+
+async def _half(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Says the first bytes of a message to the health service, as HTTP/2 has them."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
+    head = b"\x83\x86\x04" + _literal("/grpc.health.v1.Health/Check") + b"\x01" + _literal("x")
+    for name, value in (("te", "trailers"), ("content-type", "application/grpc")):
+        head += b"\x00" + _literal(name) + _literal(value)
+    message = struct.pack(">BI", 0, 2 * HALF) + bytes(HALF - 5)
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, b"") + _frame(1, 1, head, flags=4))
+    for start in range(0, HALF, 2**14):
+        writer.write(_frame(0, 1, message[start : start + 2**14]))
+    await writer.drain()
+    return reader, writer
+
+
+async def test_who_says_half_messages_is_shut_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter had made a verifier keep 1.5 GB, by a hundred streams and for good."""
+    monkeypatch.setattr(crowding, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(crowding, "GROWN", -1)
+    monkeypatch.setattr(half_said, "FREE_BYTES", 2**12)
+    monkeypatch.setattr(too_much, "__defaults__", (1.5 * HALF,))
+    server = new_server(ping_seconds=3600.0)  # which the halves do not answer
+    add_health(server, lambda: True, "outrider.v1.Generation")
+    address = bind(server, "127.0.0.1", 0)
+    port = int(address.rpartition(":")[2])
+    await server.start()
+    keeping = asyncio.create_task(limit_connections({port: 1024}))
+    async with asyncio.timeout(30), grpc.aio.insecure_channel(address) as sound:
+        asking = health_pb2_grpc.HealthStub(sound)
+        watch = asking.Watch(health_pb2.HealthCheckRequest())
+        await watch.read()
+        for _ in range(100):  # far more than a half message has, but each to its end
+            await asking.Check(health_pb2.HealthCheckRequest())
+        halves = [await _half(port) for _ in range(2)]
+        shut = [asyncio.create_task(reader.read()) for reader, _ in halves]
+        done, left = await asyncio.wait(shut, return_when=asyncio.FIRST_COMPLETED)
+        assert (len(done), len(left)) == (1, 1)
+        assert not watch.done()
+        await asking.Check(health_pb2.HealthCheckRequest())
+        watch.cancel()
+        for one in left:
+            one.cancel()
+        for _, writer in halves:
+            writer.close()
+    keeping.cancel()
+    await server.stop(None)
