@@ -51,6 +51,9 @@ if TYPE_CHECKING:
     from outrider.worker.followers import StartFollowers
 
 
+PAUSE_SECONDS = 0.05  # between two messages to a router: what comes meanwhile goes in one
+
+
 class RouterPeer:
     """The events for one router."""
 
@@ -201,6 +204,7 @@ class DrafterService:
                 beats, told, trips = 0, load, {key: trips.get(key, found[key]) for key in found} | changed
                 load = replace(load, busy=busy.since_last(self.proposer.busy_seconds))
                 yield DrafterEvents(load=load, ended=ended, reached=reached)
+                await asyncio.sleep(PAUSE_SECONDS)
             await reader  # raises what ended it
         finally:
             reader.cancel()

@@ -19,9 +19,10 @@ from outrider.wire.methods import JOIN, Method
 class JoinedStream:
     """Stands where a worker's call would: `begin` once, then `cancel`."""
 
-    def __init__(self, messages: AsyncIterator[bytes]) -> None:
-        """`messages`: what the drafter says, after what it is."""
+    def __init__(self, messages: AsyncIterator[bytes], shared: Allowance) -> None:
+        """`messages`: what the drafter says, after what it is. `shared`: what all with its token may say."""
         self._messages = messages
+        self._shared = shared
         self._cancelled = asyncio.Event()
         self.commands: AsyncIterator[DrafterCommand]  # to be written
 
@@ -46,7 +47,8 @@ class JoinedStream:
                     raise asyncio.CancelledError
                 if (raw := reading.result()) is None:
                     return
-                allowance.message(len(raw))
+                for each in (self._shared, allowance):
+                    each.message(len(raw))
                 yield JOIN.asked.from_bytes(raw)
         finally:
             await cancel([over, *tasks])

@@ -24,7 +24,7 @@ from outrider.errors import (
     Unauthenticated,
     Unavailable,
 )
-from outrider.net.allowance import CUT_OFF_SECONDS, CutOff
+from outrider.net.allowance import CUT_OFF_SECONDS, Allowance, CutOff
 from outrider.net.rpc import add_methods
 from outrider.net.tasks import cancel, first_of
 from outrider.wire.description import WorkerInfo
@@ -41,6 +41,8 @@ from router.workers import Drafter
 log = logging.getLogger(__name__)
 
 MOST_DRAFTERS = 64  # of one token at a time, unless its line says another number
+# That all drafters of one token may say a second, and at once: a message is 256 and its bytes (Allowance).
+TOKEN_BYTES = 2**19, 2**23
 LOOK_SECONDS = 1.0  # between two looks at whether a token is in force
 
 
@@ -66,6 +68,7 @@ class Joins:
         self._clock = clock
         self._limits = RegistrationLimits()
         self._joined: dict[str, _Place] = {}  # by worker_id
+        self._said: dict[str, Allowance] = {}  # by token: as many as its file has had
         self._cut_off: dict[str, float] = {}  # until when, by token
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -76,7 +79,7 @@ class Joins:
             token = self._shown(context)
             info = await self._described(token, messages)
             await self._make_place(token, info)
-        stream = JoinedStream(messages)
+        stream = JoinedStream(messages, self._allowance(token))
         drafter = Drafter(Registration(info, "", None), stream, None)
         holding = asyncio.create_task(self._hold(drafter, token))
         holding.add_done_callback(lambda _: drafter.hang_up())
@@ -91,6 +94,9 @@ class Joins:
             await cancel([holding])
             if self._joined.get(worker_id) is place:
                 del self._joined[worker_id]
+
+    def _allowance(self, token: ApiKey) -> Allowance:
+        return self._said.setdefault(token.name, Allowance("drafter", *TOKEN_BYTES, self._clock))
 
     def _shown(self, context: Any) -> ApiKey:
         """Returns the token that the caller shows. Raises Unauthenticated, or Overloaded if it may not join

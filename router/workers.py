@@ -48,7 +48,7 @@ from router.joined_stream import Connection, conversation
 from router.prefixes import PlacedPrefixes
 
 ANSWER_SECONDS = 5.0  # a worker that registers must answer within this
-BYTES_PER_SECOND, BURST_BYTES = 2**18, 2**20  # that a drafter may say: far more than it has to
+BYTES_PER_SECOND, BURST_BYTES, MESSAGE_UNITS = 2**18, 2**20, 2**11  # of a drafter: more than it has to say
 VERIFIER_BYTES = 16 * 2**20, 32 * 2**20  # that a verifier may say a second, and at once
 VERIFIER_MESSAGE_UNITS = 4096  # of a verifier, with its load: sessions are placed by it
 VERIFIER_ENTRY_UNITS = 512  # of one that brings no session its tokens; of a guess in it an eighth of it
@@ -372,8 +372,8 @@ class Drafter(Worker[DrafterListener]):
             self._round_trips.popitem(last=False)
 
     def _dispatch(self, events: DrafterEvents) -> None:
-        if events.load is not None:
-            self.unreported = 0
+        self._allowance.spend(MESSAGE_UNITS)
+        self.unreported = self.unreported if events.load is None else 0
         if events.load is not None and events.load != self._reported:  # one that idles tells the same again
             self._reported = events.load
             self._note_round_trips(events.load.round_trips)

@@ -55,6 +55,14 @@ async def test_many_entries_in_small_messages_are_too_many(rig: Rig, monkeypatch
     await until_cut_off(rig, drafter, "it says more than")
 
 
+async def test_messages_count_however_short(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers_module, "BYTES_PER_SECOND", 1e-9)
+    _, drafter = await rig.verifier(), await rig.drafter()
+    for _ in range(workers_module.BURST_BYTES // workers_module.MESSAGE_UNITS):
+        assert drafter.events.put(drafter_pb2.DrafterEvents())
+    await until_cut_off(rig, drafter, "it says more than")
+
+
 async def test_it_is_let_in_again_after_a_while(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery_module, "CUT_OFF_SECONDS", 0.1)
     told = flood(MAX_EVENTS_BYTES)

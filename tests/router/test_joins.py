@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from outrider.net.allowance import MESSAGE_UNITS
 from outrider.net.conversation import converse
 from outrider.net.rpc import bind, channel, new_server
 from outrider.wire.description import ModelInfo, WorkerInfo
@@ -225,6 +226,25 @@ async def test_who_says_too_much_is_cut_off_with_its_token(rig: Any, door: Door)
     async with door.stream() as again:
         await again.greeted()
         await rig.until(lambda: "laptop" in rig.fleet.drafters)
+
+
+async def test_what_drafters_of_one_token_say_counts_together(
+    rig: Any, door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixty, each within its own bounds, had taken a quarter of a processor from a router's sessions."""
+    monkeypatch.setattr(joins_module, "TOKEN_BYTES", (1e-9, 300 * MESSAGE_UNITS))
+    other_info = replace(INFO, identity=replace(INFO.identity, worker_id="other"))
+    async with door.stream() as one, door.stream(info=other_info) as other:
+        await one.greeted()
+        await other.next()
+        await other.say(hello=other_info.identity.hello())
+        with suppress(grpc.aio.AioRpcError):
+            for _ in range(200):
+                await one.say(load=DrafterLoad())
+                await other.say(load=DrafterLoad())
+        for stream in (one, other):
+            code, sentence = await stream.end()
+            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED and "cut off for 60 seconds" in sentence
 
 
 async def test_only_verifiers_that_take_them_are_given_to_them(rig: Any, door: Door) -> None:
