@@ -11,6 +11,7 @@ from outrider.errors import PeerRefused
 from outrider.net.backoff import Backoff
 from outrider.net.rpc import MAX_MESSAGE_BYTES, Outbox
 from outrider.store.memory import MemoryStore
+from outrider.store.store import TTL_SECONDS
 from outrider.v1 import verifier_pb2
 from outrider.wire.codec import tokenizer_to_wire
 from outrider.wire.hello import Identity, Role
@@ -98,6 +99,7 @@ async def test_whether_a_drafter_reaches_its_verifier_is_found_out_before_it_has
     assert rig.fleet.doubts.about("far", "v") and not rig.fleet.doubts.about("near", "v")
 
 
+@pytest.mark.parametrize("ttl_seconds", [TTL_SECONDS])
 async def test_a_drafter_whose_target_is_known_but_not_taken_in_yet_is_not_judged_by_another(
     rig: Any,
 ) -> None:
@@ -126,6 +128,7 @@ async def test_another_model_under_the_same_name_is_refused(rig: Any) -> None:
         await other.register(rig.address)
 
 
+@pytest.mark.parametrize("ttl_seconds", [TTL_SECONDS])
 async def test_a_worker_that_falls_silent_is_gone(rig: Any) -> None:
     worker = await rig.worker(Role.VERIFIER, "v")
     await rig.store.beat(worker.record())  # and never again
@@ -134,6 +137,7 @@ async def test_a_worker_that_falls_silent_is_gone(rig: Any) -> None:
     await worker.stream_over.wait()
 
 
+@pytest.mark.parametrize("ttl_seconds", [TTL_SECONDS])
 async def test_a_worker_that_beats_outlives_its_ttl(rig: Any) -> None:
     worker = await rig.verifier()
     silent = await rig.worker(Role.VERIFIER, "silent")
