@@ -71,7 +71,7 @@ def dispensable(sessions: Sequence[Running], schedule: Schedule, pool: BlockPool
         return orphan
     granted = {grant.index for grant in schedule.grants}
     for index, running in enumerate(sessions):
-        waits = not running.table.blocks and not running.orphaned and index not in granted
+        waits = not running.table.blocks and not running.orphaned and running.ready and index not in granted
         if waits:
             found = pool.cached(running.session.log, running.session.spec.params.cache_salt)
             need = -(-(running.pending + 1) // pool.block_size) - found.held

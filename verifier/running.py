@@ -157,6 +157,11 @@ class Running:
         return pending - 1 if pending > 1 else 0
 
     @property
+    def ready(self) -> bool:
+        """Returns whether no grammar holds it up."""
+        return self.place is None or self.place.ready
+
+    @property
     def decoding(self) -> bool:
         """Returns whether only its last token has not run yet, and drafts may follow that."""
         table = self.table

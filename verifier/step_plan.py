@@ -13,7 +13,7 @@ from outrider.engine.state_slots import MOST_DRAFTS
 from outrider.options.engine import StepLimits
 from verifier.admission import admit
 from verifier.meter import Meter
-from verifier.nodes import Nodes
+from verifier.nodes import NO_NODES, Nodes
 from verifier.orphans import dispensable
 from verifier.part import Part
 from verifier.running import Running
@@ -53,18 +53,24 @@ class StepPlanner:
     def plan(self, sessions: Mapping[bytes, Running], meter: Meter) -> list[Part]:
         """Returns the parts of the next step, with their blocks taken. It is empty if nobody can run.
 
-        `sessions` stand in order of priority and arrival. If blocks run out, an orphan is closed or a session
-        preempted, and the step is planned anew."""
+        `sessions` stand in order of priority and arrival. Those that a grammar holds up take no part, and may
+        be preempted as any other. If blocks run out, an orphan is closed or a session preempted, and the step
+        is planned anew."""
         pool = self._pool
         self._preempt_stateless(sessions.values())
         while True:
             everyone = list(sessions.values())
-            least = self.least_beside(meter)
-            nodes = [self._nodes(running, NO_BRANCH if least is None else least) for running in everyone]
-            decoding = sum(running.decoding for running in everyone)
-            usual = [running.usual if running.decoding else math.inf for running in everyone]
+            ready = [running for running in everyone if running.ready]
+            least = self.least_beside(meter) or NO_BRANCH
+            found = {running.id: self._nodes(running, least) for running in ready}
+            nodes = [found.get(running.id, NO_NODES) for running in everyone]
+            decoding = sum(running.decoding for running in ready)
+            usual = [
+                running.usual if running.decoding and running.id in found else math.inf
+                for running in everyone
+            ]
             drafts = self._admit(nodes, decoding, meter, usual)
-            waiting = self._waiting(everyone)
+            taking_part = found.keys() - self._waiting(ready)
             candidates = [
                 Candidate(
                     running.pending,
@@ -73,7 +79,7 @@ class StepPlanner:
                     len(running.table.blocks),
                     running.preemptions,
                     running.passed < MOST_PASSED,
-                    running.id in waiting,
+                    running.id not in taking_part,
                     running.session.spec.params.priority,
                     running.prompt is not None and running.unscored is not None,
                     running.session.spec.params.tenant,
@@ -104,6 +110,10 @@ class StepPlanner:
                 for part in parts:
                     self._spread(part)
                 return parts
+
+    def places_taken(self, sessions: int) -> float:
+        """Returns which share of the places for sessions so many take, 0 to 1."""
+        return min(sessions / self.limits.sessions, 1.0)
 
     def least_beside(self, meter: Meter) -> float | None:
         """Returns the survival with which a draft token beside a path may take part; None = none does."""
@@ -209,7 +219,7 @@ def _note_passed(everyone: Sequence[Running], granted: Container[int]) -> None:
     beginning = 0
     for index in reversed(range(len(everyone))):
         running = everyone[index]
-        if not running.table.blocks and not running.preemptions:
+        if not running.table.blocks and not running.preemptions and running.ready:
             if index in granted:
                 beginning += 1
             else:

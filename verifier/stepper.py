@@ -86,7 +86,6 @@ class Stepper:
         panel = engine.attention.panel if trees else 0
         self._planner = StepPlanner(pool, limits, self.close, info.vocab_size, panel)
         self._grammars = grammars
-        self._ruled = 0  # sessions with a grammar
         self._greedy = 0  # sessions whose text is not drawn
         self._draining = False
         self._moving: list[Running] = []  # the step under way moves what they have, and runs nothing of them
@@ -139,7 +138,6 @@ class Stepper:
         if spec.params.priority < hurry:  # it comes before others
             order = sorted(self._sessions.items(), key=lambda one: one[1].session.spec.params.priority)
             self._sessions = dict(order)
-        self._ruled += running.place is not None
         self._greedy += spec.params.sampling.greedy
         self._changed.set()
         self._empty.clear()
@@ -152,7 +150,6 @@ class Stepper:
             self._pool.close(running.table)
             if running.trace is not None:
                 running.trace.over(failed)
-            self._ruled -= running.place is not None
             self._greedy -= running.session.spec.params.sampling.greedy
             self._changed.set()
             if not self._sessions:
@@ -183,8 +180,7 @@ class Stepper:
             free_since, began = await self._until_due(free_since)
             if self._ways.turn_to(self._greedy, len(self._sessions)):
                 self._rest(self.resting)
-            sessions = self._ready() if self._ruled else self._sessions
-            parts = self._planner.plan(sessions, self._ways.meter)
+            parts = self._planner.plan(self._sessions, self._ways.meter)
             if not parts:
                 self._after()
                 await self._change()
@@ -217,14 +213,6 @@ class Stepper:
             raise InvalidRequest("this target worker knows no grammars", field="grammar")
         wake = partial(asyncio.get_running_loop().call_soon_threadsafe, self._changed.set)
         return self._grammars.place(spec.params.grammar, spec.output, wake)
-
-    def _ready(self) -> dict[bytes, Running]:
-        """Returns the sessions that no grammar holds up."""
-        return {
-            key: running
-            for key, running in self._sessions.items()
-            if running.place is None or running.place.ready
-        }
 
     async def _until_due(self, free_since: float) -> tuple[float, float]:
         """Waits while there is no session, then while it pays to wait for drafts. Returns since when the
@@ -307,7 +295,7 @@ class Stepper:
         return VerifierLoad(
             running=len(self._sessions) - waiting,
             waiting=waiting,
-            kv_usage=self._pool.usage,
+            kv_usage=max(self._pool.usage, self._planner.places_taken(len(self._sessions) - waiting)),
             step_seconds=step_seconds,
             step_tokens=step_tokens,
             price=meter.price,

@@ -25,7 +25,7 @@ class Candidate(NamedTuple):
     blocks: int  # KV blocks held; 0 = not started, or preempted
     preempted: int = 0  # times so far, here or at another worker
     yields: bool = False  # while it does not fit, newcomers after it may start
-    waits: bool = False  # another reads the same prompt now, and it will find that cached
+    waits: bool = False  # it takes no part now: a grammar holds it up, or another reads the same prompt
     priority: int = 0  # one of less comes first
     scored: bool = False  # the logits of what it reads are asked for
     tenant: bytes = b""  # whose it is; of two that are read, that of who has fewer comes first
@@ -48,7 +48,7 @@ class Limits:
     prefill_chunk: int  # most tokens of prompts in a step that others decode in
     block_size: int
     scored: int = 2**31  # most tokens of prompts in a step whose logits are asked for
-    sessions: int = 2**31  # most that have blocks at a time
+    sessions: int = 2**31  # most that have blocks at a time, and that are in a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +75,19 @@ def schedule(
     any drafts, those of sessions that were interrupted before those that have not begun, and tenants by
     turns; while a long prompt is read, shorter ones of other tenants get up to half of the tokens. Drafts get
     what is left of tokens and blocks. Where blocks run out, the session that loses least gives its own up, so
-    that the one that has most always goes on.
+    that the one that has most always goes on. Where places run out, a tenant that has two more of them than
+    the next prompt's tenant gives one up.
     """
     granted: dict[int, int] = {}  # candidate -> pending tokens to run
     budget = limits.max_tokens
     decoding: dict[int, int] = {}  # candidate -> blocks that its token takes
     read: list[int] = []  # those that may be read
     for index, candidate in enumerate(candidates):
+        if candidate.waits:
+            continue
         if not candidate.decoding:
-            if not candidate.waits:
-                read.append(index)
-        elif budget > 0:
+            read.append(index)
+        elif budget > 0 and len(granted) < limits.sessions:
             need = _blocks_needed(candidate, 1, limits)
             if need > available:
                 return Schedule(preempt=_loses_least(candidates, lost))
@@ -95,8 +97,10 @@ def schedule(
     reserve = len(decoding)  # a block of growth for each session that decodes
     chunk = limits.prefill_chunk if reading is None else min(reading, limits.prefill_chunk)
     reading, scored = min(budget, chunk) if decoding else budget, limits.scored
-    places = limits.sessions - sum(candidate.blocks > 0 for candidate in candidates)
-    turns = _turns(candidates, read, decoding)
+    held = Counter(candidate.tenant for candidate in candidates if candidate.blocks > 0)
+    places = limits.sessions - held.total()
+    turns = _turns(candidates, read, decoding, held)
+    beside_own = set[bytes]()  # tenants whose next prompt does not fit beside what they have themselves
     shorter = _shorter(candidates, turns)
     half = reading // 2  # of which they have their part at once, if it leaves the first its room
     room = _blocks_needed(candidates[turns[0]], candidates[turns[0]].pending + 1, limits) if shorter else 0
@@ -113,9 +117,12 @@ def schedule(
         if most == 0:
             continue
         count = min(candidate.pending, most)
-        if candidate.blocks == 0 and places <= 0:
-            continue
         if candidate.blocks == 0:
+            if candidate.tenant in beside_own:
+                continue
+            giving = _giving_place(candidates, candidate, held) if places <= 0 else []
+            if places <= 0 and not giving:
+                continue
             # Newcomers start in order of arrival, where their whole prompt fits: what they find cached comes
             # out of the available blocks, too, where nobody else holds it. One that yields lets those pass
             # that fit where it does not.
@@ -130,12 +137,20 @@ def schedule(
                     return Schedule(preempt=_loses_least(candidates, lost, victims))
                 if candidate.yields and not candidate.preempted:
                     continue
-                break
+                if not held[candidate.tenant]:
+                    break
+                beside_own.add(candidate.tenant)
+                continue
             if count == 0:
                 continue
+            if giving:
+                return Schedule(preempt=_loses_least(candidates, lost, giving))
             places -= 1
+            held[candidate.tenant] += 1
         else:
             need = _blocks_needed(candidate, count, limits)
+            if len(granted) >= limits.sessions:
+                continue
             if at_once and need + room > available:
                 continue
             if need > available:
@@ -160,18 +175,23 @@ def _blocks_needed(candidate: Candidate, tokens: int, limits: Limits) -> int:
     return max(0, -(-(candidate.cached + tokens) // limits.block_size) - candidate.blocks)
 
 
-def _turns(candidates: Sequence[Candidate], read: Sequence[int], decoding: Iterable[int]) -> list[int]:
+def _turns(
+    candidates: Sequence[Candidate], read: Sequence[int], decoding: Iterable[int], held: Counter[bytes]
+) -> list[int]:
     """Returns `read` in the order of their turns: by priority, then of who has fewer sessions before it, so
     that a tenant's many prompts do not stand before another's first. Of one tenant those that were
-    interrupted come first."""
+    interrupted come first. `held`: sessions of each tenant that have blocks; newcomers stand behind them."""
     has = Counter(candidates[index].tenant for index in decoding)
     turns = []
     for index in sorted(
         read, key=lambda index: (candidates[index].priority, candidates[index].preempted == 0)
     ):
         candidate = candidates[index]
-        turns.append((candidate.priority, has[candidate.tenant], index))
-        has[candidate.tenant] += 1
+        before = has[candidate.tenant]
+        if candidate.blocks == 0:
+            before = max(before, held[candidate.tenant])
+        turns.append((candidate.priority, before, index))
+        has[candidate.tenant] = before + 1
     return [index for _, _, index in sorted(turns, key=lambda turn: turn[:2])]
 
 
@@ -196,6 +216,18 @@ def _shorter(candidates: Sequence[Candidate], turns: Sequence[int]) -> list[int]
 def _giving_way(candidates: Sequence[Candidate], priority: int) -> list[int]:
     """Returns the holders of blocks that give way to one of that priority."""
     return [index for index, other in enumerate(candidates) if other.blocks > 0 and other.priority > priority]
+
+
+def _giving_place(candidates: Sequence[Candidate], newcomer: Candidate, held: Counter[bytes]) -> list[int]:
+    """Returns those of which one gives its place to a newcomer: that give way to it, or else those of the
+    tenant that has most of them, and still has one more if one goes."""
+    most = max(held.values(), default=0)
+    has = most if most >= held[newcomer.tenant] + 2 else None
+    return _giving_way(candidates, newcomer.priority) or [
+        index
+        for index, other in enumerate(candidates)
+        if other.blocks > 0 and other.priority == newcomer.priority and held[other.tenant] == has
+    ]
 
 
 def _loses_least(

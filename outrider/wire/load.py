@@ -14,7 +14,7 @@ class VerifierLoad:
 
     running: int = 0  # sessions in the decode batch or being prefilled
     waiting: int = 0  # sessions that wait for KV blocks
-    kv_usage: float = 0.0  # share of KV blocks held, 0..1
+    kv_usage: float = 0.0  # share of KV blocks held, or if it is more of places for sessions, 0..1
     step_seconds: float = 0.0  # the last step's duration
     step_tokens: int = 0  # tokens in the last step
     price: float = 0.0  # committed tokens that one more token in a step costs

@@ -246,3 +246,77 @@ def test_so_many_logits_of_prompts_are_asked_for_in_a_step() -> None:
     asked, other = Candidate(30, 0, 0, 0, scored=True), Candidate(30, 0, 0, 0)
     granted = schedule([asked, asked, other], 100, limits).grants
     assert [(grant.index, grant.tokens) for grant in granted] == [(0, 10), (2, 30)]
+
+
+PLACES = Limits(max_tokens=64, prefill_chunk=32, block_size=16, sessions=4)
+
+
+def test_a_tenant_that_has_all_places_gives_one_up_to_anothers_first_prompt() -> None:
+    """Else it would wait until one of those texts is at its end, however long that is."""
+    many = [decoding(cached=20 + 16 * index)._replace(tenant=b"a") for index in range(4)]
+    other = newcomer(20)._replace(tenant=b"b")
+    assert schedule([*many, other], 50, PLACES).preempt == 0
+    assert schedule([*many, other], 1, PLACES).preempt is None, "it would find no room"
+    assert schedule([*many, newcomer(20)._replace(tenant=b"a")], 50, PLACES).preempt is None
+    halves = [*many[:2], *(one._replace(tenant=b"b") for one in many[2:])]
+    assert schedule([*halves, other], 50, PLACES).preempt is None
+    assert schedule([*halves, other._replace(tenant=b"c")], 50, PLACES).preempt == 0
+    alone = [one._replace(tenant=bytes([index])) for index, one in enumerate(many)]
+    assert schedule([*alone, other], 50, PLACES).preempt is None
+    assert schedule([*alone[:3], many[3]._replace(priority=1), other], 50, PLACES).preempt == 3
+
+
+def test_who_takes_no_part_keeps_its_place_and_may_lose_it() -> None:
+    """A grammar holds it up; it will be in a step with the others."""
+    held_up = [decoding()._replace(waits=True, tenant=b"a") for _ in range(4)]
+    assert schedule([*held_up, newcomer(20)._replace(tenant=b"a")], 50, PLACES) == Schedule()
+    assert schedule([*held_up, newcomer(20)._replace(tenant=b"b")], 50, PLACES).preempt == 3
+    assert schedule([held_up[0], decoding(cached=32)], 0, PLACES).preempt == 0
+    assert len(schedule([decoding()] * 6, 50, PLACES).grants) == 4, "a drafter's, of which most are done"
+
+
+def test_what_does_not_fit_beside_its_own_tenants_texts_holds_up_no_other_tenant() -> None:
+    """Or a key could keep others' prompts waiting for as long as its own text goes on."""
+    own, large = decoding()._replace(tenant=b"a"), newcomer(200)._replace(tenant=b"a")
+    other, small = decoding()._replace(tenant=b"b"), newcomer(3)
+    everyone = [own, large, other, small._replace(tenant=b"a"), small._replace(tenant=b"b")]
+    assert [grant.index for grant in schedule(everyone, 8, LIMITS).grants] == [0, 2, 4]
+    assert [grant.index for grant in schedule(everyone[1:], 8, LIMITS).grants] == [2 - 1]
+
+
+tenants = st.lists(
+    st.builds(
+        lambda pending, cached, priority, preempted, waits, tenant: Candidate(
+            *(pending, 0, cached, -(-cached // 16), preempted),
+            priority=priority,
+            waits=waits,
+            tenant=tenant,
+        ),
+        st.integers(1, 80),
+        st.sampled_from([0, 16, 40]),
+        st.integers(0, 1),
+        st.integers(0, 2),
+        st.booleans(),
+        st.sampled_from([b"a", b"b", b"c"]),
+    ),
+    max_size=12,
+)
+
+
+@given(tenants, st.integers(0, 30))
+def test_giving_places_up_comes_to_an_end(everyone: list[Candidate], available: int) -> None:
+    while sum(one.blocks > 0 for one in everyone) > PLACES.sessions:
+        index = next(index for index, one in enumerate(everyone) if one.blocks)
+        everyone[index] = everyone[index]._replace(cached=0, blocks=0)
+    for _ in range(2 * len(everyone) + 1):
+        got = schedule(everyone, available, PLACES)
+        if got.preempt is None:
+            begun = sum(everyone[grant.index].blocks == 0 for grant in got.grants)
+            assert begun + sum(one.blocks > 0 for one in everyone) <= PLACES.sessions
+            return
+        victim = everyone[got.preempt]
+        available += victim.blocks
+        again = victim.pending + victim.cached, 0, 0, 0, victim.preempted + 1
+        rest = {"priority": victim.priority, "waits": victim.waits, "tenant": victim.tenant}
+        everyone[got.preempt] = Candidate(*again, **rest)
+    raise AssertionError("preempted without an end")

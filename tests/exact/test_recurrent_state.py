@@ -10,6 +10,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 import torch
+from llguidance import LLMatcher
 from transformers import AutoModelForCausalLM
 
 from outrider.engine.engine import Engine
@@ -17,15 +18,26 @@ from outrider.engine.gathered_attention import GatheredAttention
 from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.loading import load_engine, load_tokenizer
 from outrider.errors import StartupError
+from outrider.grammar import Grammars, Place
+from outrider.options.engine import StepLimits
+from outrider.sampling.params import SamplingParams
 from outrider.v1 import generation_pb2_grpc
+from outrider.wire.session import SessionParams
 from tests.e2e.conftest import Alone, Eventually, start
 from tests.e2e.test_serve import SAMPLINGS, Case, metric, over_grpc
 from tests.exact.test_trees import run, specs
 from tests.follower_pool import Pool, divided
 from tests.tiny_models import build, near_copy
 from tests.zoo.serving import own_text
+from verifier.session import SessionSpec
+from verifier.stepper import Stepper, StepReport
 
+ONE = LLMatcher.grammar_from_regex("[a-f0-9]{60}")
 LONG = 400  # tokens of an answer that outlives its verifier
+
+
+def loaded(folder: Path) -> Grammars:
+    return Grammars(load_tokenizer(str(folder)).json, [0])
 
 
 def with_slots(engine: Engine, slots: int) -> None:
@@ -57,6 +69,34 @@ async def test_any_drafts_give_the_text_of_none(tmp_path: Path) -> None:
     ]
     with_slots(engine, 4)
     assert (await run(engine, halves, tokenizer, expected.texts, 2)).texts == expected.texts
+
+
+async def test_who_is_held_up_by_a_grammar_keeps_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others had it meanwhile: a step had more sessions than there are slots for states, and the verifier
+    ended."""
+    folder = build("qwen3_next", tmp_path / "target")
+    engine, grammars = load_engine(str(folder), threads=1, kv_memory_bytes=2**24), loaded(folder)
+    with_slots(engine, 6)
+    steps, most = 0, 0
+
+    def on_step(report: StepReport) -> None:
+        nonlocal steps, most
+        steps, most = steps + 1, max(most, sum(bool(each.table.blocks) for each in opened))
+
+    monkeypatch.setattr(Place, "ready", property(lambda _: steps % 2 == 0))
+    stepper = Stepper(engine, StepLimits(), on_step, lambda: 0.0, lambda now, *_: now, grammars=grammars)
+    opened = [
+        stepper.open(SessionSpec(bytes([number]) * 16, params, (), 199, b""), 0)
+        for number in range(9)
+        for params in [SessionParams((5, 6), SamplingParams(0.0), 40, grammar=ONE * (number < 2))]
+    ]
+    running, empty = asyncio.create_task(stepper.run()), asyncio.create_task(stepper.until_empty())
+    await asyncio.wait((running, empty), timeout=60, return_when=asyncio.FIRST_COMPLETED)
+    assert empty.done() and not running.done() and most == 3
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_a_divided_model_gives_the_text_of_the_whole_one(pool: Pool, tmp_path: Path) -> None:
