@@ -54,6 +54,12 @@ def lost_track() -> Unavailable:
     return Unavailable("the target worker lost track of this request; send it again")
 
 
+def no_room() -> Unavailable:
+    """Returns what a session ends with that has waited for too long behind others, if there is no other
+    verifier."""
+    return Unavailable("the target worker has had no room for this request for too long; send it again later")
+
+
 def cancelled() -> Cancelled:
     return Cancelled("the request was cancelled")
 

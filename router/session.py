@@ -74,6 +74,7 @@ class Session:
         self._asking: asyncio.Task[None] | None = None  # the log, whose it is
         self._look: asyncio.TimerHandle | None = None  # at whether its verifier commits anything
         self._still = Waited(LOOK_SECONDS)  # since its verifier's last token, or since it was placed
+        self._brought = 0  # what that one had brought all sessions, at the first look since then
         self._fleet = fleet
         self.draft = draft
         self._same_numerics = same_numerics
@@ -234,6 +235,8 @@ class Session:
             self._fleet.numerics_changed(self.id, self.transcript, here)
         self._losses.gained()
         self._still.moved()
+        if self._verifier is not None:
+            self._verifier.brought += 1
         if self._state is not State.RUNNING and self._verifier is not None:
             self._fleet.standings.served(self._verifier, self._request.owner)
         self._note(Event.TOKENS)
@@ -313,9 +316,14 @@ class Session:
         verifier = self._verifier
         if verifier is None or self._request.params.priority > 0:  # who gives way may stand still for long
             return
+        if not self._still.seconds:
+            self._brought = verifier.brought
         self._still.tick()
         self._still.heard(verifier.load, self._unread)
         if self._still.too_long(LEAST_PATIENCE_SECONDS):
+            if verifier.load.waiting and verifier.brought != self._brought:  # others come before it
+                self._leave_verifier(losses.no_room())
+                return
             # A grammar may take long to follow.
             whose = self._request.owner if self._request.params.grammar else ""
             self._broke("stalled", "nothing is committed of a session that it has", whose)

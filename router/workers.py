@@ -222,11 +222,11 @@ class Verifier(Worker[VerifierListener]):
         super().__init__(registration, connection, VERIFIER_SESSIONS, allowance)
         self.load = load if isinstance(load, VerifierLoad) else VerifierLoad()
         self.prefixes = PlacedPrefixes(registration.info.kv_blocks, registration.info.kv_block_size)
-        # Tokens that its KV pool has room for: it refuses a session that may come to more.
-        self.kv_tokens = registration.info.kv_blocks * registration.info.kv_block_size
+        self.kv_tokens = registration.info.kv_blocks * registration.info.kv_block_size  # a session's most
         self.on_load: Callable[[Verifier, VerifierLoad], None] | None = None
         self.on_dropped: Callable[[Verifier, Mapping[str, int]], None] | None = None
         self.drafters: OrderedDict[str, None] = OrderedDict()  # worker_ids of those that drafted here last
+        self.brought = 0  # steps that gave a session of this router its tokens
 
     def drafted_by(self, worker_id: str) -> None:
         self.drafters[worker_id] = None

@@ -360,3 +360,24 @@ async def test_an_end_that_comes_too_early_cuts_no_text(
     assert [token for step in steps for token in step.tokens] == [*tokens, 3]
     assert set_aside(rig, "lied") == 1
     assert rig.fleet.standings.aside(rig.fleet.verifiers["a"])
+
+
+async def test_who_waits_for_room_while_others_are_served_says_nothing_of_the_verifier(
+    rig: Any, hurried: None
+) -> None:
+    """One key's long queue had it set aside for all, again and again."""
+    verifier = await rig.verifier()
+    served, waiting = Running(rig, request()), Running(rig, request())
+    first, second = [(await verifier.next_command("open")).session_id for _ in range(2)]
+    verifier.say(load=verifier_pb2.VerifierLoad(running=1, waiting=1))
+    base = 3
+    while not waiting.task.done():
+        verifier.say(**committed(first, base, 10))
+        base += 1
+        await rig.until(lambda base=base: len(served.events) >= base - 3)
+    with pytest.raises(Unavailable, match="has had no room for this request"):
+        await waiting.task
+    assert (await verifier.next_command("close")).session_id == second
+    assert set_aside(rig, "stalled") is None and rig.fleet.standings.may_place(rig.fleet.verifiers["v"])
+    verifier.say(**committed(first, base, 3), **finished(first))
+    await served.task
