@@ -6,7 +6,7 @@ another server has read them already (Ray Serve's proxy), they come as messages.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -22,7 +22,9 @@ from router.api.output import Chunk, Result
 from router.api.position import Position
 from router.api.prompt_logprobs import ScoredPrompt
 from router.api.provenance import Guessed, Step
+from router.api.structured import MAX_SCHEMA_BYTES
 from router.api.template_fields import MAX_VARIABLES_BYTES
+from router.api.text_fields import MAX_STOP_TOKENS
 from router.api.validation import Body, Generation
 from router.requests import SessionBegun
 from router.tool_parser import CallDelta
@@ -34,7 +36,8 @@ MAX_FIELDS = 2**13  # of a request, and of a conversation: more than may be in t
 MAX_TURN_FIELDS = 4 * MAX_FIELDS  # of all turns together
 MOST_FIELDS = (MAX_FIELDS, MAX_FIELDS, MAX_TURN_FIELDS)
 MAX_RESUME_BYTES = 1024  # of what only names a session
-WAY = (4, 1)  # the numbers of GenerateRequest's field `chat`, and of Chat's `messages`
+# Numbers of GenerateRequest's `chat` and Chat's `messages`; of `structured_outputs` and `choice`.
+INNER: dict[int, Any] = {4: {1: {}}, 21: {3: {}}}
 
 _OPTIONAL = (
     "max_tokens",
@@ -107,14 +110,14 @@ def _check_counts(raw: bytes) -> None:
     """Counts what is in a request before anything is made of it: two bytes may become a hundred in memory.
     Bytes that are no message are left to the decoder."""
     try:
-        _count(raw, 0, len(raw), 0, [0] * len(MOST_FIELDS))
+        _count(raw, 0, len(raw), 0, [0] * len(MOST_FIELDS), INNER)
     except IndexError:
         raise InvalidRequest("the bytes are no message of this method") from None
 
 
-def _count(raw: bytes, start: int, end: int, depth: int, counts: list[int]) -> None:
-    """Adds the fields between two places to `counts`, which are by depth. Raises InvalidRequest if they are
-    too many, and IndexError at the end of the bytes."""
+def _count(raw: bytes, start: int, end: int, depth: int, counts: list[int], inner: Mapping[int, Any]) -> None:
+    """Adds the fields between two places to `counts`, by depth, those of `inner` messages too. Raises
+    InvalidRequest if they are too many, and IndexError at the end of the bytes."""
     while start < end:
         counts[depth] += 1
         if counts[depth] > MOST_FIELDS[depth]:
@@ -129,8 +132,8 @@ def _count(raw: bytes, start: int, end: int, depth: int, counts: list[int]) -> N
                 start += 8
             case 2:
                 length, start = _varint(raw, start)
-                if depth < len(WAY) and tag >> 3 == WAY[depth]:
-                    _count(raw, start, min(start + length, end), depth + 1, counts)
+                if (deeper := inner.get(tag >> 3)) is not None:
+                    _count(raw, start, min(start + length, end), depth + 1, counts, deeper)
                 start += length
             case 5:
                 start += 4
@@ -193,7 +196,7 @@ def body(asked: bytes | generation_pb2.GenerateRequest) -> Body:
         "logit_bias": dict(request.logit_bias),
         "ignore_eos": request.ignore_eos,
         "return_speculation": request.return_speculation,
-        "stop_token_ids": list(request.stop_token_ids),
+        "stop_token_ids": _items("stop_token_ids", request.stop_token_ids, MAX_STOP_TOKENS),
         "include_stop_str_in_output": request.include_stop_str_in_output,
     }
     if request.prediction:
@@ -215,10 +218,8 @@ def body(asked: bytes | generation_pb2.GenerateRequest) -> Body:
             }
             return schema.parse(schema.CompletionRequest, fields)
         case "token_ids":
-            if (ids := len(request.token_ids.ids)) > MAX_VALUES:
-                raise InvalidRequest(f"prompt has {ids} token ids, and may have {MAX_VALUES}", field="prompt")
             fields |= {
-                "prompt": [list(request.token_ids.ids)],
+                "prompt": [_items("prompt", request.token_ids.ids, MAX_VALUES)],
                 "logprobs": count,
                 "echo": request.echo,
                 "suffix": request.suffix,
@@ -295,7 +296,17 @@ def _structured(asked: generation_pb2.StructuredOutputs) -> dict[str, object]:
     kind = asked.WhichOneof("constraint")
     if kind is None:
         return {}
-    return {kind: list(asked.choice.texts) if kind == "choice" else getattr(asked, kind)}
+    if kind == "choice":
+        return {kind: _items("structured_outputs", asked.choice.texts, MAX_SCHEMA_BYTES)}
+    return {kind: getattr(asked, kind)}
+
+
+def _items(name: str, values: Sequence[Any], most: int) -> list[Any]:
+    """Returns a field's values, of which a list holds the interpreter while it is made. Raises InvalidRequest
+    if they are too many."""
+    if len(values) > most:
+        raise InvalidRequest(f"{name} has {len(values)} items, and may have {most}", field=name)
+    return list(values)
 
 
 def _delta(

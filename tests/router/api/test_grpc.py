@@ -114,6 +114,19 @@ async def test_ids_and_chat_and_every_parameter(connect: Connect) -> None:
 BAD = {
     "no prompt": (Request(), "prompt is required"),
     "empty text": (Request(text=""), "prompt is empty"),
+    "many ids": (
+        Request(text="a", stop_token_ids=[1] * 1025),
+        "stop_token_ids has 1025 items, and may have 1024",
+    ),
+    "many choices": (
+        Request(
+            text="a",
+            structured_outputs=generation_pb2.StructuredOutputs(
+                choice=generation_pb2.Choice(texts=[""] * 40_000)
+            ),
+        ),
+        "the request has more than 32768 parts",
+    ),
     "empty ids": (Request(token_ids=generation_pb2.TokenIds()), "prompt is empty"),
     "bad id": (
         Request(token_ids=generation_pb2.TokenIds(ids=[99999])),
