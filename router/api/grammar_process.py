@@ -39,12 +39,13 @@ class GrammarProcess:
         self._process = LineProcess("router.api.grammar_process", [tokenizer_json, eos_token_ids])
         self._answered = lru_cache(maxsize=KEPT)(self._answer)
 
-    def compiled(self, asked: object) -> dict[str, str]:
-        """Returns the grammar's `text`, or why it is `refused`, and at which `field` that is known. Raises
+    def compiled(self, asked: object, owner: str) -> dict[str, str]:
+        """Returns the grammar's `text`, or why it is `refused`, and at which `field` that is known. Kept is
+        what one `owner` of keys has asked for: how long it takes tells nobody what others have. Raises
         Unavailable if somebody ends its process, again and again: that says nothing of the grammar."""
-        return self._answered(json.dumps(asked))
+        return self._answered(json.dumps(asked), owner)
 
-    def _answer(self, asked: str) -> dict[str, str]:
+    def _answer(self, asked: str, owner: str) -> dict[str, str]:
         return self._process.ask(asked) or TOO_MUCH
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from outrider.errors import InvalidRequest
 from outrider.grammar import MAX_GRAMMAR_BYTES
 from router import tokenizer
+from router.api.access import owner
 from router.api.body import decoded
 from router.api.fields import checked_text, json_type, refused, shown, sized
 from router.api.grammar_process import process_of
@@ -195,7 +196,7 @@ def compiled(structure: Structure | None, model: ServedModel) -> str:
             for tag in structure.value["structures"]
         )
     process = process_of(model.tokenizer.json, tuple(sorted(model.eos_token_ids)))
-    told = process.compiled([structure.field, structure.kind, structure.value, special])
+    told = process.compiled([structure.field, structure.kind, structure.value, special], owner())
     if "refused" in told:
         field = told.get("field", structure.field)
         reason = told["refused"] if "field" in told else f"{field}: {told['refused']}"

@@ -7,6 +7,7 @@ import threading
 from collections import Counter as Tally
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial
 from itertools import count
 from types import TracebackType
@@ -67,7 +68,8 @@ class Threads:
         `size`: bytes of what the client sent; None = a grammar is to be compiled. `owner`: name of its key,
         or "". `until`: on the loop's clock, how long the client waits, or None. Raises Overloaded if no place
         is free or the time is over."""
-        future = self._lane(size).submit(owner, lambda: work(*args, **kwargs))
+        asked = copy_context()  # in which `work` knows whose the request is
+        future = self._lane(size).submit(owner, lambda: asked.run(work, *args, **kwargs))
         try:
             async with asyncio.timeout_at(until):
                 return await asyncio.wrap_future(future)
