@@ -19,6 +19,13 @@ def redis_of_all() -> Iterator[RedisServer]:
 
 
 @pytest.fixture
+def ttl_seconds() -> float:
+    """For which a record outlives its last beat: on a busy machine a test takes long. A test in which one
+    expires has another."""
+    return 3600.0
+
+
+@pytest.fixture
 def record() -> Callable[..., WorkerRecord]:
     """A worker's, by its id."""
 

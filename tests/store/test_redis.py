@@ -36,8 +36,8 @@ def redis() -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-async def store(redis: RedisServer) -> AsyncIterator[RedisStore]:
-    made = RedisStore(parse_store_url(redis.url), TTL_SECONDS)
+async def store(redis: RedisServer, ttl_seconds: float) -> AsyncIterator[RedisStore]:
+    made = RedisStore(parse_store_url(redis.url), ttl_seconds)
     yield made
     await made.close()
 
@@ -83,6 +83,7 @@ async def forget(redis: RedisServer, store: RedisStore) -> None:
 
 
 @pytest.mark.parametrize("go_away", [kill, hang, forget])
+@pytest.mark.parametrize("ttl_seconds", [TTL_SECONDS])
 async def test_nobody_is_dropped_because_the_redis_was_away(
     redis: RedisServer, store: RedisStore, record: Record, go_away: Any
 ) -> None:
@@ -207,6 +208,7 @@ async def test_keys_that_hold_something_else_are_taken_away(store: RedisStore, r
             assert await anext(store.workers()) == {}
 
 
+@pytest.mark.parametrize("ttl_seconds", [TTL_SECONDS])
 async def test_a_clock_that_jumps_over_records_jumps_over_the_epoch_too(
     store: RedisStore, record: Record
 ) -> None:
@@ -218,6 +220,7 @@ async def test_a_clock_that_jumps_over_records_jumps_over_the_epoch_too(
         await store._redis.pexpire("outrider:epoch", 400)
 
 
+@pytest.mark.parametrize("ttl_seconds", [TTL_SECONDS])
 async def test_expired_ids_do_not_pile_up(store: RedisStore, record: Record) -> None:
     said = store.workers()
     await store.beat(record())
@@ -374,7 +377,7 @@ async def test_who_is_cancelled_ends_wherever_that_meets_the_asking(store: Redis
 async def test_services_with_databases_of_their_own_share_nothing(redis: RedisServer, record: Record) -> None:
     """Each has a worker of the same id; one has a session, and the other is asked for it and cancels it."""
     urls = (redis.url, redis.url.removesuffix("/0") + "/1")
-    one, other = (RedisStore(parse_store_url(url), TTL_SECONDS) for url in urls)
+    one, other = (RedisStore(parse_store_url(url), ttl_seconds=60) for url in urls)
     session = SessionId(b"s" * 16)
     for store, name in ((one, "only-one"), (other, "only-other")):
         await store.beat(record("both"))

@@ -24,15 +24,15 @@ Record = Callable[..., WorkerRecord]
 
 @pytest.fixture(params=["memory", "redis"])
 async def stores(
-    request: pytest.FixtureRequest, redis_of_all: RedisServer
+    request: pytest.FixtureRequest, redis_of_all: RedisServer, ttl_seconds: float
 ) -> AsyncIterator[tuple[Store, Store]]:
     """A store as two processes reach it; the one in memory is reached by one alone."""
     if request.param == "memory":
-        store = MemoryStore(TTL_SECONDS, word_seconds=WORD_SECONDS)
+        store = MemoryStore(ttl_seconds, word_seconds=WORD_SECONDS)
         yield store, store
         return
     url = parse_store_url(redis_of_all.url)
-    one, other = (RedisStore(url, TTL_SECONDS, word_seconds=WORD_SECONDS) for _ in range(2))
+    one, other = (RedisStore(url, ttl_seconds, word_seconds=WORD_SECONDS) for _ in range(2))
     await one._redis.flushall()
     yield one, other
     await one.close()
@@ -84,6 +84,7 @@ async def test_what_changes_is_said_but_not_a_beat_or_a_load(
         assert await watch.next() == {"a": record("a", address="h:2")}
 
 
+@pytest.mark.parametrize("ttl_seconds", [TTL_SECONDS])
 async def test_a_worker_that_stops_beating_is_gone_and_one_that_beats_is_not(
     stores: tuple[Store, Store], record: Record
 ) -> None:
@@ -210,6 +211,7 @@ async def test_the_word_of_a_router_that_is_gone_is_forgotten(
         await asyncio.sleep(0.1)
 
 
+@pytest.mark.parametrize("ttl_seconds", [TTL_SECONDS])
 async def test_a_record_that_expired_has_forgotten_what_it_was_told(
     stores: tuple[Store, Store], record: Record
 ) -> None:
