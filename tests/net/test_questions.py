@@ -66,7 +66,7 @@ async def test_of_one_address_so_many_calls_wait_for_their_question(monkeypatch:
 
 async def test_streams_of_reflection_are_few_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_health, "MOST_DESCRIBED", 8)
-    monkeypatch.setattr(grpc_health, "DESCRIBED_SECONDS", 1.0)
+    monkeypatch.setattr(grpc_health, "DESCRIBED_SECONDS", 3.0)
     async with serving() as connection, asyncio.timeout(60):
         calls = [connection.stream_stream(REFLECTION)() for _ in range(2)]
         for call in calls:
@@ -77,7 +77,7 @@ async def test_streams_of_reflection_are_few_and_end(monkeypatch: pytest.MonkeyP
             await third.write(LISTED)
         assert await third.code() is EXHAUSTED
         assert await calls[0].code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert await calls[0].details() == "this ends after 1 s; ask again"
+        assert await calls[0].details() == "this ends after 3 s; ask again"
 
 
 def test_what_one_address_has_is_no_concern_of_the_others() -> None:
