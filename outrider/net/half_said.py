@@ -1,9 +1,10 @@
-"""How much came of messages that are not complete. gRPC keeps that, of each call up to the largest message,
-and tells of it to nobody: a thousand half messages, without a key, were gigabytes.
+"""How much lies here of messages that are not complete, or not taken. gRPC keeps what came of one, of each
+call up to the largest, and all that was written last to each, and tells of it to nobody: a thousand half
+messages without a key were gigabytes, and so were a thousand tokenizers that somebody had asked a worker for.
 
-The system tells how much came by a connection, and here is counted how much of that was whole messages and
-what goes with them. What is left lies in this process. Where that is too much, connections are shut: of the
-address that holds most, the one by which most of it came.
+The system tells how much came and went by a connection, and here is counted how much of what came was whole
+messages and what goes with them, and how much was written. What is left lies in this process. Where that is
+too much, connections are shut: of the address that holds most, the one by which it holds most.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Peer = tuple[str, int]
 
 
 class Held(NamedTuple):
-    """A connection, and how much of unfinished messages came by it."""
+    """A connection, and how much lies here of messages that came or go by it."""
 
     descriptor: int
     address: str
@@ -37,24 +38,26 @@ class Held(NamedTuple):
 
 @dataclass(slots=True)
 class Said:
-    """What came by one connection and is known to be complete."""
+    """What came by one connection and is known to be complete, and what was written to it."""
 
     began: float
     calls: int = 0
     explained: float = 0.0  # bytes
+    written: int = 0  # bytes
     idle: float = 0.0  # what was unexplained when it had no call last: gRPC keeps nothing then
 
-    def message(self, size: int = 0) -> None:
-        """A message came of so many bytes, or one was written."""
+    def message(self, size: int) -> None:
+        """A message came of so many bytes."""
         self.explained += MESSAGE_BYTES + size
 
     def held(self, received: int, sent: int, now: float) -> float:
-        """Returns the bytes of messages that are not complete, of so many that came and were sent."""
+        """Returns the bytes of messages that are not complete, or not taken, where so many came and were
+        sent."""
         known = self.explained + SHARE * (received + sent) + SECOND_BYTES * (now - self.began) + FREE_BYTES
         unexplained = received - known
         if not self.calls:
             self.idle = max(unexplained, 0.0)
-        return max(unexplained - self.idle, 0.0)
+        return max(unexplained - self.idle, 0.0) + max(self.written - sent, 0)
 
 
 class Halves:
@@ -83,15 +86,17 @@ class Halves:
                 if len(self._idle) > REMEMBERED:
                     self._idle.popitem(last=False)
 
-    def wrote(self, name: Peer) -> None:
-        """A message was written to a connection, whose other end may answer by pings and windows."""
+    def wrote(self, name: Peer, size: int) -> None:
+        """A message of so many bytes was written to a connection, whose other end may answer by pings and
+        windows."""
         said = self._open.get(name) or self._idle.get(name)
         if said is not None:
-            said.message()
+            said.explained += MESSAGE_BYTES
+            said.written += size
 
     def held(self, name: Peer, received: int, sent: int) -> float:
-        """Returns the bytes of unfinished messages that came by a connection. One that is not known has said
-        nothing else."""
+        """Returns the bytes that lie here of a connection's messages. One that is not known has said nothing
+        but unfinished ones."""
         said = self._open.get(name) or self._idle.get(name)
         if said is None:
             return max(received - FREE_BYTES, 0.0)

@@ -307,9 +307,10 @@ class _ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         decode, streaming = handler.request_deserializer, handler.request_streaming
         behaviour = asked(handler_call_details.method, behaviour, decode, streaming, generates, self._unasked)
         # Bytes that are no message are for the behaviour to refuse: gRPC itself would log a trace for each.
-        wrapped: grpc.RpcMethodHandler[Any, Any] = make(
-            _guarded(behaviour, roles, generates), None, handler.response_serializer
-        )
+        to_bytes = handler.response_serializer or bytes
+        writes_itself = handler.response_streaming and not generates
+        guarded = _guarded(behaviour, roles, generates, None if writes_itself else to_bytes)
+        wrapped: grpc.RpcMethodHandler[Any, Any] = make(guarded, None, to_bytes if writes_itself else None)
         return wrapped
 
 
@@ -317,7 +318,7 @@ def _arity(streaming: bool) -> str:
     return "stream" if streaming else "unary"
 
 
-async def _written(context: grpc.aio.ServicerContext[Any, Any], response: Any) -> None:
+async def _written(context: grpc.aio.ServicerContext[Any, Any], response: bytes) -> None:
     """Raises Unavailable if the peer does not take it, and CancelledError if it has gone: gRPC's own
     error would be logged with a trace."""
     try:
@@ -330,9 +331,13 @@ async def _written(context: grpc.aio.ServicerContext[Any, Any], response: Any) -
 
 
 def _guarded(
-    behaviour: Callable[..., Any], roles: frozenset[Role] | None, generates: bool
+    behaviour: Callable[..., Any],
+    roles: frozenset[Role] | None,
+    generates: bool,
+    to_bytes: Callable[[Any], bytes] | None,
 ) -> Callable[..., Any]:
-    if generates:
+    """`to_bytes`: of what it answers; None = it writes that by itself."""
+    if generates and to_bytes is not None:
         # Written here, not yielded on: so a call that is cancelled closes the generator at once.
         async def guarded_stream(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
             peer = peer_of(context.peer())
@@ -340,15 +345,22 @@ def _guarded(
                 check_certified(context, roles)
                 async with aclosing(behaviour(request, context)) as responses:
                     async for response in responses:
-                        await _written(context, response)
-                        HALVES.wrote(peer)
+                        raw = to_bytes(response)
+                        HALVES.wrote(peer, len(raw))
+                        await _written(context, raw)
 
         return guarded_stream
 
     async def guarded_call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        peer = peer_of(context.peer())
         async with _left_lightly(), errors_as_status(context):
             check_certified(context, roles)
-            return await behaviour(request, context)
+            answer = await behaviour(request, context)
+            if to_bytes is None:
+                return answer
+            raw = to_bytes(answer)
+            HALVES.wrote(peer, len(raw))
+            return raw
 
     return guarded_call
 

@@ -7,6 +7,7 @@ import random
 import struct
 from collections import Counter
 from contextlib import suppress
+from typing import Any
 
 import grpc
 import pytest
@@ -16,7 +17,10 @@ from outrider.net import crowding, half_said
 from outrider.net.crowding import limit_connections
 from outrider.net.grpc_health import add_health
 from outrider.net.half_said import FREE_BYTES, Halves, Held, peer_of, too_much
-from outrider.net.rpc import bind, new_server
+from outrider.net.rpc import add_methods, ask, bind, channel, new_server
+from outrider.wire.description import TokenizerFiles
+from outrider.wire.hello import Role
+from outrider.wire.methods import GET_TOKENIZER
 
 PEER, NAME = "ipv4:192.0.2.1:7", ("192.0.2.1", 7)
 PING = 6  # kind of frame
@@ -47,12 +51,22 @@ def test_what_was_said_to_its_end_is_not_held_however_much_it_is() -> None:
     with halves.call(PEER) as said:
         for _ in range(1000):
             said.message(2**20)
-        assert halves.held(NAME, 1000 * 2**20 + 1000 * 300, 0) == 0
-        halves.wrote(NAME)
-        assert halves.held(NAME, 1015 * 2**20, 0) > 2**20
-    assert halves.held(NAME, 1015 * 2**20, 0) == 0  # the call is over, and with it what came of its message
+        assert halves.held(NAME, 1000 * 2**20 + 1000 * 300, 1000) == 0
+        halves.wrote(NAME, 1000)
+        assert halves.held(NAME, 1015 * 2**20, 1000) > 2**20
+    assert (
+        halves.held(NAME, 1015 * 2**20, 1000) == 0
+    )  # the call is over, and with it what came of its message
     with halves.call(PEER):
-        assert 2**23 < halves.held(NAME, 1025 * 2**20, 0) < 10 * 2**20
+        assert 2**23 < halves.held(NAME, 1025 * 2**20, 1000) < 10 * 2**20
+
+
+def test_what_was_written_is_held_until_it_goes() -> None:
+    halves = Halves(lambda: 0.0)
+    with halves.call(PEER):
+        halves.wrote(NAME, 2**22)
+    assert halves.held(NAME, 100, 2**20) == 3 * 2**20
+    assert halves.held(NAME, 100, 2**22 + 100) == 0
 
 
 def test_who_has_not_called_has_said_nothing_else() -> None:
@@ -83,18 +97,26 @@ async def _until_shut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     writer.close()
 
 
-async def _half(port: int) -> asyncio.Task[None]:
-    """Says the first bytes of a message to the health service, as HTTP/2 has them."""
+async def _calls(port: int, path: str, said: bytes, count: int = 1, end: int = 0) -> asyncio.Task[None]:
+    """Says that in so many calls, as HTTP/2 has them, and takes nothing."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
-    head = b"\x83\x86\x04" + _literal("/grpc.health.v1.Health/Check") + b"\x01" + _literal("x")
+    head = b"\x83\x86\x04" + _literal(path) + b"\x01" + _literal("x")
     for name, value in (("te", "trailers"), ("content-type", "application/grpc")):
         head += b"\x00" + _literal(name) + _literal(value)
-    message = struct.pack(">BI", 0, 2 * HALF) + bytes(HALF - 5)
-    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, b"") + _frame(1, 1, head, flags=4))
-    for start in range(0, HALF, 2**14):
-        writer.write(_frame(0, 1, message[start : start + 2**14]))
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, b""))
+    for stream in range(1, 2 * count, 2):
+        writer.write(_frame(1, stream, head, flags=4))
+        for start in range(0, len(said), 2**14):
+            writer.write(_frame(0, stream, said[start : start + 2**14], flags=end))
     await writer.drain()
     return asyncio.create_task(_until_shut(reader, writer))
+
+
+async def _half(port: int) -> asyncio.Task[None]:
+    """Says the first bytes of a message to the health service."""
+    return await _calls(
+        port, "/grpc.health.v1.Health/Check", struct.pack(">BI", 0, 2 * HALF) + bytes(HALF - 5)
+    )
 
 
 async def test_who_says_half_messages_is_shut_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,5 +145,31 @@ async def test_who_says_half_messages_is_shut_and_others_are_not(monkeypatch: py
         watch.cancel()
         for one in left:
             one.cancel()
+    keeping.cancel()
+    await server.stop(None)
+
+
+async def test_who_does_not_take_what_it_asks_for_is_shut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand calls, 40 KB, had made a worker keep as many tokenizers."""
+    monkeypatch.setattr(crowding, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(crowding, "GROWN", -1)
+    monkeypatch.setattr(too_much, "__defaults__", (2**24,))
+    server, method = new_server(), GET_TOKENIZER[Role.DRAFTER]
+
+    async def tell(asked: None, context: Any) -> TokenizerFiles:
+        return TokenizerFiles("tokens", "x" * 2**20, "")
+
+    add_methods(server, {method: tell})
+    address = bind(server, "127.0.0.1", 0)
+    port = int(address.rpartition(":")[2])
+    await server.start()
+    keeping = asyncio.create_task(limit_connections({port: 1024}))
+    async with asyncio.timeout(30), channel(address) as sound:
+        few = await _calls(port, method.path, bytes(5), count=8, end=1)
+        await (await _calls(port, method.path, bytes(5), count=24, end=1))
+        assert not few.done()
+        for _ in range(24):
+            await ask(sound, method, None, 30)
+        few.cancel()
     keeping.cancel()
     await server.stop(None)
