@@ -42,7 +42,7 @@ async def why_unreachable(address: str, tls: Credentials | None) -> str:
         return f"nothing listens at {address}"
     except socket.gaierror:
         return f"the name in {address} is not known here"
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, OverflowError) as error:  # the last: a port of 65536
         return f"{address} cannot be reached: {getattr(error, 'strerror', None) or error}"
     try:
         return await _first_words(reader, writer, address, tls is not None)

@@ -42,6 +42,15 @@ async def test_a_port_that_nobody_listens_at_and_a_name_that_nobody_has() -> Non
     assert "the name in" in await why_unreachable("no.such.host.invalid:1", None)
 
 
+@pytest.mark.parametrize(
+    "address",
+    ["", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:65536", f"127.0.0.1:{2**64}", "\0:1", f"{'a' * 300}:1"],
+)
+async def test_an_address_that_nobody_can_have(address: str) -> None:
+    """A peer may name it."""
+    assert address in (why := await why_unreachable(address, None)) and why != address
+
+
 async def test_one_that_takes_connections_and_says_nothing() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
