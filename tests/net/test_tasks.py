@@ -21,9 +21,9 @@ from router.fleet import Fleet
 from router.metrics import Metrics
 from router.worker_discovery import WorkerDiscovery
 from tests.drafter.test_link import draft_session
-from tests.router.conftest import ROUTER, rig
+from tests.router.conftest import ROUTER, rig, ttl_seconds
 
-__all__ = ["rig"]
+__all__ = ["rig", "ttl_seconds"]
 
 
 class Deaf:
