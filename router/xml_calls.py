@@ -13,7 +13,7 @@ from typing import Any
 FUNCTION, PARAMETER, PARAMETER_END, FUNCTION_END = "<function=", "<parameter=", "</parameter>", "</function>"
 LINE_END, END = json.dumps("\n"), json.dumps(f"\n{PARAMETER_END}")
 ALTERNATIVES = ("anyOf", "oneOf", "allOf")
-MOST_LOOKED_AT = 64  # of them, to find out if a parameter is a text
+MOST_LOOKED_AT = 16  # of them, to find out if a parameter is a text
 OF_TEXT = r"/(.|\n){%s,%s}\n<\/parameter>/ & ~/(.|\n)*<\/parameter>(.|\n)+/"  # with its end, which comes once
 
 
@@ -28,7 +28,7 @@ def is_text(schema: object, root: Mapping[str, Any]) -> bool:
         parts = next((own[name] for name in ALTERNATIVES if isinstance(own.get(name), list)), None)
         said = _says_text(own)
         if said is None and parts is not None:
-            ahead += parts
+            ahead += parts[:MOST_LOOKED_AT]
         elif said or (said is None and not {"properties", "items"} & own.keys()):
             return True
     return False
