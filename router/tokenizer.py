@@ -16,7 +16,7 @@ from router.rendering import Conversation
 from router.requests import TokenizerFiles
 from router.template_process import TemplateProcess
 
-PIECE = 2**14  # characters of a text that are tokenized to count
+PIECE = 2**14  # characters of a text that are tokenized to count, and tokens of which the text is counted
 HUGE = (
     2**20
 )  # characters of a text of which one is tokenized at a time: it takes up to 300 bytes for each byte
@@ -82,6 +82,18 @@ class Tokenizer:
         # As a batch, as above: `decode` keeps the interpreter to itself.
         (text,) = self._tokenizer.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
         return str(text)
+
+    def writes_more(self, ids: Sequence[int], most: int) -> bool:
+        """Returns whether the text of these tokens has more characters than that. It is made piece by piece:
+        of one far too long only the beginning."""
+        if len(ids) * self.longest_token <= most:
+            return False
+        written = 0
+        for start in range(0, len(ids), PIECE):
+            written += len(self.decode(ids[start : start + PIECE], skip_special_tokens=False))
+            if written > most:
+                return True
+        return False
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Returns each token as the vocabulary writes it."""

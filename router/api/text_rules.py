@@ -11,6 +11,7 @@ from router.api.wording import Wording
 from router.requests import ServedModel
 from router.tokenizer import Tokenizer
 
+MAX_ECHO = 2**20  # characters of a request's prompts that its answers repeat: they are kept with the first
 MOST_GUESSES = 32  # a step that are counted: drafts are rarely longer
 
 
@@ -99,19 +100,35 @@ def repeats(body: CompletionRequest | ChatRequest) -> bool:
 
 
 def wording(body: CompletionRequest | ChatRequest, built: Tokenizer) -> Wording:
-    echo: tuple[str, ...] = ()
-    if isinstance(body, CompletionRequest) and body.echo:
-        skip = body.skip_special_tokens
-        echo = tuple(
-            prompt if isinstance(prompt, str) else built.decode(prompt, skip_special_tokens=skip)
-            for prompt in body.prompt
-        )
     return Wording(
         include_stop=body.include_stop_str_in_output,
         special_tokens=not body.skip_special_tokens,
-        echo=echo,
+        echo=_echo(body, built) if isinstance(body, CompletionRequest) and body.echo else (),
         drop_output=0 in (body.max_tokens, body.max_completion_tokens),
         prompt_logprobs=body.prompt_logprobs is not None,
         best=body.n if candidates(body) > body.n else 0,
         hide_logprobs=not body.logprobs if isinstance(body, ChatRequest) else body.logprobs is None,
+    )
+
+
+def _echo(body: CompletionRequest, built: Tokenizer) -> tuple[str, ...]:
+    """Returns the prompts as text. A few bytes of a token id may be a hundred of text."""
+    echo, left = list[str](), MAX_ECHO
+    for prompt in body.prompt:
+        if isinstance(prompt, str):
+            text = prompt
+        elif built.writes_more(prompt, left):
+            raise _too_much_echo()
+        else:
+            text = built.decode(prompt, skip_special_tokens=body.skip_special_tokens)
+        echo.append(text)
+        left -= len(text)
+        if left < 0:
+            raise _too_much_echo()
+    return tuple(echo)
+
+
+def _too_much_echo() -> InvalidRequest:
+    return InvalidRequest(
+        f"echo would repeat more than {MAX_ECHO} characters of prompts: send fewer together", field="echo"
     )

@@ -8,6 +8,7 @@ from typing import Any
 from outrider.errors import ContextExceeded, InvalidRequest
 from router import tokenizer
 from router.api.answers import Counted, Detokenized, Tokenized
+from router.api.body import MAX_BODY_BYTES
 from router.api.schema import DetokenizeRequest, TokenizeRequest
 from router.api.tools import Tool
 from router.api.turns import ChatMessage
@@ -55,7 +56,12 @@ def detokenized(body: DetokenizeRequest, model: ServedModel) -> Detokenized:
             field="tokens",
         )
     check_ids("tokens", body.tokens, model)
-    return {"prompt": tokenizer.load(model.tokenizer).decode(body.tokens, skip_special_tokens=False)}
+    built = tokenizer.load(model.tokenizer)
+    if built.writes_more(body.tokens, MAX_BODY_BYTES):
+        raise InvalidRequest(
+            f"tokens are a text of more than {MAX_BODY_BYTES} characters: send fewer", field="tokens"
+        )
+    return {"prompt": built.decode(body.tokens, skip_special_tokens=False)}
 
 
 def described(model: ServedModel) -> dict[str, Any]:

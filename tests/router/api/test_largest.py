@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from tokenizers import AddedToken
 
 from outrider.errors import InvalidRequest
 from outrider.v1 import generation_pb2
@@ -19,6 +20,7 @@ from router.api.body import MAX_BODY_BYTES, MAX_VALUES
 from router.api.deadline import TimeLimits
 from router.api.grpc_generation import GenerationServicer
 from router.api.intake import Intake
+from router.api.text_rules import MAX_ECHO
 from router.api.threads import TINY_BYTES
 from router.api.validation import LEAST_LONGEST_TOKEN
 from router.metrics import Metrics
@@ -182,6 +184,26 @@ async def test_the_loop_goes_on_while_many_long_prompts_are_tokenized(
     prompt = "the fox " * (CONTEXT * LEAST_LONGEST_TOKEN // 16)
     body = json.dumps({"prompt": [prompt] * 9}).encode()
     await goes_on(client_of, "/v1/completions", body, longest_turn, a_large_body)
+
+
+async def test_a_text_of_token_ids_is_bounded_as_one_that_was_sent(client_of: ClientOf) -> None:
+    """Token ids of 5 MB had become prompts of 134 MB, and each answer kept them: 1.2 GB of a router, and a
+    second of its loop."""
+    tokenizer, long = byte_level(), "=" * 128
+    tokenizer.add_tokens([AddedToken(long, special=False)])
+    (token,) = tokenizer.encode(long, add_special_tokens=False).ids
+    client = client_of(ScriptedRunner(served(tokenizer, max_context=2 * CONTEXT), lambda _: steps([5])))
+    repeated = {"echo": True, "max_tokens": 0}
+    full = MAX_ECHO // len(long)
+    reply = await client.post("/v1/completions", json={"prompt": [token] * full, **repeated})
+    assert reply.json()["choices"][0]["text"] == long * full
+    for prompt in ([[token] * (full + 1)], [[token] * full, [token]], [long * full, "a"]):
+        reply = await client.post("/v1/completions", json={"prompt": prompt, **repeated})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "echo"), reply.text[:200]
+    full = MAX_BODY_BYTES // len(long)
+    assert (await client.post("/detokenize", json={"tokens": [token] * full})).status_code == 200
+    reply = await client.post("/detokenize", json={"tokens": [token] * (full + 1)})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tokens")
 
 
 def request_with(path: Sequence[FieldDescriptor]) -> bytes:
