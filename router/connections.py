@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from router.api.body import MAX_BODY_BYTES
 from router.request_parser import RequestParser
+from router.untaken import Untaken
 
 logger = logging.getLogger(__name__)
 # What is written to a client that has just left: as many lines as an answer has events.
@@ -47,8 +48,11 @@ class Connection(Protocol):
 class Connections:
     """The connections that are open, by their clients' addresses."""
 
-    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, most: int, clock: Callable[[], float] = time.monotonic, untaken: Untaken | None = None
+    ) -> None:
         """`clock` gives seconds."""
+        self.untaken = untaken or Untaken()
         self._most = most
         self._clock = clock
         self._open: dict[str, dict[Connection, None]] = {}  # in the order in which they came
@@ -97,6 +101,21 @@ class _Enough(Exception):
     """What a client sends further is not looked at: it stops the parser, which tells of it as a mistake."""
 
 
+class _Written:
+    """A transport, and who is told of all that is written to it."""
+
+    def __init__(self, transport: Any, told: Callable[[], None]) -> None:
+        self._transport = transport
+        self._told = told
+
+    def write(self, data: bytes) -> None:
+        self._transport.write(data)
+        self._told()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class LimitedProtocol(HttpToolsProtocol):
     """What uvicorn's protocol lacks: it waits for ever for the first byte, the end of a head, and for who
     does not read.
@@ -108,6 +127,7 @@ class LimitedProtocol(HttpToolsProtocol):
     its client sends it again (RFC 9112, 9.3.2)."""
 
     cycle: Any
+    below: Any = None  # the transport that TLS writes to, if it is spoken
 
     def __init__(
         self,
@@ -130,13 +150,15 @@ class LimitedProtocol(HttpToolsProtocol):
         self._untaken: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._address = self.client[0] if self.client else ""
+        written: Any = _Written(transport, lambda: self._connections.untaken.wrote(self))
+        super().connection_made(written)
+        self.address = self.client[0] if self.client else ""
         self._expect_head()
-        self._connections.add(self._address, self)
+        self._connections.add(self.address, self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._connections.remove(self._address, self)
+        self._connections.remove(self.address, self)
+        self._connections.untaken.forget(self)
         self._expect_none()
         self._taken()
         super().connection_lost(exc)
@@ -155,6 +177,11 @@ class LimitedProtocol(HttpToolsProtocol):
         unread = self.cycle is not None and self.cycle.more_body
         if self._head_bytes > HEAD_BYTES + (UNREAD_BYTES if unread else 0):
             self.drop()
+
+    def untaken(self) -> int:
+        """Returns the bytes that were written and wait for the client."""
+        size = self.transport.get_write_buffer_size()
+        return int(size if self.below is None else size + self.below.get_write_buffer_size())
 
     # Of the transport, if what is written waits for the client:
 

@@ -51,6 +51,7 @@ class Handshake(asyncio.Protocol):
         if transport is None or early.lost:
             return
         protocol = self._make()
+        protocol.below = self._transport
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
         if early.data:
