@@ -293,6 +293,10 @@ class Metrics:
         for what in self._seen.pop((key, model), {}):
             if what.startswith(_DROPPED):
                 self.dropped.remove(model, worker_id, what.removeprefix(_DROPPED))
+        if role is Role.DRAFTER and (role, model) not in ((who, name) for (who, _), name in self._seen):
+            for metric in (self.rejections, self.rejections_covered):  # of the last with such a name
+                with suppress(KeyError):
+                    metric.remove(model)
 
     def registration_refused(self, reason: str) -> None:
         self.registrations_refused.labels(reason).inc()

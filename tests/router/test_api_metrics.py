@@ -114,6 +114,27 @@ def test_a_drafter_with_the_name_of_a_verifier_takes_none_of_its_figures_along()
     assert metrics.registry.get_sample_value("outrider_preemptions_total", labels) == 2
 
 
+def test_drafters_that_come_and_go_under_ever_new_names_leave_no_series_behind() -> None:
+    """A name is what a drafter says. Two new ones a second had been 200 MB and 22 MB of text in a day."""
+    metrics = Metrics()
+
+    def comes_and_goes(number: int, model: str) -> None:
+        key = Role.DRAFTER, f"d{number}"
+        metrics.worker_joined(key, model)
+        metrics.observe_rejections(f"d{number}", model, 5, 4)
+        metrics.worker_left(key, model)
+
+    metrics.worker_joined((Role.DRAFTER, "stays"), "draft")
+    metrics.observe_rejections("stays", "draft", 2, 1)
+    comes_and_goes(-1, "draft")
+    for number in range(3 * MOST_LEFT):
+        comes_and_goes(number, f"of drafter {number}")
+    text = metrics.exposition().decode()
+    assert text.count("outrider_draft_rejections_total{") == MOST_LEFT + 1
+    assert text.count("outrider_draft_rejections_covered_total{") == MOST_LEFT + 1
+    assert 'outrider_draft_rejections_total{model_name="draft"} 7.0' in text, "one of that name is here"
+
+
 def test_what_the_session_layer_reports_is_exposed() -> None:
     metrics = Metrics()
     assert 'outrider_workers{role="verifier"} 0.0' in metrics.exposition().decode(), "none has come yet"
