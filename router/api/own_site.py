@@ -46,10 +46,17 @@ class OwnSite:
                 f"this service asks for no key, and answers at this machine's own address to its own names "
                 f"only, not to {host}: use API keys, or let the proxy before it set Host"
             )
-        foreign = headers.get("sec-fetch-site") == "cross-site" and origin.startswith(("http", "null"))
-        if foreign and scope["method"] not in HARMLESS:
+        if _foreign(origin, host, headers.get("sec-fetch-site")) and scope["method"] not in HARMLESS:
             return f"a page of {origin} may not ask here: name it by --cors-origin"
         return None
+
+
+def _foreign(origin: str, host: str, relation: str | None) -> bool:
+    """Returns whether a page of another site asks. `relation`: what the browser says of the two; it says
+    nothing in the clear, but to localhost, 127.0.0.1 and [::1]. `http://0.0.0.0` leads here, too."""
+    if not origin.startswith(("http", "null")):
+        return False
+    return relation == "cross-site" or (relation is None and origin.partition("://")[2] != host)
 
 
 def _loopback(server: tuple[str, int | None] | None) -> bool:

@@ -69,9 +69,21 @@ async def test_a_form_of_another_site(origin: str) -> None:
     assert told.status_code == 403 and "--cors-origin" in told.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://0.0.0.0:3000"])
+@pytest.mark.parametrize("host", ["0.0.0.0:8000", "[::ffff:127.0.0.1]:8000", "box"])
+async def test_a_form_of_another_site_to_an_address_of_which_browsers_tell_less(
+    origin: str, host: str
+) -> None:
+    told = await answered("POST", "/v1/messages", {"origin": origin, "host": host})
+    assert told.status_code == 403 and "--cors-origin" in told.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("headers", "options"),
     [
+        ({"origin": "http://0.0.0.0:8000", "host": "0.0.0.0:8000"}, {}),  # the page of this service
+        ({"origin": "http://localhost:3000", "sec-fetch-site": "same-site"}, {}),
+        ({"origin": "vscode-file://vscode-app"}, {}),
         ({"origin": "https://evil.example", "sec-fetch-site": "same-origin"}, {}),  # a proxy has changed Host
         (CROSS_SITE, {"cors_origins": ["https://evil.example"]}),
         ({**CROSS_SITE, "host": "a.example"}, {"cors_origins": ["*"]}),
