@@ -48,6 +48,7 @@ class SessionBegun:
     """The first event: from now on its client may be told its id, as another router could go on with it."""
 
     known: Iterable[TokensCommitted] = ()  # of one that is resumed, what came before; to be gone through once
+    over: bool = False  # no more comes: it is told from its log alone
 
 
 @dataclass(frozen=True, slots=True)

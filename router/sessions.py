@@ -122,7 +122,7 @@ class Sessions:
             taken = await self._log_writer.take(session_id)
             end = taken.transcript.reached
             if end is not None:
-                yield SessionBegun(taken.transcript.known())
+                yield SessionBegun(taken.transcript.known(), over=True)
                 if end is FinishReason.CANCELLED:
                     raise losses.cancelled()
                 yield SessionEnded(end)

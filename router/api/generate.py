@@ -144,6 +144,13 @@ async def _retold(
         chunks, more = await go_on() if more else ([], False)
 
 
+def _leave(retelling: Retelling, over: Sequence[bool]) -> None:
+    """All have come to where their clients are. Those that go on are held by their sessions."""
+    retelling.leave()
+    if not any(over):
+        retelling.release()
+
+
 async def generate_all(
     start: Callable[[GenerationRequest], Events],
     generation: Generation,
@@ -181,10 +188,10 @@ async def _side_by_side(
         async with aclosing(generate(start(session), generation, session, metrics, has, retelling)) as only:
             async for told in only:
                 if retelling is not None and isinstance(told, SessionBegun):
-                    retelling.leave()
+                    _leave(retelling, [told.over])
                 yield 0, told
         return
-    begun = asyncio.Barrier(len(generation.sessions))
+    begun, over = asyncio.Barrier(len(generation.sessions)), list[bool]()
     items: asyncio.Queue[tuple[int, SessionBegun | Chunk | Result | Exception]] = asyncio.Queue(maxsize=1)
 
     async def pump(index: int, session: GenerationRequest) -> None:
@@ -194,9 +201,10 @@ async def _side_by_side(
             async with aclosing(one) as stream:
                 async for item in stream:
                     if isinstance(item, SessionBegun):
+                        over.append(item.over)
                         await begun.wait()
                         if retelling is not None:
-                            retelling.leave()
+                            _leave(retelling, over)
                         if index:
                             continue
                     await items.put((index, item))

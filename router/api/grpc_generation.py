@@ -16,7 +16,7 @@ from outrider.net.grpc_health import add_health
 from outrider.net.rpc import errors_as_status, status
 from outrider.telemetry.spans import Tracer
 from router.api import generation_wire, position, schema
-from router.api.access import Access, count_sessions, guarded, owner
+from router.api.access import Access, guarded, owner
 from router.api.asked import asks_for
 from router.api.deadline import TimeLimits, call_limits
 from router.api.generate import generate_all
@@ -127,7 +127,6 @@ class GenerationServicer:
             raise InvalidRequest(
                 f"this answer has {record.prompts // record.n} prompts: resume it over HTTP", field="id"
             )
-        count_sessions(record.prompts)
         after = after if any(after) else (0,) * record.prompts
         position.check(after, generation.sessions)
 

@@ -19,7 +19,7 @@ from outrider import __version__
 from outrider.errors import InvalidRequest, OutriderError
 from outrider.wire.session import SessionId
 from router.api import answers, position, schema, tokens
-from router.api.access import count_sessions, owner
+from router.api.access import owner
 from router.api.asked import asks_for
 from router.api.body import Bodies, decoded
 from router.api.connection import KEEP_ALIVE_SECONDS, ClientLeft, EventStream, while_connected
@@ -184,7 +184,6 @@ def create_app(
     ) -> Response:
         with reading.retelling(owner()) as place:
             record, generation = await recalled(runner, session_id, place)
-        count_sessions(record.prompts)
         if record.wording.best:
             raise InvalidRequest("an answer with best_of has no stream: ask again, with its seed", field="id")
         if shape not in (None, record.shape):
@@ -202,6 +201,7 @@ def create_app(
 
         async def told_again() -> Items:
             with reading.retelling(record.owner) as place:
+                place.hold(sum(len(each.params.prompt) for each in generation.sessions))
                 has = [0] * record.prompts if from_start or after is None else after
                 async with aclosing(generate_all(start, generation, metrics, has, place)) as items:
                     async for item in items:

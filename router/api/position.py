@@ -102,7 +102,7 @@ async def cut(events: Events, at: int) -> AsyncGenerator[SessionEvent, None]:
     async with aclosing(events):
         async for event in events:
             if isinstance(event, SessionBegun):
-                yield SessionBegun(part for step in event.known for part in parts(step))
+                yield SessionBegun((part for step in event.known for part in parts(step)), event.over)
             elif isinstance(event, TokensCommitted):
                 for part in parts(event):
                     yield part

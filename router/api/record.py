@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -12,7 +11,7 @@ from typing import Any
 from outrider.errors import Unavailable, UnknownSession, unknown_session
 from outrider.wire.session import SessionId
 from router import tokenizer
-from router.api.access import owner
+from router.api.access import count_sessions, owner
 from router.api.position import companion
 from router.api.threads import Retelling
 from router.api.validation import Generation
@@ -82,22 +81,24 @@ def _record(first: Recalled) -> Record:
 async def recalled(
     runner: SessionRunner, session_id: SessionId, retelling: Retelling
 ) -> tuple[Record, Generation]:
-    """Returns an answer as it was begun.
+    """Returns an answer as it was begun, and counts its sessions.
 
     Raises what the runner's `recall` and `model` raise; UnknownSession also for that of a later prompt or of
-    another key's owner; and
+    another key's owner; Overloaded; and
     Unavailable where another checkpoint is served under the model's name now."""
     first = await runner.recall(session_id)
     record = _record(first)
-    others = await asyncio.gather(
-        *(runner.recall(companion(session_id, index)) for index in range(1, record.prompts))
-    )
-    requests = tuple(one.request for one in (first, *others))
+    count_sessions(record.prompts)
+    requests = [first.request]
+    for index in range(1, record.prompts):  # one after the other: their prompts may be long
+        retelling.hold(len(requests[-1].params.prompt))
+        requests.append((await runner.recall(companion(session_id, index))).request)
+    retelling.hold(len(requests[-1].params.prompt))
     model = runner.model(requests[0].model)
     if requests[0].fingerprint not in (None, model.fingerprint):
         raise Unavailable(f"another checkpoint of {model.name!r} is served now; send the request again")
     built, stop = await retelling.run(_built, model, session_id, record.stop)
-    return record, Generation(model, built, requests, stop, record.n, record.calls, record.wording)
+    return record, Generation(model, built, tuple(requests), stop, record.n, record.calls, record.wording)
 
 
 def _built(

@@ -26,6 +26,7 @@ SMALL_PLACES = 512  # requests that run and wait
 LARGE_PLACES = 16
 STRUCTURED_PLACES = 64
 RETOLD_PLACES = 64  # answers that are read from their logs, up to where their clients are
+RETOLD_TOKENS = 2**22  # of their prompts, until answers that are over are told: each takes up to 90 bytes
 OWNERS_SHARE = 2  # one key's requests have at most one in so many of the places
 
 
@@ -44,6 +45,7 @@ class Threads:
         self._large = _Lane("large requests", large_places)
         self._structured = _Lane("requests with a grammar", STRUCTURED_PLACES)
         self._retold = _Lane("resumed answers", retold_places, threads=1)
+        self._held: Tally[str] = Tally()  # tokens of the prompts of these, by owner
 
     @property
     def of_logs(self) -> Executor:
@@ -52,7 +54,7 @@ class Threads:
 
     def retelling(self, owner: str) -> Retelling:
         """Takes a place for an answer that is told again, before its log is read. Raises Overloaded."""
-        return Retelling(self._retold, owner)
+        return Retelling(self._retold, owner, self._held)
 
     async def run(
         self,
@@ -85,13 +87,36 @@ class Threads:
 
 
 class Retelling:
-    """A place, until `leave`. The work is done in the thread, in its owner's turn."""
+    """A place, until `leave`, and tokens that are held, until `release`. The work is done in the thread, in
+    its owner's turn."""
 
-    def __init__(self, lane: _Lane, owner: str) -> None:
+    def __init__(self, lane: _Lane, owner: str, held: Tally[str]) -> None:
+        """`held`: of all of them, by owner."""
         self._lane = lane
         self._owner = owner
         self._left = False
+        self._held = held
+        self._tokens = 0
         lane.enter(owner)
+
+    def hold(self, tokens: int) -> None:
+        """Takes so many more tokens into memory. Raises Overloaded, but to whose owner nobody else does."""
+        most = RETOLD_TOKENS // OWNERS_SHARE if self._owner else RETOLD_TOKENS
+        others = self._held[self._owner] - self._tokens
+        if others and (
+            self._held[self._owner] + tokens > most or self._held.total() + tokens > RETOLD_TOKENS
+        ):
+            raise Overloaded(
+                "too many long prompts are held for answers that are told again; try again shortly"
+            )
+        self._held[self._owner] += tokens
+        self._tokens += tokens
+
+    def release(self) -> None:
+        self._held[self._owner] -= self._tokens
+        self._tokens = 0
+        if not self._held[self._owner]:
+            del self._held[self._owner]
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Returns what the work returns, and raises what it raises."""
@@ -109,6 +134,7 @@ class Retelling:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.leave()
+        self.release()
 
 
 class _Lane:

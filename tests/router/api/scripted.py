@@ -212,7 +212,7 @@ class ScriptedRunner:
         del log.events[max(0, len(log.events) - self._forgets) :]
         told = list(log.events)
         if told and isinstance(told[-1], SessionEnded):
-            yield SessionBegun(iter(_steps(told)))
+            yield SessionBegun(iter(_steps(told)), over=True)
             yield told[-1]
             return
         async with aclosing(self._go_on(log, told)) as events:

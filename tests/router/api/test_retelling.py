@@ -6,23 +6,27 @@ import asyncio
 import hashlib
 import threading
 from collections.abc import Callable
+from contextlib import aclosing
 from typing import Any
 
 import grpc
 import httpx
 import pytest
 
+from outrider.errors import Overloaded
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from outrider.wire.session import SessionId
 from router import stop
 from router.api import record
+from router.api import threads as threads_module
 from router.api.access import Access, HttpAccess
+from router.api.generate import generate_all
 from router.api.http import create_app
 from router.api.intake import Intake
 from router.api.keys import ApiKey
-from router.api.threads import Threads
+from router.api.threads import RETOLD_TOKENS, Threads
 from router.metrics import Metrics
-from router.requests import Recalled
+from router.requests import Recalled, SessionBegun
 from tests.router.api.scripted import ScriptedRunner, byte_level, served, steps, until
 from tests.router.api.test_grpc import Connect, connect  # noqa: F401 (a fixture)
 
@@ -90,6 +94,70 @@ async def test_one_keys_owner_has_half_of_the_places(metrics: Metrics) -> None:
         await until(lambda: runner.reads == 3)
         runner.go_on.set()
         assert [one.status_code for one in await asyncio.gather(*waiting)] == [200, 200, 404]
+
+
+async def test_of_long_prompts_no_more_are_held_than_may_be(
+    client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of 128 answers has a log, with the prompt: sixty clients that asked for them had taken 2.8 GB."""
+    runner = SlowLogs()
+    client = client_of(runner)
+    ask = {**ASK, "prompt": [[5] * 20, [5] * 30], "n": 2}
+    whole = (await client.post("/v1/completions", json=ask)).text
+    monkeypatch.setattr(threads_module, "RETOLD_TOKENS", 150)
+    path = f"/v1/sessions/{id_in(whole)}/events"
+    waiting = [asyncio.create_task(client.get(path)) for _ in range(3)]
+    await until(lambda: runner.reads == 3)
+    runner.go_on.set()
+    assert [one.status_code for one in await asyncio.gather(*waiting)] == [200, 429, 429]
+    monkeypatch.setattr(threads_module, "RETOLD_TOKENS", 10)
+    assert (await client.get(path)).status_code == 200, "one is told again however long it is"
+
+
+def test_one_keys_owner_holds_half_of_the_tokens() -> None:
+    threads = Threads()
+    with (
+        threads.retelling("ann") as first,
+        threads.retelling("ann") as second,
+        threads.retelling("bob") as bob,
+    ):
+        first.hold(RETOLD_TOKENS // 2 - 1)
+        second.hold(1)
+        with pytest.raises(Overloaded):
+            second.hold(1)
+        bob.hold(RETOLD_TOKENS)  # the first of an owner's
+        first.release()
+        second.hold(0)
+    with threads.retelling("ann") as first, threads.retelling("bob") as bob:
+        first.hold(RETOLD_TOKENS)
+        first.hold(1)
+        bob.hold(1)
+    assert not threads._held
+
+
+@pytest.mark.parametrize("over", [True, False])
+async def test_who_is_told_of_a_log_alone_holds_its_prompts_to_the_end(
+    client_of: ClientOf, metrics: Metrics, over: bool
+) -> None:
+    runner, threads = ScriptedRunner(MODEL, lambda _: [*steps(IDS, 3)[:-1], None, steps([5])[-1]]), Threads()
+    asked = asyncio.create_task(client_of(runner).post("/v1/completions", json={**ASK, "prompt": [5] * 20}))
+    if over:
+        runner.go_on.set()
+        await asked
+    await runner.waiting.wait()
+    (session_id,) = runner.logs
+    with threads.retelling("") as place:
+        _, generation = await record.recalled(runner, session_id, place)
+        assert threads._held.total() == 20
+        items = generate_all(lambda _: runner.resume(session_id), generation, metrics, [0], place)
+        async with aclosing(items):
+            async for _, item in items:
+                if not isinstance(item, SessionBegun):
+                    break
+            assert threads._held.total() == (20 if over else 0)
+    assert not threads._held
+    runner.go_on.set()
+    await asked
 
 
 async def test_who_leaves_while_the_log_is_read_gives_the_place_back(client_of: ClientOf) -> None:
