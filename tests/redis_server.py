@@ -100,8 +100,13 @@ class TlsTerminator:
         self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", self._target)
-        await asyncio.gather(_pipe(reader, inner_writer), _pipe(inner_reader, writer))
+        await passed_on(reader, writer, self._target)
+
+
+async def passed_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int) -> None:
+    """Passes on to the port what comes by a connection, and back what is answered."""
+    inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", port)
+    await asyncio.gather(_pipe(reader, inner_writer), _pipe(inner_reader, writer))
 
 
 async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

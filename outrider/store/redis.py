@@ -269,15 +269,21 @@ class RedisStore:
         try:
             answer = await propagate_cancel(asked)
         except (RedisError, OSError) as error:
+            await self._connect_anew()
             sentence = None if self._reached else _refusal(error) or await _without_tls(self._url)
             if sentence is not None:
                 raise StartupError(sentence) from None
             raise Unavailable(f"the store cannot be reached at the moment ({_kind(error)})") from None
-        except NO_ANSWER as error:  # what comes on its connections may be the answers to other questions
-            await self._redis.connection_pool.disconnect(inuse_connections=False)
+        except NO_ANSWER as error:
+            await self._connect_anew()
             raise Unavailable(f"the store says what is no answer ({type(error).__name__})") from None
         self._reached = True
         return answer
+
+    async def _connect_anew(self) -> None:
+        """Lets what asks next do so by another connection: on these the answers to other questions may come,
+        they may lead to a Redis that has given its place to another, or be shut after a refusal."""
+        await self._redis.connection_pool.disconnect(inuse_connections=False)
 
 
 def _pool(url: StoreUrl) -> ConnectionPool:

@@ -23,7 +23,6 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from outrider.errors import Unavailable
 from outrider.store.logs import MAX_BYTES, Append, Claim, Owner, Taken
 from outrider.store.redis_answers import Asked, read, whole_bytes
 from outrider.store.redis_keys import KEEP
@@ -195,12 +194,7 @@ class RedisSessionLogs:
             keys += _keys(one.session_id)
             args += (one.session_id.hex(), one.tenant)
             args += (one.owner.name, one.owner.generation, one.base, len(one.records), *one.records)
-        try:
-            return await self._asked(read(self._appended(keys, args), partial(_lengths, appends)))
-        except Unavailable:
-            # A Redis that does not read a command hangs up after its answer. What asks next connects anew.
-            await self._redis.connection_pool.disconnect(inuse_connections=False)
-            raise
+        return await self._asked(read(self._appended(keys, args), partial(_lengths, appends)))
 
     async def _appended(self, keys: list[bytes], args: list[Any]) -> Any:
         """A Redis may have less room than logs may take, and evict nothing: then those go that fill it."""
