@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from contextlib import aclosing, suppress
 from typing import NamedTuple, TypeVar
 
 from starlette.responses import Response
@@ -40,6 +40,28 @@ async def while_connected(receive: Receive, work: Coroutine[None, None, T]) -> T
 async def _left(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+class LongJson(Response):
+    """A JSON answer that is made while its client takes it, so that little of it is ever there."""
+
+    media_type = "application/json"
+
+    def __init__(self, parts: Callable[[], Iterator[bytes]]) -> None:
+        super().__init__()
+        del self.headers["content-length"]
+        self._parts = parts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(ClientLeft, OSError):  # as of an EventStream
+            await while_connected(receive, self._send_all(send))
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        parts = self._parts()
+        while part := await asyncio.to_thread(next, parts, b""):
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class ServerSentEvent(NamedTuple):

@@ -22,12 +22,12 @@ from router.api import answers, position, schema, tokens
 from router.api.access import owner
 from router.api.asked import asks_for
 from router.api.body import Bodies, decoded
-from router.api.connection import KEEP_ALIVE_SECONDS, ClientLeft, EventStream, while_connected
+from router.api.connection import KEEP_ALIVE_SECONDS, ClientLeft, EventStream, LongJson, while_connected
 from router.api.deadline import time_limits
 from router.api.fields import Fields
 from router.api.generate import generate_all
 from router.api.intake import Intake
-from router.api.json_text import to_json, to_long_json
+from router.api.json_text import long_json, to_json, to_long_json
 from router.api.logprobs import HeldScores
 from router.api.messages_request import CountRequest, MessagesRequest, turns
 from router.api.openapi import (
@@ -57,6 +57,7 @@ from router.metrics import Metrics
 from router.requests import Events, GenerationRequest, ServedModel, SessionBegun
 
 READ = ["GET", "HEAD"]
+MANY_SCORES = 2**14  # log-probabilities of a whole answer, which is not held as JSON if it has more
 REFUSED = answers.AnthropicError  # at Anthropic's routes
 
 Kind = TypeVar("Kind", bound=Fields)
@@ -175,6 +176,9 @@ def create_app(
         answered = await while_connected(request.receive, _whole(items, len(generation.sessions)))
         texts, results, details = answered
         told = partial(telling(record, generation).whole, texts, results, details)
+        scores = 1 + (generation.sessions[0].params.logprobs or 0)
+        if scores * sum(len(each.scored) for each in details) > MANY_SCORES:
+            return LongJson(lambda: long_json(told))
         long = sum(map(len, texts)) > SMALL_BYTES or any(details)
         content = await asyncio.to_thread(lambda: to_long_json(told())) if long else to_json(told())
         return Response(content, media_type=JSONResponse.media_type)

@@ -4,11 +4,32 @@ a million log-probabilities a second and more. So a long answer is encoded in pi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # json.dumps makes one at each call
+T = TypeVar("T")
+
+
+class Made(Sequence[object]):
+    """A list whose items are made when they are written, from what takes far less memory."""
+
+    def __init__(self, items: Sequence[T], made: Callable[[T], object]) -> None:
+        self._items, self._made = items, made
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self._made(one) for one in self._items[index]]
+        return self._made(self._items[index])
+
+
+# json.dumps makes one at each call.
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=list)
 
 TOGETHER = 16  # items of a list that are encoded in one call
+BATCH = 2**16  # characters, about, that are written together
 FEW = 4  # of a list, whose items are taken apart
 CHOICES = 128  # of a list near the top: a request's answers
 
@@ -22,6 +43,18 @@ def to_long_json(body: object) -> str:
     return "".join(_pieces(body, 0))
 
 
+def long_json(told: Callable[[], object]) -> Iterator[bytes]:
+    """Yields the same of what is told, in parts, each made when it is asked for."""
+    batch, size = list[str](), 0
+    for piece in _pieces(told(), 0):
+        batch.append(piece)
+        size += len(piece)
+        if size >= BATCH:
+            yield "".join(batch).encode()
+            batch, size = [], 0
+    yield "".join(batch).encode()
+
+
 def _pieces(value: object, depth: int) -> Iterator[str]:
     if isinstance(value, dict):
         before = "{"
@@ -30,7 +63,7 @@ def _pieces(value: object, depth: int) -> Iterator[str]:
             yield from _pieces(part, depth + 1)
             before = ","
         yield "}" if value else "{}"
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, list | tuple | Made):
         few = len(value) <= (CHOICES if depth == 1 else FEW)
         before = "["
         for start in range(0, len(value), 1 if few else TOGETHER):

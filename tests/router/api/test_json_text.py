@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +11,12 @@ import pytest
 
 from outrider.wire.logprobs import Logprob
 from outrider.wire.session import FinishReason
-from router.api import json_text
-from router.api.json_text import to_json, to_long_json
+from router.api import http, json_text
+from router.api.json_text import BATCH, Made, long_json, to_json, to_long_json
 from router.requests import GenerationRequest, SessionEnded, SessionEvent, TokensCommitted
 from tests.router.api.scripted import ScriptedRunner, byte_level, served
 
+ID = re.compile("[0-9a-f]{32}")
 TOKENS = 400
 TOP = 20
 LONGEST = 16 * 1024  # characters that one call of the encoder gives
@@ -50,6 +52,31 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
 )
 def test_a_long_answer_is_the_same_text(value: object) -> None:
     assert to_long_json(value) == to_json(value)
+
+
+@pytest.mark.parametrize("shape", ASKED)
+async def test_many_log_probabilities_are_told_as_few_are(
+    client_of: Callable[..., httpx.AsyncClient], monkeypatch: pytest.MonkeyPatch, shape: str
+) -> None:
+    """Half a gigabyte of objects had been made of a million, and the answer was held as JSON until taken."""
+    path, body = ASKED[shape]
+    client = client_of(ScriptedRunner(MODEL, scored))
+    whole = (await client.post(path, json={**body, "seed": 1})).content
+    monkeypatch.setattr(http, "MANY_SCORES", 100)
+    answer = await client.post(path, json={**body, "seed": 1})
+    assert "content-length" not in answer.headers and answer.headers["content-type"] == "application/json"
+    assert ID.sub("", answer.text) == ID.sub("", whole.decode())
+
+
+def test_a_list_is_made_while_it_is_written() -> None:
+    made: list[int] = []
+    lazy = Made(range(BATCH), lambda number: made.append(number) or {"n": number})  # type: ignore[func-returns-value]
+    parts = long_json(lambda: {"choices": [{"a": lazy}]})
+    first = next(parts)
+    assert len(first) < 2 * BATCH and len(made) < len(lazy) / 4
+    whole = first + b"".join(parts)
+    assert whole.decode() == to_json({"choices": [{"a": [{"n": number} for number in range(BATCH)]}]})
+    assert to_json(lazy) == to_json([{"n": number} for number in range(BATCH)])
 
 
 def scored(request: GenerationRequest) -> list[SessionEvent]:
