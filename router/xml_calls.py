@@ -10,10 +10,12 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from outrider.grammar import MAX_GRAMMAR_BYTES
+
 FUNCTION, PARAMETER, PARAMETER_END, FUNCTION_END = "<function=", "<parameter=", "</parameter>", "</function>"
 LINE_END, END = json.dumps("\n"), json.dumps(f"\n{PARAMETER_END}")
 ALTERNATIVES = ("anyOf", "oneOf", "allOf")
-MOST_LOOKED_AT = 16  # of them, to find out if a parameter is a text
+MOST_LOOKED_AT = 16  # of them, and of values, to find out if a parameter is a text
 OF_TEXT = r"/(.|\n){%s,%s}\n<\/parameter>/ & ~/(.|\n)*<\/parameter>(.|\n)+/"  # with its end, which comes once
 
 
@@ -41,7 +43,7 @@ def _says_text(schema: Mapping[str, Any]) -> bool | None:
         return kind == "string" or (isinstance(kind, list) and "string" in kind)
     for values in (schema.get("enum"), [schema["const"]] if "const" in schema else None):
         if isinstance(values, list):
-            return any(isinstance(value, str) for value in values)
+            return any(isinstance(value, str) for value in values[:MOST_LOOKED_AT])
     return None
 
 
@@ -68,8 +70,10 @@ def function(index: int, name: str, schema: Mapping[str, Any]) -> list[str]:
     """Returns the rules, in Lark's notation, of a call of the function. Its parameters come in the schema's
     order. Of texts the choices and the lengths are held; patterns are not."""
     required = schema.get("required")
-    parts, lines = [], []
+    parts, lines = list[str](), list[str]()
     for number, (parameter, one) in enumerate(_parameters(schema).items()):
+        if sum(map(len, lines)) > MAX_GRAMMAR_BYTES:
+            break  # whatever follows, it is too long
         rule = f"parameter_{index}_{number}"
         needed = isinstance(required, list) and parameter in required
         parts.append(rule if needed else f"{rule}?")
