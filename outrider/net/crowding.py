@@ -9,6 +9,7 @@ much came by each. Where it does not, gRPC's limit is all there is.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import socket
@@ -24,6 +25,7 @@ from outrider.net.half_said import HALVES, Held, Peer, too_much
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.25
+SETTLED_LOOKS = 60  # from one to the next at which all connections are settled: 8,192 take .15 s, in a thread
 CROWDED = 0.75  # of the most
 SILENT_SECONDS = 60.0  # between two lines of the log
 DESCRIPTORS = Path("/proc/self/fd")
@@ -68,8 +70,10 @@ async def limit_connections(ports: Mapping[int, int]) -> NoReturn:
     """Shuts connections to these ports of this process that are too many, or hold too much; by port, how many
     there may be."""
     told_at, shut, held, memory = float("-inf"), 0, 0, 0
-    while True:
+    for look in itertools.count(1):
         await asyncio.sleep(LOOK_SECONDS)
+        if look % SETTLED_LOOKS == 0 and (explained := HALVES.explained()):
+            HALVES.settle(explained, await asyncio.to_thread(_moved, ports))
         if _descriptors() > CROWDED * min(ports.values()):
             shut += await asyncio.to_thread(_shut_excess, ports)
         memory, before = min(now := _memory(), memory or now), memory
@@ -81,6 +85,11 @@ async def limit_connections(ports: Mapping[int, int]) -> NoReturn:
             if held:
                 log.warning("%d gRPC connections were closed that held most of unfinished messages", held)
             told_at, shut, held = time.monotonic(), 0, 0
+    raise AssertionError("looks have no end")
+
+
+def _moved(ports: Iterable[int]) -> dict[Peer, tuple[int, int]]:
+    return {one.name: (one.received, one.sent) for _, one in _connections(ports)}
 
 
 def _shut_excess(ports: Mapping[int, int]) -> int:

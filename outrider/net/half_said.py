@@ -4,14 +4,15 @@ messages without a key were gigabytes, and so were a thousand tokenizers that so
 
 The system tells how much came and went by a connection, and here is counted how much of what came was whole
 messages and what goes with them, and how much was written. What is left lies in this process. Where that is
-too much, connections are shut: of the address that holds most, the one by which it holds most.
+too much, connections are shut: of the address that holds most, the one by which it holds most. What goes with
+messages is reckoned more than it ever is; what was too much is taken back every few seconds (`settle`).
 """
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -53,11 +54,18 @@ class Said:
     def held(self, received: int, sent: int, now: float) -> float:
         """Returns the bytes of messages that are not complete, or not taken, where so many came and were
         sent."""
-        known = self.explained + SHARE * (received + sent) + SECOND_BYTES * (now - self.began) + FREE_BYTES
-        unexplained = received - known
+        unexplained = self._unexplained(self.explained, received, sent, now) - FREE_BYTES
         if not self.calls:
             self.idle = max(unexplained, 0.0)
         return max(unexplained - self.idle, 0.0) + max(self.written - sent, 0)
+
+    def settle(self, explained: float, received: int, sent: int, now: float) -> None:
+        """Takes back what the frames of messages did not need of what is allowed for them: it would be room
+        for half ones later. `explained`: as it was, so that it had come when so much was `received`."""
+        self.explained += min(self._unexplained(explained, received, sent, now), 0.0)
+
+    def _unexplained(self, explained: float, received: int, sent: int, now: float) -> float:
+        return received - explained - SHARE * (received + sent) - SECOND_BYTES * (now - self.began)
 
 
 class Halves:
@@ -93,6 +101,20 @@ class Halves:
         if said is not None:
             said.explained += MESSAGE_BYTES
             said.written += size
+
+    def explained(self) -> dict[Peer, float]:
+        """Returns of each connection the bytes that are known to be of whole messages."""
+        return {name: said.explained for name, said in (*self._idle.items(), *self._open.items())}
+
+    def settle(self, explained: Mapping[Peer, float], moved: Mapping[Peer, tuple[int, int]]) -> None:
+        """Settles connections by what was `explained` before it was seen how many bytes had `moved` by each:
+        received, sent. Forgets those that are no more: another may get their name."""
+        for name, before in explained.items():
+            said = self._open.get(name) or self._idle.get(name)
+            if said is not None and name in moved:
+                said.settle(before, *moved[name], self._clock())
+            elif name not in moved:
+                self._idle.pop(name, None)
 
     def held(self, name: Peer, received: int, sent: int) -> float:
         """Returns the bytes that lie here of a connection's messages. One that is not known has said nothing

@@ -6,6 +6,7 @@ import asyncio
 import random
 import struct
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -23,7 +24,7 @@ from outrider.wire.hello import Role
 from outrider.wire.methods import GET_TOKENIZER
 
 PEER, NAME = "ipv4:192.0.2.1:7", ("192.0.2.1", 7)
-PING = 6  # kind of frame
+DATA, PING = 0, 6  # kinds of frames
 HALF = 40_000  # bytes of a message of which more never come
 
 
@@ -87,36 +88,54 @@ def _literal(text: str) -> bytes:
     return bytes([len(text)]) + text.encode()
 
 
-async def _until_shut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answers pings, as whoever lives does."""
+async def _until_shut(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, heard: Counter[int]
+) -> None:
+    """Answers pings, as whoever lives does. Counts the frames that it hears, by kind."""
     with suppress(OSError, asyncio.IncompleteReadError):
         while head := await reader.readexactly(9):
             payload = await reader.readexactly(int.from_bytes(head[:3]))
+            heard[head[3]] += 1
             if head[3] == PING and not head[4]:
                 writer.write(_frame(PING, 0, payload, flags=1))
     writer.close()
 
 
-async def _calls(port: int, path: str, said: bytes, count: int = 1, end: int = 0) -> asyncio.Task[None]:
-    """Says that in so many calls, as HTTP/2 has them, and takes nothing."""
+async def _connected(port: int) -> tuple[asyncio.Task[None], asyncio.StreamWriter, Counter[int]]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, b""))
+    heard = Counter[int]()
+    return asyncio.create_task(_until_shut(reader, writer, heard)), writer, heard
+
+
+async def _say(
+    writer: asyncio.StreamWriter, path: str, said: bytes, calls: Iterable[int], end: int = 0
+) -> None:
+    """Says that in each of these calls, as HTTP/2 has them."""
     head = b"\x83\x86\x04" + _literal(path) + b"\x01" + _literal("x")
     for name, value in (("te", "trailers"), ("content-type", "application/grpc")):
         head += b"\x00" + _literal(name) + _literal(value)
-    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, b""))
-    for stream in range(1, 2 * count, 2):
+    for number in calls:
+        stream = 2 * number + 1
         writer.write(_frame(1, stream, head, flags=4))
         for start in range(0, len(said), 2**14):
             writer.write(_frame(0, stream, said[start : start + 2**14], flags=end))
     await writer.drain()
-    return asyncio.create_task(_until_shut(reader, writer))
+
+
+async def _calls(port: int, path: str, said: bytes, count: int = 1, end: int = 0) -> asyncio.Task[None]:
+    """Says that in so many calls, and takes nothing."""
+    until_shut, writer, _ = await _connected(port)
+    await _say(writer, path, said, range(count), end)
+    return until_shut
+
+
+CHECK, FIRST_HALF = "/grpc.health.v1.Health/Check", struct.pack(">BI", 0, 2 * HALF) + bytes(HALF - 5)
 
 
 async def _half(port: int) -> asyncio.Task[None]:
     """Says the first bytes of a message to the health service."""
-    return await _calls(
-        port, "/grpc.health.v1.Health/Check", struct.pack(">BI", 0, 2 * HALF) + bytes(HALF - 5)
-    )
+    return await _calls(port, CHECK, FIRST_HALF)
 
 
 async def test_who_says_half_messages_is_shut_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,6 +164,68 @@ async def test_who_says_half_messages_is_shut_and_others_are_not(monkeypatch: py
         watch.cancel()
         for one in left:
             one.cancel()
+    keeping.cancel()
+    await server.stop(None)
+
+
+def test_what_frames_did_not_need_is_no_room_for_half_messages() -> None:
+    halves = Halves(lambda: 0.0)
+    with halves.call(PEER) as said:
+        for _ in range(1000):
+            said.message(10)
+        before, moved = halves.explained(), {NAME: (40_000, 0)}
+        said.message(2**16)  # between the two looks
+        halves.settle(before, moved)
+        came = 40_000 + 2**16 + FREE_BYTES
+        assert halves.held(NAME, came, 0) == 0
+        assert halves.held(NAME, came + HALF, 0) > 0.9 * HALF
+
+
+def test_a_connection_that_is_no_more_leaves_nothing_to_the_next_of_its_name() -> None:
+    halves = Halves(lambda: 0.0)
+    with halves.call(PEER) as said:
+        said.message(2**22)
+        halves.wrote(NAME, 2**22)
+        halves.settle(halves.explained(), {})
+        assert NAME in halves.explained(), "a call of it goes on"
+    halves.settle(halves.explained(), {})
+    with halves.call(PEER):
+        assert halves.held(NAME, 1000, 0) == 0, "it has nothing to take"
+        assert halves.held(NAME, 2**22, 0) > 2**21
+
+
+async def test_who_has_said_much_to_its_end_has_no_room_for_half_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A call to the health service is 150 bytes, and 2 KiB were allowed for it: for good."""
+    monkeypatch.setattr(crowding, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(crowding, "SETTLED_LOOKS", 1)
+    monkeypatch.setattr(half_said, "FREE_BYTES", 2**12)
+    monkeypatch.setattr(too_much, "__defaults__", (HALF / 2,))
+    settled, settle = asyncio.Event(), half_said.HALVES.settle
+
+    def settle_and_tell(*told: Any) -> None:
+        settle(*told)
+        settled.set()
+
+    monkeypatch.setattr(half_said.HALVES, "settle", settle_and_tell)
+    server = new_server()
+    add_health(server, lambda: True, "outrider.v1.Generation")
+    address = bind(server, "127.0.0.1", 0)
+    port = int(address.rpartition(":")[2])
+    await server.start()
+    keeping = asyncio.create_task(limit_connections({port: 1024}))
+    async with asyncio.timeout(30):
+        until_shut, writer, heard = await _connected(port)
+        await _say(writer, CHECK, bytes(5), range(100), end=1)
+        while heard[DATA] < 100:  # noqa: ASYNC110 (frames)
+            await asyncio.sleep(0.01)
+        for _ in range(2):  # the first may have begun before
+            settled.clear()
+            await settled.wait()
+        monkeypatch.setattr(crowding, "GROWN", -1)
+        await _say(writer, CHECK, FIRST_HALF, [100])
+        await until_shut
     keeping.cancel()
     await server.stop(None)
 
