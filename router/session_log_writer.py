@@ -2,7 +2,7 @@
 
 No session waits for it: it only says that it has news. One task writes the news of all sessions together;
 what comes while it writes, or while the store is away, is in the sessions' own transcripts and goes with the
-next writing. Only a client waits, before its first event, until its request is written; and not for long.
+next writing. A client alone waits, before its first event, until its request is written; 2 s at most.
 
 If a writing fails and the store takes a probe all the same, it is the writing's fault: its halves are written
 one after the other, so that the others go on. What fails alone is given up after a few tries.
@@ -37,7 +37,7 @@ MAX_REFUSALS = 5  # in a row, of the same records: a log that the store does not
 PROBE_SECONDS = 2.0  # a store that nothing is written to is asked so often whether it is there
 AWAY_SECONDS = 0.25  # between attempts to reach one that is away
 SHORT_BYTES = 4096  # a log that is decoded in less time than it is handed to a thread
-BEGUN_SECONDS = 0.25  # that a slow store may hold back what a client hears first
+BEGUN_SECONDS = 2.0  # that a slow store may hold back what a client hears first; then it counts as away
 
 
 @dataclass(slots=True, eq=False)
