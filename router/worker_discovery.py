@@ -242,7 +242,10 @@ class WorkerDiscovery:
 
     async def _fetched(self, record: WorkerRecord) -> TokenizerFiles:
         async with channel(record.address, self._tls, MAX_TOKENIZER_BYTES) as connection:
-            return await fetch_tokenizer(connection, record.info.identity)
+            files = await fetch_tokenizer(connection, record.info.identity)
+        if files.hash != record.info.identity.tokenizer_hash:  # and others of its kind would get that
+            raise Unavailable("another process, with another tokenizer, answered at the worker's address")
+        return files
 
     def _keep_tokenizer(self, key: Tokenized, files: TokenizerFiles) -> None:
         """Raises Unavailable if there is no room for it beside those of other kinds."""
