@@ -13,15 +13,17 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from outrider.engine.gguf_header import MAGIC, check_header
+from outrider.engine.gguf_header import MAGIC, MOST_LAYERS, check_header
 from outrider.engine.hub import fetch
 from outrider.engine.other_formats import ADAPTER, damaged, other_format
 from outrider.errors import StartupError
 from outrider.options.model_id import GGUF
 
-MOST_LAYERS = 4096
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+MODULES = re.compile(
+    r"(?:num|n|decoder|encoder)_(?:.+_)?(layer|expert|block)s?"
+)  # of which each is an object
 PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 
 
@@ -107,10 +109,12 @@ def config_text(folder: Path) -> bytes:
             "for --lora, or take it away if it is merged"
         )
     config = _json(file)
-    for part in (config, config.get("text_config")):
-        layers = part.get("num_hidden_layers") if isinstance(part, dict) else None
-        if isinstance(layers, int) and layers > MOST_LAYERS:
-            raise StartupError(f"{file} names more than {MOST_LAYERS} layers, the most here: is it damaged?")
+    for part in (config, *(value for value in config.values() if isinstance(value, dict))):
+        for name, count in part.items():
+            if isinstance(count, int) and count > MOST_LAYERS and (what := MODULES.fullmatch(name)):
+                raise StartupError(
+                    f"{file} names more than {MOST_LAYERS} {what[1]}s, the most here: is it damaged?"
+                )
     return file.read_bytes()
 
 

@@ -29,6 +29,7 @@ PARTS = {  # of a model, and what to do
     b"adapter": "an adapter, not a model: give the model that it is for; --lora takes one as peft saves it",
     b"mmproj": "what reads images for a model, not the model: give the other file",
 }
+LAYERS, MOST_LAYERS = b".block_count", 4096
 ALIGNMENT, USUAL_ALIGNMENT = "general.alignment", 32
 
 _U32, _U64, _COUNTS = Struct("<I"), Struct("<Q"), Struct("<IQQ")
@@ -95,6 +96,8 @@ class _Header:
             value = self._value(self._number(_U32))
             if name == TYPE:
                 self.part = value or b""
+            if name.endswith(LAYERS) and int.from_bytes(value or b"", "little") > MOST_LAYERS:
+                raise _Damaged(f"it tells of more than {MOST_LAYERS} layers")
             if name == ALIGNMENT.encode():
                 alignment = max(int.from_bytes(value or b"", "little"), 1)
         ends = list(self._tensors(tensors))

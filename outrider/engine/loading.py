@@ -39,6 +39,7 @@ from outrider.wire.description import ModelInfo, TokenizerFiles
 
 __all__ = ["load_engine", "load_model", "load_tokenizer", "tokenizer_of"]
 
+FREE_NUMBERS = 2**28  # that a model may have beside those in its files: tables that it makes up
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -255,6 +256,8 @@ def _model(
     ranks: Ranks | None,
     lender: str | None = None,
 ) -> Any:
+    if not are_lent(config, checkpoint, lender):
+        _check_size(config, checkpoint)
     told: dict[str, Any] = dict(checkpoint.source)
     if ranks is not None:
         told["distributed_config"] = DistributedConfig(tp_size=ranks.group.size)
@@ -287,6 +290,24 @@ def _model(
         model = _on_device(model, device, checkpoint)
     leave_files(tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.device.type == "cpu")
     return model.eval().requires_grad_(False)
+
+
+def _check_size(config: Any, checkpoint: Checkpoint) -> None:
+    """Raises StartupError if the configuration asks for far more numbers than the files hold. What they lack
+    would be made up, and take all memory before anybody is told that it is missing."""
+    try:
+        with torch.device("meta"):
+            model = auto_class(config).from_config(config, attn_implementation="eager")
+    except Exception:  # what loads it tells of it
+        return
+    numbers = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
+    held = 8 * sum(file.stat().st_size for file in files_of(checkpoint))  # of a bit at least
+    if numbers > held + FREE_NUMBERS:
+        where = checkpoint.gguf or "config.json"
+        raise StartupError(
+            f"{checkpoint.folder / where} asks for {numbers} numbers, and the files hold {held} at most: is "
+            "it of another model?"
+        )
 
 
 def _on_device(model: Any, device: torch.device, checkpoint: Checkpoint) -> Any:

@@ -209,6 +209,15 @@ def test_a_gguf_file_that_is_not_a_whole_model_is_called_what_it_is(
     assert f"a.gguf holds {sentence}" in refusal(tmp_path / "a.gguf")
 
 
+def test_a_gguf_file_of_layers_without_number(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "a.gguf", "llama")
+    writer.add_block_count(10**9)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    assert "it tells of more than 4096 layers" in refusal(tmp_path / "a.gguf")
+
+
 def test_a_gguf_file_of_a_model_that_transformers_cannot_read(
     checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -116,6 +116,8 @@ def listeners() -> set[tuple[str, int]]:
     [
         ("config.json", '{"num_hidden_layers": 2000000}', "more than 4096 layers"),
         ("config.json", '{"text_config": {"num_hidden_layers": 2000000}}', "more than 4096 layers"),
+        ("config.json", '{"n_layer": 2000000}', "more than 4096 layers"),
+        ("config.json", '{"llm_config": {"num_blocks": 2000000}}', "more than 4096 blocks"),
         ("config.json", "[" * 10**6, "no JSON"),
         ("model.safetensors.index.json", '{"weight_map": 7}', "weight_map"),
         ("model.safetensors.index.json", '{"weight_map": {"a": {}}}', "weight_map"),
@@ -128,6 +130,16 @@ def test_a_file_that_is_none_is_told_in_a_sentence(copy: Path, name: str, conten
     (copy / name).write_text(content)
     with pytest.raises(StartupError, match=said):
         look_over(Checkpoint(copy))
+
+
+def test_a_model_far_larger_than_its_files_is_not_begun(copy: Path) -> None:
+    """What the files lack is made up: a checkpoint of 300 KB could take all memory before it was refused."""
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, "vocab_size": 2**40}))
+    with pytest.raises(
+        StartupError, match=r"config.json asks for \d+ numbers, and the files hold \d+ at most"
+    ):
+        load_engine(str(copy), kv_memory_bytes=2**22)
 
 
 @pytest.mark.parametrize("eos", [-1, 2**40, [3, -1], ["x"]])
