@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -38,16 +38,18 @@ class Record:
     wording: Wording = field(default=Wording())
 
     def to_bytes(self) -> bytes:
-        return json.dumps(asdict(self), separators=(",", ":")).encode()
+        told = {each.name: getattr(self, each.name) for each in fields(self)}
+        # What `repeated` has is JSON, up to thousands of parts: asdict would copy each, on the loop.
+        return json.dumps(told, default=asdict, separators=(",", ":")).encode()
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Record:
         """Returns the record in the bytes. Raises ValueError, KeyError or TypeError if they are none."""
-        fields = json.loads(raw)
-        calls = CallReading(**fields["calls"]) if fields["calls"] else None
-        wording = Wording.from_json(fields["wording"])
-        stop = tuple(fields["stop"])
-        return cls(**fields | {"stop": stop, "calls": calls, "wording": wording})
+        told = json.loads(raw)
+        calls = CallReading(**told["calls"]) if told["calls"] else None
+        wording = Wording.from_json(told["wording"])
+        stop = tuple(told["stop"])
+        return cls(**told | {"stop": stop, "calls": calls, "wording": wording})
 
 
 def named(generation: Generation, session_id: SessionId) -> Generation:

@@ -186,6 +186,16 @@ async def test_the_loop_goes_on_while_many_long_prompts_are_tokenized(
     await goes_on(client_of, "/v1/completions", body, longest_turn, a_large_body)
 
 
+async def test_the_loop_goes_on_while_an_answer_repeats_tools_of_many_parts(
+    client_of: ClientOf, longest_turn: list[float], a_large_body: float
+) -> None:
+    schema = {"type": "object", "one": [{}] * 1000, "other": [1] * 3900}
+    tools = [{"type": "function", "name": f"f{number}", "parameters": schema} for number in range(15)]
+    for stream in (False, True):
+        body = json.dumps({"input": "the fox", "tools": tools, "stream": stream}).encode()
+        await goes_on(client_of, "/v1/responses", body, longest_turn, a_large_body)
+
+
 async def test_a_text_of_token_ids_is_bounded_as_one_that_was_sent(client_of: ClientOf) -> None:
     """Token ids of 5 MB had become prompts of 134 MB, and each answer kept them: 1.2 GB of a router, and a
     second of its loop."""
