@@ -72,7 +72,7 @@ class GenerationServicer:
         async with errors_as_status(context):
             session_id = position.parse_id(generation_wire.cancellation(request))
             with suppress(UnknownSession):  # what nobody knows, or another key's owner began, is no error
-                await check_owner(self._runner, session_id)
+                await check_owner(self._runner, session_id, self._threads)
                 await self._runner.cancel(session_id)
         return generation_wire.CANCELLED
 

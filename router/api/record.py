@@ -13,7 +13,7 @@ from outrider.wire.session import SessionId
 from router import tokenizer
 from router.api.access import count_sessions, owner
 from router.api.position import companion
-from router.api.threads import Retelling
+from router.api.threads import Retelling, Threads
 from router.api.validation import Generation
 from router.api.wording import Wording
 from router.call_reading import CallReading
@@ -61,10 +61,12 @@ def named(generation: Generation, session_id: SessionId) -> Generation:
     return replace(generation, sessions=tuple(sessions))
 
 
-async def check_owner(runner: SessionRunner, session_id: SessionId) -> None:
-    """If keys are asked for, raises UnknownSession unless this key's owner began the session."""
+async def check_owner(runner: SessionRunner, session_id: SessionId, threads: Threads) -> None:
+    """If keys are asked for, raises UnknownSession unless this key's owner began the session. Its log may be
+    long, and has a place as where it is told again: raises Overloaded."""
     if owner():
-        _record(await runner.recall(session_id))
+        with threads.retelling(owner()):
+            _record(await runner.recall(session_id))
 
 
 def _record(first: Recalled) -> Record:

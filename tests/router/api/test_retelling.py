@@ -13,7 +13,7 @@ import grpc
 import httpx
 import pytest
 
-from outrider.errors import Overloaded
+from outrider.errors import Overloaded, UnknownSession
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from outrider.wire.session import SessionId
 from router import stop
@@ -158,6 +158,21 @@ async def test_who_is_told_of_a_log_alone_holds_its_prompts_to_the_end(
     assert not threads._held
     runner.go_on.set()
     await asked
+
+
+async def test_a_cancel_reads_a_log_in_a_place_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands, of 60 bytes each, had waited for one thread with as many logs."""
+    runner, threads, id = SlowLogs(), Threads(retold_places=4), SessionId(b"x" * 16)
+    monkeypatch.setattr(record, "owner", lambda: "ann")
+    waiting = [asyncio.create_task(record.check_owner(runner, id, threads)) for _ in range(2)]
+    await until(lambda: runner.reads == 2)
+    with pytest.raises(Overloaded):
+        await record.check_owner(runner, id, threads)
+    assert runner.reads == 2
+    runner.go_on.set()
+    for one in waiting:
+        with pytest.raises(UnknownSession):
+            await one
 
 
 async def test_who_leaves_while_the_log_is_read_gives_the_place_back(client_of: ClientOf) -> None:
