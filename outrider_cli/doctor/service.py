@@ -62,8 +62,9 @@ def _router(version: str, ready: httpx.Response, taken: float) -> Finding:
     said = f"Outrider {version}, {milliseconds(taken)} ms away"
     if version != __version__:
         return Finding("router", f"{said}, and this is {__version__}", "install the same release everywhere")
-    if "degraded" in ready.text:
-        return Finding("router", f"{said}, {ready.text.strip()}", "look at its store: doctor --store URL")
+    told = ready.content.decode(errors="replace")  # whatever charset it names, which may be any codec
+    if "degraded" in told:
+        return Finding("router", f"{said}, {told.strip()}", "look at its store: doctor --store URL")
     return Finding("router", said)
 
 

@@ -277,6 +277,8 @@ def test_what_a_router_says_of_itself() -> None:
     )
     degraded = httpx.Response(200, text="ready, degraded: the store is away\n")
     assert wrong(service._router(__version__, degraded, 0.001), "the store is away", "doctor --store")
+    packed = httpx.Response(200, content=b"x", headers={"content-type": "text/plain; charset=zlib"})
+    assert service._router(__version__, packed, 0.001).ok
 
 
 def test_round_trips_between_workers() -> None:
