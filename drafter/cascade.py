@@ -13,7 +13,6 @@ from dataclasses import replace
 from drafter.drafting import Part
 from drafter.look_up import LookUp
 from outrider.engine.kv_blocks import BlockPool
-from outrider.engine.state_slots import MOST_DRAFTS
 
 MOST_CHECKED = 8  # tokens in a step
 
@@ -29,9 +28,7 @@ def with_lookups(parts: list[Part], pool: BlockPool, most_tokens: int) -> list[P
             continue
         if drafting.look_up is None:
             drafting.look_up = LookUp(session)
-        window = session.window if pool.states is None else min(session.window, MOST_DRAFTS)
-        most = min(window - len(session.drafted), session.last - session.length) - 1
-        most = min(most, MOST_CHECKED, room, part.free_slots(pool))
+        most = min(drafting.room(pool.states) - 1, MOST_CHECKED, room, part.free_slots(pool))
         checked = tuple(drafting.look_up.expects(max(most, 0)))
         pool.extend(drafting.table, len(checked))
         room -= len(checked)

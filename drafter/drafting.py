@@ -37,6 +37,12 @@ class Drafting:
         may = states is None or len(self.session.drafted) < MOST_DRAFTS
         return may and self.session.wants_token and self.ready
 
+    def room(self, states: StateSlots | None) -> int:
+        """Returns how many more guesses on the trunk are of use, and can be taken back. `states` as above."""
+        session = self.session
+        window = session.window if states is None else min(session.window, MOST_DRAFTS)
+        return min(window - len(session.drafted), session.last - session.length)
+
     def lost(self, states: StateSlots | None) -> bool:
         """Returns whether what it has read is to be read again, since others needed the slot of its state."""
         return states is not None and states.lost(self.table.blocks, self.table.length)

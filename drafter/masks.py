@@ -12,6 +12,7 @@ from typing import Any
 
 from drafter.drafting import Part
 from outrider.engine.kv_blocks import BlockPool
+from outrider.engine.state_slots import StateSlots
 from outrider.errors import StartupError
 
 MOST_GUESSES = 8  # of a pass: published drafts are trained on so many
@@ -35,7 +36,7 @@ def with_masks(parts: list[Part], mask: int | None, pool: BlockPool, most_tokens
         return parts
     room, masked = most_tokens - sum(len(part.tokens) for part in parts), list[Part]()
     for part in parts:
-        count = max(min(_wanted(part) - 1, room, part.free_slots(pool)), 0)
+        count = max(min(_wanted(part, pool.states) - 1, room, part.free_slots(pool)), 0)
         pool.extend(part.drafting.table, count)
         room -= count
         tokens = part.tokens + (mask,) * count
@@ -43,10 +44,10 @@ def with_masks(parts: list[Part], mask: int | None, pool: BlockPool, most_tokens
     return masked
 
 
-def _wanted(part: Part) -> int:
-    drafting, session = part.drafting, part.drafting.session
-    if part.start + len(part.tokens) < session.length:
+def _wanted(part: Part, states: StateSlots | None) -> int:
+    drafting = part.drafting
+    if part.start + len(part.tokens) < drafting.session.length:
         return 0  # there is text to read yet
     if drafting.counts is not None or drafting.place is not None:
         return 0  # a draw depends on those before it
-    return min(session.window - len(session.drafted), session.last - session.length, MOST_GUESSES)
+    return min(drafting.room(states), MOST_GUESSES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 
 from drafter.drafting import Drafting, Part
 from drafter.masks import MOST_GUESSES, mask_token, with_masks
-from drafter.session import DraftSession, DraftSpec
+from drafter.session import DraftSession, DraftSpec, Guess
 from outrider.engine.kv_blocks import BlockPool
+from outrider.engine.state_slots import MOST_DRAFTS, StateSlots
 from outrider.errors import StartupError
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.token_counts import TokenCounts
@@ -50,6 +52,17 @@ def count(part: Part, pool: BlockPool, most_tokens: int = 100) -> int:
 def test_as_many_as_guesses_are_wanted(told: dict[str, Any], masks: int) -> None:
     pool = BlockPool(8)
     assert count(trunk(pool, **told), pool) == masks
+
+
+def test_of_a_model_with_recurrent_states_no_more_than_can_be_taken_back() -> None:
+    """More had ended the drafter."""
+    pool = BlockPool(8, states=StateSlots(4, 8, 16))
+    part = trunk(pool, window=100, max_tokens=100)
+    drafted = [Guess(1, 0.9, 0.9, 0, 0.9)] * (MOST_DRAFTS - 3)
+    part.drafting.session.drafted += drafted
+    pool.extend(part.drafting.table, len(drafted))
+    part = replace(part, tokens=(*PROMPT, *[1] * len(drafted)))
+    assert count(part, pool) == 2
 
 
 def test_none_where_a_draw_depends_on_those_before_it() -> None:
