@@ -77,7 +77,7 @@ def _certificate(url: str, answer: httpx.Response, now: float) -> Iterator[Findi
 def _clock(answer: httpx.Response, now: float, taken: float) -> Iterator[Finding]:
     try:
         there = email.utils.parsedate_to_datetime(answer.headers["date"]).timestamp()
-    except (KeyError, ValueError):  # a proxy may leave it out
+    except (KeyError, ValueError, OverflowError):  # a proxy may leave it out
         return
     yield clock_against("the router's", now, there + DATES / 2, taken + DATES)
 

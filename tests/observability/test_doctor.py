@@ -281,6 +281,11 @@ def test_what_a_router_says_of_itself() -> None:
     assert service._router(__version__, packed, 0.001).ok
 
 
+@pytest.mark.parametrize("date", ["", "yesterday", f"1 Jan {'9' * 20} 00:00:00 GMT"])
+def test_a_date_that_is_none_is_passed_over(date: str) -> None:
+    assert not list(service._clock(httpx.Response(200, headers={"date": date}), 0.0, 0.001))
+
+
 def test_round_trips_between_workers() -> None:
     def trips(*seconds: float, step: float) -> list[Finding]:
         told = later(1.0)
