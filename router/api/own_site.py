@@ -20,6 +20,7 @@ NOBODYS = (
     "local",
     "internal",
 )  # ends of names that no site can have: RFC 6761, RFC 6762, ICANN's
+SCARCE = frozenset({"/v1/live"})  # what a page could take away: few may listen at a time
 HARMLESS = frozenset({"GET", "HEAD", "OPTIONS"})  # of what they get, a browser shows another site nothing
 
 
@@ -46,8 +47,13 @@ class OwnSite:
                 f"this service asks for no key, and answers at this machine's own address to its own names "
                 f"only, not to {host}: use API keys, or let the proxy before it set Host"
             )
-        if _foreign(origin, host, headers.get("sec-fetch-site")) and scope["method"] not in HARMLESS:
-            return f"a page of {origin} may not ask here: name it by --cors-origin"
+        relation = headers.get("sec-fetch-site")
+        if scope["method"] in HARMLESS:
+            foreign = scope["path"] in SCARCE and relation == "cross-site"
+        else:
+            foreign = _foreign(origin, host, relation)
+        if foreign:
+            return f"a page of {origin or 'another site'} may not ask here: name it by --cors-origin"
         return None
 
 

@@ -94,6 +94,12 @@ async def test_who_is_let_in(headers: dict[str, str], options: dict[str, Any]) -
     assert (await answered("POST", "/tokenize", headers, **options)).status_code not in (403, 401)
 
 
+@pytest.mark.parametrize("headers", [CROSS_SITE, {"sec-fetch-site": "cross-site"}])
+async def test_the_places_of_who_looks_at_the_live_service(headers: dict[str, str]) -> None:
+    told = await answered("GET", "/v1/live", headers)
+    assert told.status_code == 403 and "--cors-origin" in told.json()["error"]["message"]
+
+
 async def test_a_link_to_the_page() -> None:
     assert (await answered("GET", "/", {"sec-fetch-site": "cross-site"})).status_code == 200
 
