@@ -324,8 +324,9 @@ class Session:
             if verifier.load.waiting and verifier.brought != self._brought:  # others come before it
                 self._leave_verifier(losses.no_room())
                 return
-            # A grammar may take long to follow.
-            whose = self._request.owner if self._request.params.grammar else ""
+            # A grammar may take long to follow, and a prompt to read.
+            slow = self._request.params.grammar or (self._still.longest and not verifier.load.waiting)
+            whose = self._request.owner if slow else ""
             self._broke("stalled", "nothing is committed of a session that it has", whose)
 
     def verifier_lost(self) -> None:

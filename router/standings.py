@@ -66,6 +66,12 @@ class Waited(Stillness):
         """Takes in what it reports; `unread` as for `patience`."""
         self._promised = max(self._promised, patience(load, unread, 0.0))
 
+    @property
+    def longest(self) -> bool:
+        """Returns whether it promised a token so late that it is not held to that: what is to be read may
+        take so long."""
+        return self._promised >= MOST_PATIENCE_SECONDS
+
     def too_long(self, least: float) -> bool:
         """Returns whether a sound verifier would have committed a token by now; it has `least` seconds."""
         return self.seconds >= max(self._promised, least)

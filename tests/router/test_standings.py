@@ -310,6 +310,27 @@ async def test_a_text_with_a_grammar_that_stands_still_takes_the_verifier_from_i
     assert len(await other.task) == 2 and set_aside(rig, "stalled") == 1
 
 
+async def test_a_prompt_that_takes_longer_to_read_than_anybody_waits_takes_it_from_its_owner_alone(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU a large model may read for more than ten minutes: nobody had the verifier then for a while."""
+    monkeypatch.setattr("router.session.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("router.session.LEAST_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("router.standings.MOST_PATIENCE_SECONDS", 0.05)
+    verifier = await rig.verifier()
+    verifier.say(load=verifier_pb2.VerifierLoad(prompt_token_seconds=0.1))
+    await rig.until(lambda: rig.fleet.verifiers["v"].load.prompt_token_seconds > 0)
+    running = Running(rig, request(owner="one"))
+    await verifier.next_command("open")
+    with pytest.raises(OutriderError, match="lost track"):
+        await running.task
+    await verifier.next_command("close")
+    assert set_aside(rig, "stalled") == 1
+    standings = rig.fleet.standings
+    assert not standings.may_place(rig.fleet.verifiers["v"], "one")
+    assert standings.may_place(rig.fleet.verifiers["v"], "other")
+
+
 async def test_one_that_stops_in_the_middle_of_a_text_loses_it(rig: Any, hurried: None) -> None:
     sick, sound = await sick_and_sound(rig)
     running = Running(rig, request())
