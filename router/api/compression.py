@@ -5,7 +5,6 @@ Brotli is offered where its package is installed: `outrider[brotli]`.
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import math
 from collections.abc import Callable, Mapping
@@ -13,6 +12,8 @@ from functools import partial
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from router.api.threads import beside
 
 try:
     import brotli
@@ -88,7 +89,7 @@ def _worth(start: Message, message: Message) -> bool:
 async def _compressed(start: Message, message: Message, coding: str, compress: Compress) -> Message:
     """Returns the message with its body compressed, and lets `start` say so."""
     whole = message["body"]
-    body = compress(whole) if len(whole) <= INLINE_BYTES else await asyncio.to_thread(compress, whole)
+    body = compress(whole) if len(whole) <= INLINE_BYTES else await beside(compress, whole)
     headers = MutableHeaders(scope=start)
     headers["content-encoding"] = coding
     headers["content-length"] = str(len(body))

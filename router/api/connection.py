@@ -10,6 +10,8 @@ from typing import NamedTuple, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from router.api.threads import beside
+
 T = TypeVar("T")
 
 KEEP_ALIVE_SECONDS = 5.0  # a client that hears nothing for some of these takes the connection for broken
@@ -59,7 +61,7 @@ class LongJson(Response):
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         parts = self._parts()
-        while part := await asyncio.to_thread(next, parts, b""):
+        while part := await beside(next, parts, b""):
             await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
@@ -25,7 +24,7 @@ from router.api.output import Chunk, Result
 from router.api.record import Record, check_owner, recalled
 from router.api.request_id import GrpcRequestIds
 from router.api.stream import Items, internal_error
-from router.api.threads import TINY_BYTES, Retelling
+from router.api.threads import TINY_BYTES, Retelling, beside
 from router.api.validation import Generation
 from router.metrics import Metrics
 from router.requests import Events, GenerationRequest, SessionBegun
@@ -142,9 +141,7 @@ async def _told(
 ) -> Iterable[Any]:
     """Returns the messages that tell an item. What tells of a prompt may be long."""
     if isinstance(item, Chunk) and item.prompt is not None:
-        return await asyncio.to_thread(
-            lambda: list(generation_wire.responses(index, item, generation, after))
-        )
+        return await beside(lambda: list(generation_wire.responses(index, item, generation, after)))
     return generation_wire.responses(index, item, generation, after)
 
 

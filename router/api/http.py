@@ -51,7 +51,7 @@ from router.api.responses import Json
 from router.api.responses_request import NAMES, ResponsesRequest
 from router.api.stream import Items, internal_error, last_words
 from router.api.telling import telling
-from router.api.threads import SMALL_BYTES, TINY_BYTES
+from router.api.threads import SMALL_BYTES, TINY_BYTES, beside
 from router.api.validation import Generation, called
 from router.metrics import Metrics
 from router.requests import Events, GenerationRequest, ServedModel, SessionBegun
@@ -180,7 +180,7 @@ def create_app(
         if scores * sum(len(each.scored) for each in details) > MANY_SCORES:
             return LongJson(lambda: long_json(told))
         long = sum(map(len, texts)) > SMALL_BYTES or any(details)
-        content = await asyncio.to_thread(lambda: to_long_json(told())) if long else to_json(told())
+        content = await beside(lambda: to_long_json(told())) if long else to_json(told())
         return Response(content, media_type=JSONResponse.media_type)
 
     async def resumed(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from router.api.output import Chunk, Details, Result
 from router.api.position import Position, event_id
 from router.api.responses import Json, totals
 from router.api.stream import Items
+from router.api.threads import beside
 from router.requests import SessionBegun
 from router.tool_parser import Call
 
@@ -86,7 +86,7 @@ class ResponseTelling:
         """Returns the events, made beside the loop if they may tell long log-probabilities once more."""
         ends = isinstance(item, Result) or item.calls or (item.text and not self._saying)
         if ends and len(self._scored) > FEW:
-            return await asyncio.to_thread(lambda: list(events()))
+            return await beside(lambda: list(events()))
         return list(events())
 
     def _finish(self, result: Result) -> Iterator[ServerSentEvent]:

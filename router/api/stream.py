@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -13,6 +12,7 @@ from router.api.json_text import to_json, to_long_json
 from router.api.output import NO_DETAILS, Chunk, Details, Result
 from router.api.position import event_id
 from router.api.responses import Envelope, Json, totals, usage
+from router.api.threads import beside
 from router.metrics import Metrics
 from router.requests import SessionBegun
 
@@ -79,7 +79,7 @@ async def events(
                     end = shape.delta(index, item.text or None, item.reason, rest)
                     yield chunk(index, end, tokens)
             elif item.prompt is not None:  # which may be long
-                yield await asyncio.to_thread(progress, index, item)
+                yield await beside(progress, index, item)
             elif item.text or item.beside:
                 yield progress(index, item)
     if include_usage:

@@ -198,6 +198,16 @@ class _Lane:
                 del self._taken[owner]
 
 
+_LONG = _Lane("long answers", places=0)  # of all routers of a process; who has answers has a place elsewhere
+
+
+async def beside(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Returns what the work returns, which tells a long answer, and raises what it raises. Owners have turns,
+    and threads are few: all that want the interpreter get as much of it as the event loop."""
+    asked = copy_context()
+    return await asyncio.wrap_future(_LONG.queue(this_owner(), lambda: asked.run(work, *args, **kwargs)))
+
+
 class _Turns(Executor):
     """A lane's threads, in the turn of the owner whose request is answered."""
 

@@ -178,6 +178,10 @@ def tensor(elements: int, dimensions: int = 1, kind: int = 0, offset: int = 0) -
         (header(fields=1, rest=field(9, struct.pack("<IQ", 4, 2**20))), "it ends amid its header"),
         (header(fields=1, rest=field(9, struct.pack("<IQ", 8, 2**20))), "it ends amid its header"),
         (header(fields=1, rest=field(9, struct.pack("<IQ", 9, 1)) * 9), "a list is of elements of type 9"),
+        (
+            header(fields=1, rest=struct.pack("<Q12sII", 12, b".block_count", 4, 10**9)),
+            "more than 4096 layers",
+        ),
         (header(fields=1, rest=field(99, b"")), "a field is of an unknown type, 99"),
         (header(tensors=1, rest=tensor(4, kind=999)), "the tensor a is of an unknown type, 999"),
         (header(tensors=1, rest=tensor(1, dimensions=2**31)), "the tensor a has 2147483648 dimensions"),
@@ -207,15 +211,6 @@ def test_a_gguf_file_that_is_not_a_whole_model_is_called_what_it_is(
     writer.write_kv_data_to_file()
     writer.close()
     assert f"a.gguf holds {sentence}" in refusal(tmp_path / "a.gguf")
-
-
-def test_a_gguf_file_of_layers_without_number(tmp_path: Path) -> None:
-    writer = GGUFWriter(tmp_path / "a.gguf", "llama")
-    writer.add_block_count(10**9)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    assert "it tells of more than 4096 layers" in refusal(tmp_path / "a.gguf")
 
 
 def test_a_gguf_file_of_a_model_that_transformers_cannot_read(

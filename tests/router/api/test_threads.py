@@ -9,7 +9,9 @@ import weakref
 import pytest
 
 from outrider.errors import InvalidRequest, Overloaded
-from router.api.threads import SMALL_BYTES, THREADS, Threads
+from router.api import threads as threads_module
+from router.api.threads import SMALL_BYTES, THREADS, Threads, beside
+from tests.router.api.scripted import until
 
 LARGE = SMALL_BYTES + 1
 
@@ -28,6 +30,27 @@ async def test_large_requests_have_so_many_places_and_small_ones_do_not_wait_for
     go_on.set()
     assert await asyncio.gather(*waiting[:-1]) == [True] * THREADS
     assert await threads.run(LARGE, "", None, int, "8") == 8
+
+
+async def test_long_answers_have_few_threads_and_owners_have_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They had as many as the machine has cores, and each took as much of the interpreter as the loop has."""
+    go_on, begun = threading.Event(), list[str]()
+
+    def work(owner: str) -> None:
+        begun.append(owner)
+        go_on.wait()
+
+    told = []
+    for owner in (*["alice"] * 9, "bob"):
+        monkeypatch.setattr(threads_module, "this_owner", lambda owner=owner: owner)
+        told.append(asyncio.create_task(beside(work, owner)))
+        await asyncio.sleep(0)
+    await until(lambda: len(begun) >= THREADS)
+    told.pop(0).cancel()  # what has begun goes on
+    go_on.set()
+    await asyncio.gather(*told)
+    assert begun[:THREADS] == ["alice"] * THREADS and begun.index("bob") <= THREADS + 1
+    assert len(threads_module._LONG._threads._threads) <= THREADS
 
 
 async def test_one_key_has_half_of_the_places() -> None:
