@@ -65,7 +65,7 @@ async def register(
                 now = _state(answer)
             except TimeoutError:
                 now = None, "no answer"
-            except Unavailable as error:
+            except (Unavailable, IdInUse) as error:
                 now = None, error.message
             if now is not None and now != state:
                 taken_in_by, reason = state = now

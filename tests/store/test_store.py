@@ -15,6 +15,7 @@ from outrider.store.store import Answer, Store
 from outrider.store.url import parse_store_url
 from outrider.wire.description import WorkerRecord
 from outrider.wire.hello import Role
+from outrider.worker.registration import register
 from tests.redis_server import RedisServer
 
 TTL_SECONDS = 3.0  # less, and a busy machine lets a record expire that is renewed
@@ -178,6 +179,29 @@ async def test_a_live_record_belongs_to_who_made_it(stores: tuple[Store, Store],
     await other.leave(renewed.info.identity, "me")
     await other.beat(theirs, "them")
     assert await anext(store.workers()) == {(Role.VERIFIER, "v"): theirs}
+
+
+async def test_a_worker_whose_id_is_in_use_goes_on_and_gets_it_later(
+    stores: tuple[Store, Store], record: Record
+) -> None:
+    """By a store as by a router: it had ended, and whoever may register could take the ids of drafters in the
+    moment in which a Redis had lost its memory."""
+    store, other = stores
+    mine, theirs = record("v", incarnation=2), record("v", incarnation=1)
+    await store.beat(theirs, "them")
+    states = asyncio.Queue[tuple[str | None, str]]()
+    registering = asyncio.create_task(
+        register(other, lambda: mine, on_state=lambda *state: states.put_nowait(state))
+    )
+    router, why = await states.get()
+    assert router is None and "is registered with another certificate" in why
+    async with Watch(store) as watch:
+        assert await watch.next() == {"v": theirs}
+        await store.leave(theirs.info.identity, "them")
+        while await watch.next() != {"v": mine}:
+            pass
+    registering.cancel()
+    await asyncio.gather(registering, return_exceptions=True)
 
 
 async def test_a_worker_hears_what_each_router_said_last(stores: tuple[Store, Store], record: Record) -> None:
