@@ -73,7 +73,8 @@ def dispensable(sessions: Sequence[Running], schedule: Schedule, pool: BlockPool
     for index, running in enumerate(sessions):
         waits = not running.table.blocks and not running.orphaned and running.ready and index not in granted
         if waits:
-            found = pool.cached(running.session.log, running.session.spec.params.cache_salt)
+            salt = running.session.spec.params.cache_salt
+            found = pool.cached(running.session.log, salt, running.digests)
             need = -(-(running.pending + 1) // pool.block_size) - found.held
             if need + len(granted) > pool.available:
                 return orphan

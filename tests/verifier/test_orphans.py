@@ -94,6 +94,7 @@ def test_the_youngest_orphan_goes_where_another_session_is_short_of_blocks() -> 
     assert (
         dispensable(everyone, Schedule(runs), shared) is None
     )  # the block that is held is of its own prompt
+    assert len(waits.digests) == 2, "which is hashed once, not at every step"
     assert dispensable([old, young, own], Schedule(runs), BlockPool(0)) is None
     assert dispensable([own, waits], Schedule(preempt=0), BlockPool(0)) is None
     waits.orphaned = True
