@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
+import time
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
 import httpx
@@ -53,7 +54,7 @@ def live(http: httpx.Client, url: str) -> Generator[Told, None, None]:
             if response.status_code != 200:
                 response.read()
                 raise _refusal(response)
-            for event in server_sent_events(response.iter_bytes()):
+            for event in server_sent_events(_telling(response.iter_bytes())):
                 yield _told(event.data)
     except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
         raise InvalidRequest(f"{url} is no address of a router: {str(error).rstrip('.')}") from None
@@ -64,6 +65,18 @@ def live(http: httpx.Client, url: str) -> Generator[Told, None, None]:
     except httpx.TransportError:
         raise Unavailable(f"the connection to {url} broke off") from None
     raise Unavailable(f"the router at {url} ended the stream")
+
+
+def _telling(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yields the pieces. Signs of life alone, for as long as a silence may be, end them: whoever waits for
+    the first event would wait without end."""
+    heard = time.monotonic()
+    for piece in pieces:
+        if b"data" in piece:
+            heard = time.monotonic()
+        elif time.monotonic() - heard > SILENCE_SECONDS:
+            raise httpx.ReadError("nothing is told")
+        yield piece
 
 
 def _told(data: str) -> Told:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from outrider.client import Client, Statistics, connection, streamed
+from outrider.client import live as live_module
 from outrider.client.connection import http_client
 from outrider.client.live import live
 from outrider.errors import OutriderError, Unavailable
@@ -98,6 +99,14 @@ def test_a_refusal_that_comes_drop_by_drop_is_left(lies: Lies, monkeypatch: pyte
     monkeypatch.setattr(connection, "MOST_SECONDS", 0.0)
     with pytest.raises(Unavailable, match=r"broke"):
         watched(lies(WRONG, b"x"))
+
+
+def test_a_live_service_that_only_says_that_it_is_there_is_left(
+    lies: Lies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_module, "SILENCE_SECONDS", 0.0)
+    with pytest.raises(Unavailable, match=r"broke"):
+        watched(lies(OK, b": here\n\n"))
 
 
 def test_a_stream_without_events_is_left(lies: Lies) -> None:
