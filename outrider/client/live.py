@@ -14,6 +14,7 @@ from outrider.client.streamed import NO_ANSWER, server_sent_events
 from outrider.errors import InvalidRequest, Unauthenticated, Unavailable
 
 SILENCE_SECONDS = 5.0  # it tells twice a second
+UNTOLD_SECONDS = 30.0  # in which it may only say that it is there
 FOR_EVER = frozenset({400, 401, 403, 404, 405})  # statuses after which trying again is of no use
 
 Told = dict[str, Any]  # docs/api.md, "The live service"
@@ -68,13 +69,13 @@ def live(http: httpx.Client, url: str) -> Generator[Told, None, None]:
 
 
 def _telling(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Yields the pieces. Signs of life alone, for as long as a silence may be, end them: whoever waits for
-    the first event would wait without end."""
+    """Yields the pieces. Signs of life alone end them after a while: whoever waits for the first event would
+    wait without end."""
     heard = time.monotonic()
     for piece in pieces:
         if b"data" in piece:
             heard = time.monotonic()
-        elif time.monotonic() - heard > SILENCE_SECONDS:
+        elif time.monotonic() - heard > UNTOLD_SECONDS:
             raise httpx.ReadError("nothing is told")
         yield piece
 

@@ -104,7 +104,7 @@ def test_a_refusal_that_comes_drop_by_drop_is_left(lies: Lies, monkeypatch: pyte
 def test_a_live_service_that_only_says_that_it_is_there_is_left(
     lies: Lies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_module, "SILENCE_SECONDS", 0.0)
+    monkeypatch.setattr(live_module, "UNTOLD_SECONDS", 0.0)
     with pytest.raises(Unavailable, match=r"broke"):
         watched(lies(OK, b": here\n\n"))
 
