@@ -312,14 +312,15 @@ class Governor:
         before, trial.before, trial.tried = trial.before, block, None
         trial.loss += (block.lost - block.seconds) - (block.gained - block.committed) / block.rate
         answers = self.answers[trial.way]
-        if alike(before.sessions, tried.sessions) and alike(block.sessions, tried.sessions):
+        compared = alike(before.sessions, tried.sessions) and alike(block.sessions, tried.sessions)
+        if compared:
             usual = (math.log(before.rate) + math.log(block.rate)) / 2
             variance = tried.variance + (before.variance + block.variance) / 4
             answers = self.answers[trial.way] = answers.with_one(math.log(tried.rate) - usual, variance)
         if answers.better:
             self._end(trial)
             self._switch(trial, answers)
-        elif answers.worse or trial.done or trial.blocks >= MOST_PAIRS:
+        elif (compared and answers.worse) or trial.done or trial.blocks >= MOST_PAIRS:
             self._end(trial)
             self._look(block)
 
@@ -343,4 +344,3 @@ class Governor:
         self.usual = trial.way
         self.answers[self.usual] = Answers()
         self._level = Level()
-        self._alarmed.clear()

@@ -92,6 +92,20 @@ def test_another_number_of_sessions_is_another_load() -> None:
         assert median(ways) == (PLAIN if after == 16 else DRAFTED)
 
 
+@pytest.mark.parametrize("after", [5.0, 10.0, 30.0])
+def test_of_several_ways_the_best_is_found_soon_when_the_load_is_another(after: float) -> None:
+    """Though another is better than the usual one, too, and is tried first; and though trials of a while ago
+    are not paid for."""
+
+    def change(before: float, later: float) -> Rate:
+        return lambda now: before if now < after else later
+
+    rates = [change(107, 203), change(32, 300), change(100, 202), change(20, 215)]
+    for world in worlds(rates, lambda now: 1 if now < after else 16, 0.05):
+        world.run(after + 20)
+        assert world.governor.usual == PLAIN
+
+
 def test_drafts_that_become_good_while_they_rest_are_found_out() -> None:
     for world in worlds([change(200.0, 500.0), always(330.0)], 16, 0.1):
         world.run(CHANGE)
