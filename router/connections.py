@@ -102,18 +102,25 @@ class _Enough(Exception):
 
 
 class _Written:
-    """A transport, and who is told of all that is written to it."""
+    """A transport, and who is told if what is written to it has to wait."""
 
-    def __init__(self, transport: Any, told: Callable[[], None]) -> None:
+    def __init__(self, transport: Any, waiting: Callable[[], int], told: Callable[[], None]) -> None:
+        """`waiting` returns the bytes that do."""
         self._transport = transport
+        self._waiting = waiting
         self._told = told
 
     def write(self, data: bytes) -> None:
         self._transport.write(data)
-        self._told()
+        if self._waiting():
+            self._told()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
+
+
+def _nothing() -> int:
+    return 0
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -128,6 +135,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     cycle: Any
     below: Any = None  # the transport that TLS writes to, if it is spoken
+    _sizes: tuple[Callable[[], int], Callable[[], int]]  # of what waits in this transport, and in that
 
     def __init__(
         self,
@@ -150,7 +158,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._untaken: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        written: Any = _Written(transport, lambda: self._connections.untaken.wrote(self))
+        above = transport.get_write_buffer_size
+        self._sizes = above, _nothing if self.below is None else self.below.get_write_buffer_size
+        written: Any = _Written(transport, self.untaken, lambda: self._connections.untaken.wrote(self))
         super().connection_made(written)
         self.address = self.client[0] if self.client else ""
         self._expect_head()
@@ -180,8 +190,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def untaken(self) -> int:
         """Returns the bytes that were written and wait for the client."""
-        size = self.transport.get_write_buffer_size()
-        return int(size if self.below is None else size + self.below.get_write_buffer_size())
+        above, below = self._sizes
+        return above() + below()
 
     # Of the transport, if what is written waits for the client:
 
