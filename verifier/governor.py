@@ -342,5 +342,6 @@ class Governor:
         former.mean, former.precision, former.doubt = -gain, found.precision, found.doubt
         former.debt, former.last_loss, former.tried_at = min(loss, MOST_DEBT), loss, self._now
         self.usual = trial.way
+        self._alarmed.discard(self.usual)
         self.answers[self.usual] = Answers()
         self._level = Level()

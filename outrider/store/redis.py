@@ -283,7 +283,10 @@ class RedisStore:
     async def _connect_anew(self) -> None:
         """Lets what asks next do so by another connection: on these the answers to other questions may come,
         they may lead to a Redis that has given its place to another, or be shut after a refusal."""
-        await self._redis.connection_pool.disconnect(inuse_connections=False)
+        idle: list[Any] = self._redis.connection_pool._available_connections
+        taken = idle[:]
+        idle.clear()  # at once: the pool's own `disconnect` would shut those that others take meanwhile
+        await asyncio.gather(*(connection.disconnect() for connection in taken), return_exceptions=True)
 
 
 def _pool(url: StoreUrl) -> ConnectionPool:

@@ -223,8 +223,10 @@ async def test_who_has_said_much_to_its_end_has_no_room_for_half_messages(
         for _ in range(2):  # the first may have begun before
             settled.clear()
             await settled.wait()
-        monkeypatch.setattr(crowding, "GROWN", -1)
         await _say(writer, CHECK, FIRST_HALF, [100])
+        while not half_said.HALVES._open:  # noqa: ASYNC110 (gRPC tells nobody)
+            await asyncio.sleep(0.01)
+        monkeypatch.setattr(crowding, "GROWN", -1)
         await until_shut
     keeping.cancel()
     await server.stop(None)
