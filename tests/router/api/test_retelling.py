@@ -99,7 +99,7 @@ async def test_one_keys_owner_has_half_of_the_places(metrics: Metrics) -> None:
 async def test_of_long_prompts_no_more_are_held_than_may_be(
     client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of 128 answers has a log, with the prompt: sixty clients that asked for them had taken 2.8 GB."""
+    """Each of 128 answers has a log, with the prompt: twelve clients that asked for them had taken 534 MB."""
     runner = SlowLogs()
     client = client_of(runner)
     ask = {**ASK, "prompt": [[5] * 20, [5] * 30], "n": 2}

@@ -53,7 +53,7 @@ def test_of_many_alternatives_no_more_are_taken_than_are_looked_at(monkeypatch: 
 
 
 def test_of_many_values_a_few_are_looked_at_for_each_parameter() -> None:
-    """Fifteen alternatives of each parameter named the same 3,900: 256 KB of tools took 5.5 seconds."""
+    """Fifteen alternatives of each parameter named the same 3,900: a tool of 16 KB took .37 seconds."""
     looked = 0
 
     class Counted(list[int]):
