@@ -15,6 +15,7 @@ from outrider.net.half_said import MOST_HELD, Held, too_much
 
 logger = logging.getLogger(__name__)
 SILENT_SECONDS = 60.0  # between two lines of the log
+LEFT = 7 / 8  # of the most, where there is more: else each write would have all looked at
 
 
 class Writing(Protocol):
@@ -48,9 +49,11 @@ class Untaken:
             return
         for one in list(self._held):  # they may have been taken since
             self._note(one)
+        if self._total <= self._most:
+            return
         waiting = list(self._held)
         held = [Held(at, one.address, self._held[one]) for at, one in enumerate(waiting)]
-        for each in too_much(held, self._most):
+        for each in too_much(held, LEFT * self._most):
             self.forget(waiting[each.descriptor])
             waiting[each.descriptor].drop()
             self._tell()

@@ -70,15 +70,16 @@ def function(index: int, name: str, schema: Mapping[str, Any]) -> list[str]:
     """Returns the rules, in Lark's notation, of a call of the function. Its parameters come in the schema's
     order. Of texts the choices and the lengths are held; patterns are not."""
     required = schema.get("required")
-    parts, lines = list[str](), list[str]()
+    parts, lines, length = list[str](), list[str](), 0
     for number, (parameter, one) in enumerate(_parameters(schema).items()):
-        if sum(map(len, lines)) > MAX_GRAMMAR_BYTES:
+        if length > MAX_GRAMMAR_BYTES:
             break  # whatever follows, it is too long
         rule = f"parameter_{index}_{number}"
         needed = isinstance(required, list) and parameter in required
         parts.append(rule if needed else f"{rule}?")
         lines.append(f"{rule}: {json.dumps(f'{PARAMETER}{parameter}>{chr(10)}')} {rule}_value {LINE_END}")
         lines.append(_value(f"{rule}_value", one, schema))
+        length += len(lines[-2]) + len(lines[-1])
     head = json.dumps(f"{FUNCTION}{name}>\n")
     return [f"call_{index}: {head} {' '.join(parts)} {json.dumps(FUNCTION_END)}", *lines]
 

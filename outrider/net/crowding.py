@@ -9,7 +9,6 @@ much came by each. Where it does not, gRPC's limit is all there is.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import os
 import socket
@@ -69,9 +68,10 @@ def too_many(connections: Iterable[Connection], most: int) -> list[Connection]:
 async def limit_connections(ports: Mapping[int, int]) -> NoReturn:
     """Shuts connections to these ports of this process that are too many, or hold too much; by port, how many
     there may be."""
-    told_at, shut, held, memory = float("-inf"), 0, 0, 0
-    for look in itertools.count(1):
+    told_at, shut, held, memory, look = float("-inf"), 0, 0, 0, 0
+    while True:
         await asyncio.sleep(LOOK_SECONDS)
+        look += 1
         if look % SETTLED_LOOKS == 0 and (explained := HALVES.explained()):
             HALVES.settle(explained, await asyncio.to_thread(_moved, ports))
         if _descriptors() > CROWDED * min(ports.values()):
@@ -85,7 +85,6 @@ async def limit_connections(ports: Mapping[int, int]) -> NoReturn:
             if held:
                 log.warning("%d gRPC connections were closed that held most of unfinished messages", held)
             told_at, shut, held = time.monotonic(), 0, 0
-    raise AssertionError("looks have no end")
 
 
 def _moved(ports: Iterable[int]) -> dict[Peer, tuple[int, int]]:

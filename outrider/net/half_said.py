@@ -110,11 +110,10 @@ class Halves:
         """Settles connections by what was `explained` before it was seen how many bytes had `moved` by each:
         received, sent. Forgets those that are no more: another may get their name."""
         for name, before in explained.items():
-            said = self._open.get(name) or self._idle.get(name)
-            if said is not None and name in moved:
-                said.settle(before, *moved[name], self._clock())
-            elif name not in moved:
+            if name not in moved:
                 self._idle.pop(name, None)
+            elif (said := self._open.get(name) or self._idle.get(name)) is not None:
+                said.settle(before, *moved[name], self._clock())
 
     def held(self, name: Peer, received: int, sent: int) -> float:
         """Returns the bytes that lie here of a connection's messages. One that is not known has said nothing

@@ -6,8 +6,8 @@ import asyncio
 import random
 import struct
 from collections import Counter
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import grpc
@@ -138,19 +138,32 @@ async def _half(port: int) -> asyncio.Task[None]:
     return await _calls(port, CHECK, FIRST_HALF)
 
 
+@asynccontextmanager
+async def _kept(server: grpc.aio.Server) -> AsyncIterator[tuple[str, int]]:
+    """The server, which nobody holds much of: its address and port. It ends after 30 seconds at most."""
+    address = bind(server, "127.0.0.1", 0)
+    port = int(address.rpartition(":")[2])
+    await server.start()
+    keeping = asyncio.create_task(limit_connections({port: 1024}))
+    async with asyncio.timeout(30):
+        yield address, port
+    keeping.cancel()
+    await server.stop(None)
+
+
+def _with_health() -> grpc.aio.Server:
+    server = new_server()
+    add_health(server, lambda: True, "outrider.v1.Generation")
+    return server
+
+
 async def test_who_says_half_messages_is_shut_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """A drafter had made a verifier keep 1.5 GB, by a hundred streams and for good."""
     monkeypatch.setattr(crowding, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(crowding, "GROWN", -1)
     monkeypatch.setattr(half_said, "FREE_BYTES", 2**12)
     monkeypatch.setattr(too_much, "__defaults__", (1.5 * HALF,))
-    server = new_server()
-    add_health(server, lambda: True, "outrider.v1.Generation")
-    address = bind(server, "127.0.0.1", 0)
-    port = int(address.rpartition(":")[2])
-    await server.start()
-    keeping = asyncio.create_task(limit_connections({port: 1024}))
-    async with asyncio.timeout(30), grpc.aio.insecure_channel(address) as sound:
+    async with _kept(_with_health()) as (address, port), grpc.aio.insecure_channel(address) as sound:
         asking = health_pb2_grpc.HealthStub(sound)
         watch = asking.Watch(health_pb2.HealthCheckRequest())
         await watch.read()
@@ -164,8 +177,6 @@ async def test_who_says_half_messages_is_shut_and_others_are_not(monkeypatch: py
         watch.cancel()
         for one in left:
             one.cancel()
-    keeping.cancel()
-    await server.stop(None)
 
 
 def test_what_frames_did_not_need_is_no_room_for_half_messages() -> None:
@@ -209,13 +220,7 @@ async def test_who_has_said_much_to_its_end_has_no_room_for_half_messages(
         settled.set()
 
     monkeypatch.setattr(half_said.HALVES, "settle", settle_and_tell)
-    server = new_server()
-    add_health(server, lambda: True, "outrider.v1.Generation")
-    address = bind(server, "127.0.0.1", 0)
-    port = int(address.rpartition(":")[2])
-    await server.start()
-    keeping = asyncio.create_task(limit_connections({port: 1024}))
-    async with asyncio.timeout(30):
+    async with _kept(_with_health()) as (_, port):
         until_shut, writer, heard = await _connected(port)
         await _say(writer, CHECK, bytes(5), range(100), end=1)
         while heard[DATA] < 100:  # noqa: ASYNC110 (frames)
@@ -228,8 +233,6 @@ async def test_who_has_said_much_to_its_end_has_no_room_for_half_messages(
             await asyncio.sleep(0.01)
         monkeypatch.setattr(crowding, "GROWN", -1)
         await until_shut
-    keeping.cancel()
-    await server.stop(None)
 
 
 async def test_who_does_not_take_what_it_asks_for_is_shut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,16 +246,10 @@ async def test_who_does_not_take_what_it_asks_for_is_shut(monkeypatch: pytest.Mo
         return TokenizerFiles("tokens", "x" * 2**20, "")
 
     add_methods(server, {method: tell})
-    address = bind(server, "127.0.0.1", 0)
-    port = int(address.rpartition(":")[2])
-    await server.start()
-    keeping = asyncio.create_task(limit_connections({port: 1024}))
-    async with asyncio.timeout(30), channel(address) as sound:
+    async with _kept(server) as (address, port), channel(address) as sound:
         few = await _calls(port, method.path, bytes(5), count=8, end=1)
         await (await _calls(port, method.path, bytes(5), count=24, end=1))
         assert not few.done()
         for _ in range(24):
             await ask(sound, method, None, 30)
         few.cancel()
-    keeping.cancel()
-    await server.stop(None)

@@ -52,6 +52,15 @@ def test_of_the_address_that_holds_most_the_one_that_holds_most_is_closed() -> N
     assert [peer.dropped for peer in peers] == [True, False, False, False]
 
 
+def test_where_there_is_too_much_some_room_is_made() -> None:
+    """Each more that waits would have all looked at again."""
+    untaken = Untaken(most=100)
+    peers = [Peer(str(number), 10) for number in range(11)]
+    for peer in peers:
+        untaken.wrote(peer)
+    assert sum(peer.dropped for peer in peers) == 3
+
+
 def test_what_was_taken_or_closed_since_does_not_count() -> None:
     untaken = Untaken(most=100)
     first, second, third = Peer("a", 60), Peer("a", 40), Peer("b", 60)
