@@ -83,7 +83,9 @@ async def test_a_drafter_rests_while_it_costs_more_than_it_brings(tmp_path: Path
     assert all(seen[place - 1][1] == seen[place - RESTED // 2][1] for place in resting), (
         "a resting drafter worked"
     )
-    assert not stepper.resting and stepper.load.draft_gain > 1, "drafts did not return"
+    # The answer may end amid one of the short trials of plain decoding.
+    drafted = sum(not rests for rests, _ in seen[resting[-1] :])
+    assert drafted > RESTED and stepper.load.draft_gain > 1, "drafts did not return"
     assert len(seen) < 0.85 * TOKENS
 
 
