@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from outrider.wire.drafter_sessions import DraftEndCause
 from outrider.wire.guesses import DrafterCounts
 from router.drafter_merits import Outcome
+from router.requests import TokensCommitted
 from router.speculation import PairAcceptance
 from router.workers import Drafter
 
@@ -61,3 +63,17 @@ class Place:
 
     def drafter_lost(self) -> None:
         self._listener.drafter_lost(self)
+
+
+def counts_by_turn(step: TokensCommitted, first: int) -> Mapping[int, DrafterCounts] | None:
+    """Returns by turn what a step says of the session's drafters; None = nothing. Before it has had a second
+    one all is of the first, which has the turn `first`, but for what the verifier guessed itself: that is no
+    drafter's merit."""
+    if step.drafters:
+        return {one.turn: one for one in step.drafters}
+    own = step.own
+    guessed, right = max(own.predicted, own.forced), max(own.predicted_accepted, own.forced_accepted)
+    if right < guessed:  # the step ended before what a drafter alone had guessed
+        return None
+    verified, accepted = step.verified + step.beside - guessed, step.accepted - guessed
+    return {first: DrafterCounts(first, verified, accepted, verified)} if verified else {}

@@ -79,7 +79,7 @@ class DrafterChoice:
         """Returns a drafter; None where the session is better off without."""
         drafter, on_trial = self._choose(wanted, self._merits(wanted).may_seek(_of(wanted)))
         if drafter is not None and on_trial:
-            self._merits(wanted).tried(_of(wanted), drafter.instance)
+            self._merits(wanted).tried(_of(wanted), drafter.instance, wanted.like)
         return drafter
 
     def drafter_after(self, former: Drafter, wanted: Wanted) -> Drafter | None:
@@ -92,7 +92,7 @@ class DrafterChoice:
         other, on_trial = self._choose(wanted.but(former), merit < PAYS and merits.may_seek(model))
         found = None if other is None else merits.of(model, other.instance, wanted.like)
         if other is not None and on_trial:
-            merits.tried(model, other.instance)
+            merits.tried(model, other.instance, wanted.like)
         elif merit >= PAYS:
             if other is None or found is None or found < CLEARLY * merit or not merits.may_change(model):
                 return former

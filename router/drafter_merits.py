@@ -98,6 +98,7 @@ class _Merit:
     steps: int = 0  # that were observed since it got a trial, or has come
     trials: int = 0  # in a row, that it has not come out of well
     due: int = 0  # the target's step at which the next one may begin
+    tried: Floats | None = None  # [DIMENSIONS] what the last one's request is like
     owner: str = ""  # whose steps it was that were more than those of others, among all owners'
     ahead: int = 0  # by so many at most
 
@@ -135,9 +136,13 @@ class DrafterMerits:
         told = None if self._told is None else self._told.of(target, drafter, like)
         if merit is None:
             return told
-        if merit.steps < SEEN_STEPS:
-            return None if merit.due else told  # on trial it is judged by what it does in that
         known, gains = float(merit.known @ like), float(merit.gains @ like)
+        if merit.steps < SEEN_STEPS:
+            if merit.tried is None:
+                return told
+            # On trial it is judged by what it does in that. What it does for others is known as before.
+            if known < KNOWN or float(merit.tried @ like) >= KNOWN:
+                return None
         if known >= KNOWN:
             return gains / known
         return told if told is None or known < 0 else (gains + (KNOWN - known) * told) / KNOWN
@@ -155,12 +160,13 @@ class DrafterMerits:
         count, last = self._trials.get(target, (0, 0))
         return self._steps[target] >= last + (min(TRIAL_STEPS * 2**count, TRIAL_PAUSE) if count else 0)
 
-    def tried(self, target: str, drafter: Instance) -> None:
-        """Notes that a drafter has got a session on trial: it is judged anew."""
+    def tried(self, target: str, drafter: Instance, like: Floats = ANY) -> None:
+        """Notes that a drafter has got a session on trial: for requests that are `like` its one it is judged
+        anew."""
         merit = self._made(target, drafter)
         count, _ = self._trials.get(target, (0, 0))
         self._trials[target] = min(count + 1, TRIAL_SHARE), self._steps[target]
-        merit.steps = 0
+        merit.steps, merit.tried = 0, like
         merit.due = self._steps[target] + TRIAL_PAUSE * 2**merit.trials
         merit.trials = min(merit.trials + 1, MOST_DOUBLINGS)
 

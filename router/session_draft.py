@@ -12,7 +12,7 @@ from outrider.net.draft_right import right
 from outrider.wire.drafter_sessions import DraftEndCause
 from outrider.wire.guesses import DrafterCounts
 from outrider.wire.trace_context import TraceContext
-from router.draft_place import Place
+from router.draft_place import Place, counts_by_turn
 from router.drafter_choice import Wanted
 from router.drafter_merits import Outcome
 from router.drafting import Drafting, why_undrafted
@@ -154,7 +154,7 @@ class SessionDraft:
             return
         if not verifier.load.drafts_rest:  # else that nothing was verified says nothing
             self._estimator.observe(step.accepted, step.verified, len(step.tokens), any(step.own))
-            counts = self._counts(step)
+            counts = counts_by_turn(step, self._places[0].turn)
             for place, drafter in self._seated:
                 self._judge(place, drafter, verifier, step, counts)
             self._leave_if_silent(verifier, step)
@@ -185,21 +185,25 @@ class SessionDraft:
         self._fleet.metrics.draft_ended(cause)
         if cause is DraftEndCause.UNREACHED:
             self._fleet.doubts.unreached(drafter, verifier, reason)
-        self._gave_up_by(place, drafter, reason)
+        # If the verifier has the session no more, it is over as a rule, and we are about to hear so: nobody
+        # is to read it in vain. If it goes on, the next look finds another drafter.
+        self._gave_up_by(place, drafter, reason, follow=cause is not DraftEndCause.REVOKED)
 
-    def _gave_up_by(self, place: Place, drafter: Drafter, reason: str) -> None:
+    def _gave_up_by(self, place: Place, drafter: Drafter, reason: str, follow: bool = True) -> None:
         log.info("session %s: drafter %s ended it: %s", self._id.hex(), drafter.identity.worker_id, reason)
         self._gave_up |= {drafter.instance}
         if self.span is not None:
             self.span.drafter("drafter gone", drafter.identity.worker_id, reason)
-        self.drafter_lost(place)
+        self.drafter_lost(place, follow)
 
-    def drafter_lost(self, place: Place) -> None:
-        """The session goes on without it; another drafter starts from prompt and output."""
+    def drafter_lost(self, place: Place, follow: bool = True) -> None:
+        """The session goes on without it; if `follow`, another drafter starts from prompt and output."""
         self._lost = 0 if place.heard else self._lost + 1
+        if place.drafter is not None:
+            self._report(place, place.drafter)
         place.leave()
-        # Not at once: other sessions may have lost it, too.
-        self._fleet.turns.soon(partial(self._follow, place, place.turn))
+        if follow:  # not at once: other sessions may have lost it, too
+            self._fleet.turns.soon(partial(self._follow, place, place.turn))
 
     def _follow(self, place: Place, turn: int) -> None:
         """Has another draft at a place that the drafter of that turn has left."""
@@ -285,19 +289,6 @@ class SessionDraft:
             place.drafter.close(self._id)
             place.leave()
 
-    def _counts(self, step: TokensCommitted) -> Mapping[int, DrafterCounts] | None:
-        """Returns by turn what a step says of the session's drafters; None = nothing. Before it has had a
-        second one all is of the first, but for what the verifier guessed itself: that is no drafter's
-        merit."""
-        if step.drafters:
-            return {one.turn: one for one in step.drafters}
-        first, own = self._places[0].turn, step.own
-        guessed, right = max(own.predicted, own.forced), max(own.predicted_accepted, own.forced_accepted)
-        if right < guessed:  # the step ended before what a drafter alone had guessed
-            return None
-        verified, accepted = step.verified + step.beside - guessed, step.accepted - guessed
-        return {first: DrafterCounts(first, verified, accepted, verified)} if verified else {}
-
     def _judge(
         self,
         place: Place,
@@ -340,7 +331,7 @@ class SessionDraft:
         """Now and then looks if another should draft, if nobody should, or if somebody should again."""
         before, drafter = place.had, place.drafter
         place.had += tokens
-        if before // LOOK_TOKENS == place.had // LOOK_TOKENS:
+        if before // LOOK_TOKENS == place.had // LOOK_TOKENS or self._transcript.is_full:
             return
         if drafter is None:
             self._fill(place)

@@ -75,6 +75,11 @@ class Transcript:
         return len(self.log) - len(self.request.params.prompt)
 
     @property
+    def is_full(self) -> bool:
+        """Returns whether the output has all tokens that it may have."""
+        return self.output_tokens >= self.request.params.max_tokens
+
+    @property
     def numerics(self) -> str:
         """Returns the numerics of the verifier that committed the last step; empty = none, or not known."""
         return next(reversed(self._numerics.values()), "")
@@ -197,7 +202,7 @@ class Transcript:
         """Returns whether a sound verifier may end the output here with that reason."""
         if reason is FinishReason.STOP:
             return bool(self.steps) and self.log[-1] in self.request.params.stop_token_ids
-        return reason is FinishReason.LENGTH and self.output_tokens >= self.request.params.max_tokens
+        return reason is FinishReason.LENGTH and self.is_full
 
     @property
     def reached(self) -> FinishReason | None:

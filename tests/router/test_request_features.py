@@ -8,6 +8,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from router.drafter_merits import SEEN_STEPS, DrafterMerits, Outcome
 from router.request_features import ANY, DIMENSIONS, TAIL, features
 
 CODE, CHAT = range(100, 160), range(5000, 5060)
@@ -38,3 +39,18 @@ def test_the_end_of_a_prompt_counts_and_its_length() -> None:
     long, longer = features((*prompt(CHAT, 1, 600), *tail)), features((*prompt(CODE, 2, 800), *tail))
     assert np.allclose(long, longer)
     assert 0.85 < float(long @ features(tail)) < 0.95
+
+
+def test_a_trial_that_ends_at_once_leaves_what_is_known_of_other_kinds() -> None:
+    merits, drafter = DrafterMerits(), ("d", 1)
+    code, chat = features(prompt(CODE, 1)), features(prompt(CHAT, 1))
+    for _ in range(SEEN_STEPS):
+        merits.observe("t", drafter, Outcome(4, 12.0), code)
+        merits.observe("t", drafter, Outcome(4), chat)
+    before = merits.of("t", drafter, chat)
+    assert before is not None and before < 0.2
+    merits.tried("t", drafter, chat)
+    assert merits.of("t", drafter, chat) is None  # it is judged anew
+    merits.observe("t", drafter, Outcome(2), chat)
+    known = merits.of("t", drafter, features(prompt(CODE, 2)))
+    assert merits.of("t", drafter, chat) is None and known is not None and known > 1.5

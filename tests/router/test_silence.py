@@ -184,6 +184,31 @@ async def test_the_end_of_an_opening_does_not_end_the_one_after_it(rig: Any) -> 
     running.task.cancel()
 
 
+async def test_nobody_follows_a_drafter_whose_session_its_verifier_has_no_more(rig: Any) -> None:
+    """As a rule it has ended, of which the drafter hears first. If it has not, another one drafts soon."""
+    verifier, drafter, other = await rig.verifier(), await rig.drafter("d1"), await rig.drafter("d2")
+    running = Running(rig, request(max_tokens=32))
+    sid = (await verifier.next_command("open")).session_id
+    await rig.until(lambda: not (drafter.commands.empty() and other.commands.empty()))
+    if drafter.commands.empty():
+        drafter, other = other, drafter
+    for turn, worker in enumerate((drafter, other)):
+        draft, held = await worker.next_command("open"), rig.fleet.drafters[worker.worker_id]
+        verifier.say(**committed(sid, 3 + 16 * turn, 10))
+        await rig.until(lambda turn=turn: len(running.events) == 2 * turn + 1)
+        revoked = {"cause": drafter_pb2.DRAFT_END_CAUSE_REVOKED, "reason": "the verifier has no such session"}
+        worker.say(ended=[drafter_pb2.DraftEnded(session_id=sid, opening=draft.opening, **revoked)])
+        await rig.until(lambda held=held: held.placed == 0)
+        waiting = asyncio.Event()
+        rig.fleet.turns.soon(waiting.set)
+        await waiting.wait()
+        assert other.commands.empty() and drafter.commands.empty()
+        verifier.say(**committed(sid, 4 + 16 * turn, *[10] * 15))  # after the last of them no look is due
+    verifier.say(**finished(sid, verifier_pb2.FINISH_REASON_LENGTH))
+    assert len(await running.task) == 5
+    assert other.commands.empty() and drafter.commands.empty()
+
+
 async def test_a_verifier_that_joins_hears_what_was_cancelled_before(rig: Any) -> None:
     there = await rig.verifier("v1")
     await rig.sessions.cancel(b"x" * 16)
