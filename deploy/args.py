@@ -103,6 +103,7 @@ class VerifierArgs(PoolArgs):
     # For its sessions to end when it leaves; the rest goes on elsewhere.
     drain_seconds: Seconds = default_of(VerifierConfig, "drain_seconds")
     compare: bool = default_of(VerifierConfig, "compare")  # with decoding without drafts, and let these rest
+    speculator: Name | None = None  # folder, on each node, of that of the target
     # Tried, too: more than threads while drafters on the same node rest, or fewer at any time.
     resting_threads: Count | None = default_of(VerifierConfig, "resting_threads")
 

@@ -50,6 +50,7 @@ class Workers:
     lock_step: bool = False
     compare: bool = True
     trees: bool = True  # whether a step may verify more than a path of a session's drafts
+    speculator: str | None = None  # of the target; None = it has none
     resting_threads: int | None = None  # of each verifier
     max_model_len: int | None = None  # None = the target's own
     protection: Protection = field(default=Protection())
@@ -82,6 +83,7 @@ def worker_children(models: Models, workers: Workers, router: str) -> list[Child
         lock_step=workers.lock_step,
         compare=workers.compare,
         trees=workers.trees,
+        speculator=workers.speculator,
         resting_threads=workers.resting_threads,
         max_model_len=workers.max_model_len,
         export=workers.export,

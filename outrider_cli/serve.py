@@ -61,6 +61,7 @@ class ServeOptions:
     engine: EngineOptions = field(default=EngineOptions())
     compare: bool = same(VerifierConfig, "compare")
     trees: bool = same(VerifierConfig, "trees")
+    speculator: str | None = same(VerifierConfig, "speculator")
     draft_quantization: str | None = option(
         None,
         "The same for the draft model alone.",
@@ -88,7 +89,7 @@ def _serve_command(**given: Any) -> None:
     os.environ.pop(STORE, None)  # of routers that share one: these processes keep to themselves
     with reported("serve"):
         told = build(ServeOptions, given)
-        models = choose_models(told.target, told.draft, told.drafters, told.propose)
+        models = choose_models(told.target, told.draft, told.drafters, told.propose, told.speculator)
         models = replace(models, name=told.served_model_name or models.name)
         if told.remember_answers is not None and models.propose is None:
             fail("serve", "--remember-answers is for --propose suffix: leave it out", WRONG_USAGE)
@@ -131,6 +132,7 @@ def _workers(told: ServeOptions, models: Models) -> Workers:
         lock_step=told.sessions.lock_step,
         compare=told.compare,
         trees=told.trees,
+        speculator=told.speculator,
         resting_threads=other if compared else None,
         max_model_len=told.max_model_len,
         protection=told.protection,
@@ -154,7 +156,13 @@ serve = command(
 )
 
 
-def choose_models(target: str | None, draft: str | None, drafters: int, propose: str | None = None) -> Models:
+def choose_models(
+    target: str | None,
+    draft: str | None,
+    drafters: int,
+    propose: str | None = None,
+    speculator: str | None = None,
+) -> Models:
     """Returns the pair to serve, or ends the process with a sentence if the options do not go together."""
     if draft is not None and drafters == 0:
         fail("serve", "--draft names a model but --drafters 0 runs none: leave one of them out", WRONG_USAGE)
@@ -164,7 +172,7 @@ def choose_models(target: str | None, draft: str | None, drafters: int, propose:
         fail("serve", "--draft is given without --target: name both models of the pair", WRONG_USAGE)
     if target == pair.NAME and draft in (None, pair.NAME):
         return _built_in(drafters, propose, beside=draft is not None)
-    if target is not None and draft is None and propose is None and drafters > 0:
+    if target is not None and (draft or propose or speculator) is None and drafters > 0:
         fail(
             "serve",
             "--target is given without --draft: name a draft model, "

@@ -72,7 +72,8 @@ def counts_by_turn(step: TokensCommitted, first: int) -> Mapping[int, DrafterCou
     if step.drafters:
         return {one.turn: one for one in step.drafters}
     own = step.own
-    guessed, right = max(own.predicted, own.forced), max(own.predicted_accepted, own.forced_accepted)
+    guessed = max(said for _, said, _ in own.by_source)
+    right = max(accepted for _, _, accepted in own.by_source)
     if right < guessed:  # the step ended before what a drafter alone had guessed
         return None
     verified, accepted = step.verified + step.beside - guessed, step.accepted - guessed

@@ -21,6 +21,7 @@ from drafter.joining import Joined
 from drafter.service import DrafterService
 from drafter.stepper import DraftStepper
 from drafter.suffix import suffix_source
+from outrider.engine import speculator
 from outrider.engine.engine import Engine
 from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.loading import load_engine, load_tokenizer
@@ -107,6 +108,7 @@ class Cluster:
         compare: bool = False,
         patience_seconds: float = PATIENCE_SECONDS,
         drafters_per_session: int = 1,
+        speculator: Path | None = None,
     ) -> None:
         """`clock`: by which verifiers count their seconds; `compare`: whether drafts rest that do not pay;
         `patience_seconds`: that a step waits for a drafter that has nothing to say."""
@@ -117,6 +119,7 @@ class Cluster:
         self._target = target
         self._quantization = quantization
         self._kv_blocks = kv_blocks
+        self._speculator = speculator
         self._limits = limits or StepLimits()
         self._router = Router(
             MemoryStore(),
@@ -148,6 +151,8 @@ class Cluster:
         if self._kv_blocks is not None:
             engine.pool = BlockPool(self._kv_blocks)
             info = replace(info, kv_blocks=self._kv_blocks)
+        if self._speculator is not None:
+            engine.speculating = speculator.load(self._speculator, engine.model)
         service = VerifierService(info, tokenizer)
         grammars = Grammars(tokenizer.json, info.model.eos_token_ids)
         ways = Ways(engine, None, random.Random(1).random if self._compare else None)

@@ -57,6 +57,13 @@ class VerifierConfig:
         negated=True,
         heading=SPECULATION,
     )
+    speculator: str | None = option(
+        None,
+        "Folder of a speculator, by which the target guesses its next tokens itself.",
+        metavar="FOLDER",
+        shown="none",
+        heading=SPECULATION,
+    )
     resting_threads: int | None = option(
         None,
         "CPU threads to try, too: more than --threads to read prompts and while drafters rest, fewer always.",
@@ -73,11 +80,14 @@ class VerifierConfig:
             raise wrong("target", "must name a folder or a hub id, not nothing")
         if not all(name.strip() for name in self.served_names):
             raise wrong("name", "must not be blank: leave it out for the checkpoint's own name")
+        on_cpu = self.engine.device == "cpu" and self.engine.tensor_parallel_size == 1
         if self.resting_threads is not None:
             if not self.compare:
                 raise wrong("resting_threads", "is of no use with --no-compare: leave one out")
-            if self.engine.device != "cpu" or self.engine.tensor_parallel_size > 1:
+            if not on_cpu:
                 raise wrong("resting_threads", "is for a model on a CPU in one process: leave it out")
+        if self.speculator is not None and not on_cpu:
+            raise wrong("speculator", "is for a model on a CPU in one process: leave it out")
         check_worker(self.registration, self.listen, self.protection)
         if self.join_port is not None and self.protection.tls is None:
             raise wrong("join_port", "is for TLS: without it drafters that joined come to --port")

@@ -103,28 +103,13 @@ class DrafterSeat:
     def learn(self, nodes: Nodes, followed: Sequence[int], accepted: int) -> None:
         """Learns from a step that verified these nodes, of which the target took those `followed`; the first
         `accepted` of them were committed as drafted ones."""
-        said, taken = nodes.said.get(self, ()), len(followed)
-        likeliest, beside = list[tuple[int, float, bool]](), list[tuple[float, bool]]()
-        if nodes.is_path:
-            shown = enumerate(said[: taken + 1])
-            likeliest = [(depth, chance, depth < taken) for depth, chance in shown if chance is not None]
-            # Who says a token says all before it. Several that say it have saved its time together.
-            paid = range(min(accepted, len(likeliest)))
-            alone = len(nodes.said) == 1
-            self.unpaid += len(paid) if alone else sum(1 / len(nodes.sources(node)) for node in paid)
+        likeliest, beside = nodes.shown(self, followed)
+        # Several that say a token have saved its time together.
+        if nodes.is_path and len(nodes.said) == 1:
+            self.unpaid += min(accepted, len(likeliest))
         else:
-            for depth, standing in nodes.judged(followed):
-                for place, node in enumerate(standing):
-                    chance = said[node] if node < len(said) else None
-                    if chance is None:
-                        continue
-                    right = depth < taken and node == followed[depth]
-                    if right and depth < accepted:
-                        self.unpaid += 1 / len(nodes.sources(node))
-                    if place == 0:
-                        likeliest.append((depth, chance, right))
-                    else:
-                        beside.append((chance, right))
+            sources = [nodes.sources(node) for node in followed[:accepted]]
+            self.unpaid += sum(1 / len(each) for each in sources if self in each)
         self.calibration.judge(likeliest, beside)
         if self.peer is not None:
             self.peer.calibration.judge(likeliest, beside)

@@ -139,6 +139,27 @@ class Nodes(NamedTuple):
         found = [(depth, followers[node]) for depth, node in enumerate([END, *followed])]
         return found if found[-1][1] else found[:-1]
 
+    def shown(
+        self, source: Source, followed: Sequence[int]
+    ) -> tuple[list[tuple[int, float, bool]], list[tuple[float, bool]]]:
+        """Returns what the target showed of a source's nodes: of the likeliest at each depth the depth, the
+        chance that it gave and whether it was right, and of those beside them the last two."""
+        said, taken = self.said.get(source, ()), len(followed)
+        if self.is_path:
+            of_path = enumerate(said[: taken + 1])
+            return [(depth, chance, depth < taken) for depth, chance in of_path if chance is not None], []
+        likeliest, beside = list[tuple[int, float, bool]](), list[tuple[float, bool]]()
+        for depth, standing in self.judged(followed):
+            for place, node in enumerate(standing):
+                if node >= len(said) or (chance := said[node]) is None:
+                    continue
+                right = depth < taken and node == followed[depth]
+                if place == 0:
+                    likeliest.append((depth, chance, right))
+                else:
+                    beside.append((chance, right))
+        return likeliest, beside
+
     def beyond(self, followed: Sequence[int]) -> list[int]:
         """Returns the likeliest path that stood behind the last of those that the target took."""
         last = followed[-1] if followed else END

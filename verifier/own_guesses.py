@@ -1,5 +1,6 @@
 """Guesses that the verifier itself has for a session: from the client's prediction, and from the grammar,
-with what the text did before where that leaves little choice.
+with what the text did before where that leaves little choice. Those of a speculator are in
+speculator_guesses.py.
 
 They stand in the session's draft tree beside what drafters send, and are priced, verified and counted like
 that. They cost no message. Pure: what the grammar allows is given.
@@ -46,6 +47,7 @@ class Own(Enum):
 
     PREDICTION = "prediction"
     GRAMMAR = "grammar"
+    SPECULATOR = "speculator"
 
 
 class Prediction:
@@ -150,9 +152,9 @@ class OwnGuesses:
                 chances.append(chance.value)
                 before = token
             chances = [chance for chance in accumulate(chances, mul) if chance >= LEAST_SURVIVAL]
-            _add(tree, [token for token, _ in self._told[: len(chances)]], chances, Own.GRAMMAR)
+            add_guesses(tree, [token for token, _ in self._told[: len(chances)]], chances, Own.GRAMMAR)
         if self.prediction is not None:
-            _add(tree, *self.prediction.guesses(most), Own.PREDICTION)
+            add_guesses(tree, *self.prediction.guesses(most), Own.PREDICTION)
 
     def _choose(self, before: int | None, mask: Mask) -> int | None:
         """Returns what is likely, as far as what was chosen before it survives."""
@@ -165,7 +167,8 @@ class OwnGuesses:
         return token
 
 
-def _add(tree: DraftTree, tokens: Sequence[int], survival: Sequence[float], source: Own) -> None:
+def add_guesses(tree: DraftTree, tokens: Sequence[int], survival: Sequence[float], source: Own) -> None:
+    """Adds a chain of tokens, each with the chance to be right with all before it."""
     if tokens:
         tree.add([], list(tokens), (), bytes(round(255 * chance) for chance in survival), source)
 
@@ -178,5 +181,5 @@ def counts(said: Mapping[Source, Sequence[float | None]], path: Sequence[int], a
         each = said.get(kind, ())
         return sum(node < len(each) and each[node] is not None for node in path)
 
-    predicted, forced = count(Own.PREDICTION), count(Own.GRAMMAR)
-    return OwnCounts(predicted, min(predicted, accepted), forced, min(forced, accepted))
+    found = [count(kind) for kind in (Own.PREDICTION, Own.GRAMMAR, Own.SPECULATOR)]
+    return OwnCounts(*(number for each in found for number in (each, min(each, accepted))))

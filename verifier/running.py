@@ -17,6 +17,7 @@ from outrider.wire.guesses import DrafterCounts, Guess, Guesses
 from outrider.wire.logprobs import OutputLogprobs, PromptLogprobs
 from verifier import own_guesses
 from verifier.disputes import Claims, prevailed
+from verifier.draft_tree import Factors
 from verifier.drafter_peer import DrafterPeer
 from verifier.drafter_seat import DrafterSeat
 from verifier.nodes import NO_NODES, Nodes, Source, alike
@@ -24,7 +25,7 @@ from verifier.own_guesses import Own, OwnGuesses
 from verifier.session import NO_BRANCH, Outcome, Session, SessionSpec
 from verifier.session_trace import SessionTrace
 from verifier.step_start import Awaited
-from verifier.survival_calibration import Agreement
+from verifier.survival_calibration import Agreement, SurvivalCalibration
 
 MOST_CUT = 4  # paths that are tried at a step, of a session whose drafts do not obey its grammar
 USUAL_SMOOTHING = 0.1  # weight of a step in what a session commits a step lately
@@ -66,6 +67,7 @@ class Running:
     agreement: Agreement = field(default_factory=Agreement)
     usual: float = 1.0  # tokens that it has committed a step lately
     _lesson: Lesson | None = None  # that nobody has learnt from yet
+    speculated: SurvivalCalibration | None = None  # of the target's speculator; None = it guesses nothing
     own: OwnGuesses | None = field(init=False)  # None = the verifier itself has none for it
     seats: list[DrafterSeat] = field(init=False)  # one for each drafter that may draft for it
     id: bytes = field(init=False)
@@ -175,7 +177,8 @@ class Running:
     def nodes(self, least: float = NO_BRANCH) -> Nodes:
         """Returns the draft tokens that it may verify now: the likeliest path, and beside it what survives
         with `least` at least."""
-        if not (self.decoding and (self.own is not None or self.drafted)):
+        guessed = self.own is not None or self.speculated is not None
+        if not (self.decoding and (guessed or self.drafted)):
             return NO_NODES
         nodes, place = self.session.nodes(least), self.place
         if place is None:
@@ -248,7 +251,7 @@ class Running:
         outcome = session.verify(nodes, chosen, known, followed)
         if guesses:
             outcome = outcome._replace(guesses=guesses)
-        if self.own is not None:
+        if self.own is not None or self.speculated is not None:
             told = [*followed, *_beyond(nodes, followed, known)]
             outcome = outcome._replace(own=own_guesses.counts(nodes.said, told, outcome.accepted))
         if len(self.seats) > 1:
@@ -280,8 +283,12 @@ class Running:
         for source, depth, chance, right in prevailed(lesson.claims, lesson.tokens):
             if isinstance(source, DrafterSeat):
                 source.prevailed(depth, chance, right)
+        factors: dict[Source, Factors] = {seat: seat.calibration.factors for seat in self.seats}
+        if self.speculated is not None:
+            self.speculated.judge(*lesson.nodes.shown(Own.SPECULATOR, lesson.followed))
+            factors[Own.SPECULATOR] = self.speculated.factors
         self.session.tree.believe(
-            {seat: seat.calibration.factors for seat in self.seats},
+            factors,
             {seat: seat.calibration.beside for seat in self.seats},
             self.agreement.factor,
             {seat: seat.calibration.prevailing.factors for seat in self.seats},

@@ -9,10 +9,12 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc.aio
 
+from outrider.engine import speculator
 from outrider.engine.in_use import in_use
 from outrider.engine.process_memory import give_back_freed_memory
 from outrider.engine.warm_up import warm_up
@@ -235,6 +237,8 @@ async def start(
         join_server = new_server(JOIN_SHARE, WORKER_PING_SECONDS)
         bound = bind(join_server, listen.host, config.join_port, flag="--join-port", tls=tls, mutual=False)
         join_address = listen.advertised_address(_port(bound))
+    if config.speculator is not None:
+        speculator.look_over(Path(config.speculator))
     await check_admitted(registrar)
     engine, tokenizer, info = await load(
         Role.VERIFIER,
@@ -256,6 +260,9 @@ async def start(
         "tensor_parallel_size": config.engine.tensor_parallel_size,
         "max_batch_tokens": config.limits.max_batch_tokens,
     }
+    if config.speculator is not None:
+        folder = Path(config.speculator)
+        engine.speculating = await engine.run(speculator.load, folder, engine.model)
     await engine.run(warm_up, engine, config.limits.max_batch_tokens)
     step_time = await engine.run(
         remembered,

@@ -31,10 +31,12 @@ from verifier.running import Running
 from verifier.session import DraftFate, Outcome, Session, SessionSpec
 from verifier.session_limits import SessionLimits
 from verifier.session_trace import SessionTrace
+from verifier.speculator_guesses import SpeculatorGuesses
 from verifier.step_plan import StepPlanner
 from verifier.step_settlement import measure, settle
 from verifier.step_start import StartAt, start_at
 from verifier.step_wait import StepWait
+from verifier.survival_calibration import SurvivalCalibration
 from verifier.ways import Ways
 
 log = logging.getLogger(__name__)
@@ -86,6 +88,8 @@ class Stepper:
         panel = engine.attention.panel if trees else 0
         self._planner = StepPlanner(pool, limits, self.close, info.vocab_size, panel)
         self._grammars = grammars
+        self._speculator = SpeculatorGuesses(engine)
+        self._guessed_seconds = 0.0  # that its last guesses took, which the next step pays for
         self._greedy = 0  # sessions whose text is not drawn
         self._draining = False
         self._moving: list[Running] = []  # the step under way moves what they have, and runs nothing of them
@@ -127,6 +131,8 @@ class Stepper:
         self._may_open.check(spec)
         counts = TokenCounts(spec.params.prompt, spec.output) if spec.params.sampling.penalized else None
         running = Running(Session(spec, num_speculative_tokens), counts, self._place(spec))
+        if self._speculator.most and counts is None and running.place is None:
+            running.speculated = SurvivalCalibration()  # penalties and grammars follow each token
         if self._tracer is not None:
             model = self._engine.info.name
             running.trace = SessionTrace(self._tracer, spec.trace, spec, model, self._clock)
@@ -203,7 +209,19 @@ class Stepper:
             chosen = await _result(step)
             self.under_way = None
             waited, free_since = began - free_since, self._clock()
-            self._report = self._finish(parts, chosen, free_since - began, waited, scores)
+            seconds = free_since - began + self._guessed_seconds
+            self._report = self._finish(parts, chosen, seconds, waited, scores)
+            await self._guess(parts, self._report.outcomes)
+            self._guessed_seconds = self._clock() - free_since
+            free_since += self._guessed_seconds
+
+    async def _guess(self, parts: Sequence[Part], outcomes: Sequence[tuple[Running, Outcome]]) -> None:
+        """Has the speculator, if there is one, guess what follows."""
+        try:
+            await self._speculator.add(parts, outcomes, self._after)
+        except Exception:
+            log.exception("the speculator failed: it guesses no more")
+            self._speculator.most = 0
 
     def _place(self, spec: SessionSpec) -> Place | None:
         """Returns where a session is in its grammar, if it has one."""
@@ -272,7 +290,7 @@ class Stepper:
         committed = sum(len(outcome.tokens) for _, outcome in outcomes)
         tokens, seen = measure(self._ways.meter, parts, committed, seconds, waited)
         report = StepReport(tuple(outcomes), tuple(failed), self._measured(seconds, tokens))
-        drafted = any(part.running.drafted for part in parts)
+        drafted = any(part.running.drafted or part.running.speculated for part in parts)
         who = partial(_drafters, parts)
         if chosen is not None and seen is not None and self._ways.observe(seen, drafted, who):
             self._rest(self.resting)

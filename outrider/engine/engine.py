@@ -22,6 +22,7 @@ from outrider.engine.group import Alone, Group
 from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.linear_layers import LinearLayers, Ordinary
 from outrider.engine.runner import CallByCall, Runner
+from outrider.engine.speculator import Speculating
 from outrider.engine.step_inputs import Work
 from outrider.engine.step_message import Kind, Words
 from outrider.sampling.logprobs import Scores
@@ -75,6 +76,7 @@ class Engine:
         self.on_cpu = next(model.parameters()).device.type == "cpu"
         self.threads = torch.get_num_threads() if self.on_cpu else 1  # in a step
         self.resting_threads = self.threads  # another number of them that gives the same bits
+        self.speculating: Speculating | None = None  # the target's own guesses; None = it has none
         self._thread: ThreadPoolExecutor | None = None  # from the first run to close
 
     def prepare(self, works: Sequence[Work]) -> Step:
@@ -133,6 +135,14 @@ class Engine:
                 return []
             limit = min(vocab_size or self.info.vocab_size, self.info.vocab_size)
             return self.runner.rank(step.prepared, rows, count, limit, self.vocabulary)
+
+    def guess(
+        self, places: Sequence[int], tokens: Sequence[int], rows: Sequence[Sequence[Row]]
+    ) -> list[list[Ranked]]:
+        """Returns the speculator's guesses behind `tokens`, which the last step has drawn at these of its
+        rows: see Speculating.guess."""
+        assert self.speculating is not None, "asked of an engine that has one"
+        return self.speculating.guess(places, tokens, rows)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies KV blocks, (from, to) each, between two steps."""

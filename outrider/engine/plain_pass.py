@@ -133,6 +133,7 @@ class PlainPass:
         self.embedding, self.rotary = decoder.embed_tokens, decoder.rotary_emb
         self.layers = list(decoder.layers)
         self.norm, self.head = decoder.norm, model.get_output_embeddings()
+        self._last_norm, self._kept = decoder.norm, torch.empty(0)
         if isinstance(self.head, NativeLinear) and self.head.may_stand_behind(self.norm):
             self.norm, self.head = nn.Identity(), partial(run, self.head.after(self.norm))
         width = self.layers[0].self_attn.head_dim
@@ -148,7 +149,14 @@ class PlainPass:
         x = x[0]
         for layer in self.layers:
             x = layer(x, positions)
-        return Logits(self.head(self.norm(x)[logits_to_keep])[None])
+        self._kept = x[logits_to_keep]
+        return Logits(self.head(self.norm(self._kept))[None])
+
+    @property
+    def states(self) -> torch.Tensor:
+        """Returns what the output layer was given in the last pass: [n, H]."""
+        found: torch.Tensor = self._last_norm(self._kept)
+        return found
 
 
 def run_plainly(model: Any) -> bool:

@@ -67,6 +67,7 @@ def turn(model: Any, bare: Set[nn.Module] = frozenset()) -> set[nn.Module]:
     decoder, head = model.base_model, model.get_output_embeddings()
     stream = Turn(decoder.embed_tokens.embedding_dim)
     found: set[nn.Module] = set()
+    model.turned = stream, decoder.norm.weight.detach().clone()  # for who reads the stream beside it
     _read(decoder.norm, [head], stream)
     decoder.embed_tokens.weight = _kept(stream.rows(decoder.embed_tokens.weight))
     for layer in decoder.layers:

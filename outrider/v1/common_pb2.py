@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/common.proto\x12\x0boutrider.v1\"\x9d\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.outrider.v1.Role\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x06\x12\x19\n\x11model_fingerprint\x18\x05 \x01(\t\x12\x16\n\x0etokenizer_hash\x18\x06 \x01(\t\"\xa3\x02\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x05 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x01\x12>\n\nlogit_bias\x18\x08 \x03(\x0b\x32*.outrider.v1.SamplingParams.LogitBiasEntry\x12\x0c\n\x04seed\x18\t \x01(\x06\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\"\xd0\x02\n\rSessionParams\x12\x0e\n\x06prompt\x18\x01 \x03(\r\x12-\n\x08sampling\x18\x02 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x12\n\ncache_salt\x18\x05 \x01(\x0c\x12\x15\n\x08logprobs\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07grammar\x18\x07 \x01(\t\x12\x0f\n\x07guesses\x18\x08 \x01(\x08\x12\x12\n\nmin_tokens\x18\x14 \x01(\r\x12\x1c\n\x0fprompt_logprobs\x18\x15 \x01(\rH\x01\x88\x01\x01\x12\x10\n\x08priority\x18\x16 \x01(\r\x12\x0e\n\x06tenant\x18\x17 \x01(\x0c\x12\x12\n\nprediction\x18\x1e \x03(\rB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"c\n\tOwnCounts\x12\x11\n\tpredicted\x18\x01 \x01(\r\x12\x1a\n\x12predicted_accepted\x18\x02 \x01(\r\x12\x0e\n\x06\x66orced\x18\x03 \x01(\r\x12\x17\n\x0f\x66orced_accepted\x18\x04 \x01(\r\"^\n\rDrafterCounts\x12\x0c\n\x04turn\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08verified\x18\x03 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\r\x12\r\n\x05\x61lone\x18\x05 \x01(\r\"7\n\x05Guess\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0e\n\x06\x63hance\x18\x02 \x01(\x02\x12\x0f\n\x07\x64rafter\x18\x03 \x01(\t\"[\n\x0ePromptLogprobs\x12\x10\n\x08logprobs\x18\x01 \x03(\x02\x12\r\n\x05ranks\x18\x02 \x03(\r\x12\x12\n\ntop_tokens\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\"\xa1\x02\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x12\n\nparameters\x18\x04 \x01(\x04\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x13\n\x0bmax_context\x18\x06 \x01(\r\x12\x15\n\reos_token_ids\x18\x07 \x03(\r\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12\r\n\x05\x64type\x18\t \x01(\t\x12\x11\n\tbit_exact\x18\n \x01(\x08\x12\x1c\n\x14tensor_parallel_size\x18\x0b \x01(\r\x12\x14\n\x0cquantization\x18\x0c \x01(\t\x12\x10\n\x08numerics\x18\r \x01(\t\x12\x0f\n\x07\x61liases\x18\x14 \x03(\t\"\x10\n\x0eGetInfoRequest\"\x80\x01\n\nWorkerInfo\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.outrider.v1.Hello\x12%\n\x05model\x18\x02 \x01(\x0b\x32\x16.outrider.v1.ModelInfo\x12\x11\n\tkv_blocks\x18\x03 \x01(\r\x12\x15\n\rkv_block_size\x18\x04 \x01(\r\"\x15\n\x13GetTokenizerRequest\"\xb7\x01\n\tTokenizer\x12\x0c\n\x04hash\x18\x01 \x01(\t\x12\x0c\n\x04json\x18\x02 \x01(\t\x12\x15\n\rchat_template\x18\x03 \x01(\t\x12\x41\n\x0especial_tokens\x18\x04 \x03(\x0b\x32).outrider.v1.Tokenizer.SpecialTokensEntry\x1a\x34\n\x12SpecialTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*R\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_ROUTER\x10\x01\x12\x11\n\rROLE_VERIFIER\x10\x02\x12\x10\n\x0cROLE_DRAFTER\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/common.proto\x12\x0boutrider.v1\"\x9d\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.outrider.v1.Role\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x06\x12\x19\n\x11model_fingerprint\x18\x05 \x01(\t\x12\x16\n\x0etokenizer_hash\x18\x06 \x01(\t\"\xa3\x02\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x05 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x01\x12>\n\nlogit_bias\x18\x08 \x03(\x0b\x32*.outrider.v1.SamplingParams.LogitBiasEntry\x12\x0c\n\x04seed\x18\t \x01(\x06\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\"\xd0\x02\n\rSessionParams\x12\x0e\n\x06prompt\x18\x01 \x03(\r\x12-\n\x08sampling\x18\x02 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x12\n\ncache_salt\x18\x05 \x01(\x0c\x12\x15\n\x08logprobs\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07grammar\x18\x07 \x01(\t\x12\x0f\n\x07guesses\x18\x08 \x01(\x08\x12\x12\n\nmin_tokens\x18\x14 \x01(\r\x12\x1c\n\x0fprompt_logprobs\x18\x15 \x01(\rH\x01\x88\x01\x01\x12\x10\n\x08priority\x18\x16 \x01(\r\x12\x0e\n\x06tenant\x18\x17 \x01(\x0c\x12\x12\n\nprediction\x18\x1e \x03(\rB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\x94\x01\n\tOwnCounts\x12\x11\n\tpredicted\x18\x01 \x01(\r\x12\x1a\n\x12predicted_accepted\x18\x02 \x01(\r\x12\x0e\n\x06\x66orced\x18\x03 \x01(\r\x12\x17\n\x0f\x66orced_accepted\x18\x04 \x01(\r\x12\x12\n\nspeculated\x18\x05 \x01(\r\x12\x1b\n\x13speculated_accepted\x18\x06 \x01(\r\"^\n\rDrafterCounts\x12\x0c\n\x04turn\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08verified\x18\x03 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\r\x12\r\n\x05\x61lone\x18\x05 \x01(\r\"7\n\x05Guess\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0e\n\x06\x63hance\x18\x02 \x01(\x02\x12\x0f\n\x07\x64rafter\x18\x03 \x01(\t\"[\n\x0ePromptLogprobs\x12\x10\n\x08logprobs\x18\x01 \x03(\x02\x12\r\n\x05ranks\x18\x02 \x03(\r\x12\x12\n\ntop_tokens\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\"\xa1\x02\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x12\n\nparameters\x18\x04 \x01(\x04\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x13\n\x0bmax_context\x18\x06 \x01(\r\x12\x15\n\reos_token_ids\x18\x07 \x03(\r\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12\r\n\x05\x64type\x18\t \x01(\t\x12\x11\n\tbit_exact\x18\n \x01(\x08\x12\x1c\n\x14tensor_parallel_size\x18\x0b \x01(\r\x12\x14\n\x0cquantization\x18\x0c \x01(\t\x12\x10\n\x08numerics\x18\r \x01(\t\x12\x0f\n\x07\x61liases\x18\x14 \x03(\t\"\x10\n\x0eGetInfoRequest\"\x80\x01\n\nWorkerInfo\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.outrider.v1.Hello\x12%\n\x05model\x18\x02 \x01(\x0b\x32\x16.outrider.v1.ModelInfo\x12\x11\n\tkv_blocks\x18\x03 \x01(\r\x12\x15\n\rkv_block_size\x18\x04 \x01(\r\"\x15\n\x13GetTokenizerRequest\"\xb7\x01\n\tTokenizer\x12\x0c\n\x04hash\x18\x01 \x01(\t\x12\x0c\n\x04json\x18\x02 \x01(\t\x12\x15\n\rchat_template\x18\x03 \x01(\t\x12\x41\n\x0especial_tokens\x18\x04 \x03(\x0b\x32).outrider.v1.Tokenizer.SpecialTokensEntry\x1a\x34\n\x12SpecialTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*R\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_ROUTER\x10\x01\x12\x11\n\rROLE_VERIFIER\x10\x02\x12\x10\n\x0cROLE_DRAFTER\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,8 +35,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_TOKENIZER_SPECIALTOKENSENTRY']._loaded_options = None
   _globals['_TOKENIZER_SPECIALTOKENSENTRY']._serialized_options = b'8\001'
-  _globals['_ROLE']._serialized_start=1831
-  _globals['_ROLE']._serialized_end=1913
+  _globals['_ROLE']._serialized_start=1881
+  _globals['_ROLE']._serialized_end=1963
   _globals['_HELLO']._serialized_start=42
   _globals['_HELLO']._serialized_end=199
   _globals['_SAMPLINGPARAMS']._serialized_start=202
@@ -45,24 +45,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=493
   _globals['_SESSIONPARAMS']._serialized_start=496
   _globals['_SESSIONPARAMS']._serialized_end=832
-  _globals['_OWNCOUNTS']._serialized_start=834
-  _globals['_OWNCOUNTS']._serialized_end=933
-  _globals['_DRAFTERCOUNTS']._serialized_start=935
-  _globals['_DRAFTERCOUNTS']._serialized_end=1029
-  _globals['_GUESS']._serialized_start=1031
-  _globals['_GUESS']._serialized_end=1086
-  _globals['_PROMPTLOGPROBS']._serialized_start=1088
-  _globals['_PROMPTLOGPROBS']._serialized_end=1179
-  _globals['_MODELINFO']._serialized_start=1182
-  _globals['_MODELINFO']._serialized_end=1471
-  _globals['_GETINFOREQUEST']._serialized_start=1473
-  _globals['_GETINFOREQUEST']._serialized_end=1489
-  _globals['_WORKERINFO']._serialized_start=1492
-  _globals['_WORKERINFO']._serialized_end=1620
-  _globals['_GETTOKENIZERREQUEST']._serialized_start=1622
-  _globals['_GETTOKENIZERREQUEST']._serialized_end=1643
-  _globals['_TOKENIZER']._serialized_start=1646
-  _globals['_TOKENIZER']._serialized_end=1829
-  _globals['_TOKENIZER_SPECIALTOKENSENTRY']._serialized_start=1777
-  _globals['_TOKENIZER_SPECIALTOKENSENTRY']._serialized_end=1829
+  _globals['_OWNCOUNTS']._serialized_start=835
+  _globals['_OWNCOUNTS']._serialized_end=983
+  _globals['_DRAFTERCOUNTS']._serialized_start=985
+  _globals['_DRAFTERCOUNTS']._serialized_end=1079
+  _globals['_GUESS']._serialized_start=1081
+  _globals['_GUESS']._serialized_end=1136
+  _globals['_PROMPTLOGPROBS']._serialized_start=1138
+  _globals['_PROMPTLOGPROBS']._serialized_end=1229
+  _globals['_MODELINFO']._serialized_start=1232
+  _globals['_MODELINFO']._serialized_end=1521
+  _globals['_GETINFOREQUEST']._serialized_start=1523
+  _globals['_GETINFOREQUEST']._serialized_end=1539
+  _globals['_WORKERINFO']._serialized_start=1542
+  _globals['_WORKERINFO']._serialized_end=1670
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=1672
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=1693
+  _globals['_TOKENIZER']._serialized_start=1696
+  _globals['_TOKENIZER']._serialized_end=1879
+  _globals['_TOKENIZER_SPECIALTOKENSENTRY']._serialized_start=1827
+  _globals['_TOKENIZER_SPECIALTOKENSENTRY']._serialized_end=1879
 # @@protoc_insertion_point(module_scope)

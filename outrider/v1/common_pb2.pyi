@@ -94,16 +94,20 @@ class SessionParams(_message.Message):
     def __init__(self, prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[bytes] = ..., logprobs: _Optional[int] = ..., grammar: _Optional[str] = ..., guesses: _Optional[bool] = ..., min_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., tenant: _Optional[bytes] = ..., prediction: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class OwnCounts(_message.Message):
-    __slots__ = ("predicted", "predicted_accepted", "forced", "forced_accepted")
+    __slots__ = ("predicted", "predicted_accepted", "forced", "forced_accepted", "speculated", "speculated_accepted")
     PREDICTED_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     FORCED_FIELD_NUMBER: _ClassVar[int]
     FORCED_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    SPECULATED_FIELD_NUMBER: _ClassVar[int]
+    SPECULATED_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     predicted: int
     predicted_accepted: int
     forced: int
     forced_accepted: int
-    def __init__(self, predicted: _Optional[int] = ..., predicted_accepted: _Optional[int] = ..., forced: _Optional[int] = ..., forced_accepted: _Optional[int] = ...) -> None: ...
+    speculated: int
+    speculated_accepted: int
+    def __init__(self, predicted: _Optional[int] = ..., predicted_accepted: _Optional[int] = ..., forced: _Optional[int] = ..., forced_accepted: _Optional[int] = ..., speculated: _Optional[int] = ..., speculated_accepted: _Optional[int] = ...) -> None: ...
 
 class DrafterCounts(_message.Message):
     __slots__ = ("turn", "name", "verified", "accepted", "alone")

@@ -13,7 +13,7 @@ class Guess(NamedTuple):
 
     token: int
     chance: float  # of being accepted if all before it are: as its drafter said, 0..1
-    drafter: str  # worker_id of who had guessed it, or "prediction" or "grammar"
+    drafter: str  # worker_id of who had guessed it, or "prediction", "grammar" or "speculator"
 
 
 Guesses = tuple[Guess, ...]
@@ -27,6 +27,8 @@ class OwnCounts(NamedTuple):
     predicted_accepted: int = 0
     forced: int = 0  # the grammar left no choice, or little
     forced_accepted: int = 0
+    speculated: int = 0  # the target's speculator said them
+    speculated_accepted: int = 0
 
     @property
     def by_source(self) -> tuple[tuple[str, int, int], ...]:
@@ -34,6 +36,7 @@ class OwnCounts(NamedTuple):
         return (
             ("prediction", self.predicted, self.predicted_accepted),
             ("grammar", self.forced, self.forced_accepted),
+            ("speculator", self.speculated, self.speculated_accepted),
         )
 
     def after(self, known: int) -> OwnCounts:
@@ -95,4 +98,4 @@ def own_to_wire(own: OwnCounts) -> common_pb2.OwnCounts | None:
 
 
 def own_from_wire(message: common_pb2.OwnCounts) -> OwnCounts:
-    return OwnCounts(message.predicted, message.predicted_accepted, message.forced, message.forced_accepted)
+    return OwnCounts(*(getattr(message, name) for name in OwnCounts._fields))
