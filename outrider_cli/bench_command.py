@@ -16,6 +16,7 @@ from outrider.options.option import build, option, same
 from outrider_cli.commands import command
 from outrider_cli.reporting import reported
 from outrider_cli.roles import API_KEYS, STORE
+from verifier.config import VerifierConfig
 
 if TYPE_CHECKING:
     from outrider_cli.bench.settings import Settings
@@ -38,6 +39,7 @@ class BenchOptions:
         None, "Folder, GGUF file or hub id of the draft model.", shown="the built-in pair's"
     )
     propose: str | None = same(DrafterConfig, "propose")
+    speculator: str | None = same(VerifierConfig, "speculator")
     suite: bool = option(
         False, "Ask ten conversations of eight kinds, once each, in the model's chat template."
     )
@@ -107,7 +109,7 @@ def settings_of(told: BenchOptions) -> Settings:
     target = told.target or (None if told.suite or told.draft else pair.NAME)
     models = None
     if not told.url or told.target is not None:
-        models = choose_models(target, told.draft, 1, told.propose)
+        models = choose_models(target, told.draft, 1, told.propose, told.speculator)
     engine = EngineOptions(kv_memory=told.kv_memory, quantization=told.quantization)
     if models is not None:
         engine = replace(engine, quantization=quantization(engine, models))

@@ -30,6 +30,17 @@ class Models:
     name: str  # by which clients ask for it; several with commas between
     propose: str | None = None  # where guesses come from without a draft model, or beside it
     chat: bool = False  # whether it is the model of the first command, which answers questions
+    speculator: str | None = None  # folder of that by which the target guesses itself
+
+    @property
+    def alone(self) -> Models:
+        """Returns the target without anything that guesses."""
+        return replace(self, draft=None, propose=None, speculator=None)
+
+    @property
+    def drafts(self) -> bool:
+        """Returns whether a draft model guesses, and nothing else."""
+        return self.draft is not None and (self.propose or self.speculator) is None
 
     @property
     def both(self) -> bool:
@@ -50,7 +61,6 @@ class Workers:
     lock_step: bool = False
     compare: bool = True
     trees: bool = True  # whether a step may verify more than a path of a session's drafts
-    speculator: str | None = None  # of the target; None = it has none
     resting_threads: int | None = None  # of each verifier
     max_model_len: int | None = None  # None = the target's own
     protection: Protection = field(default=Protection())
@@ -83,7 +93,7 @@ def worker_children(models: Models, workers: Workers, router: str) -> list[Child
         lock_step=workers.lock_step,
         compare=workers.compare,
         trees=workers.trees,
-        speculator=workers.speculator,
+        speculator=models.speculator,
         resting_threads=workers.resting_threads,
         max_model_len=workers.max_model_len,
         export=workers.export,

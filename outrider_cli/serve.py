@@ -132,7 +132,6 @@ def _workers(told: ServeOptions, models: Models) -> Workers:
         lock_step=told.sessions.lock_step,
         compare=told.compare,
         trees=told.trees,
-        speculator=told.speculator,
         resting_threads=other if compared else None,
         max_model_len=told.max_model_len,
         protection=told.protection,
@@ -171,7 +170,8 @@ def choose_models(
     if draft is not None and target is None:
         fail("serve", "--draft is given without --target: name both models of the pair", WRONG_USAGE)
     if target == pair.NAME and draft in (None, pair.NAME):
-        return _built_in(drafters, propose, beside=draft is not None)
+        built_in = _built_in(drafters, propose or speculator, beside=draft is not None)
+        return replace(built_in, propose=propose, speculator=speculator)
     if target is not None and (draft or propose or speculator) is None and drafters > 0:
         fail(
             "serve",
@@ -182,7 +182,10 @@ def choose_models(
     if target is not None:
         name = target if target == pair.NAME else checkpoint_name(target)
         found = _found(target, pair.TARGET)
-        return Models(found, None if draft is None else _found(draft, pair.DRAFT), name, propose)
+        draft = None if draft is None else _found(draft, pair.DRAFT)
+        return Models(found, draft, name, propose, speculator=speculator)
+    if speculator is not None:
+        fail("serve", "--speculator is given without --target: name the target that it is of", WRONG_USAGE)
     weights = smollm2.weights()
     if weights is None:
         return _built_in(drafters, propose)

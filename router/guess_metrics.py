@@ -18,8 +18,8 @@ class GuessMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._tokens = Counter(
             "outrider_draft_tokens",
-            "Draft tokens verified, by who had guessed them (a draft model, suffix, prediction, grammar) and "
-            "by what became of them.",
+            "Draft tokens verified, by who had guessed them (a draft model, suffix, prediction, grammar, "
+            "speculator) and by what became of them.",
             ["model_name", "source", "fate"],
             registry=registry,
         )

@@ -49,6 +49,7 @@ class Step:
 class Engine:
     """Runs steps one at a time. `prepare` may run in another thread while a step runs."""
 
+    speculating: Speculating | None = None  # by what the model guesses its own tokens; None = nothing
     _asked: threading.Event | None = None  # set once the device has been asked for the step
 
     def __init__(
@@ -76,7 +77,6 @@ class Engine:
         self.on_cpu = next(model.parameters()).device.type == "cpu"
         self.threads = torch.get_num_threads() if self.on_cpu else 1  # in a step
         self.resting_threads = self.threads  # another number of them that gives the same bits
-        self.speculating: Speculating | None = None  # the target's own guesses; None = it has none
         self._thread: ThreadPoolExecutor | None = None  # from the first run to close
 
     def prepare(self, works: Sequence[Work]) -> Step:

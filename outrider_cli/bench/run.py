@@ -78,7 +78,7 @@ async def _start(
         await relay.start()
         stack.push_async_callback(relay.close)
     services: dict[str, Service] = {}
-    alone = replace(settings.models, draft=None, propose=None)
+    alone = settings.models.alone
     for way in ours:
         progress.step(way)
         services[way] = await stack.enter_async_context(

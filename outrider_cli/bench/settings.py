@@ -64,11 +64,12 @@ class Settings:
         """Returns the ways of serving that are measured side by side."""
         if self.models is None:
             return (SERVER,)
+        only_drafts = self.models.drafts  # else guesses take no time to wait for
         left_out = {
             PLAIN_ALL: self.cores.all == self.cores.target,
-            LOCK_STEP: not self.lock_step or self.models.propose is not None,  # whose drafts take no time
-            CHAINS: not self.chains or self.models.propose is not None,
-            PATHS: not self.paths or self.models.propose is not None,
+            LOCK_STEP: not (self.lock_step and only_drafts),
+            CHAINS: not (self.chains and only_drafts),
+            PATHS: not (self.paths and only_drafts),
         }
         ours = [way for way in OURS if not left_out.get(way)]
         return (*ours, *(PEERS if self.peers else ()))

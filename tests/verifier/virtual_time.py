@@ -65,6 +65,8 @@ def truth(position: int) -> int:
 class Target:
     """In the place of an engine."""
 
+    speculating = None
+
     def __init__(self, step_time: StepTime) -> None:
         self.info = SimpleNamespace(vocab_size=VOCAB, max_context=10**6)
         self.pool = BlockPool(4096)

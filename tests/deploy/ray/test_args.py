@@ -33,6 +33,10 @@ def test_settings_of_one_pool_may_come_in_both_ways() -> None:
             {"verifier.resting_threads": 4, "verifier.device": "cuda"},
             "verifier.resting_threads: is for a model on a CPU in one process: leave it out",
         ),
+        (
+            {"verifier.speculator": "S", "verifier.device": "cuda"},
+            "verifier.speculator: is for a model on a CPU in one process: leave it out",
+        ),
         ({"num_speculative_tokens": -1}, "num_speculative_tokens: must be at least 0, not -1"),
         ({"drafters_per_session": 5}, "drafters_per_session: must be from 1 to 4, not 5"),
         ({"propose": "luck"}, "propose: must be one of suffix, not 'luck'"),

@@ -103,10 +103,10 @@ def test_a_worker_is_told_what_its_pool_was_told() -> None:
         assert (engine.device, engine.number_format) == ("cuda", "bfloat16")
 
 
-def test_a_verifier_may_have_more_threads_while_drafters_rest() -> None:
-    told = parse({"verifier.resting_threads": 4})
+def test_a_verifier_may_have_a_speculator_and_more_threads_while_drafters_rest() -> None:
+    told = parse({"verifier.resting_threads": 4, "verifier.speculator": "S"})
     config = verifier_config("T", None, told.verifier, told.network, "127.0.0.1")
-    assert (config.engine.threads, config.resting_threads) == (1, 4)
+    assert (config.engine.threads, config.resting_threads, config.speculator) == (1, 4, "S")
 
 
 def test_every_option_of_the_engine_and_of_its_steps_is_an_argument_of_a_pool() -> None:

@@ -61,6 +61,7 @@ async def test_it_reaches_the_session_and_usage_tells_what_became_of_it(
     assert whole["metrics"]["speculative_decoding"]["own_guesses"] == {
         "prediction": {"num_draft_tokens": 3, "num_accepted_draft_tokens": 1},
         "grammar": {"num_draft_tokens": 1, "num_accepted_draft_tokens": 1},
+        "speculator": {"num_draft_tokens": 0, "num_accepted_draft_tokens": 0},
     }
     assert whole["metrics"]["speculative_decoding"]["drafters"] == {
         "small": {"num_draft_tokens": 3, "num_accepted_draft_tokens": 1},
