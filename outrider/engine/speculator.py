@@ -37,6 +37,7 @@ from outrider.sampling.sampler import Ranked, Row, rank
 CONFIG, WEIGHTS = "config.json", "speculator.safetensors"
 KIND = "outrider_speculator"
 MOST_GUESSES = 8  # tokens ahead
+LEAST_SURVIVAL = 0.1  # of a guess behind which another one is made
 EPS = 1e-6
 
 
@@ -124,19 +125,24 @@ class Speculating:
     def guess(
         self, places: Sequence[int], tokens: Sequence[int], rows: Sequence[Sequence[Row]]
     ) -> list[list[Ranked]]:
-        """Returns for each of R tokens the guesses behind it, each with how clearly it won.
+        """Returns for each of R tokens the guesses behind it, each with how clearly it won; none behind those
+        of which no row is likely to survive.
 
         `places`: the rows of the model's last pass from which the tokens were drawn. `rows`: for each guess
         in turn R rows, by which the target would draw it."""
         found: list[list[Ranked]] = [[] for _ in tokens]
+        survival = [1.0] * len(tokens)
         with torch.inference_mode():
             states = self._last.states[torch.tensor(places)].float()
             own, last = self._speculator.begin(states), torch.tensor(tokens)
             for drawn in rows:
                 own = self._speculator.follow(own, F.embedding(last, self._embeddings.weight).float())
                 ranked = rank(self._speculator.logits(own), drawn, 1, None, self._vocabulary)
-                for each, one in zip(found, ranked, strict=True):
-                    each.append(one)
+                for row, one in enumerate(ranked):
+                    found[row].append(one)
+                    survival[row] *= one.shares[0]
+                if max(survival) < LEAST_SURVIVAL:
+                    break
                 last = torch.tensor([one.ids[0] for one in ranked])
         return found
 
