@@ -65,7 +65,7 @@ def truth(position: int) -> int:
 class Target:
     """In the place of an engine."""
 
-    speculating = None
+    speculating: Any = None
 
     def __init__(self, step_time: StepTime) -> None:
         self.info = SimpleNamespace(vocab_size=VOCAB, max_context=10**6)
@@ -89,9 +89,9 @@ class Target:
 class Verifier:
     """One session at a verifier, and what its steps showed."""
 
-    def __init__(self, seconds: dict[int, float]) -> None:
+    def __init__(self, seconds: dict[int, float], target: Target | None = None) -> None:
         self.clock = asyncio.get_running_loop().time
-        engine: Any = Target(StepTime.measured(seconds))
+        engine: Any = target or Target(StepTime.measured(seconds))
         identity = Identity(Role.VERIFIER, "v", 1)
         self.stepper = Stepper(
             engine,

@@ -1,0 +1,118 @@
+"""What a speculator's guesses bring and cost at a verifier, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.ranked import Ranked
+from outrider.sampling.shaping import Row
+from outrider.wire.session import SessionParams
+from tests.verifier.virtual_time import PROMPT, VOCAB, Target, Verifier, run, truth
+from verifier.price import StepTime
+from verifier.session import SessionSpec
+from verifier.stepper import StepReport
+
+STEPS = {1: 0.01, 65: 0.074}  # seconds: a token more costs a tenth of a step
+GUESSING = 0.001
+GUESSES, K, SECONDS = 3, 8, 4.0
+
+
+class Guessing(Target):
+    """A target with a speculator whose first guesses are right."""
+
+    def __init__(self, step_time: StepTime, right: int) -> None:
+        super().__init__(step_time)
+        self.speculating: Any = SimpleNamespace(guesses=GUESSES)
+        self.right, self.asked, self.broken = right, 0, False
+
+    def guess(
+        self, places: Sequence[int], tokens: Sequence[int], rows: Sequence[Sequence[Row]]
+    ) -> list[list[Ranked]]:
+        self.asked += 1
+        if self.broken:
+            raise RuntimeError("it broke")
+        assert all(token == truth(row.position - 1) for token, row in zip(tokens, rows[0], strict=True))
+        return [
+            [
+                Ranked(((truth(drawn[at].position) + (ahead >= self.right)) % VOCAB,), (0.9,))
+                for ahead, drawn in enumerate(rows)
+            ]
+            for at in range(len(tokens))
+        ]
+
+    async def run(self, call: Callable[..., Any], *arguments: object) -> Any:
+        await asyncio.sleep(GUESSING)
+        return call(*arguments)
+
+
+class Counting:
+    """A verifier of one session whose target guesses."""
+
+    def __init__(self, right: int, sampling: SamplingParams) -> None:
+        self.engine = Guessing(StepTime.measured(STEPS), right)
+        self.verifier = Verifier(STEPS, self.engine)
+        params = SessionParams(PROMPT, sampling, 30_000)
+        self.running = self.verifier.stepper.open(SessionSpec(b"s" * 16, params, (), VOCAB, b""), K)
+        self.reports: list[StepReport] = []
+        self.verifier.stepper._on_step = self.reports.append
+
+    async def pass_by(self) -> tuple[float, float]:
+        """Returns tokens and verified guesses a step, in the second half of some seconds."""
+        steps = asyncio.create_task(self.verifier.stepper.run())
+        await asyncio.sleep(SECONDS)
+        steps.cancel()
+        late = self.reports[len(self.reports) // 2 :]
+        outcomes = [outcome for report in late for _, outcome in report.outcomes]
+        for outcome in outcomes:
+            assert outcome.own.speculated == outcome.verified
+            assert outcome.own.speculated_accepted == outcome.accepted
+        tokens = sum(len(outcome.tokens) for outcome in outcomes)
+        return tokens / len(outcomes), sum(outcome.verified for outcome in outcomes) / len(outcomes)
+
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@pytest.mark.parametrize("right", range(GUESSES + 1))
+def test_what_is_right_is_taken_and_what_never_is_is_hardly_verified(right: int) -> None:
+    async def main() -> None:
+        tokens, verified = await Counting(right, GREEDY).pass_by()
+        assert tokens == pytest.approx(1 + right, abs=0.05)
+        assert right - 0.05 <= verified < right + 0.1
+
+    run(main())
+
+
+def test_while_drafts_rest_it_is_not_asked() -> None:
+    async def main() -> None:
+        counting = Counting(GUESSES, GREEDY)
+        counting.running.session.rest(True)
+        assert await counting.pass_by() == (1, 0) and counting.engine.asked == 0
+
+    run(main())
+
+
+def test_where_each_token_changes_what_may_follow_it_is_not_asked() -> None:
+    async def main() -> None:
+        counting = Counting(GUESSES, SamplingParams(temperature=0.0, frequency_penalty=0.1))
+        assert await counting.pass_by() == (1, 0) and counting.engine.asked == 0
+
+    run(main())
+
+
+def test_one_that_fails_guesses_no_more_and_its_sessions_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        counting = Counting(GUESSES, GREEDY)
+        counting.engine.broken = True
+        with caplog.at_level(logging.ERROR):
+            assert await counting.pass_by() == (1, 0)
+        assert counting.engine.asked == 1 and caplog.text.count("the speculator failed") == 1
+
+    run(main())
