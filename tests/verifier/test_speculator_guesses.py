@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from outrider.engine.engine import Work
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.ranked import Ranked
 from outrider.sampling.shaping import Row
@@ -32,13 +33,18 @@ class Guessing(Target):
         self.speculating: Any = SimpleNamespace(guesses=GUESSES)
         self.right, self.asked, self.broken = right, 0, False
 
+    def choose(self, works: Sequence[Work], rows: Sequence[Row]) -> list[int]:
+        self.chosen = super().choose(works, rows)
+        return self.chosen
+
     def guess(
         self, places: Sequence[int], tokens: Sequence[int], rows: Sequence[Sequence[Row]]
     ) -> list[list[Ranked]]:
         self.asked += 1
         if self.broken:
             raise RuntimeError("it broke")
-        assert all(token == truth(row.position - 1) for token, row in zip(tokens, rows[0], strict=True))
+        assert [self.chosen[place] for place in places] == tokens
+        assert [truth(row.position - 1) for row in rows[0]] == tokens
         return [
             [
                 Ranked(((truth(drawn[at].position) + (ahead >= self.right)) % VOCAB,), (0.9,))
