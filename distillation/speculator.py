@@ -36,7 +36,8 @@ class SpeculatorInMaking:
         self.width = self._output.shape[1]
         if (embedded := self._embeddings.shape[1]) != self.width:
             raise StartupError(
-                f"{type(target).__name__} has embeddings of {embedded} numbers and states of {self.width}, which a speculator cannot read: leave out --speculator, and a draft is made"
+                f"{type(target).__name__} has embeddings of {embedded} numbers and states of {self.width}, "
+                "which a speculator cannot read: leave out --speculator, and a draft is made"
             )
 
     def begin(
