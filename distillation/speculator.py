@@ -96,11 +96,13 @@ def inner_size(hidden_size: int) -> int:
 
 
 def guess_ms(target: Engine, folder: Path, guesses: int) -> float:
-    """Returns the time of a guess where it is served: of one after another behind a token, the median."""
+    """Returns the time of a guess where it is served: of up to so many, one after another behind a token,
+    the median."""
     speculating = checkpoint.load(folder, target.model)
     rows = [[Row(SamplingParams(temperature=0.0), at + 1, None, ())] for at in range(guesses)]
     target.probe()
-    return round(median_ms(lambda: speculating.guess([0], [0], rows)) / guesses, 4)
+    made = len(speculating.guess([0], [0], rows)[0])
+    return round(median_ms(lambda: speculating.guess([0], [0], rows)) / made, 4)
 
 
 def _some(lessons: Sequence[Lesson]) -> States:
