@@ -121,7 +121,7 @@ async def test_the_text_is_the_same_with_its_guesses_and_without(made: Made, tem
     async with Cluster(TARGET, speculator=made.out) as cluster:
         guessed = await cluster.ask(prompt, sampling, 64)
     assert guessed.tokens == plain.tokens
-    assert guessed.accepted > 8 and guessed.steps < plain.steps
+    assert guessed.accepted > 20 and guessed.steps < plain.steps
 
 
 @pytest.mark.timeout(600)
@@ -214,8 +214,9 @@ def test_a_place_teaches_what_stands_ahead_of_it_in_the_text() -> None:
 
 
 def test_a_step_yields_the_guesses_up_to_the_first_wrong_one_and_a_token_more() -> None:
-    assert tokens_of_runs([[2, 9, 9, 0, 1, 9, 9]], 3) == 2.0  # three, one, two; the last is cut short
-    assert tokens_of_runs([[2, 0, 3, 0]], 1) == 2.0
+    row = [5, 4, 3, 2, 1, 0, 1, 0, 9]  # the last step is cut short by the end of the text
+    assert tokens_of_runs([row], 3) == (4 + 2 + 2) / 3
+    assert tokens_of_runs([row], 1) == 2.0
     assert tokens_of_runs([[]], 3) == 0.0
 
 
