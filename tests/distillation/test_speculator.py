@@ -112,8 +112,10 @@ def test_it_learned_to_guess_what_the_target_says(made: Made) -> None:
     assert said.count("times plain decoding at k = 3") == 3
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-async def test_the_text_is_the_same_with_its_guesses_and_without(made: Made, temperature: float) -> None:
+@pytest.mark.parametrize(("temperature", "least"), [(0.0, 36), (0.8, 6)])
+async def test_the_text_is_the_same_with_its_guesses_and_without(
+    made: Made, temperature: float, least: int
+) -> None:
     asked = load(made.out / "work" / "heldout.jsonl", 384)[0]
     prompt, sampling = asked.ids[: asked.prompt], SamplingParams(temperature=temperature, seed=5)
     async with Cluster(TARGET) as cluster:
@@ -121,7 +123,7 @@ async def test_the_text_is_the_same_with_its_guesses_and_without(made: Made, tem
     async with Cluster(TARGET, speculator=made.out) as cluster:
         guessed = await cluster.ask(prompt, sampling, 64)
     assert guessed.tokens == plain.tokens
-    assert guessed.accepted > 20 and guessed.steps < plain.steps
+    assert guessed.accepted > least and guessed.steps < plain.steps
 
 
 @pytest.mark.timeout(600)
