@@ -1,4 +1,5 @@
-"""The folder of a draft in the making: what a run has done, so that the same command goes on after a kill."""
+"""The folder of a draft or a speculator in the making: what a run has done, so that the same command goes on
+after a kill."""
 
 from __future__ import annotations
 
@@ -22,11 +23,16 @@ class State:
     """What is known of a folder's runs. A round is the first training, or an update."""
 
     target: str  # fingerprint
-    layers: list[int]  # of the target's, in the draft
+    layers: list[int]  # of the target's, in the draft; none, if it is a speculator
+    speculator: bool = False  # what is made, in a draft's place
     round: int = 0
     done: bool = False
     seconds: float = 0.0  # spent on this round
     untrained: dict[str, Any] = field(default_factory=dict)  # acceptance of the cut before it learned
+
+    @property
+    def kind(self) -> str:
+        return "speculator" if self.speculator else "draft"
 
 
 class Folder:

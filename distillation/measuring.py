@@ -1,11 +1,11 @@
-"""How often a draft guesses what its target says, on texts that the target has written."""
+"""How often a draft or a speculator guesses what its target says, on texts that the target has written."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,18 +22,32 @@ TIMED_STEPS = 20
 def tokens_per_step(matches: Sequence[Sequence[bool]], k: int) -> float:
     """Returns the mean tokens a verification step yields with k drafted ones, from each text's matches.
 
-    A step that starts at a position yields the run of matches there, at most k, and one token of the
-    target's own (the correction, or the bonus after a full run). Exact for greedy decoding, because
-    everything the draft has read when it proposes is text that the target has accepted. A step that
-    the end of the text cuts short is not counted.
+    Exact for greedy decoding, because everything the draft has read when it proposes is text that the target
+    has accepted."""
+    return tokens_of_runs([runs(row) for row in matches], k)
+
+
+def runs(matches: Sequence[bool]) -> list[int]:
+    """Returns how many tokens from each place on are guessed in a row."""
+    found, run = [], 0
+    for match in reversed(matches):
+        run = run + 1 if match else 0
+        found.append(run)
+    return found[::-1]
+
+
+def tokens_of_runs(texts: Sequence[Sequence[int]], k: int) -> float:
+    """Returns the mean tokens of a verification step with k guessed ones, from how many of the guesses at
+    each place of each text are right before one is wrong.
+
+    A step that starts at a position yields these, at most k, and one token of the target's own (the
+    correction, or the bonus after a full run). A step that the end of the text cuts short is not counted.
     """
     steps = tokens = 0
-    for row in matches:
+    for row in texts:
         position = 0
         while position < len(row):
-            run = 0
-            while run < k and position + run < len(row) and row[position + run]:
-                run += 1
+            run = min(k, row[position])
             if position + run >= len(row):
                 break
             steps += 1
@@ -55,13 +69,11 @@ def matches(draft: Any, text: Text, vocabulary: torch.Tensor) -> list[bool]:
     return [guess.ids[0] == text.ids[at] for guess, at in zip(guesses, positions, strict=True)]
 
 
-def acceptance(draft: Any, texts: Iterable[Text], vocabulary: torch.Tensor) -> dict[str, Any]:
+def acceptance(found: Iterable[tuple[Text, Sequence[int]]], ks: Sequence[int] = KS) -> dict[str, Any]:
     """Returns shares of accepted tokens and tokens a step, by temperature; shares by category, if there are
-    any."""
-    draft.eval()
-    found = [(text, matches(draft, text, vocabulary)) for text in texts if text.written]
-    by_temperature: defaultdict[float, list[list[bool]]] = defaultdict(list)
-    by_category: defaultdict[str, list[list[bool]]] = defaultdict(list)
+    any; of each text how many of the guesses at each place are right before one is wrong."""
+    by_temperature: defaultdict[float, list[Sequence[int]]] = defaultdict(list)
+    by_category: defaultdict[str, list[Sequence[int]]] = defaultdict(list)
     for text, row in found:
         by_temperature[text.temperature].append(row)
         if text.category:
@@ -71,7 +83,7 @@ def acceptance(draft: Any, texts: Iterable[Text], vocabulary: torch.Tensor) -> d
             f"{temperature:g}": {
                 "acceptance": _share(rows),
                 "tokens": sum(map(len, rows)),
-                "tokens_per_step": {str(k): round(tokens_per_step(rows, k), 3) for k in KS},
+                "tokens_per_step": {str(k): round(tokens_of_runs(rows, k), 3) for k in ks},
             }
             for temperature, rows in sorted(by_temperature.items())
         },
@@ -81,13 +93,19 @@ def acceptance(draft: Any, texts: Iterable[Text], vocabulary: torch.Tensor) -> d
 
 def step_ms(engine: Engine) -> float:
     """Returns the time of a step of one token, in milliseconds: the median of some."""
+    return median_ms(engine.probe)
+
+
+def median_ms(call: Callable[[], object]) -> float:
+    """Returns the time of a call, in milliseconds: the median of some."""
     seconds = []
     for _ in range(TIMED_STEPS):
         began = time.perf_counter()
-        engine.probe()
+        call()
         seconds.append(time.perf_counter() - began)
     return round(1000 * statistics.median(seconds), 3)
 
 
-def _share(rows: Sequence[Sequence[bool]]) -> float:
-    return round(sum(map(sum, rows)) / max(1, sum(map(len, rows))), 4)
+def _share(rows: Sequence[Sequence[int]]) -> float:
+    right = sum(run > 0 for row in rows for run in row)
+    return round(right / max(1, sum(map(len, rows))), 4)

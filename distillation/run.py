@@ -1,10 +1,10 @@
-"""A run of `outrider distill`: the target writes, the draft learns, and what came of it is measured."""
+"""A run of `outrider distill`: the target writes, the student learns, and what came of it is measured."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,21 @@ from transformers import PreTrainedTokenizerFast
 
 from distillation import prompts as asking
 from distillation import texts as kept
-from distillation.cut import chosen_layers, cut, freeze, frequent, save, usual_layers
-from distillation.folder import REPORT, Folder, State
-from distillation.learning import Learner, Lesson
-from distillation.measuring import acceptance, step_ms
+from distillation.cut import chosen_layers, frequent, usual_layers
+from distillation.draft import Draft
+from distillation.folder import Folder, State
+from distillation.measuring import step_ms
 from distillation.options import DistillOptions
 from distillation.progress import Stage
 from distillation.prompts import Prompt
-from distillation.texts import Text
+from distillation.speculator import SpeculatorInMaking
+from distillation.states import KeptStates
+from distillation.student import Student
+from distillation.texts import Lesson, Text
 from distillation.writing import write
-from outrider.engine.draft_vocabulary import reduce_output
 from outrider.engine.engine import Engine
 from outrider.engine.loading import load_engine, load_model, load_tokenizer
+from outrider.engine.parts import CALLS, usual
 from outrider.errors import StartupError
 from outrider.options.memory import Share
 from outrider.options.option import wrong
@@ -45,22 +48,32 @@ def distill(options: DistillOptions, console: Console) -> dict[str, Any]:
     """Returns the report. Raises StartupError with a sentence that says what to change."""
     folder = Folder(Path(options.out).expanduser())
     state = folder.state()
+    made = options.kind
     if options.update and state is None:
-        raise wrong("update", f"needs a draft in {options.out} to go on from: leave it out the first time")
+        raise wrong("update", f"needs a {made} in {options.out} to go on from: leave it out the first time")
+    if state is not None and state.kind != made:
+        say = "leave out --speculator" if options.speculator else "say --speculator"
+        raise StartupError(f"{options.out} holds a {state.kind}: {say}, or name another folder")
     target, info = load_model(options.target)
-    count = target.config.num_hidden_layers
-    layers = options.layers or (len(state.layers) if state else usual_layers(count))
-    if layers > count:
-        raise wrong("layers", f"must be at most {count}, the target's, not {layers}")
-    new = State(info.fingerprint, chosen_layers(count, layers))
+    layers = [] if options.speculator else _layers(options, state, target.config.num_hidden_layers)
+    new = State(info.fingerprint, layers, options.speculator)
     state = state or new
     if (state.target, state.layers) != (new.target, new.layers):
-        raise StartupError(f"{options.out} holds a draft of another target or size: name another folder")
+        what = "another target" if options.speculator else "another target or size"
+        raise StartupError(f"{options.out} holds a {made} of {what}: name another folder")
     if state.done and not options.update:
-        raise StartupError(f"{options.out} holds a finished draft: --update goes on from it with new text")
+        raise StartupError(f"{options.out} holds a finished {made}: --update goes on from it with new text")
     if state.done:
         state.round, state.done, state.seconds = state.round + 1, False, 0.0
     return _Run(options, folder, state, target, console).run()
+
+
+def _layers(options: DistillOptions, state: State | None, count: int) -> list[int]:
+    """Returns which of a target's `count` layers a draft has."""
+    layers = options.layers or (len(state.layers) if state else usual_layers(count))
+    if layers > count:
+        raise wrong("layers", f"must be at most {count}, the target's, not {layers}")
+    return chosen_layers(count, layers)
 
 
 class _Run:
@@ -77,11 +90,16 @@ class _Run:
         self.tokenizer.chat_template = files.chat_template
         self.given = asking.read(Path(options.prompts), self.tokenizer) if options.prompts else []
         self.template = None if self.given else asking.template_of(self.tokenizer, options.target_name)
-        self.draft = cut(target, state.layers)
+        self.student: Student = (
+            SpeculatorInMaking(target)
+            if options.speculator
+            else Draft(target, state.layers, self.tokenizer, options.slim)
+        )
         del target
         self.device = torch.device(options.device)
         self.sessions = SESSIONS[self.device.type]
         self.engine = self._load(options.target)
+        self.states = KeptStates(self.engine.model) if self.student.width else None
         self.began = time.monotonic() - state.seconds
         folder.save_state(state)
 
@@ -95,13 +113,20 @@ class _Run:
         self._spent()
         return report
 
+    def _load_draft(self, path: str) -> Engine:
+        return self._load(path, drafts=True)
+
     def _load(self, path: str, drafts: bool = False) -> Engine:
         options = self.options
+        parts = None
+        if self.student.width and self.device.type == "cuda":  # what is recorded notes no states
+            parts = replace(usual(self.device, None, options.quantization), runner=CALLS)
         return load_engine(
             path,
             device=options.device,
             quantization=options.quantization,
             kv_memory_bytes=None if self.device.type == "cpu" else ON_GPU,
+            parts=parts,
             drafts=drafts,
             lender=self.options.target,
         )
@@ -110,9 +135,9 @@ class _Run:
         self.state.seconds = time.monotonic() - self.began
         self.folder.save_state(self.state)
 
-    def _heldout(self) -> list[Text]:
-        """Returns the target's answers to prompts that the draft does not learn from."""
-        found = kept.load(self.folder.heldout)
+    def _heldout(self) -> list[Lesson]:
+        """Returns the target's answers to prompts that the student does not learn from."""
+        found = kept.load(self.folder.heldout, self.student.width)
         total = HELD_OUT * len(TEMPERATURES)
         if len(found) < total:
             kept.remove(self.folder.heldout)  # what a kill has cut short
@@ -124,13 +149,13 @@ class _Run:
                     written.append(each)
                     stage.at(len(written))
             kept.add(self.folder.heldout, written)
-            found = [text for text, _ in written]
-        return found
+            found = [each.text for each in written]
+        return kept.load_lessons(self.folder.heldout, found, self.student.width)
 
     def _texts(self) -> list[Text]:
         """Returns what the target wrote for this round, at least one text."""
         file, seed = self.folder.texts(self.state.round), (self.options.seed * 64 + self.state.round) * SEEDS
-        found = kept.load(file)
+        found = kept.load(file, self.student.width)
         most, done = self.options.most_tokens, sum(text.written for text in found)
         begun = max((text.seed + 1 - seed for text in found), default=0)
         prompts: Iterator[Prompt]
@@ -141,10 +166,10 @@ class _Run:
         with Stage("the target's text", most, self.console) as stage:
             while done < most and not (found and self._over(TEXT_SHARE)):
                 some = list(islice(prompts, self.sessions * ASKED))
-                for text, likely in self._write(some, begun, seed):
-                    kept.add(file, [(text, likely)])
-                    found.append(text)
-                    done += text.written
+                for each in self._write(some, begun, seed):
+                    kept.add(file, [each])
+                    found.append(each.text)
+                    done += each.text.written
                     self._spent()
                     stage.at(min(done, most), f"{done:,} tokens")
                     if done >= most or self._over(TEXT_SHARE):
@@ -170,7 +195,7 @@ class _Run:
             drawn = [1.0] * self.sessions
             made = write(self.engine, before, drawn, asking.QUESTION_TOKENS, seed + first, self.sessions)
             asked = [
-                asking.prompt_of(self.tokenizer, self.template, text.ids[text.prompt :]) for text, _ in made
+                asking.prompt_of(self.tokenizer, self.template, text.ids[text.prompt :]) for text, *_ in made
             ]
             questions = [prompt for prompt in asked if prompt is not None]
             empty = 0 if questions else empty + 1
@@ -181,90 +206,67 @@ class _Run:
     def _write(self, prompts: Sequence[Prompt], begun: int, seed: int) -> Iterator[Lesson]:
         """Yields the answers to prompts, the first of which is the `begun`th that is asked with that seed."""
         temperatures = [TEMPERATURES[at % len(TEMPERATURES)] for at in range(begun, begun + len(prompts))]
-        return write(self.engine, prompts, temperatures, self.options.length, seed + begun, self.sessions)
+        length, seed = self.options.length, seed + begun
+        return write(self.engine, prompts, temperatures, length, seed, self.sessions, self.states)
 
-    def _learn(self, texts: Sequence[Text], heldout: Sequence[Text]) -> torch.Tensor:
-        """Trains the draft, which then stands in its folder, and returns its vocabulary."""
-        saved = self.folder.training()
+    def _learn(self, texts: Sequence[Text], heldout: Sequence[Lesson]) -> torch.Tensor:
+        """Trains the student, which then stands in its folder, and returns its vocabulary."""
+        saved, options = self.folder.training(), self.options
         going_on = saved is not None and saved["round"] == self.state.round
-        known = kept.load(self.folder.texts(0)) if self.state.round else []
-        ids = frequent(
-            (text.ids for text in [*known, *texts]),
-            self.options.vocabulary,
-            self.engine.info.vocab_size,
-            self.engine.info.eos_token_ids,
-        )
-        vocabulary = torch.tensor(saved["vocabulary"] if saved is not None and going_on else ids)
-        freeze(self.draft)
-        whole = self.draft.get_output_embeddings()
-        reduce_output(self.draft, vocabulary)
-        self.draft.to(self.device)
-        vocabulary = vocabulary.to(self.device)
-        likely = kept.load_likely(self.folder.texts(self.state.round), texts)
-        learner = Learner(
-            self.draft,
-            vocabulary,
-            list(zip(texts, likely, strict=True)),
-            self.options.seed + self.state.round,
-            self.options.readings,
+        known = saved is not None and (going_on or self.student.keeps_vocabulary)
+        vocabulary = torch.tensor(saved["vocabulary"] if saved is not None and known else self._most(texts))
+        learner = self.student.begin(
+            vocabulary.to(self.device),
+            kept.load_lessons(self.folder.texts(self.state.round), texts, self.student.width),
+            options.seed + self.state.round,
+            options.all_readings,
         )
         if saved is not None and going_on:
             learner.restore(saved)
         elif saved is not None:
-            self.draft.load_state_dict(saved["learned"], strict=False)
+            learner.load(saved)
         elif not self.state.untrained:
-            self.state.untrained = acceptance(self.draft, heldout, vocabulary)
+            self.state.untrained = self.student.acceptance(heldout)
             self._spent()  # before the first step is kept: who goes on from that cannot measure it any more
 
         def keep() -> None:
             learner.save(self.folder, self.state.round)
             self._spent()
 
-        until = self.began + self.options.seconds
+        until = self.began + options.seconds
         with Stage("training", learner.steps, self.console) as stage:
             learner.run(until, max(1.0, until - time.monotonic()), keep, stage.at)
-        self.trained = acceptance(self.draft, heldout, vocabulary)
+        self.trained = self.student.acceptance(heldout)
         self.steps = learner.taken
-        self.draft.to("cpu").set_output_embeddings(whole)
-        save(self.draft, self.tokenizer, vocabulary.tolist(), self.folder.path, self.options.slim)
+        self.student.save(self.folder.path)
         return vocabulary
 
+    def _most(self, texts: Sequence[Text]) -> list[int]:
+        """Returns the ids of the most frequent tokens, of the first round's text too."""
+        first = kept.load(self.folder.texts(0), self.student.width) if self.state.round else []
+        info = self.engine.info
+        return frequent(
+            (text.ids for text in [*first, *texts]),
+            self.options.vocabulary,
+            info.vocab_size,
+            info.eos_token_ids,
+        )
+
     def _report(
-        self, texts: Sequence[Text], heldout: Sequence[Text], vocabulary: torch.Tensor
+        self, texts: Sequence[Text], heldout: Sequence[Lesson], vocabulary: torch.Tensor
     ) -> dict[str, Any]:
         ids = set(vocabulary.tolist())
-        written = [token for text in heldout for token in text.ids[text.prompt :]]
-        engine = self._load(str(self.folder.path), drafts=True)
+        written = [token for text, *_ in heldout for token in text.ids[text.prompt :]]
         return {
             "options": asdict(self.options),
             "round": self.state.round,
             "text_tokens": sum(text.written for text in texts),
             "training_steps": self.steps,
-            "layers": self.state.layers,
             "vocabulary": len(ids),
             "in_vocabulary": round(sum(token in ids for token in written) / max(1, len(written)), 4),
             "acceptance": self.trained,
             "untrained": self.state.untrained,
-            "draft_token_ms": step_ms(engine),
+            **self.student.figures(self.folder.path, self.engine, self._load_draft),
             "target_step_ms": step_ms(self.engine),
             "seconds": round(time.monotonic() - self.began, 1),
         }
-
-
-def lines(report: dict[str, Any], out: str) -> list[str]:
-    """Returns the report as people read it."""
-    shown, before = "5", report["untrained"].get("by_temperature", {})
-    takes = (report["draft_token_ms"], report["target_step_ms"])
-    return [
-        f"temperature  accepted  untrained  tokens a step at k = {shown}",
-        *(
-            f"{temperature:>11}  {one['acceptance']:>8.3f}  {before[temperature]['acceptance']:>9.3f}  "
-            f"{one['tokens_per_step'][shown]:.2f}"
-            for temperature, one in report["acceptance"]["by_temperature"].items()
-        ),
-        *(f"{name}: {share:.3f}" for name, share in report["acceptance"]["by_category"].items()),
-        f"{report['vocabulary']:,} tokens to guess, which are {report['in_vocabulary']:.1%} of the text",
-        f"a draft token takes {takes[0]} ms, a step of the target {takes[1]} ms",
-        f"outrider serve --target {report['options']['target']} --draft {out}",
-        f"{out}/{REPORT} has all figures",
-    ]

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from distillation.prompts import Prompt
-from distillation.texts import KEPT, PLACE, Likely, Text
+from distillation.states import KeptStates
+from distillation.texts import KEPT, NO_STATES, PLACE, Lesson, Likely, States, Text
 from outrider.engine.engine import Engine, Work
 from outrider.engine.kv_blocks import BlockTable
 from outrider.sampling.params import SamplingParams
@@ -31,11 +32,13 @@ class _Writing:
     blocks: int  # that it may come to hold
     table: BlockTable = field(default_factory=BlockTable)
     likely: list[Likely] = field(default_factory=list)
+    states: list[States] = field(default_factory=list)
 
-    def text(self) -> tuple[Text, Likely]:
+    def lesson(self) -> Lesson:
         params, prompt = self.params, self.prompt
         text = Text(self.ids, len(prompt.ids), params.temperature, params.seed, prompt.category)
-        return text, np.concatenate(self.likely)
+        states = np.concatenate(self.states) if self.states else NO_STATES
+        return Lesson(text, np.concatenate(self.likely), states)
 
 
 def write(
@@ -45,10 +48,12 @@ def write(
     new: int,
     seed: int,
     sessions: int,
-) -> Iterator[tuple[Text, Likely]]:
+    states: KeptStates | None = None,
+) -> Iterator[Lesson]:
     """Yields each prompt with up to `new` tokens after it, once they are written; what ends a text is part of
     it. Each has its own temperature, and seeds count from `seed`. Beside a text is what the target held
-    likely at each place that it wrote, at the temperature at which the text teaches.
+    likely at each place that it wrote, at the temperature at which the text teaches, and the `states` there,
+    if they are to be kept.
 
     No text is longer than the target's context: a prompt that leaves no room there is cut at its beginning.
     At most `sessions` texts are written at a time, fewer if no more fit into the engine."""
@@ -71,16 +76,16 @@ def write(
                 if going and waiting[-1].blocks + sum(each.blocks for each in going) > pool.num_blocks:
                     break
                 going.append(waiting.pop())
-            for done in _step(engine, going):
+            for done in _step(engine, going, states):
                 pool.close(done.table)
                 going.remove(done)
-                yield done.text()
+                yield done.lesson()
     finally:
         for each in going:
             pool.close(each.table)
 
 
-def _step(engine: Engine, going: Sequence[_Writing]) -> list[_Writing]:
+def _step(engine: Engine, going: Sequence[_Writing], states: KeptStates | None) -> list[_Writing]:
     """Runs a piece of each text, as far as a step has room, and returns those that are done."""
     room, works, drawing = MOST_TOKENS, list[Work](), list[_Writing]()
     for each in going:
@@ -100,6 +105,9 @@ def _step(engine: Engine, going: Sequence[_Writing]) -> list[_Writing]:
     for each, token, place in zip(drawing, tokens, places, strict=True):
         each.ids.append(token)
         each.likely.append(place[None])
+    if states is not None:
+        for each, state in zip(drawing, states.rows(), strict=True):
+            each.states.append(state[None])
     return [
         each for each in drawing if each.ids[-1] in engine.info.eos_token_ids or len(each.ids) == each.end
     ]

@@ -1,4 +1,4 @@
-"""`outrider distill`: makes a draft for a target."""
+"""`outrider distill`: makes a draft or a speculator for a target."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ def _distill(**given: Any) -> None:
         options = build(DistillOptions, given)
         from rich.console import Console
 
-        from distillation.run import distill, lines  # heavy: torch
+        from distillation.report import gains, lines
+        from distillation.run import distill  # heavy: torch
 
         report = distill(options, Console(stderr=True))
-        print("\n".join([*lines(report, options.out), *predicted(report)]), flush=True)
+        expected = gains(report) if options.speculator else predicted(report)
+        print("\n".join([*lines(report, options.out), *expected]), flush=True)
 
 
 def predicted(report: dict[str, Any]) -> list[str]:
-    """Returns what `outrider plan` computes from a report, a line for each temperature."""
+    """Returns what `outrider plan` computes from the report of a draft, a line for each temperature."""
     found = []
     for temperature, one in report["acceptance"]["by_temperature"].items():
         pair = Pair(
@@ -46,6 +48,7 @@ def predicted(report: dict[str, Any]) -> list[str]:
 distill = command(
     _distill,
     "distill",
-    "Make a draft for a target, from text that the target writes. The same command goes on after a kill.",
+    "Make a draft or a speculator for a target, from text that the target writes. "
+    "The same command goes on after a kill.",
     DistillOptions,
 )

@@ -42,6 +42,12 @@ class Turn:
             to.copy_(self._turned(part))
         return turned
 
+    def back(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns rows x [..., width] as they were before they were turned."""
+        split = x.double().view(-1, len(self._first), len(self._second))
+        found = (self._first @ split @ self._second).view(-1, self.width) * self._signs
+        return found.view(x.shape).to(x.dtype)
+
     def columns(self, x: torch.Tensor) -> torch.Tensor:
         """Returns a weight [width, n] whose products are turned."""
         return self.rows(x.T).T.contiguous()

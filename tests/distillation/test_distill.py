@@ -24,7 +24,7 @@ from distillation.learning import SAVED_STEPS, TEXTS_A_STEP, Learner
 from distillation.options import DistillOptions
 from distillation.prompts import Prompt
 from distillation.run import distill
-from distillation.texts import KEPT, PLACE, Text, add, load, load_likely
+from distillation.texts import KEPT, NO_STATES, PLACE, Lesson, Text, add, load, load_likely
 from distillation.writing import write
 from outrider.engine.loading import load_engine, load_model, load_tokenizer
 from outrider.errors import OutriderError, StartupError
@@ -233,12 +233,11 @@ def test_texts_are_written_together_as_they_are_alone(tmp_path: Path) -> None:
     assert (
         sum(len(prompt.ids) + 40 for prompt in prompts[:3]) > engine.pool.num_blocks * engine.pool.block_size
     )
-    together = dict(
-        sorted((text.seed, (text, likely)) for text, likely in write(engine, prompts, temperatures, 40, 9, 3))
-    )
+    written = write(engine, prompts, temperatures, 40, 9, 3)
+    together = dict(sorted((text.seed, (text, likely)) for text, likely, _ in written))
     assert engine.pool.available == engine.pool.num_blocks
     for at, (prompt, temperature) in enumerate(zip(prompts, temperatures, strict=True)):
-        [(text, likely)] = write(engine, [prompt], [temperature], 40, 9 + at, 3)
+        [(text, likely, _)] = write(engine, [prompt], [temperature], 40, 9 + at, 3)
         other, others = together[9 + at]
         assert text == other and np.array_equal(likely, others) and len(likely) == text.written
         assert text.ids[: text.prompt] == list(prompt.ids) and text.category == prompt.category
@@ -252,7 +251,7 @@ def test_no_text_is_longer_than_the_targets_context(tmp_path: Path, new: int) ->
     engine = load_engine(str(build("llama", tmp_path / "target")), kv_memory_bytes=2**22)
     engine.info = replace(engine.info, eos_token_ids=())
     asked = [Prompt((5, 6, 7)), Prompt((8,))]
-    texts = [text for text, _ in write(engine, asked, [1.0, 0.0], new, 1, 2)]
+    texts = [text for text, *_ in write(engine, asked, [1.0, 0.0], new, 1, 2)]
     assert [len(text.ids) for text in texts] == [engine.info.max_context] * 2
     assert [text.prompt for text in texts] == [1, 1]
 
@@ -260,7 +259,7 @@ def test_no_text_is_longer_than_the_targets_context(tmp_path: Path, new: int) ->
 def test_what_is_likely_is_the_targets_distribution_at_the_texts_temperature(tmp_path: Path) -> None:
     target = build("llama", tmp_path / "target")
     engine = load_engine(str(target), kv_memory_bytes=2**22)
-    [(text, likely)] = write(engine, [Prompt((5, 6, 7))], [0.7], 12, 1, 1)
+    [(text, likely, _)] = write(engine, [Prompt((5, 6, 7))], [0.7], 12, 1, 1)
     model, _ = load_model(str(target))
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([text.ids[:-1]])).logits[0, text.prompt - 1 :]
@@ -277,8 +276,8 @@ def test_what_is_likely_is_the_targets_distribution_at_the_texts_temperature(tmp
 
 def test_what_a_kill_left_of_a_text_is_cut_off_here_and_beside(tmp_path: Path) -> None:
     file = tmp_path / "text-0.jsonl"
-    texts = [(Text([1, 2, 3, at], 2, 0.0, at), np.zeros(2, PLACE)) for at in range(3)]
-    for at, (_, likely) in enumerate(texts):
+    texts = [Lesson(Text([1, 2, 3, at], 2, 0.0, at), np.zeros(2, PLACE), NO_STATES) for at in range(3)]
+    for at, (_, likely, _) in enumerate(texts):
         likely["ids"][:] = at
     add(file, texts[:1])
     add(file, texts[1:2])

@@ -46,9 +46,10 @@ def peaks(rows: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("width", [1, 7, 64, 96, 576])
-def test_a_turn_keeps_lengths_and_angles(width: int) -> None:
+def test_a_turn_keeps_lengths_and_angles_and_can_be_taken_back(width: int) -> None:
     found = Turn(width).rows(torch.eye(width, dtype=torch.float64))
     assert torch.allclose(found @ found.T, torch.eye(width, dtype=torch.float64), atol=1e-12)
+    assert torch.allclose(Turn(width).back(found), torch.eye(width, dtype=torch.float64), atol=1e-12)
     assert float(found.abs().max()) * width**0.5 < 2.0 + 1e-9  # no channel gets more of another than that
 
 
