@@ -38,8 +38,10 @@ from outrider.options.option import wrong
 TEMPERATURES = (0.0, 0.7, 1.0)  # of the texts, in turn
 HELD_OUT = 12  # prompts, each of which is answered at every temperature
 SESSIONS = {"cpu": 64, "cuda": 256}  # that write at a time
+AHEAD = 2  # times as many texts as are needed if none ends early, at the end
 ASKED = 8  # times as many prompts are answered one after the other before others are made up
-ON_GPU = Share(40)  # of its memory for the keys and values of the target, and none for those of the draft
+ON_GPU = Share(40)  # of its memory for the keys and values of the target
+TIMED_BYTES = 2**24  # for those of a draft, of which single tokens are timed
 TEXT_SHARE = 0.5  # of the time, if it is bounded
 SEEDS = 2**24  # that a round has for its texts
 
@@ -98,7 +100,7 @@ class _Run:
         del target
         self.device = torch.device(options.device)
         self.sessions = SESSIONS[self.device.type]
-        self.engine = self._load(options.target)
+        self.engine = self._load(options.target, None if self.device.type == "cpu" else ON_GPU)
         self.states = KeptStates(self.engine.model) if self.student.width else None
         self.began = time.monotonic() - state.seconds
         folder.save_state(state)
@@ -114,9 +116,9 @@ class _Run:
         return report
 
     def _load_draft(self, path: str) -> Engine:
-        return self._load(path, drafts=True)
+        return self._load(path, TIMED_BYTES, drafts=True)
 
-    def _load(self, path: str, drafts: bool = False) -> Engine:
+    def _load(self, path: str, kv_memory_bytes: int | Share | None, drafts: bool = False) -> Engine:
         options = self.options
         parts = None
         if self.student.width and self.device.type == "cuda":  # what is recorded notes no states
@@ -125,7 +127,7 @@ class _Run:
             path,
             device=options.device,
             quantization=options.quantization,
-            kv_memory_bytes=None if self.device.type == "cpu" else ON_GPU,
+            kv_memory_bytes=kv_memory_bytes,
             parts=parts,
             drafts=drafts,
             lender=self.options.target,
@@ -165,7 +167,8 @@ class _Run:
             prompts = self._questions(2**62 + seed, begun)
         with Stage("the target's text", most, self.console) as stage:
             while done < most and not (found and self._over(TEXT_SHARE)):
-                some = list(islice(prompts, self.sessions * ASKED))
+                wanted = AHEAD * -(-(most - done) // self.options.length)
+                some = list(islice(prompts, min(self.sessions * ASKED, wanted)))
                 for each in self._write(some, begun, seed):
                     kept.add(file, [each])
                     found.append(each.text)
