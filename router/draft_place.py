@@ -69,11 +69,10 @@ def counts_by_turn(step: TokensCommitted, first: int) -> Mapping[int, DrafterCou
     """Returns by turn what a step says of the session's drafters; None = nothing. Before it has had a second
     one all is of the first, which has the turn `first`, but for what the verifier guessed itself: that is no
     drafter's merit."""
-    if step.drafters:
-        return {one.turn: one for one in step.drafters}
     own = step.own
-    guessed = max(said for _, said, _ in own.by_source)
-    right = max(accepted for _, _, accepted in own.by_source)
+    if step.drafters or own.speculated:  # beside a speculator a drafter is told apart, too
+        return {one.turn: one for one in step.drafters}
+    guessed, right = max(own.predicted, own.forced), max(own.predicted_accepted, own.forced_accepted)
     if right < guessed:  # the step ended before what a drafter alone had guessed
         return None
     verified, accepted = step.verified + step.beside - guessed, step.accepted - guessed

@@ -254,7 +254,7 @@ class Running:
         if self.own is not None or self.speculated is not None:
             told = [*followed, *_beyond(nodes, followed, known)]
             outcome = outcome._replace(own=own_guesses.counts(nodes.said, told, outcome.accepted))
-        if len(self.seats) > 1:
+        if len(self.seats) > 1 or (self.speculated is not None and self.drafted):
             outcome = outcome._replace(drafters=self._counts(nodes, followed[: outcome.accepted], known))
         self.usual += USUAL_SMOOTHING * (max(len(outcome.tokens), 1) - self.usual)
         if place is not None and outcome.finish is None:  # nothing can be said of what is behind an end

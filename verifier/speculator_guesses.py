@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from math import isfinite
 from operator import mul
 
 from outrider.engine.engine import Engine
@@ -12,6 +14,8 @@ from verifier.own_guesses import Own, add_guesses
 from verifier.part import Part
 from verifier.running import Running
 from verifier.session import Outcome
+
+log = logging.getLogger(__name__)
 
 
 class SpeculatorGuesses:
@@ -41,27 +45,34 @@ class SpeculatorGuesses:
         places, tokens = [place for _, place in wanting], [each.log[-1] for each in sessions]
         guessing = self._engine.run(self._engine.guess, places, tokens, rows)
         meanwhile()
-        found = await guessing
+        try:
+            found = await guessing
+        except Exception:
+            log.exception("the speculator failed: it guesses no more")
+            self.most = 0
+            return
         for (running, _), ranked in zip(wanting, found, strict=True):
-            if running.session.resting:  # its router may have had it end meanwhile, too: then nobody looks
-                continue
             chances = list(accumulate((one.shares[0] for one in ranked), mul))
+            if running.session.resting or not all(map(isfinite, chances)):  # a state may be no number
+                continue
             add_guesses(running.session.tree, [one.ids[0] for one in ranked], chances, Own.SPECULATOR)
+
+    def guesses_for(self, running: Running) -> bool:
+        """Returns whether the session may have guesses."""
+        return self.most > 0 and running.speculated is not None and running.session.wanted > 0
 
     def _wanting(
         self, parts: Sequence[Part], outcomes: Sequence[tuple[Running, Outcome]]
     ) -> list[tuple[Running, int]]:
         """Returns the sessions that may have guesses, with the row of each from which its last token came."""
-        if not self.most or any(part.scored for part in parts):  # whose rows stand between the others
-            return []
         settled = {running.id: outcome for running, outcome in outcomes}
         found, first = list[tuple[Running, int]](), 0
         for part in parts:
-            begin, first = first, first + part.drawn
-            running, session = part.running, part.running.session
+            begin, first = first + part.scored, first + part.scored + part.drawn
+            running = part.running
             outcome = settled.get(running.id)
-            if outcome is None or outcome.finish is not None or not part.final or not running.speculated:
+            if outcome is None or outcome.finish is not None:
                 continue
-            if session.wanted > 0 and not session.resting:
+            if self.guesses_for(running) and not running.session.resting:
                 found.append((running, begin + (1 + outcome.followed[-1] if outcome.followed else 0)))
         return found

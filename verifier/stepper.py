@@ -89,7 +89,6 @@ class Stepper:
         self._planner = StepPlanner(pool, limits, self.close, info.vocab_size, panel)
         self._grammars = grammars
         self._speculator = SpeculatorGuesses(engine)
-        self._guessed_seconds = 0.0  # that its last guesses took, which the next step pays for
         self._greedy = 0  # sessions whose text is not drawn
         self._draining = False
         self._moving: list[Running] = []  # the step under way moves what they have, and runs nothing of them
@@ -181,6 +180,7 @@ class Stepper:
 
     async def _steps(self) -> None:
         free_since = self._clock()
+        guessed = 0.0  # seconds of the speculator before a step, which pays for them
         known = False  # what a step takes; not of the first, which makes ready what the others find
         while True:
             free_since, began = await self._until_due(free_since)
@@ -209,19 +209,16 @@ class Stepper:
             chosen = await _result(step)
             self.under_way = None
             waited, free_since = began - free_since, self._clock()
-            seconds = free_since - began + self._guessed_seconds
-            self._report = self._finish(parts, chosen, seconds, waited, scores)
-            await self._guess(parts, self._report.outcomes)
-            self._guessed_seconds = self._clock() - free_since
-            free_since += self._guessed_seconds
+            self._report = self._finish(parts, chosen, free_since - began + guessed, waited, scores)
+            guessed = await self._guess(parts, self._report.outcomes) if self._speculator.most else 0.0
+            free_since += guessed
 
-    async def _guess(self, parts: Sequence[Part], outcomes: Sequence[tuple[Running, Outcome]]) -> None:
-        """Has the speculator, if there is one, guess what follows."""
-        try:
-            await self._speculator.add(parts, outcomes, self._after)
-        except Exception:
-            log.exception("the speculator failed: it guesses no more")
-            self._speculator.most = 0
+    async def _guess(self, parts: Sequence[Part], outcomes: Sequence[tuple[Running, Outcome]]) -> float:
+        """Has the speculator guess what follows a step, which is told meanwhile. Returns the seconds."""
+        began, self.under_way = self._clock(), under_way()
+        await self._speculator.add(parts, outcomes, self._after)
+        self.under_way = None
+        return self._clock() - began
 
     def _place(self, spec: SessionSpec) -> Place | None:
         """Returns where a session is in its grammar, if it has one."""
@@ -290,7 +287,7 @@ class Stepper:
         committed = sum(len(outcome.tokens) for _, outcome in outcomes)
         tokens, seen = measure(self._ways.meter, parts, committed, seconds, waited)
         report = StepReport(tuple(outcomes), tuple(failed), self._measured(seconds, tokens))
-        drafted = any(part.running.drafted or part.running.speculated for part in parts)
+        drafted = any(part.running.drafted or self._speculator.guesses_for(part.running) for part in parts)
         who = partial(_drafters, parts)
         if chosen is not None and seen is not None and self._ways.observe(seen, drafted, who):
             self._rest(self.resting)

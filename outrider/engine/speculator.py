@@ -176,9 +176,9 @@ def load(folder: Path, model: Any) -> Speculating:
     """Returns the speculator of a checkpoint, at its target.
 
     Raises StartupError, in one sentence, if there is none, or it is another target's."""
-    hidden_size = model.get_output_embeddings().in_features
-    vocab_size = len(model.get_input_embeddings().weight)
-    return Speculating(model, *_read(folder, look_over(folder), hidden_size, vocab_size))
+    embeddings = model.get_input_embeddings().weight
+    sizes = (model.get_output_embeddings().in_features, embeddings.shape[1])
+    return Speculating(model, *_read(folder, look_over(folder), sizes, len(embeddings)))
 
 
 def look_over(folder: Path) -> Shape:
@@ -205,11 +205,14 @@ def look_over(folder: Path) -> Shape:
     return shape
 
 
-def _read(folder: Path, shape: Shape, hidden_size: int, vocab_size: int) -> tuple[Speculator, torch.Tensor]:
-    if shape.hidden_size != hidden_size:
+def _read(
+    folder: Path, shape: Shape, sizes: tuple[int, int], vocab_size: int
+) -> tuple[Speculator, torch.Tensor]:
+    """`sizes`: of the target's states and of its embeddings, both of which it reads."""
+    if sizes != (shape.hidden_size, shape.hidden_size):
         raise StartupError(
             f"--speculator {folder} is of a target with states of {shape.hidden_size} numbers, and this "
-            f"one's have {hidden_size}: give that target's own"
+            f"one's have {min(sizes)}: give that target's own"
         )
     vocabulary = draft_vocabulary.read(folder, vocab_size)
     if vocabulary is None or len(vocabulary) != shape.vocabulary:
@@ -221,6 +224,8 @@ def _read(folder: Path, shape: Shape, hidden_size: int, vocab_size: int) -> tupl
             speculator = Speculator(shape)
         floats = {name: value.float() for name, value in weights.items()}
         speculator.load_state_dict(floats, assign=True)
+        if not all(bool(value.isfinite().all()) for value in floats.values()):
+            raise RuntimeError("it holds what is no number")
     except (OSError, SafetensorError, RuntimeError, AttributeError) as error:
         raise StartupError(f"{file} is missing or damaged: {str(error).splitlines()[0]}") from None
     return speculator.eval().requires_grad_(False), vocabulary

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from outrider.engine import speculator
 from outrider.engine.engine import Engine, Work
@@ -102,6 +103,18 @@ def test_it_reads_what_the_output_layer_was_given(arch: str, made: Path, tmp_pat
     assert hasattr(engine.model, "turned") == (arch == "llama")
 
 
+def no_number(folder: Path) -> None:
+    weights = speculator.load_file(folder / WEIGHTS)
+    weights["own.weight"][3, 4] = float("nan")
+    save_file(weights, folder / WEIGHTS)
+
+
+def test_a_target_whose_embeddings_have_another_size_has_none(made: Path, tmp_path: Path) -> None:
+    engine = loaded(build("opt", tmp_path / "target", word_embed_proj_dim=32))
+    with pytest.raises(StartupError, match="states of 64 numbers, and this one's have 32"):
+        speculator.load(made, engine.model)
+
+
 def damaged(change: Callable[[dict[str, object]], object]) -> Callable[[Path], object]:
     def change_config(folder: Path) -> None:
         config = json.loads((folder / CONFIG).read_text())
@@ -123,6 +136,7 @@ def damaged(change: Callable[[dict[str, object]], object]) -> Callable[[Path], o
         (damaged(lambda config: config.update(inner_size=2**40)), "speculator.safetensors is missing or"),
         (damaged(lambda config: config.update(vocabulary=7)), "lacks its draft_vocabulary.json"),
         (lambda folder: (folder / WEIGHTS).unlink(), "speculator.safetensors is missing or damaged"),
+        (no_number, "damaged: it holds what is no number"),
         (lambda folder: (folder / WEIGHTS).write_bytes(b"x" * 99), "is missing or damaged"),
     ],
 )

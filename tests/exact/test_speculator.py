@@ -51,6 +51,8 @@ async def test_the_text_is_that_of_no_guesses(
         beside = [await cluster.ask(prompt, sampling, OUTPUT) for sampling, _ in asked]
     assert [each.tokens for each in guessed] == [each.tokens for each in plain]
     assert [each.tokens for each in beside] == [each.tokens for each in plain]
+    for each in (beside[0], beside[3]):  # what the drafter said is told apart from what the speculator did
+        assert each.accepted >= each.accepted_of[target.name] > 0
     for (_, least), each in zip(asked, guessed, strict=True):
         assert each.accepted == each.own.speculated_accepted >= least
         assert each.verified == each.own.speculated

@@ -17,7 +17,7 @@ from outrider.sampling.shaping import Row
 from outrider.wire.session import SessionParams
 from tests.verifier.virtual_time import PROMPT, VOCAB, Target, Verifier, run, truth
 from verifier.price import StepTime
-from verifier.session import SessionSpec
+from verifier.session import Outcome, SessionSpec
 from verifier.stepper import StepReport
 
 STEPS = {1: 0.01, 65: 0.074}  # seconds: a token more costs a tenth of a step
@@ -31,7 +31,7 @@ class Guessing(Target):
     def __init__(self, step_time: StepTime, right: int) -> None:
         super().__init__(step_time)
         self.speculating: Any = SimpleNamespace(guesses=GUESSES)
-        self.right, self.asked, self.broken = right, 0, False
+        self.right, self.asked, self.broken, self.share = right, 0, False, 0.9
 
     def choose(self, works: Sequence[Work], rows: Sequence[Row]) -> list[int]:
         self.chosen = super().choose(works, rows)
@@ -47,7 +47,7 @@ class Guessing(Target):
         assert [truth(row.position - 1) for row in rows[0]] == tokens
         return [
             [
-                Ranked(((truth(drawn[at].position) + (ahead >= self.right)) % VOCAB,), (0.9,))
+                Ranked(((truth(drawn[at].position) + (ahead >= self.right)) % VOCAB,), (self.share,))
                 for ahead, drawn in enumerate(rows)
             ]
             for at in range(len(tokens))
@@ -92,6 +92,46 @@ def test_what_is_right_is_taken_and_what_never_is_is_hardly_verified(right: int)
         tokens, verified = await Counting(right, GREEDY).pass_by()
         assert tokens == pytest.approx(1 + right, abs=0.05)
         assert right - 0.05 <= verified < right + 0.1
+
+    run(main())
+
+
+def test_its_time_is_part_of_what_its_tokens_take() -> None:
+    async def main() -> None:
+        counting = Counting(GUESSES, GREEDY)
+        await counting.pass_by()
+        meter, step = counting.verifier.stepper._ways.meter, 0.013
+        assert meter.step_seconds == pytest.approx(step + GUESSING, rel=0.01)
+        assert meter.goodput == pytest.approx((1 + GUESSES) / (step + GUESSING), rel=0.01)
+        plain = Counting(GUESSES, GREEDY)
+        plain.engine.speculating, plain.verifier.stepper._speculator.most = None, 0
+        await plain.pass_by()
+        assert plain.verifier.stepper._ways.meter.step_seconds == pytest.approx(0.01, rel=0.01)
+
+    run(main())
+
+
+def test_where_a_share_is_no_number_the_session_goes_without() -> None:
+    async def main() -> None:
+        counting = Counting(GUESSES, GREEDY)
+        counting.engine.share = float("nan")
+        assert await counting.pass_by() == (1, 0) and counting.engine.asked > 100
+
+    run(main())
+
+
+def test_rows_of_prompts_that_are_scored_stand_before_a_sessions_own() -> None:
+    async def main() -> None:
+        first, second = Counting(0, GREEDY).running, Counting(0, GREEDY).running
+        parts: Any = [
+            SimpleNamespace(running=first, scored=5, drawn=0),
+            SimpleNamespace(running=second, scored=7, drawn=3),
+        ]
+        guesses = Counting(0, GREEDY).verifier.stepper._speculator
+        second.id = b"t" * 16
+        for followed, place in (((), 12), ((0,), 13), ((0, 1), 14)):
+            outcomes = [(second, Outcome(3, (1,), 0, 0, None, followed=followed))]
+            assert guesses._wanting(parts, outcomes) == [(second, place)]
 
     run(main())
 
