@@ -25,7 +25,10 @@ from router.config import LOOPBACK
 FOLDERS = Path("/tmp")  # a short path: sockets may have about 100 characters in all
 STOP_SECONDS = 40.0  # that the cluster may take to stop by itself: Serve gives its replicas 30
 
-PATIENCE = {  # how long Ray and Serve wait before they give a process up: on a busy machine it is only slow
+# What a busy machine asks for. Processes are only slow there: so much later Ray and Serve give them up. And
+# they get as much of the cores as others' do: Ray's own niceness, 15, leaves a service next to nothing.
+BUSY_MACHINE = {
+    "RAY_worker_niceness": "0",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "100",  # three times in a row
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "30",  # three times in a row
     "RAY_SERVE_HAPROXY_STARTUP_TIMEOUT_S": "100",
@@ -50,7 +53,7 @@ def environment(folder: Path) -> dict[str, str]:
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(_free_port()),
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(_free_port()),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",  # nobody else needs to hear that it stops
-        **PATIENCE,
+        **BUSY_MACHINE,
         "RAY_prestart_worker_first_driver": "0",  # no process waits for tasks: Serve starts those it needs
         "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_USAGE_STATS_ENABLED": "0",

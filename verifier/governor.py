@@ -8,6 +8,8 @@ sessions commit a second in steps that read no prompt.
 
 - The first steps of a block are left out: who drafts again has to catch up first.
 - Blocks with another number of sessions are not compared.
+- Nothing is decided before the usual way has run again. If its two blocks differ, the load has changed,
+  perhaps just as the trial began: the answer counts the less.
 - A trial ends as soon as the answer is clear, by how much the steps of its blocks differ, and by how much
   earlier answers did; what one trial leaves open, the next goes on with.
 - What a trial loses is paid for before the next one, BUDGET of the time: so trials are rare where the gain is
@@ -300,12 +302,7 @@ class Governor:
             found = self.answers[trial.way].with_one(
                 math.log(block.rate / trial.before.rate), block.variance + trial.before.variance
             )
-            if found.better:
-                self._end(trial)
-                self._switch(trial, found)
-                self._look(block)
-                return
-            trial.done = found.worse
+            trial.done = found.worse or found.better
         trial.tried = block
 
     def _came_back(self, trial: Trial, tried: Block, block: Block) -> None:
@@ -314,9 +311,11 @@ class Governor:
         answers = self.answers[trial.way]
         compared = alike(before.sessions, tried.sessions) and alike(block.sessions, tried.sessions)
         if compared:
-            usual = (math.log(before.rate) + math.log(block.rate)) / 2
-            variance = tried.variance + (before.variance + block.variance) / 4
-            answers = self.answers[trial.way] = answers.with_one(math.log(tried.rate) - usual, variance)
+            one, other = math.log(before.rate), math.log(block.rate)
+            # If the two differ by more than their steps do, the load changed, and nobody knows when.
+            variance = tried.variance + max(before.variance + block.variance, (one - other) ** 2) / 4
+            answers = answers.with_one(math.log(tried.rate) - (one + other) / 2, variance)
+            self.answers[trial.way] = answers
         if answers.better:
             self._end(trial)
             self._switch(trial, answers)

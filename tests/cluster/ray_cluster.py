@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from deploy.local import PATIENCE
+from deploy.local import BUSY_MACHINE
 from tests.cluster.client import HostClient
 from tests.cluster.hosts import Host
 from tests.cluster.process import Process
@@ -78,7 +78,7 @@ class RayCluster:
                 "RAY_AUTH_TOKEN": self.token,
                 "RAY_SERVE_ENABLE_HA_PROXY": "1",
                 "RAY_USAGE_STATS_ENABLED": "0",
-                **PATIENCE,
+                **BUSY_MACHINE,
             },
         )
         self.processes.append(process)

@@ -80,6 +80,7 @@ class Rehearsal:
         own = self.folder / group.name
         own.mkdir(exist_ok=True)
         return made | {
+            "RAY_worker_niceness": "0",  # no pod has cores of its own here
             "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{own}/haproxy.cfg",
             "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{own}/a.sock",
             "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": f"{own}",
