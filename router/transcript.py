@@ -143,15 +143,18 @@ class Transcript:
         known = len(self.log) - base
         if known < 0:
             return False
-        repeated, new = tokens[:known], tokens[known:]
-        most, stops = self.request.params.max_tokens, self.request.params.stop_token_ids
-        before = [*(self.log[-1:] if self.steps else ()), *new[:-1]]  # the last may be one
+        params = self.request.params
+        most, stops = params.max_tokens, params.stop_token_ids
+        new = len(tokens) - known
+        if new > 0 and stops:
+            before = tokens[known:-1]  # the last may be one
+            if any(token in stops for token in before) or (self.steps and self.log[-1] in stops):
+                return False
         return (
-            not (new and any(token in stops for token in before))
-            and list(repeated) == self.log[base : base + len(repeated)].tolist()
+            (not known or list(tokens[:known]) == self.log[base : base + len(tokens)].tolist())
             and accepted <= min(verified, len(tokens))
             and verified <= most
-            and len(tokens) - known <= most - self.output_tokens
+            and new <= most - self.output_tokens
             and max(tokens, default=0) < vocab_size
         )
 

@@ -4,7 +4,7 @@ would hold its memory for as long as its caller likes."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -38,8 +38,9 @@ def asked(
     generates: bool,
     unasked: Places,
 ) -> Callable[..., Any]:
-    """Returns the behaviour for a stream of bytes. It raises InvalidRequest if they are no message; if the
-    messages are a stream, that stream raises it. TooSlow and Overloaded come in the same way."""
+    """Returns the behaviour for a stream of bytes; where it generates, what returns its generator. It raises
+    InvalidRequest if they are no message; if the messages are a stream, that stream raises it. TooSlow and
+    Overloaded come in the same way."""
 
     standard = method.startswith(STANDARD)
 
@@ -84,18 +85,8 @@ def asked(
                     return decoded(raw)
         raise InvalidRequest("the call ended before its message")
 
-    if streaming:
-        return lambda raws, context: behaviour(messages(raws, context), context)
-    if not generates:
+    async def answer(raws: AsyncIterable[bytes], context: Any) -> Any:
+        found = behaviour(messages(raws, context) if streaming else await question(raws, context), context)
+        return found if generates else await found
 
-        async def answer(raws: AsyncIterable[bytes], context: Any) -> Any:
-            return await behaviour(await question(raws, context), context)
-
-        return answer
-
-    async def answers(raws: AsyncIterable[bytes], context: Any) -> AsyncGenerator[Any, None]:
-        async with aclosing(behaviour(await question(raws, context), context)) as responses:
-            async for response in responses:
-                yield response
-
-    return answers
+    return answer

@@ -19,10 +19,11 @@ from typing import Any, Generic, TypeVar
 import grpc
 import grpc.aio
 
-from outrider.errors import OutriderError, PeerRefused, StartupError, Unavailable
+from outrider.errors import OutriderError, PeerRefused, StartupError
 from outrider.net.descriptors import descriptors
 from outrider.net.half_said import HALVES, peer_of
 from outrider.net.questions import asked, places
+from outrider.net.taking import taken_in_time
 from outrider.net.tls import Credentials, Tls
 from outrider.wire import methods
 from outrider.wire.hello import Role
@@ -47,7 +48,6 @@ PING_SECONDS = 2.0  # between pings of a connection on which nothing comes
 # The same of a worker's server: a router has thousands of workers. They say something on streams every few
 # seconds, and if a machine is gone that is not acknowledged: pings only find a process that stands still.
 WORKER_PING_SECONDS = 10.0
-UNTAKEN_SECONDS = 60.0  # in which a peer takes a message that is written to it
 
 _COMMON_OPTIONS: list[tuple[str, int]] = [
     # A peer that is silent (its machine gone, a cable pulled) is noticed after time + timeout.
@@ -318,18 +318,6 @@ def _arity(streaming: bool) -> str:
     return "stream" if streaming else "unary"
 
 
-async def _written(context: grpc.aio.ServicerContext[Any, Any], response: bytes) -> None:
-    """Raises Unavailable if the peer does not take it, and CancelledError if it has gone: gRPC's own
-    error would be logged with a trace."""
-    try:
-        async with asyncio.timeout(UNTAKEN_SECONDS):
-            await context.write(response)
-    except TimeoutError:
-        raise Unavailable(f"what was written to this call was not taken for {UNTAKEN_SECONDS:g} s") from None
-    except grpc.aio.InternalError:
-        raise asyncio.CancelledError from None
-
-
 def _guarded(
     behaviour: Callable[..., Any],
     roles: frozenset[Role] | None,
@@ -341,13 +329,13 @@ def _guarded(
         # Written here, not yielded on: so a call that is cancelled closes the generator at once.
         async def guarded_stream(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
             peer = peer_of(context.peer())
-            async with _left_lightly(), errors_as_status(context):
+            async with _left_lightly(), errors_as_status(context), taken_in_time(context) as write:
                 check_certified(context, roles)
-                async with aclosing(behaviour(request, context)) as responses:
+                async with aclosing(await behaviour(request, context)) as responses:
                     async for response in responses:
                         raw = to_bytes(response)
                         HALVES.wrote(peer, len(raw))
-                        await _written(context, raw)
+                        await write(raw)
 
         return guarded_stream
 

@@ -27,8 +27,10 @@ async def generate(
     metrics: Metrics,
     after: int | None = None,
     retelling: Retelling | None = None,
-) -> AsyncGenerator[SessionBegun | Chunk | Result, None]:
-    """SessionBegun, chunks, then one Result. Closing it closes the session; so does a stop string, at once.
+    index: int = 0,
+) -> AsyncGenerator[tuple[int, SessionBegun | Chunk | Result], None]:
+    """SessionBegun, chunks, then one Result, each with `index`. Closing it closes the session; so does a stop
+    string, at once.
 
     If its time is over the Result tells it as `cut`, and text that was still open is left to who resumes it.
     `events`: all of the session. `after`: where it is resumed, the position of its client, who gets what
@@ -83,7 +85,7 @@ async def generate(
                 if isinstance(event, SessionBegun):
                     async with aclosing(_retold(event, output, has, retelling)) as retold:
                         async for item in retold:
-                            yield item
+                            yield index, item
                     if output.matcher.stopped:
                         break
                     continue
@@ -97,11 +99,11 @@ async def generate(
                     last = chunk if chunk.position > has else None
                     break
                 if chunk.position > has:
-                    yield chunk
+                    yield index, chunk
         rest = ""
         if output.matcher.stopped:  # the session is closed before its last text goes out
             if last is not None:
-                yield last
+                yield index, last
         elif reason is None:
             raise OutriderError("the session ended without a reason; please send the request again")
         else:
@@ -109,10 +111,10 @@ async def generate(
         reason = FinishReason.STOP if output.matcher.stopped or reason is None else reason
         reason = FinishReason.LENGTH if wording.drop_output else reason
         ended = reason.openai
-        yield output.result(rest, reason)
+        yield index, output.result(rest, reason)
     except DeadlineExceeded as error:
         ended = FinishReason.CANCELLED.openai
-        yield output.cut(error)
+        yield index, output.cut(error)
     except Exception:
         ended = "error"
         raise
@@ -167,12 +169,23 @@ async def generate_all(
     told = False
     if (request := asked()) is not None:
         request.asks(generation)
-    async with aclosing(_side_by_side(start, generation, metrics, after, retelling)) as items:
-        async for index, item in items:
-            if isinstance(item, Result) and item.cut is not None and not told:
+    if len(generation.sessions) > 1:
+        items = _side_by_side(start, generation, metrics, after, retelling)
+    else:
+        (session,) = generation.sessions
+        has = None if after is None else after[0]
+        items = generate(start(session), generation, session, metrics, has, retelling)
+    async with aclosing(items):
+        async for each in items:
+            _, item = each
+            if isinstance(item, SessionBegun):
+                if retelling is not None and len(generation.sessions) == 1:
+                    _leave(retelling, [item.over])
+            elif isinstance(item, Result) and item.cut is not None and not told:
                 raise item.cut
-            told = told or not isinstance(item, SessionBegun)
-            yield index, item
+            else:
+                told = True
+            yield each
 
 
 async def _side_by_side(
@@ -182,24 +195,16 @@ async def _side_by_side(
     after: Sequence[int] | None,
     retelling: Retelling | None,
 ) -> AsyncGenerator[tuple[int, SessionBegun | Chunk | Result], None]:
-    if len(generation.sessions) == 1:
-        (session,) = generation.sessions
-        has = None if after is None else after[0]
-        async with aclosing(generate(start(session), generation, session, metrics, has, retelling)) as only:
-            async for told in only:
-                if retelling is not None and isinstance(told, SessionBegun):
-                    _leave(retelling, [told.over])
-                yield 0, told
-        return
     begun, over = asyncio.Barrier(len(generation.sessions)), list[bool]()
     items: asyncio.Queue[tuple[int, SessionBegun | Chunk | Result | Exception]] = asyncio.Queue(maxsize=1)
 
     async def pump(index: int, session: GenerationRequest) -> None:
         has = None if after is None else after[index]
         try:
-            one = generate(start(session), generation, session, metrics, has, retelling)
+            one = generate(start(session), generation, session, metrics, has, retelling, index)
             async with aclosing(one) as stream:
-                async for item in stream:
+                async for told in stream:
+                    _, item = told
                     if isinstance(item, SessionBegun):
                         over.append(item.over)
                         await begun.wait()
@@ -207,7 +212,7 @@ async def _side_by_side(
                             _leave(retelling, over)
                         if index:
                             continue
-                    await items.put((index, item))
+                    await items.put(told)
         except Exception as error:
             await items.put((index, error))
 

@@ -319,25 +319,20 @@ def _delta(
     prompt: ScoredPrompt | None = None,
     reasoning: str = "",
 ) -> generation_pb2.GenerateResponse:
-    delta = generation_pb2.Delta(
-        text=text,
-        reasoning=reasoning,
-        token_ids=token_ids,
-        index=index,
-        logprobs=[_logprob(one.own, one.top) for one in scored],
-        step=None if step is None else _step(step),
-        tool_calls=[
-            generation_pb2.ToolCallDelta(
-                index=call.index, id=call.id, name=call.name, arguments=call.arguments
-            )
-            for call in calls
-        ],
-    )
+    response = generation_pb2.GenerateResponse()
+    delta = response.delta
+    delta.text, delta.reasoning, delta.index = text, reasoning, index
+    delta.token_ids.extend(token_ids)
+    delta.logprobs.extend(_logprob(one.own, one.top) for one in scored)
+    if step is not None:
+        delta.step.CopyFrom(_step(step))
+    for call in calls:
+        delta.tool_calls.add(index=call.index, id=call.id, name=call.name, arguments=call.arguments)
     for one, rank in () if prompt is None else prompt.scored()[1]:
         told = delta.prompt_logprobs.add()
         told.CopyFrom(_logprob(one.own, one.top))
         told.rank = rank
-    return generation_pb2.GenerateResponse(delta=delta)
+    return response
 
 
 def _step(step: Step) -> generation_pb2.Step:

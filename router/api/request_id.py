@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import grpc
@@ -72,34 +72,27 @@ class GrpcRequestIds:
         self._tracer = tracer
 
     async def Generate(self, request: Any, context: Any) -> AsyncGenerator[Any, None]:
-        async with aclosing(self._stream("Generate", self._generation.Generate, request, context)) as told:
-            async for response in told:
+        generation = self._generation.Generate(request, context)
+        async with self._asked("Generate", context), aclosing(generation) as responses:
+            async for response in responses:
                 yield response
 
     async def Resume(self, request: Any, context: Any) -> AsyncGenerator[Any, None]:
-        async with aclosing(self._stream("Resume", self._generation.Resume, request, context)) as told:
-            async for response in told:
+        generation = self._generation.Resume(request, context)
+        async with self._asked("Resume", context), aclosing(generation) as responses:
+            async for response in responses:
                 yield response
 
     async def Cancel(self, request: Any, context: Any) -> Any:
-        asked = await self._begin("Cancel", context)
-        ended = False
-        try:
-            answer = await self._generation.Cancel(request, context)
-            ended = True
-            return answer
-        finally:
-            asked.over(_status(context, ended), owner(), True)
+        async with self._asked("Cancel", context):
+            return await self._generation.Cancel(request, context)
 
-    async def _stream(
-        self, method: str, call: Callable[..., AsyncGenerator[Any, None]], request: Any, context: Any
-    ) -> AsyncGenerator[Any, None]:
+    @asynccontextmanager
+    async def _asked(self, method: str, context: Any) -> AsyncIterator[None]:
         asked = await self._begin(method, context)
         ended = False
         try:
-            async with aclosing(call(request, context)) as responses:
-                async for response in responses:
-                    yield response
+            yield
             ended = True
         finally:
             asked.over(_status(context, ended), owner(), True)

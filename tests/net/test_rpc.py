@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 
 from outrider.errors import Overloaded, PeerRefused, StartupError
-from outrider.net import rpc
+from outrider.net import rpc, taking
 from outrider.net.rpc import MAX_MESSAGE_BYTES, Outbox, add_methods, bind, channel, new_server
 from outrider.v1 import common_pb2, registry_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider.wire.hello import Identity, Role, check_hello, hello_from_wire, hello_to_wire
@@ -277,7 +277,7 @@ async def unread_stream() -> AsyncIterator[tuple[asyncio.Event, grpc.aio.UnarySt
 
 
 async def test_a_call_whose_messages_are_not_taken_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rpc, "UNTAKEN_SECONDS", 0.2)
+    monkeypatch.setattr(taking, "UNTAKEN_SECONDS", 0.2)
     async with unread_stream() as (noticed, call):
         await asyncio.wait_for(noticed.wait(), 120)
         with pytest.raises(grpc.aio.AioRpcError, match="was not taken for"):

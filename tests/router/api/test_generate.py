@@ -44,8 +44,9 @@ async def items_of(
     """Yields the items of its one session, after the one that says that it has begun."""
     (session,) = made.sessions
     async with aclosing(generate(runner.run(session), made, session, metrics)) as items:
-        assert await anext(items) == SessionBegun()
-        async for item in items:
+        assert await anext(items) == (0, SessionBegun())
+        async for index, item in items:
+            assert index == 0
             assert not isinstance(item, SessionBegun)
             yield item
 

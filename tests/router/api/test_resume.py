@@ -160,7 +160,7 @@ def test_tokens_go_on_where_they_broke_off(
     def items(after: int | None) -> list[Chunk | Result]:
         async def run() -> list[Chunk | Result]:
             steps = replayed(cut_into_steps(tokens, widths, reason))
-            return [item async for item in generate(steps, generation, session, Metrics(), after)]
+            return [item async for _, item in generate(steps, generation, session, Metrics(), after)]
 
         return asyncio.run(run())
 
