@@ -3,9 +3,11 @@ after a kill."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,7 +48,7 @@ class Folder:
         """Returns what runs before left. Raises StartupError for a folder that holds something else."""
         file = self.work / "state.json"
         if not file.is_file():
-            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            if self.path.exists() and (not self.path.is_dir() or any(map(self._other, self.path.iterdir()))):
                 raise StartupError(f"--out {self.path} holds something else: name a new or an empty folder")
             return None
         try:
@@ -54,10 +56,30 @@ class Folder:
         except (ValueError, TypeError):
             raise StartupError(f"{file} is damaged: name another folder, or remove this one") from None
 
-    def save_state(self, state: State) -> None:
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Raises StartupError if another run is at work in it: both would write to the same texts."""
         self.work.mkdir(parents=True, exist_ok=True)
+        held = os.open(self.work, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise StartupError(
+                    f"another `outrider distill` is at work in {self.path}: wait until it ends, or name "
+                    "another folder"
+                ) from None
+            yield
+        finally:
+            os.close(held)
+
+    def save_state(self, state: State) -> None:
         text = json.dumps(asdict(state), indent=2)
         _whole(self.work / "state.json", lambda file: file.write_text(text))
+
+    def _other(self, entry: Path) -> bool:
+        """Returns whether it is none of a run that has just begun."""
+        return entry != self.work or not entry.is_dir() or any(entry.iterdir())
 
     def texts(self, round: int) -> Path:
         return self.work / f"text-{round}.jsonl"

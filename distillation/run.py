@@ -67,7 +67,8 @@ def distill(options: DistillOptions, console: Console) -> dict[str, Any]:
         raise StartupError(f"{options.out} holds a finished {made}: --update goes on from it with new text")
     if state.done:
         state.round, state.done, state.seconds = state.round + 1, False, 0.0
-    return _Run(options, folder, state, target, console).run()
+    with folder.alone():
+        return _Run(options, folder, state, target, console).run()
 
 
 def _layers(options: DistillOptions, state: State | None, count: int) -> list[int]:

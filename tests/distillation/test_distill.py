@@ -20,6 +20,7 @@ from rich.console import Console
 from safetensors import safe_open
 
 from demo.pair import TARGET
+from distillation.folder import Folder
 from distillation.learning import SAVED_STEPS, TEXTS_A_STEP, Learner
 from distillation.options import DistillOptions
 from distillation.prompts import Prompt
@@ -220,6 +221,15 @@ def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path: Path) -> Non
     with pytest.raises(OutriderError, match="holds something else: name a new or an empty folder"):
         distill(told(tmp_path), Console())
     assert [file.name for file in tmp_path.iterdir()] == ["mine"]
+
+
+def test_two_runs_do_not_write_to_one_folder(tmp_path: Path) -> None:
+    with (
+        Folder(tmp_path).alone(),
+        pytest.raises(StartupError, match="another `outrider distill` is at work in"),
+    ):
+        distill(told(tmp_path), Console(file=io.StringIO()))
+    assert not any((tmp_path / "work").iterdir())
 
 
 def test_texts_are_written_together_as_they_are_alone(tmp_path: Path) -> None:
