@@ -167,10 +167,16 @@ class OwnGuesses:
         return token
 
 
-def add_guesses(tree: DraftTree, tokens: Sequence[int], survival: Sequence[float], source: Own) -> None:
-    """Adds a chain of tokens, each with the chance to be right with all before it."""
+def add_guesses(
+    tree: DraftTree,
+    tokens: Sequence[int],
+    survival: Sequence[float],
+    source: Own,
+    parents: Sequence[int] = (),
+) -> None:
+    """Adds tokens, each with the chance to be right with all before it. `parents`: see DraftTree.add."""
     if tokens:
-        tree.add([], list(tokens), (), bytes(round(255 * chance) for chance in survival), source)
+        tree.add([], list(tokens), parents, bytes(round(255 * chance) for chance in survival), source)
 
 
 def counts(said: Mapping[Source, Sequence[float | None]], path: Sequence[int], accepted: int) -> OwnCounts:

@@ -284,12 +284,14 @@ class Running:
             if isinstance(source, DrafterSeat):
                 source.prevailed(depth, chance, right)
         factors: dict[Source, Factors] = {seat: seat.calibration.factors for seat in self.seats}
+        beside: dict[Source, float] = {seat: seat.calibration.beside for seat in self.seats}
         if self.speculated is not None:
             self.speculated.judge(*lesson.nodes.shown(Own.SPECULATOR, lesson.followed))
             factors[Own.SPECULATOR] = self.speculated.factors
+            beside[Own.SPECULATOR] = self.speculated.beside
         self.session.tree.believe(
             factors,
-            {seat: seat.calibration.beside for seat in self.seats},
+            beside,
             self.agreement.factor,
             {seat: seat.calibration.prevailing.factors for seat in self.seats},
         )

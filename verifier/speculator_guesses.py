@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from math import isfinite
-from operator import mul
 
 from outrider.engine.engine import Engine
+from outrider.engine.speculator import LEAST_SURVIVAL
+from outrider.sampling.ranked import Ranked
 from outrider.sampling.sampler import Row
+from verifier.meter import Meter
 from verifier.own_guesses import Own, add_guesses
 from verifier.part import Part
 from verifier.running import Running
@@ -17,22 +18,32 @@ from verifier.session import Outcome
 
 log = logging.getLogger(__name__)
 
+SMOOTHING = 0.1
+LEAST_BESIDE = 0.02  # survival of a token beside a guess
+USUAL = (
+    0.5  # of guesses are right: what one more would bring, as a share of the survival of the one before it
+)
+
 
 class SpeculatorGuesses:
     """Adds them to the sessions' trees, between two steps. An engine without a speculator has none."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
+        """`clock` gives seconds."""
+        self._engine, self._clock = engine, clock
         self.most = 0 if engine.speculating is None else engine.speculating.guesses
+        self._seconds = 0.0  # that a guess takes, for all sessions together
 
     async def add(
         self,
         parts: Sequence[Part],
         outcomes: Sequence[tuple[Running, Outcome]],
+        meter: Meter,
         meanwhile: Callable[[], None],
     ) -> None:
-        """Guesses behind what the step of these parts has drawn; `meanwhile` is called while the engine is at
-        it. Whose drafts rest is left out."""
+        """Guesses behind what the step of these parts has drawn, as far as it is worth the time of the guess
+        and its place in a step; `meanwhile` is called while the engine is at it. Whose drafts rest is left
+        out."""
         wanting = self._wanting(parts, outcomes)
         if not wanting:
             return
@@ -43,7 +54,10 @@ class SpeculatorGuesses:
             for ahead in range(most)
         ]
         places, tokens = [place for _, place in wanting], [each.log[-1] for each in sessions]
-        guessing = self._engine.run(self._engine.guess, places, tokens, rows)
+        price, began = meter.price, self._clock()
+        cost = price and price + meter.goodput * self._seconds / len(wanting)
+        least = max(LEAST_SURVIVAL, cost / USUAL)
+        guessing = self._engine.run(self._engine.guess, places, tokens, rows, least)
         meanwhile()
         try:
             found = await guessing
@@ -51,11 +65,11 @@ class SpeculatorGuesses:
             log.exception("the speculator failed: it guesses no more")
             self.most = 0
             return
+        seconds = (self._clock() - began) / len(found[0])
+        self._seconds += (SMOOTHING if self._seconds else 1.0) * (seconds - self._seconds)
         for (running, _), ranked in zip(wanting, found, strict=True):
-            chances = list(accumulate((one.shares[0] for one in ranked), mul))
-            if running.session.resting or not all(map(isfinite, chances)):  # a state may be no number
-                continue
-            add_guesses(running.session.tree, [one.ids[0] for one in ranked], chances, Own.SPECULATOR)
+            if not running.session.resting:
+                add_guesses(running.session.tree, *_tree(ranked, max(LEAST_BESIDE, price)))
 
     def guesses_for(self, running: Running) -> bool:
         """Returns whether the session may have guesses."""
@@ -76,3 +90,20 @@ class SpeculatorGuesses:
             if self.guesses_for(running) and not running.session.resting:
                 found.append((running, begin + (1 + outcome.followed[-1] if outcome.followed else 0)))
         return found
+
+
+def _tree(ranked: Sequence[Ranked], least: float) -> tuple[list[int], list[float], Own, list[int]]:
+    """Returns guesses as `add_guesses` takes them, one behind the other, and beside each what came next in
+    its draw, as far as it survives with `least`; none from one that is no number on, as a state may be."""
+    tokens, survival, parents = list[int](), list[float](), list[int]()
+    reach, last = 1.0, -1  # of the guess before
+    for one in ranked:
+        if not all(map(isfinite, one.shares)):
+            break
+        chances = [reach * share for share in one.shares]
+        kept = 1 + sum(chance >= least for chance in chances[1:])
+        tokens += one.ids[:kept]
+        survival += chances[:kept]
+        parents += [last] * kept
+        reach, last = chances[0], len(tokens) - kept
+    return tokens, survival, Own.SPECULATOR, [] if len(tokens) == last + 1 else parents

@@ -88,7 +88,7 @@ class Stepper:
         panel = engine.attention.panel if trees else 0
         self._planner = StepPlanner(pool, limits, self.close, info.vocab_size, panel)
         self._grammars = grammars
-        self._speculator = SpeculatorGuesses(engine)
+        self._speculator = SpeculatorGuesses(engine, self._clock)
         self._greedy = 0  # sessions whose text is not drawn
         self._draining = False
         self._moving: list[Running] = []  # the step under way moves what they have, and runs nothing of them
@@ -130,8 +130,8 @@ class Stepper:
         self._may_open.check(spec)
         counts = TokenCounts(spec.params.prompt, spec.output) if spec.params.sampling.penalized else None
         running = Running(Session(spec, num_speculative_tokens), counts, self._place(spec))
-        if self._speculator.most and counts is None and running.place is None:
-            running.speculated = SurvivalCalibration()  # penalties and grammars follow each token
+        if self._speculator.most and counts is None:  # penalties follow each token
+            running.speculated = SurvivalCalibration()
         if self._tracer is not None:
             model = self._engine.info.name
             running.trace = SessionTrace(self._tracer, spec.trace, spec, model, self._clock)
@@ -216,7 +216,7 @@ class Stepper:
     async def _guess(self, parts: Sequence[Part], outcomes: Sequence[tuple[Running, Outcome]]) -> float:
         """Has the speculator guess what follows a step, which is told meanwhile. Returns the seconds."""
         began, self.under_way = self._clock(), under_way()
-        await self._speculator.add(parts, outcomes, self._after)
+        await self._speculator.add(parts, outcomes, self._ways.meter, self._after)
         self.under_way = None
         return self._clock() - began
 

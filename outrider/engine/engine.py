@@ -137,12 +137,12 @@ class Engine:
             return self.runner.rank(step.prepared, rows, count, limit, self.vocabulary)
 
     def guess(
-        self, places: Sequence[int], tokens: Sequence[int], rows: Sequence[Sequence[Row]]
+        self, places: Sequence[int], tokens: Sequence[int], rows: Sequence[Sequence[Row]], least: float
     ) -> list[list[Ranked]]:
         """Returns the speculator's guesses behind `tokens`, which the last step has drawn at these of its
         rows: see Speculating.guess."""
         assert self.speculating is not None, "asked of an engine that has one"
-        return self.speculating.guess(places, tokens, rows)
+        return self.speculating.guess(places, tokens, rows, least)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies KV blocks, (from, to) each, between two steps."""

@@ -38,6 +38,7 @@ CONFIG, WEIGHTS = "config.json", "speculator.safetensors"
 KIND = "outrider_speculator"
 MOST_GUESSES = 8  # tokens ahead
 LEAST_SURVIVAL = 0.1  # of a guess behind which another one is made
+RANKED = 3  # tokens: a guess, and those that come next
 EPS = 1e-6
 
 
@@ -115,7 +116,7 @@ class Speculating:
         self.guesses = speculator.shape.guesses
         self._last = LastStates(model)
         self._embeddings = model.get_input_embeddings()
-        self._vocabulary = vocabulary
+        self._vocabulary, self._ranked = vocabulary, min(RANKED, len(vocabulary))
         turned = getattr(model, "turned", None)
         if turned is not None:
             read_turned(speculator, *turned)
@@ -123,10 +124,14 @@ class Speculating:
         self._speculator = speculator
 
     def guess(
-        self, places: Sequence[int], tokens: Sequence[int], rows: Sequence[Sequence[Row]]
+        self,
+        places: Sequence[int],
+        tokens: Sequence[int],
+        rows: Sequence[Sequence[Row]],
+        least: float = LEAST_SURVIVAL,
     ) -> list[list[Ranked]]:
-        """Returns for each of R tokens the guesses behind it, each with how clearly it won; none behind those
-        of which no row is likely to survive.
+        """Returns for each of R tokens the guesses behind it, each with what came next in its draw; none
+        behind those of which no row survives with `least` at least.
 
         `places`: the rows of the model's last pass from which the tokens were drawn. `rows`: for each guess
         in turn R rows, by which the target would draw it."""
@@ -137,11 +142,11 @@ class Speculating:
             own, last = self._speculator.begin(states), torch.tensor(tokens)
             for drawn in rows:
                 own = self._speculator.follow(own, F.embedding(last, self._embeddings.weight).float())
-                ranked = rank(self._speculator.logits(own), drawn, 1, None, self._vocabulary)
+                ranked = rank(self._speculator.logits(own), drawn, self._ranked, None, self._vocabulary)
                 for row, one in enumerate(ranked):
                     found[row].append(one)
                     survival[row] *= one.shares[0]
-                if max(survival) < LEAST_SURVIVAL:
+                if max(survival) < least:
                     break
                 last = torch.tensor([one.ids[0] for one in ranked])
         return found

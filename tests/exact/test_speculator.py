@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from llguidance import LLMatcher
 
 from outrider.engine.speculator import Shape, Speculator, save
 from outrider.sampling.params import SamplingParams
@@ -57,3 +58,14 @@ async def test_the_text_is_that_of_no_guesses(
         assert each.accepted == each.own.speculated_accepted >= least
         assert each.verified == each.own.speculated
     assert guessed[2].own.speculated == 0, "whose penalties follow each token has no guesses"
+
+
+async def test_what_a_grammar_allows_of_its_guesses_is_verified(target: Path, speculator: Path) -> None:
+    grammar, prompt = LLMatcher.grammar_from_regex("[0-9]{90}"), list(range(10, 40))
+    asked = [SamplingParams(temperature=0.0, logit_bias=LIKED), SamplingParams(temperature=0.9, seed=6)]
+    async with Cluster(target) as cluster:
+        plain = [await cluster.ask(prompt, sampling, OUTPUT, grammar=grammar) for sampling in asked]
+    async with Cluster(target, speculator=speculator) as cluster:
+        guessed = [await cluster.ask(prompt, sampling, OUTPUT, grammar=grammar) for sampling in asked]
+    assert [each.tokens for each in guessed] == [each.tokens for each in plain]
+    assert guessed[0].own.speculated_accepted > OUTPUT // 3 and guessed[1].own.speculated > 0

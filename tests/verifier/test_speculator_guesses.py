@@ -16,8 +16,10 @@ from outrider.sampling.ranked import Ranked
 from outrider.sampling.shaping import Row
 from outrider.wire.session import SessionParams
 from tests.verifier.virtual_time import PROMPT, VOCAB, Target, Verifier, run, truth
+from verifier.own_guesses import Own
 from verifier.price import StepTime
 from verifier.session import Outcome, SessionSpec
+from verifier.speculator_guesses import USUAL, _tree
 from verifier.stepper import StepReport
 
 STEPS = {1: 0.01, 65: 0.074}  # seconds: a token more costs a tenth of a step
@@ -38,9 +40,9 @@ class Guessing(Target):
         return self.chosen
 
     def guess(
-        self, places: Sequence[int], tokens: Sequence[int], rows: Sequence[Sequence[Row]]
+        self, places: Sequence[int], tokens: Sequence[int], rows: Sequence[Sequence[Row]], least: float
     ) -> list[list[Ranked]]:
-        self.asked += 1
+        self.asked, self.least = self.asked + 1, least
         if self.broken:
             raise RuntimeError("it broke")
         assert [self.chosen[place] for place in places] == tokens
@@ -109,6 +111,26 @@ def test_its_time_is_part_of_what_its_tokens_take() -> None:
         assert plain.verifier.stepper._ways.meter.step_seconds == pytest.approx(0.01, rel=0.01)
 
     run(main())
+
+
+def test_a_guess_is_made_where_it_is_worth_its_time_and_its_place() -> None:
+    async def main() -> None:
+        counting = Counting(GUESSES, GREEDY)
+        await counting.pass_by()
+        meter = counting.verifier.stepper._ways.meter
+        cost = meter.price + meter.goodput * GUESSING / GUESSES
+        assert counting.engine.least == pytest.approx(cost / USUAL, rel=0.01) and 0.3 < cost < 0.5
+
+    run(main())
+
+
+def test_beside_a_guess_stands_what_came_next_in_its_draw() -> None:
+    ranked = [Ranked((5, 6, 7), (0.5, 0.3, 0.01)), Ranked((8, 9), (0.6, 0.2))]
+    tokens, survival, source, parents = _tree(ranked, 0.05)
+    assert (tokens, source, parents) == ([5, 6, 8, 9], Own.SPECULATOR, [-1, -1, 0, 0])
+    assert survival == pytest.approx([0.5, 0.3, 0.3, 0.1])
+    assert _tree([ranked[0], Ranked((8, 9), (float("nan"), 0.2))], 0.05)[0] == [5, 6]
+    assert _tree(ranked, 0.4) == ([5, 8], [0.5, 0.3], Own.SPECULATOR, [])
 
 
 def test_where_a_share_is_no_number_the_session_goes_without() -> None:
