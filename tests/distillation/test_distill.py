@@ -236,6 +236,27 @@ def test_two_runs_do_not_write_to_one_folder(tmp_path: Path) -> None:
     assert not any((tmp_path / "work").iterdir())
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "read"),
+    [
+        ("state.json", '{"target": "a", "layers": [], "round": "x"}', Folder.state),
+        ("state.json", '{"target": "a", "layers": [], "untrained": 3}', Folder.state),
+        ("training.pt", "nonsense", Folder.training),
+        ("heldout.jsonl", "nonsense\n", lambda folder: load(folder.heldout)),
+        ("heldout.jsonl", "{}\n", lambda folder: load(folder.heldout)),
+    ],
+)
+def test_what_is_damaged_in_a_folder_is_named(
+    name: str, content: str, read: Callable[[Folder], object], tmp_path: Path
+) -> None:
+    folder = Folder(tmp_path)
+    with folder.alone():
+        (folder.work / name).write_text(content)
+    with pytest.raises(StartupError, match=f"{name} is damaged: ") as error:
+        read(folder)
+    assert "\n" not in error.value.message
+
+
 def test_a_run_does_not_go_on_from_what_another_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
