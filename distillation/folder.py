@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -37,6 +38,17 @@ class State:
         return "speculator" if self.speculator else "draft"
 
 
+KINDS = {  # of what a state holds
+    "target": (str,),
+    "layers": (list,),
+    "speculator": (bool,),
+    "round": (int,),
+    "done": (bool,),
+    "seconds": (int, float),
+    "untrained": (dict,),
+}
+
+
 class Folder:
     """A draft's folder; all that it writes is whole or not there."""
 
@@ -52,8 +64,11 @@ class Folder:
                 raise StartupError(f"--out {self.path} holds something else: name a new or an empty folder")
             return None
         try:
-            return State(**json.loads(file.read_bytes()))
-        except (ValueError, TypeError):
+            state = State(**json.loads(file.read_bytes()))
+            if not all(type(getattr(state, name)) in kinds for name, kinds in KINDS.items()):
+                raise TypeError
+            return state
+        except (ValueError, TypeError, RecursionError):
             raise StartupError(f"{file} is damaged: name another folder, or remove this one") from None
 
     @contextmanager
@@ -92,8 +107,14 @@ class Folder:
         _whole(self.work / "training.pt", lambda file: torch.save(training, file))
 
     def training(self) -> dict[str, Any] | None:
+        """Raises StartupError if what was kept is damaged."""
         file = self.work / "training.pt"
-        found: dict[str, Any] | None = torch.load(file, "cpu", weights_only=True) if file.is_file() else None
+        if not file.is_file():
+            return None
+        try:
+            found: dict[str, Any] = torch.load(file, "cpu", weights_only=True)
+        except (UnpicklingError, RuntimeError, ValueError, EOFError):
+            raise StartupError(f"{file} is damaged: remove it, and training begins anew") from None
         return found
 
     def save_report(self, report: dict[str, Any]) -> None:

@@ -64,7 +64,9 @@ def prompt_of(tokenizer: Any, template: Template, written: list[int]) -> Prompt 
 def read(file: Path, tokenizer: Any) -> list[Prompt]:
     """Returns the prompts of a file. Raises StartupError, which names the line."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        if file.is_char_device():
+            raise StartupError(f"--prompts {file} is a device: name a file")
+        lines = file.read_text(encoding="utf-8").split("\n")  # JSON's texts may have any other line end
     except (OSError, UnicodeDecodeError) as error:
         raise StartupError(f"--prompts {file} cannot be read ({error})") from None
     found = [_prompt(line, number, file, tokenizer) for number, line in enumerate(lines, 1) if line.strip()]
@@ -91,7 +93,10 @@ def _prompt(line: str, number: int, file: Path, tokenizer: Any) -> Prompt:
     told = told if isinstance(told, dict) else {}
     category = told.get("category", "")
     if isinstance(told.get("prompt"), str) and isinstance(category, str):
-        ids = tuple(tokenizer(told["prompt"])["input_ids"])
+        try:
+            ids = tuple(tokenizer(told["prompt"])["input_ids"])
+        except TypeError:
+            raise StartupError(f"{where}: is no valid Unicode: it has half of a surrogate pair") from None
     elif "ids" in told and isinstance(category, str):  # as `--record` of a router writes them
         ids = tuple(told["ids"]) if isinstance(told["ids"], list) else ()
         if not all(type(token) is int and 0 <= token < len(tokenizer) for token in ids):

@@ -49,7 +49,7 @@ SEEDS = 2**24  # that a round has for its texts
 def distill(options: DistillOptions, console: Console) -> dict[str, Any]:
     """Returns the report. Raises StartupError with a sentence that says what to change."""
     folder = Folder(Path(options.out).expanduser())
-    state = folder.state()
+    found, state = folder.state(), folder.state()
     made = options.kind
     if options.update and state is None:
         raise wrong("update", f"needs a {made} in {options.out} to go on from: leave it out the first time")
@@ -68,6 +68,8 @@ def distill(options: DistillOptions, console: Console) -> dict[str, Any]:
     if state.done:
         state.round, state.done, state.seconds = state.round + 1, False, 0.0
     with folder.alone():
+        if folder.state() != found:
+            raise StartupError(f"another run has changed {options.out} meanwhile: say the command again")
         return _Run(options, folder, state, target, console).run()
 
 

@@ -54,10 +54,13 @@ class Lesson(NamedTuple):
 
 def load(file: Path, width: int = 0) -> list[Text]:
     """Returns the texts of a file, and cuts off what a kill left unfinished, here and beside. `width`: the
-    numbers of a state, if states are kept."""
+    numbers of a state, if states are kept. Raises StartupError if it holds something else."""
     content = file.read_bytes() if file.is_file() else b""
     whole = content.rfind(b"\n") + 1
-    texts = [Text(**json.loads(line)) for line in content[:whole].splitlines()]
+    try:
+        texts = [Text(**json.loads(line)) for line in content[:whole].splitlines()]
+    except (ValueError, TypeError, RecursionError):
+        raise StartupError(f"{file} is damaged: remove it, and the text is written anew") from None
     _cut(file, whole)
     written = sum(text.written for text in texts)
     _cut(_likely(file), written * PLACE.itemsize)

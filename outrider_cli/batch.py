@@ -165,13 +165,11 @@ async def answer_all(
     it refuses the key: that is the answer to no request."""
     import httpx
 
-    from outrider.client.connection import server_address
+    from outrider.client.connection import authorization, server_address
 
     if api_key is not None and not api_key.isascii():
         raise InvalidRequest("--api-key must be ASCII text")
-    headers = {"content-type": "application/json", "accept-encoding": "identity"}
-    if api_key is not None:
-        headers["Authorization"] = f"Bearer {api_key}"
+    headers = {"content-type": "application/json", "accept-encoding": "identity", **authorization(api_key)}
     base = server_address(url).removesuffix("/v1")
     limits = httpx.Limits(max_connections=concurrency)
     transport = httpx.AsyncHTTPTransport(limits=limits, socket_options=KEEP_ALIVE)

@@ -39,7 +39,7 @@ def http_client(api_key: str | None, ca_file: Path | None, silence_seconds: floa
     StartupError if the key or the file cannot be used."""
     return httpx.Client(
         timeout=httpx.Timeout(silence_seconds, connect=CONNECT_SECONDS),
-        headers={"accept-encoding": "identity", **_authorization(api_key)},
+        headers={"accept-encoding": "identity", **authorization(api_key)},
         transport=_Bounded(verify=_ssl_context(ca_file), trust_env=False),
         trust_env=False,  # no proxy: the server is one's own
     )
@@ -80,10 +80,12 @@ def not_trusted(error: Exception) -> bool:
     return "CERTIFICATE_VERIFY_FAILED" in str(error)
 
 
-def _authorization(api_key: str | None) -> dict[str, str]:
+def authorization(api_key: str | None) -> dict[str, str]:
+    """Returns the header that shows a key. Raises StartupError if it is none: httpx would only say that the
+    connection failed, and it would be asked again."""
     if not api_key:
         return {}
-    if not (api_key.isascii() and api_key.isprintable()):
+    if not (api_key.isascii() and api_key.isprintable() and api_key == api_key.strip()):
         raise StartupError("the API key holds characters that no key has: was it copied whole?")
     return {"authorization": f"Bearer {api_key}"}
 

@@ -37,6 +37,7 @@ from outrider.sampling.sampler import Ranked, Row, rank
 CONFIG, WEIGHTS = "config.json", "speculator.safetensors"
 KIND = "outrider_speculator"
 MOST_GUESSES = 8  # tokens ahead
+MOST_SIZE = 2**63 - 1  # of what a checkpoint tells: torch takes no greater number
 LEAST_SURVIVAL = 0.1  # of a guess behind which another one is made
 RANKED = 3  # tokens: a guess, and those that come next
 EPS = 1e-6
@@ -205,7 +206,7 @@ def look_over(folder: Path) -> Shape:
         sizes = list(asdict(shape).values())
     except (ValueError, TypeError, AttributeError, RecursionError):
         raise StartupError(f"{file} is damaged: distill the speculator again") from None
-    if not all(type(size) is int and size > 0 for size in sizes) or shape.guesses > MOST_GUESSES:
+    if not all(type(size) is int and 0 < size <= MOST_SIZE for size in sizes) or shape.guesses > MOST_GUESSES:
         raise StartupError(f"{file} is damaged: distill the speculator again")
     return shape
 
@@ -232,5 +233,6 @@ def _read(
         if not all(bool(value.isfinite().all()) for value in floats.values()):
             raise RuntimeError("it holds what is no number")
     except (OSError, SafetensorError, RuntimeError, AttributeError) as error:
-        raise StartupError(f"{file} is missing or damaged: {str(error).splitlines()[0]}") from None
+        fault = " ".join(str(error).split()).replace("Error(s) in loading state_dict for Speculator: ", "")
+        raise StartupError(f"{file} is missing or damaged: {fault}") from None
     return speculator.eval().requires_grad_(False), vocabulary

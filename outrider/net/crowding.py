@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from outrider.net.freed_memory import FreedMemory, give_back
 from outrider.net.half_said import HALVES, Held, Peer, too_much
 
 log = logging.getLogger(__name__)
@@ -67,13 +68,17 @@ def too_many(connections: Iterable[Connection], most: int) -> list[Connection]:
 
 async def limit_connections(ports: Mapping[int, int]) -> NoReturn:
     """Shuts connections to these ports of this process that are too many, or hold too much; by port, how many
-    there may be."""
+    there may be. Gives back what such calls have taken."""
     told_at, shut, held, memory, look = float("-inf"), 0, 0, 0, 0
+    freed = FreedMemory(_memory)
     while True:
         await asyncio.sleep(LOOK_SECONDS)
         look += 1
         if look % SETTLED_LOOKS == 0 and (explained := HALVES.explained()):
             HALVES.settle(explained, await asyncio.to_thread(_moved, ports))
+        if look % SETTLED_LOOKS == 0 and freed.due():
+            await asyncio.to_thread(give_back)
+            freed.given_back()
         if _descriptors() > CROWDED * min(ports.values()):
             shut += await asyncio.to_thread(_shut_excess, ports)
         memory, before = min(now := _memory(), memory or now), memory

@@ -113,4 +113,8 @@ def parse_cores(text: str | None, available: Sequence[int], divided: bool = True
         raise StartupError(
             f"--cores must be TARGET/DRAFT such as 0/1 or 0,1/2,3, or any, not {text!r}"
         ) from None
-    return Cores(target, draft)
+    found = Cores(target, draft)
+    if available and not set(found.all) <= set(available):
+        there = ",".join(map(str, available))
+        raise StartupError(f"--cores {text!r} names others than this process may use, which are {there}")
+    return found

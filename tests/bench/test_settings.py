@@ -71,6 +71,9 @@ def test_cores() -> None:
     for text in ("0", "a/b", "0/1/2", "/"):
         with pytest.raises(StartupError, match="--cores must be TARGET/DRAFT"):
             parse_cores(text, [])
+    for text in ("4/6", "-1/4", "4/" + "9" * 30):
+        with pytest.raises(StartupError, match="names others than this process may use, which are 4,5"):
+            parse_cores(text, [4, 5])
 
 
 def test_a_child_is_put_on_cores() -> None:

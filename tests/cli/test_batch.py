@@ -151,6 +151,8 @@ def test_a_file_that_is_wrong(server: Server, tmp_path: Path, lines: list[str], 
         ("deep", (), "answered 200 with what is no JSON: see --url"),
         ("packed", (), "answered 200 with what is no JSON: see --url"),
         ("a", ("--api-key", "\u00e9"), "--api-key must be ASCII text"),
+        ("a", ("--api-key", "key\nkey"), "the API key holds characters that no key has"),
+        ("a", ("--api-key", "key "), "the API key holds characters that no key has"),
         ("a", ("--url", "localhost:8000"), "--url must be http:// or https:// and a host"),
     ],
 )

@@ -298,7 +298,7 @@ async def test_several_prompts_go_on_too(serve: Serve, between: Between) -> None
     assert statistics.completion_tokens == 3 * len(IDS)
 
 
-@pytest.mark.parametrize("key", ["sk-\n", "schlüssel"])
+@pytest.mark.parametrize("key", ["sk-\n", "sk- ", "schlüssel"])
 def test_a_key_that_is_none(key: str) -> None:
     with pytest.raises(StartupError, match="was it copied whole"):
         Client("http://h", api_key=key)

@@ -20,7 +20,8 @@ from rich.console import Console
 from safetensors import safe_open
 
 from demo.pair import TARGET
-from distillation.folder import Folder
+from distillation import run
+from distillation.folder import Folder, State
 from distillation.learning import SAVED_STEPS, TEXTS_A_STEP, Learner
 from distillation.options import DistillOptions
 from distillation.prompts import Prompt
@@ -182,6 +183,7 @@ async def test_a_slim_draft_takes_from_its_target_what_is_the_targets(tmp_path: 
         ({"layers": 7}, "--layers must be at most 6, the target's, not 7"),
         ({"update": True}, "--update needs a draft in .* to go on from: leave it out the first time"),
         ({"prompts": "nowhere.jsonl"}, "--prompts nowhere.jsonl cannot be read"),
+        ({"prompts": "/dev/zero"}, "--prompts /dev/zero is a device: name a file"),
         ({"target": "/nowhere/at/all"}, "/nowhere/at/all"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -200,6 +202,8 @@ def test_what_cannot_be_is_refused_in_one_sentence(
         ("{", "line 2: is no JSON"),
         ('{"text": "a"}', 'line 2: must be {"prompt": TEXT}, '),
         ('{"prompt": ""}', "line 2: is empty"),
+        ('{"prompt": "\\ud800"}', "line 2: is no valid Unicode"),
+        ('{"prompt": "a\u2028b\x85c"}\n{', "line 3: is no JSON"),  # JSON's texts may have such line ends
         ('{"ids": [1, 100000]}', "line 2: has ids that are no tokens of this target"),
     ],
 )
@@ -230,6 +234,44 @@ def test_two_runs_do_not_write_to_one_folder(tmp_path: Path) -> None:
     ):
         distill(told(tmp_path), Console(file=io.StringIO()))
     assert not any((tmp_path / "work").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "read"),
+    [
+        ("state.json", '{"target": "a", "layers": [], "round": "x"}', Folder.state),
+        ("state.json", '{"target": "a", "layers": [], "untrained": 3}', Folder.state),
+        ("training.pt", "nonsense", Folder.training),
+        ("heldout.jsonl", "nonsense\n", lambda folder: load(folder.heldout)),
+        ("heldout.jsonl", "{}\n", lambda folder: load(folder.heldout)),
+    ],
+)
+def test_what_is_damaged_in_a_folder_is_named(
+    name: str, content: str, read: Callable[[Folder], object], tmp_path: Path
+) -> None:
+    folder = Folder(tmp_path)
+    with folder.alone():
+        (folder.work / name).write_text(content)
+    with pytest.raises(StartupError, match=f"{name} is damaged: ") as error:
+        read(folder)
+    assert "\n" not in error.value.message
+
+
+def test_a_run_does_not_go_on_from_what_another_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another that ended while this one read its target."""
+
+    def another(target: str) -> Any:
+        with Folder(tmp_path).alone():
+            Folder(tmp_path).save_state(State(target, [0, 5], round=3, done=True))
+        return load_model(target)
+
+    monkeypatch.setattr(run, "load_model", another)
+    with pytest.raises(StartupError, match=r"another run has changed .* meanwhile: say the command again"):
+        distill(told(tmp_path), Console(file=io.StringIO()))
+    state = Folder(tmp_path).state()
+    assert state is not None and state.done
 
 
 def test_texts_are_written_together_as_they_are_alone(tmp_path: Path) -> None:

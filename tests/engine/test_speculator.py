@@ -133,6 +133,8 @@ def damaged(change: Callable[[dict[str, object]], object]) -> Callable[[Path], o
         (damaged(lambda config: config.update(guesses=10**9)), "config.json is damaged"),
         (damaged(lambda config: config.update(hidden_size=2**40)), "states of 1099511627776 numbers"),
         (damaged(lambda config: config.update(inner_size=2**40)), "speculator.safetensors is missing or"),
+        (damaged(lambda config: config.update(inner_size=2**63)), "config.json is damaged"),
+        (damaged(lambda config: config.update(inner_size=95)), "size mismatch for gate_proj.weight"),
         (damaged(lambda config: config.update(vocabulary=7)), "lacks its draft_vocabulary.json"),
         (lambda folder: (folder / WEIGHTS).unlink(), "speculator.safetensors is missing or damaged"),
         (no_number, "damaged: it holds what is no number"),
