@@ -8,9 +8,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 
-GROWN = (
-    128 * 2**20
-)  # bytes above the least that this process has had: more than what a step frees and needs again
+# Bytes above the least that this process has had: more than what a step frees and needs again.
+GROWN = 128 * 2**20
 LITTLE = 32 * 2**20  # bytes that were given back: the next time comes later then
 MOST_PAUSE = 64  # looks from one time to the next
 
