@@ -14,7 +14,8 @@ from verifier.meter import Meter
 from verifier.own_guesses import Own, add_guesses
 from verifier.part import Part
 from verifier.running import Running
-from verifier.session import Outcome
+from verifier.session import Outcome, SessionSpec
+from verifier.survival_calibration import SurvivalCalibration
 
 log = logging.getLogger(__name__)
 
@@ -33,17 +34,24 @@ class SpeculatorGuesses:
         self._engine, self._clock = engine, clock
         self.most = 0 if engine.speculating is None else engine.speculating.guesses
         self._seconds = 0.0  # that a guess takes, for all sessions together
+        # Greedy text is guessed much better, and a draw's noise makes it look surer than it is.
+        self._believed = {greedy: SurvivalCalibration() for greedy in (True, False)}
+
+    def believed(self, spec: SessionSpec) -> SurvivalCalibration:
+        """Returns how far guesses for such a session are believed, which all that are like it have shown."""
+        return self._believed[spec.params.sampling.greedy]
 
     async def add(
         self,
         parts: Sequence[Part],
         outcomes: Sequence[tuple[Running, Outcome]],
         meter: Meter,
-        meanwhile: Callable[[], None],
     ) -> None:
         """Guesses behind what the step of these parts has drawn, as far as it is worth the time of the guess
-        and its place in a step; `meanwhile` is called while the engine is at it. Whose drafts rest is left
-        out."""
+        and its place in a step. Whose drafts rest is left out.
+
+        A guess is many short calls: what else ran in this process meanwhile would hold them up. So the step
+        is told while the next one runs."""
         wanting = self._wanting(parts, outcomes)
         if not wanting:
             return
@@ -56,11 +64,9 @@ class SpeculatorGuesses:
         places, tokens = [place for _, place in wanting], [each.log[-1] for each in sessions]
         price, began = meter.price, self._clock()
         cost = price and price + meter.goodput * self._seconds / len(wanting)
-        least = max(LEAST_SURVIVAL, cost / USUAL)
-        guessing = self._engine.run(self._engine.guess, places, tokens, rows, least)
-        meanwhile()
+        least = max(LEAST_SURVIVAL, cost / (USUAL * self._truth([each.spec for each in sessions])))
         try:
-            found = await guessing
+            found = await self._engine.run(self._engine.guess, places, tokens, rows, least)
         except Exception:
             log.exception("the speculator failed: it guesses no more")
             self.most = 0
@@ -70,6 +76,10 @@ class SpeculatorGuesses:
         for (running, _), ranked in zip(wanting, found, strict=True):
             if not running.session.resting:
                 add_guesses(running.session.tree, *_tree(ranked, max(LEAST_BESIDE, price)))
+
+    def _truth(self, specs: Sequence[SessionSpec]) -> float:
+        """Returns for how much counts what two guesses say, one behind the other, in the mean."""
+        return sum(self.believed(spec).at(0) * self.believed(spec).at(1) for spec in specs) / len(specs)
 
     def guesses_for(self, running: Running) -> bool:
         """Returns whether the session may have guesses."""

@@ -36,7 +36,6 @@ from verifier.step_plan import StepPlanner
 from verifier.step_settlement import measure, settle
 from verifier.step_start import StartAt, start_at
 from verifier.step_wait import StepWait
-from verifier.survival_calibration import SurvivalCalibration
 from verifier.ways import Ways
 
 log = logging.getLogger(__name__)
@@ -131,7 +130,7 @@ class Stepper:
         counts = TokenCounts(spec.params.prompt, spec.output) if spec.params.sampling.penalized else None
         running = Running(Session(spec, num_speculative_tokens), counts, self._place(spec))
         if self._speculator.most and counts is None:  # penalties follow each token
-            running.speculated = SurvivalCalibration()
+            running.speculated = self._speculator.believed(spec)
         if self._tracer is not None:
             model = self._engine.info.name
             running.trace = SessionTrace(self._tracer, spec.trace, spec, model, self._clock)
@@ -214,9 +213,9 @@ class Stepper:
             free_since += guessed
 
     async def _guess(self, parts: Sequence[Part], outcomes: Sequence[tuple[Running, Outcome]]) -> float:
-        """Has the speculator guess what follows a step, which is told meanwhile. Returns the seconds."""
+        """Has the speculator guess what follows a step. Returns the seconds."""
         began, self.under_way = self._clock(), under_way()
-        await self._speculator.add(parts, outcomes, self._ways.meter, self._after)
+        await self._speculator.add(parts, outcomes, self._ways.meter)
         self.under_way = None
         return self._clock() - began
 

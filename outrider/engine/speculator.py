@@ -12,7 +12,8 @@ draft_vocabulary.py). `outrider distill --speculator` makes one.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,9 @@ MOST_GUESSES = 8  # tokens ahead
 MOST_SIZE = 2**63 - 1  # of what a checkpoint tells: torch takes no greater number
 LEAST_SURVIVAL = 0.1  # of a guess behind which another one is made
 RANKED = 3  # tokens: a guess, and those that come next
+CANDIDATES = (
+    128  # tokens of a row, the likeliest: others win hardly ever, and noise for all of them takes time
+)
 EPS = 1e-6
 
 
@@ -137,13 +141,17 @@ class Speculating:
         `places`: the rows of the model's last pass from which the tokens were drawn. `rows`: for each guess
         in turn R rows, by which the target would draw it."""
         found: list[list[Ranked]] = [[] for _ in tokens]
-        survival = [1.0] * len(tokens)
-        with torch.inference_mode():
+        survival, noisy = [1.0] * len(tokens), not all(row.params.greedy for row in rows[0])
+        with torch.inference_mode(), _one_thread():
             states = self._last.states[torch.tensor(places)].float()
             own, last = self._speculator.begin(states), torch.tensor(tokens)
             for drawn in rows:
                 own = self._speculator.follow(own, F.embedding(last, self._embeddings.weight).float())
-                ranked = rank(self._speculator.logits(own), drawn, self._ranked, None, self._vocabulary)
+                logits, ids = self._speculator.logits(own), self._vocabulary
+                if noisy and not any(row.params.biases for row in drawn):  # which may lift any
+                    likely = logits.topk(min(CANDIDATES, len(ids))).indices.unique()
+                    logits, ids = logits[:, likely], ids[likely]
+                ranked = rank(logits, drawn, self._ranked, None, ids)
                 for row, one in enumerate(ranked):
                     found[row].append(one)
                     survival[row] *= one.shares[0]
@@ -151,6 +159,17 @@ class Speculating:
                     break
                 last = torch.tensor([one.ids[0] for one in ranked])
         return found
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Its products are so small that to wake a second thread for each takes longer than it saves."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _fastest() -> type[PackedLinear]:
