@@ -149,7 +149,7 @@ class Speculating:
                 own = self._speculator.follow(own, F.embedding(last, self._embeddings.weight).float())
                 logits, ids = self._speculator.logits(own), self._vocabulary
                 if noisy and not any(row.params.biases for row in drawn):  # which may lift any
-                    likely = logits.topk(min(CANDIDATES, len(ids))).indices.unique()
+                    likely = torch.unique(logits.topk(min(CANDIDATES, len(ids))).indices)
                     logits, ids = logits[:, likely], ids[likely]
                 ranked = rank(logits, drawn, self._ranked, None, ids)
                 for row, one in enumerate(ranked):

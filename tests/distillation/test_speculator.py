@@ -146,7 +146,8 @@ def test_a_speculator_and_a_draft_are_told_apart(tmp_path: Path) -> None:
         (True, "holds a speculator: say --speculator, or name another folder"),
     ):
         out = tmp_path / str(speculator)
-        Folder(out).save_state(State("", [], speculator))
+        with Folder(out).alone():
+            Folder(out).save_state(State("", [], speculator))
         with pytest.raises(OutriderError, match=sentence):
             made_of(told(out, speculator=not speculator))
 
