@@ -50,8 +50,7 @@ class SpeculatorGuesses:
         """Guesses behind what the step of these parts has drawn, as far as it is worth the time of the guess
         and its place in a step. Whose drafts rest is left out.
 
-        A guess is many short calls: what else ran in this process meanwhile would hold them up. So the step
-        is told while the next one runs."""
+        A guess is many short calls: what else runs in this process meanwhile holds them up."""
         wanting = self._wanting(parts, outcomes)
         if not wanting:
             return

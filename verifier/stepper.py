@@ -215,6 +215,8 @@ class Stepper:
     async def _guess(self, parts: Sequence[Part], outcomes: Sequence[tuple[Running, Outcome]]) -> float:
         """Has the speculator guess what follows a step. Returns the seconds."""
         began, self.under_way = self._clock(), under_way()
+        if any(running.drafted for running, _ in outcomes):
+            self._after()  # so that drafts come meanwhile; else the step is told while the next one runs
         await self._speculator.add(parts, outcomes, self._ways.meter)
         self.under_way = None
         return self._clock() - began
