@@ -115,4 +115,4 @@ def _tree(ranked: Sequence[Ranked], least: float) -> tuple[list[int], list[float
         survival += chances[:kept]
         parents += [last] * kept
         reach, last = chances[0], len(tokens) - kept
-    return tokens, survival, Own.SPECULATOR, [] if len(tokens) == last + 1 else parents
+    return tokens, survival, Own.SPECULATOR, [] if parents == list(range(-1, len(tokens) - 1)) else parents

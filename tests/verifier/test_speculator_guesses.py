@@ -130,6 +130,7 @@ def test_beside_a_guess_stands_what_came_next_in_its_draw() -> None:
     assert (tokens, source, parents) == ([5, 6, 8, 9], Own.SPECULATOR, [-1, -1, 0, 0])
     assert survival == pytest.approx([0.5, 0.3, 0.3, 0.1])
     assert _tree([ranked[0], Ranked((8, 9), (float("nan"), 0.2))], 0.05)[0] == [5, 6]
+    assert _tree(ranked, 0.15)[::3] == ([5, 6, 8], [-1, -1, 0])
     assert _tree(ranked, 0.4) == ([5, 8], [0.5, 0.3], Own.SPECULATOR, [])
 
 
