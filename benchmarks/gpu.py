@@ -171,6 +171,35 @@ def next_step(engine: Engine, tables: list[BlockTable], tokens: int) -> tuple[li
     return works, rows
 
 
+def as_trees(engine: Engine, works: list[Work], tables: list[BlockTable]) -> list[Work]:
+    """Returns the same tokens with every session's drafts as a tree: a path of half of them, with another
+    token beside each."""
+    found = []
+    for work, table in zip(works, tables, strict=True):
+        drafts = len(work.tokens) - 1
+        line = drafts - drafts // 2
+        parents = [*range(-1, line - 1), *range(-1, drafts // 2 - 1)]
+        assert engine.attention.lay_out is not None
+        places = [place or 0 for place in engine.attention.lay_out(work.start, work.start + 1, parents)]
+        engine.pool.extend(table, max(0, max(places) + 1 - table.length))
+        found.append(work._replace(blocks=table.blocks, parents=parents, places=places))
+    return found
+
+
+def tree_over_path(engine: Engine, scale: Scale, device: Device, sessions: int, drafts: int) -> float | None:
+    """Returns how much longer a step takes if each session's drafts are a tree, as a ratio; None = no tree is
+    possible."""
+    if engine.attention.lay_out is None or drafts < 2:
+        return None
+    tables = opened(engine, sessions, scale.context)
+    works, rows = next_step(engine, tables, 1 + drafts)
+    path, _ = host_and_device_seconds(engine, works, rows, device, scale.repeats)
+    trees = as_trees(engine, works, tables)
+    tree, _ = host_and_device_seconds(engine, trees, rows, device, scale.repeats)
+    close(engine, tables)
+    return tree / path
+
+
 def close(engine: Engine, tables: list[BlockTable]) -> None:
     for table in tables:
         engine.pool.close(table)
@@ -251,6 +280,7 @@ def rates(
             "plain": plain,
             "drafts": drafted,
             "speedup": drafted["tokens_per_second"] / plain["tokens_per_second"],
+            "tree_step_over_path_step": tree_over_path(engine, scale, device, sessions, fitting),
         }
     return found
 

@@ -274,7 +274,7 @@ async def start(
     start_steps = lock_step if config.lock_step else start_at
     ways = Ways(engine, step_time, random.random if config.compare and not config.lock_step else None)
     grammars = Grammars(tokenizer.json, info.model.eos_token_ids)
-    if config.trees and not engine.attention.panel:
+    if config.trees and engine.attention.lay_out is None:
         log.info("a step verifies one path of a session's drafts: attention takes no trees here")
     stepper = Stepper(
         engine,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from outrider.engine.branching import lay_out
+from outrider.engine.branching import LayOut
 from outrider.engine.kv_blocks import BlockPool, Cached
 from outrider.engine.scheduler import Candidate, Grant, Limits, schedule
 from outrider.engine.state_slots import MOST_DRAFTS
@@ -35,10 +35,10 @@ class StepPlanner:
         limits: StepLimits,
         close: Callable[[bytes], object],
         vocab_size: int,
-        panel: int = 0,
+        lay_out: LayOut | None = None,
     ) -> None:
-        """`close` ends a session that is in the way of others: an orphan. `panel`: as AttentionBackend's, for
-        steps that verify trees; 0 = a step verifies one path of a session's drafts."""
+        """`close` ends a session that is in the way of others: an orphan. `lay_out`: as AttentionBackend's,
+        for steps that verify trees; None = a step verifies one path of a session's drafts."""
         scored = max(LEAST_SCORED, SCORED_BYTES // (4 * vocab_size))
         self.limits = Limits(limits.max_batch_tokens, limits.prefill_chunk, pool.block_size, scored)
         self._most_drafts: int | None = None  # of a session
@@ -48,7 +48,7 @@ class StepPlanner:
         self.preemptions = 0  # since the start
         self._pool = pool
         self._close = close
-        self._panel = panel
+        self._lay_out = lay_out
 
     def plan(self, sessions: Mapping[bytes, Running], meter: Meter) -> list[Part]:
         """Returns the parts of the next step, with their blocks taken. It is empty if nobody can run.
@@ -117,7 +117,7 @@ class StepPlanner:
 
     def least_beside(self, meter: Meter) -> float | None:
         """Returns the survival with which a draft token beside a path may take part; None = none does."""
-        return max(LEAST_BESIDE, BESIDE_PRICE * meter.price) if self._panel else None
+        return max(LEAST_BESIDE, BESIDE_PRICE * meter.price) if self._lay_out else None
 
     def _nodes(self, running: Running, least: float) -> Nodes:
         nodes = running.nodes(least)
@@ -198,12 +198,13 @@ class StepPlanner:
 
     def _spread(self, part: Part) -> None:
         """Gives the nodes of a tree their places in the cache; those for which there is none do not run."""
-        if part.nodes.is_path:
+        if part.nodes.is_path or self._lay_out is None:
             return
         position, table = len(part.running.session.log), part.running.table
-        found = lay_out(position, part.nodes.parents, self._panel)
+        found = self._lay_out(part.start, position, part.nodes.parents)
         nodes = part.nodes.only([node for node, place in enumerate(found) if place is not None])
-        places = tuple(place for place in lay_out(position, nodes.parents, self._panel) if place is not None)
+        found = self._lay_out(part.start, position, nodes.parents)
+        places = tuple(place for place in found if place is not None)
         end = max(places, default=-1) + 1
         if not nodes.is_path and -(-end // self._pool.block_size) - len(table.blocks) > self._pool.available:
             (_, line), *_ = nodes.chains

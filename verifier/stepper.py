@@ -84,8 +84,8 @@ class Stepper:
         self.under_way: StepUnderWay | None = None  # the step that the engine runs now
         self._ways = ways or Ways(engine, step_time)
         self._wait = StepWait(start_at)
-        panel = engine.attention.panel if trees else 0
-        self._planner = StepPlanner(pool, limits, self.close, info.vocab_size, panel)
+        lay_out = engine.attention.lay_out if trees else None
+        self._planner = StepPlanner(pool, limits, self.close, info.vocab_size, lay_out)
         self._grammars = grammars
         self._speculator = SpeculatorGuesses(engine, self._clock)
         self._greedy = 0  # sessions whose text is not drawn

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from outrider.engine.branch_check import branches_agree
 from outrider.engine.engine import Engine
 from outrider.engine.fusing import fused
 from outrider.engine.group import Alone
@@ -17,6 +18,7 @@ from outrider.engine.kv_memory import with_all_blocks
 from outrider.engine.linear_layers import LinearLayers
 from outrider.engine.native_attention import keeping_bits
 from outrider.engine.numerics import numerics
+from outrider.engine.paged_attention import PagedAttention
 from outrider.engine.parts import CALLS, GATHERED, LINEARS, MEASURED, NATIVE, RECORDS, Parts, kernels
 from outrider.engine.plain_pass import runs_plainly
 from outrider.engine.process_memory import give_back_freed_memory, keep_freed_memory, use_huge_pages
@@ -102,7 +104,9 @@ def build_engine(
         )
     if linears.keeps_bits and attention.fills_shapes:
         tell("comparing rows alone and in company", 1.0)
-        checked = replace(checked, bit_exact=group.agree(kernels_keep_bits(engine)))
+        engine.info = checked = replace(checked, bit_exact=group.agree(kernels_keep_bits(engine)))
+    if isinstance(attention, PagedAttention) and attention.lay_out is not None:
+        attention.takes_trees = group.agree(branches_agree(engine))
     engine.info = replace(checked, numerics=numerics(engine))
     if may_rest and resting_threads is not None:
         engine.resting_threads = resting_threads

@@ -16,6 +16,7 @@ from typing import Any, Protocol, Self
 import torch
 from transformers import AttentionInterface
 
+from outrider.engine.branching import LayOut
 from outrider.engine.flat_inputs import Shape
 from outrider.engine.kv_pools import KvPools
 from outrider.engine.picking import Rule
@@ -94,14 +95,18 @@ class AttentionBackend(Protocol):
         ...
 
     @property
-    def panel(self) -> int:
-        """Returns how many keys are a panel (see branching.py), for works that are trees; 0 = it takes no
+    def lay_out(self) -> LayOut | None:
+        """Returns how the tokens of a tree get their places in a session's slots; None = a step takes no
         trees."""
         ...
 
     def prepare(self, works: Sequence[Work], shapes: Sequence[Shape] = ()) -> Any:
         """Returns the step in this process's memory, in the first of these shapes that holds it, else in its
         own. Reads the works, changes nothing."""
+        ...
+
+    def arrange(self, prepared: Any) -> None:
+        """Copies what stands elsewhere in the pools than the step needs it, if layers do not; before it."""
         ...
 
     def on_device(self, prepared: Any) -> Inputs:
@@ -167,7 +172,7 @@ class AttentionBackend(Protocol):
 
     def keeps_bits(self) -> bool:
         """Returns whether a row of the layers of the last step was measured to get the same bits in any
-        company. From then on `panel` is such that this holds on branches, too."""
+        company. From then on `lay_out` is such that this holds on branches, too."""
         ...
 
     def resized(self, num_blocks: int, num_states: int = 0) -> Self:

@@ -34,6 +34,22 @@ class Attend(Protocol):
         ...
 
 
+class Store(Protocol):
+    """How a step's keys and values get into a pool."""
+
+    def __call__(
+        self,
+        key: torch.Tensor,  # [Hkv, T, D]
+        value: torch.Tensor,  # [Hkv, T, Dv]
+        keys: torch.Tensor,  # [num_blocks + 1, block_size, Hkv, D]
+        values: torch.Tensor,  # [num_blocks + 1, block_size, Hkv, Dv]
+        inputs: FlatInputs,
+        /,
+    ) -> None:
+        """Stores each token's at its slot, and at those where they go once more."""
+        ...
+
+
 def bare(how: LayerAttention, dtype: torch.dtype) -> str | None:
     """Returns why a kernel cannot do what a layer asks for, as a phrase, if it knows nothing but windows and
     computes on a GPU alone."""
@@ -59,6 +75,7 @@ class Kernel:
     name: str
     block_size: int  # tokens; the pool is cut into such blocks
     attend: Attend
+    store: Store | None = None  # None = at one slot each: so it takes no trees
     # Returns why it cannot do what a layer asks for, as a phrase; None where it can.
     refusal: Callable[[LayerAttention, torch.dtype], str | None] = bare
     may_keep_bits: bool = True  # whether it is worth measuring

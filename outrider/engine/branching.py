@@ -10,7 +10,7 @@ so. How many keys are a panel is measured (invariance.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,9 @@ PANELS = (512, 384, 256, 192, 128, 64)  # of them, as many as a product may add 
 TURN = 16  # of them, those that are added up beside one another, at most
 
 Ints = npt.NDArray[np.int64]
+# From the position from which on a session's tokens run in the step, that of the tree's first token, and the
+# tree, to the places of its tokens; None = there is none for it.
+LayOut = Callable[[int, int, Sequence[int]], list[int | None]]
 
 
 def depths(parents: Sequence[int]) -> list[int]:
@@ -38,9 +41,8 @@ def line_of(parents: Sequence[int]) -> int:
     return next((index for index, parent in enumerate(parents) if parent != index - 1), len(parents))
 
 
-def lay_out(position: int, parents: Sequence[int], panel: int) -> list[int | None]:
-    """Returns the places of a tree's tokens, the first of which has that position; None = there is none for
-    it."""
+def lay_out(panel: int, _start: int, position: int, parents: Sequence[int]) -> list[int | None]:
+    """Returns the places of a tree's tokens, as LayOut does, by the number of keys of a panel."""
 
     def panel_of(place: int) -> tuple[int, int]:
         return place // KEY_BLOCK, place % KEY_BLOCK // panel

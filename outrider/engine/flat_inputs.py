@@ -1,8 +1,9 @@
 """A step as flat arrays in one of a few shapes: what an attention kernel and a recorded graph need. Pure.
 
 Tokens stand in the caller's order, session after session. What fills a step up to its shape are tokens of
-id 0 in sessions of their own, whose only block is the scratch block: nobody sees them. All arrays of a step
-lie in one buffer, so that they reach the device in one copy.
+id 0 in sessions of their own, whose only block is the scratch block: nobody sees them. A branch of a tree of
+drafts is a session here, too (see paged_trees.py). All arrays of a step lie in one buffer, so that they reach
+the device in one copy.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from outrider.engine.paged_trees import AGAIN
 from outrider.engine.step_inputs import Work
 from outrider.uploading import uploaded
 
@@ -24,7 +26,7 @@ Ints = npt.NDArray[np.int64]
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512)  # tokens of the recorded shapes
 DRAFTED = 16  # most tokens of a session in a step in which nobody reads a prompt
 READING_FROM = 32  # tokens from which on there is a shape for steps with pieces of prompts
-READING_SESSIONS = 64  # sessions that such a shape has room for
+READING_SESSIONS = 256  # sessions that such a shape has room for, branches of drafts among them
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +85,15 @@ class Arrays:
     query_ends: Any  # [S + 1] int32, ends of the sessions' tokens, after a 0
     key_ends: Any  # [S + 1] int32, ends of their keys if these stood in one row, after a 0
     keys: Any  # [S] int32, tokens of each in the cache after the step
+    again_ends: Any  # [T + 1] int32, ends of each token's other slots, after a 0
+    again: Any  # [AGAIN * T] int32, the slots where keys and values go once more
     tables: Any  # [S, pages] int32, their blocks
 
 
 def buffer_bytes(shape: Shape, pages: int) -> int:
     """Returns the size of all arrays of a step whose sessions have `pages` blocks at most."""
-    return 8 * 4 * shape.tokens + 4 * (3 * shape.sessions + 2 + shape.sessions * pages)
+    words = 3 * shape.sessions + 3 + (1 + AGAIN) * shape.tokens + shape.sessions * pages
+    return 8 * 4 * shape.tokens + 4 * words
 
 
 def arrays(buffer: Any, shape: Shape, pages: int, int64: Any, int32: Any) -> Arrays:
@@ -96,17 +101,14 @@ def arrays(buffer: Any, shape: Shape, pages: int, int64: Any, int32: Any) -> Arr
     tokens, sessions = shape.tokens, shape.sessions
     long = buffer[: 8 * 4 * tokens].view(int64).reshape(4, tokens)
     rest = buffer[8 * 4 * tokens : buffer_bytes(shape, pages)].view(int32)
-    ends = sessions + 1
-    return Arrays(
-        long[0],
-        long[1],
-        long[2],
-        long[3],
-        rest[:ends],
-        rest[ends : 2 * ends],
-        rest[2 * ends : 2 * ends + sessions],
-        rest[2 * ends + sessions :].reshape(sessions, pages),
-    )
+    ends, found = 0, list[Any]()
+    for size in (sessions + 1, sessions + 1, sessions, tokens + 1, AGAIN * tokens, sessions * pages):
+        found.append(rest[ends : ends + size])
+        ends += size
+    query_ends, key_ends, keys, again_ends, again, tables = found
+    ids, positions, slots, keep = long
+    tables = tables.reshape(sessions, pages)
+    return Arrays(ids, positions, slots, keep, query_ends, key_ends, keys, again_ends, again, tables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,7 @@ class FlatStep:
     pages: int  # most blocks of a session
     sessions: int  # that are real
     rows: int  # logits wanted
+    copies: tuple[Sequence[tuple[int, int]], ...] = ()  # slots, from and to, one after the other before it
 
     @property
     def keep(self) -> torch.Tensor:
@@ -139,11 +142,21 @@ class FlatInputs:
     key_ends: torch.Tensor  # [S + 1]
     keys: torch.Tensor  # [S]
     tables: torch.Tensor  # [S, pages]
+    again_ends: torch.Tensor  # [T + 1]
+    again: torch.Tensor  # [AGAIN * T]
     longest: int  # most tokens of a session
 
 
-def flatten(works: Sequence[Work], shape: Shape, *, block_size: int, scratch_block: int) -> FlatStep:
-    """Fills the arrays of a step. The shape must hold the works."""
+def flatten(
+    works: Sequence[Work],
+    shape: Shape,
+    *,
+    block_size: int,
+    scratch_block: int,
+    again: Sequence[tuple[int, int]] = (),
+) -> FlatStep:
+    """Fills the arrays of a step without trees. The shape must hold the works. `again`: tokens of the step,
+    and slots where their keys and values go once more."""
     counts = np.array([len(work.tokens) for work in works], dtype=np.int64)  # [W]
     starts = np.array([work.start for work in works], dtype=np.int64)
     total = int(counts.sum())
@@ -175,6 +188,10 @@ def flatten(works: Sequence[Work], shape: Shape, *, block_size: int, scratch_blo
     step.query_ends[sessions + 1 :] = shape.tokens
     step.keys[:sessions] = begins + lengths
     step.key_ends[1:] = np.cumsum(step.keys)
+    if again:
+        tokens, slots = np.array(again).T
+        step.again_ends[1:] = np.cumsum(np.bincount(tokens, minlength=shape.tokens))
+        step.again[: len(slots)] = slots[np.argsort(tokens, kind="stable")]
 
     past = np.cumsum(counts)
     keep = [np.arange(end - work.rows, end) for work, end in zip(works, past, strict=True)]
@@ -202,5 +219,7 @@ def flat_inputs(parts: Arrays, tables: torch.Tensor, shape: Shape, kept: int, ro
         parts.key_ends,
         parts.keys,
         tables,
+        parts.again_ends,
+        parts.again,
         shape.longest,
     )

@@ -6,13 +6,14 @@ On a CPU in float32 a row gets the same bits whatever runs beside it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from outrider.engine import indexer, invariance, picking, sdpa
 from outrider.engine.attention import LayerAttention
-from outrider.engine.branching import PANELS
+from outrider.engine.branching import PANELS, LayOut, lay_out
 from outrider.engine.flat_inputs import Shape
 from outrider.engine.kv_pools import KvPools
 from outrider.engine.recurrent_state import RecurrentLayer, RecurrentStates
@@ -36,7 +37,8 @@ class GatheredAttention:
         panel: int = PANELS[-1],
         states: RecurrentStates | None = None,
     ) -> None:
-        """`row_batching`: how rows attend together; None = each alone. `panel`: of keys, as trees need it."""
+        """`row_batching`: how rows attend together; None = each alone. `panel`: of keys, as trees need it, in
+        branching.py; 0 = a step takes no trees."""
         self.pools = pools
         self.states = states
         self.layers: dict[int, LayerAttention] = {}
@@ -53,6 +55,10 @@ class GatheredAttention:
         panel = 0 if indexer.are_in(model) else PANELS[-1]  # on a branch keys stand elsewhere
         pools = KvPools(num_blocks, BLOCK_SIZE)
         return cls(pools, parameter.device, parameter.dtype, panel=panel, states=states)
+
+    @property
+    def lay_out(self) -> LayOut | None:
+        return partial(lay_out, self.panel) if self.panel else None
 
     def prepare(self, works: Sequence[Work], shapes: Sequence[Shape] = ()) -> StepInputs:
         inputs = build_step(
@@ -74,6 +80,9 @@ class GatheredAttention:
         if self.states is not None:
             inputs.states = self.states.prepare(works, inputs.ends.tolist(), self._device)
         return inputs
+
+    def arrange(self, prepared: StepInputs) -> None:
+        """Nothing is to be done: each layer copies before it stores."""
 
     def on_device(self, prepared: StepInputs) -> StepInputs:
         return prepared

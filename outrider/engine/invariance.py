@@ -94,7 +94,7 @@ def _on_a_branch(how: LayerAttention, before: int, batching: RowBatching | None,
     """Returns whether tokens behind so many get the same bits on a branch, beside a line of others."""
     line, own = 3, 12
     tree = [*range(-1, line - 1), -1, *range(line, line + own - 1)]
-    places = [place for place in lay_out(before, tree, size) if place is not None]
+    places = [place for place in lay_out(size, before, before, tree) if place is not None]
     own = len(places) - line
     if own <= 0:
         return True

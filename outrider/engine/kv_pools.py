@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -146,14 +146,43 @@ class KvPools:
 
 
 class PagedPools(KvPools):
-    """Pools as a paged attention kernel reads them: [num_blocks + 1, block_size, H, D]."""
+    """Pools as a paged attention kernel reads them: [num_blocks + 1, block_size, H, D]. Those of layers that
+    are alike lie in one piece of memory once they are resized, so that a copy in all of them is one."""
 
-    def made(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Returns the layer's pools, for keys [H, ..., D] and values like these."""
-        pools = self._layers.get(layer)
-        if pools is None:
-            pools = self._layers[layer] = (self._new(key, key.shape[2]), self._new(value, value.shape[2]))
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        super().__init__(num_blocks, block_size)
+        self._pieces: list[torch.Tensor] = []  # [pools, num_blocks + 1, block_size, H, D]
+
+    def resized(self, num_blocks: int) -> Self:
+        pools, alike = type(self)(num_blocks, self.block_size), dict[Any, list[tuple[int, int]]]()
+        for layer, both in self._layers.items():
+            for which, pool in enumerate(both):
+                alike.setdefault((pool.shape[2:], pool.dtype), []).append((layer, which))
+        made = dict[tuple[int, int], torch.Tensor]()
+        for (row, _), members in alike.items():
+            like = self._layers[members[0][0]][members[0][1]]
+            piece = self._zeros(like, (len(members), num_blocks + 1, self.block_size, *row))
+            pools._pieces.append(piece)
+            made |= zip(members, piece, strict=True)
+        pools._layers = {layer: (made[layer, 0], made[layer, 1]) for layer in self._layers}
         return pools
+
+    def made(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the layer's pools, for keys [H, ..., D] and values like these."""
+        if layer not in self._layers:
+            self._layers[layer] = (self._new(key, key.shape[2]), self._new(value, value.shape[2]))
+        return self.of(layer)
+
+    def copy_everywhere(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies what slots hold to others, (from, to) each, in every layer; before a step."""
+        pieces = self._pieces or [pool[None] for layer in self._layers.values() for pool in layer]
+        if not pieces:
+            return
+        sources, targets = uploaded(np.array(pairs, dtype=np.int64).T.copy(), pieces[0].device)
+        with torch.inference_mode():
+            for piece in pieces:
+                slots = piece.flatten(1, 2)
+                slots.index_copy_(1, targets, slots.index_select(1, sources))
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
         for pool, new in zip(self.made(layer, key, value), (key, value), strict=True):
@@ -167,9 +196,6 @@ class PagedPools(KvPools):
         with torch.inference_mode():
             for pool in pools:
                 pool.index_copy_(0, targets, pool.index_select(0, sources))
-
-    def _like(self, pool: torch.Tensor) -> torch.Tensor:
-        return self._zeros(pool, (self.num_blocks + 1, self.block_size, *pool.shape[2:]))
 
     def _new(self, like: torch.Tensor, width: int) -> torch.Tensor:
         return self._zeros(like, (self.num_blocks + 1, self.block_size, like.shape[0], width))

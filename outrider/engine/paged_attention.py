@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from outrider.engine.attention import LayerAttention
 from outrider.engine.attention_kernel import Kernel
+from outrider.engine.branching import LayOut
 from outrider.engine.flat_inputs import FlatInputs, FlatStep, Shape, exact, fitting, flatten, on_device
 from outrider.engine.kernel_bits import kernel_keeps_bits
 from outrider.engine.kv_pools import PagedPools
+from outrider.engine.paged_trees import lay_out_on_pages, split
 from outrider.engine.picking import Rule
 from outrider.engine.recurrent_state import RecurrentLayer
 from outrider.engine.step_inputs import Work
@@ -22,7 +26,6 @@ class PagedAttention:
     """Implements AttentionBackend."""
 
     fills_shapes = True
-    panel = 0  # a kernel lets a token see all before it
     states = None
 
     def __init__(self, kernel: Kernel, pools: PagedPools, device: torch.device) -> None:
@@ -30,6 +33,7 @@ class PagedAttention:
         self.pools = pools
         self.layers: dict[int, LayerAttention] = {}
         self.others: set[int] = set()
+        self.takes_trees = kernel.store is not None
         self._device = device
         self._room: dict[Any, Any] = {}
 
@@ -38,15 +42,28 @@ class PagedAttention:
         return cls(kernel, PagedPools(num_blocks, kernel.block_size), next(model.parameters()).device)
 
     @property
+    def lay_out(self) -> LayOut | None:
+        return partial(lay_out_on_pages, self.kernel.block_size) if self.takes_trees else None
+
+    @property
     def name(self) -> str:
         return self.kernel.name
 
     def prepare(self, works: Sequence[Work], shapes: Sequence[Shape] = ()) -> FlatStep:
-        if any(work.parents for work in works):
-            raise ValueError("attention kernels take no branches")
+        if not self.takes_trees and any(work.parents for work in works):
+            raise ValueError("this attention kernel takes no branches")
         size = self.pools.block_size
-        shape = fitting(shapes, works, size) or exact(works)
-        return flatten(works, shape, block_size=size, scratch_block=self.pools.scratch_block)
+        parts = split(works, size)
+        shape = fitting(shapes, parts.works, size) or exact(parts.works)
+        step = flatten(
+            parts.works, shape, block_size=size, scratch_block=self.pools.scratch_block, again=parts.again
+        )
+        moves = [pair for work in works for pair in work.moves]
+        return replace(step, copies=tuple(filter(None, (moves, parts.copies))))
+
+    def arrange(self, prepared: FlatStep) -> None:
+        for copies in prepared.copies:
+            self.pools.copy_everywhere(copies)
 
     def on_device(self, prepared: FlatStep) -> FlatInputs:
         return on_device(prepared, self._device)
@@ -63,7 +80,10 @@ class PagedAttention:
         picked: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert picked is None  # see `pick`
-        self.pools.write(layer, key, value, inputs.slots)
+        if self.kernel.store is None:
+            self.pools.write(layer, key, value, inputs.slots)
+        else:
+            self.kernel.store(key, value, *self.pools.made(layer, key, value), inputs)
         pools = self.pools.of(layer)
         return self.kernel.attend(query.transpose(0, 1), *pools, inputs, how, sinks, self._room)
 

@@ -45,4 +45,19 @@ def reference_attention(
     return torch.einsum("thgk,tkhd->thgd", weights, values[tables].flatten(1, 2)).flatten(1, 2)
 
 
-KERNEL = Kernel("reference", 16, reference_attention, lambda _how, _dtype: None, may_keep_bits=False)
+def store(
+    key: torch.Tensor,  # [Hkv, T, D]
+    value: torch.Tensor,  # [Hkv, T, Dv]
+    keys: torch.Tensor,  # [blocks, block_size, Hkv, D]
+    values: torch.Tensor,  # [blocks, block_size, Hkv, Dv]
+    inputs: FlatInputs,
+) -> None:
+    """As Kernel's."""
+    token = torch.arange(len(inputs.slots), device=key.device)
+    again = torch.repeat_interleave(token, inputs.again_ends.diff())
+    tokens, slots = torch.cat([token, again]), torch.cat([inputs.slots, inputs.again[: len(again)]])
+    for pool, new in ((keys, key), (values, value)):
+        pool.flatten(0, 1)[slots] = new.transpose(0, 1)[tokens]
+
+
+KERNEL = Kernel("reference", 16, reference_attention, store, lambda _how, _dtype: None, may_keep_bits=False)

@@ -58,13 +58,17 @@ class Replayed:
         if prepared.shape not in self.graphs.shapes:
             return self.calls.logits(prepared)
         self.graphs.allow(self._vocab_size)
+        return self._run(prepared)
+
+    def _run(self, prepared: FlatStep) -> torch.Tensor:
+        self.calls.attention.arrange(prepared)
         return self.graphs.run(prepared)
 
     def choose(self, prepared: FlatStep, draws: Draws) -> list[int]:
         if prepared.shape not in self.graphs.shapes:
             return self.calls.choose(prepared, draws)
         self.graphs.allow(draws.vocab_size)
-        self.graphs.run(prepared)
+        self._run(prepared)
         if noisy := draws.which(How.NOISY):
             self.graphs.draw_noisy(noisy, [draws.numbers[index] for index in noisy])
         if whole := draws.which(How.WHOLE):
@@ -86,7 +90,7 @@ class Replayed:
         if prepared.shape not in self.graphs.shapes:
             return self.calls.rank(prepared, rows, count, vocab_size, vocabulary)
         self.graphs.allow(vocab_size)
-        self.graphs.run(prepared)
+        self._run(prepared)
         numbers = [vocab_parallel(row) for row in rows]
         if count > MOST_RANKED or any(one.how is How.WHOLE for one in numbers):
             return self.graphs.rank_whole(rows, count, vocab_size)

@@ -89,6 +89,7 @@ class CallByCall:
             return run_model(self.model, self.attention, inputs)
 
     def logits(self, prepared: Any) -> torch.Tensor:
+        self.attention.arrange(prepared)
         inputs = self.attention.on_device(prepared)
         return self.run(inputs)[: inputs.rows].float()
 

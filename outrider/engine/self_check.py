@@ -207,7 +207,7 @@ def _of_shape(engine: Engine, shape: Shape) -> torch.Tensor:
     table, attention = BlockTable(), engine.attention
     engine.pool.extend(table, count)
     try:
-        work = Work(table.blocks, 0, _tokens(engine.info)[:count], count)
+        work = Work(table.blocks, 0, check_tokens(engine.info)[:count], count)
         return engine.forward(Step(attention.prepare([work], [shape]), engine.group.encode([work]))).clone()
     finally:
         engine.pool.close(table)
@@ -243,7 +243,7 @@ def _by_company(model: Any, info: ModelInfo, whole: Reference) -> float:
 
 def _own_logits(model: Any, info: ModelInfo, text: int = 0, first: int = LENGTH) -> torch.Tensor:
     """Returns the logits of the first tokens of a text, by the model's own code."""
-    ids = torch.tensor([_tokens(info, text)[:first]], device=next(model.parameters()).device)
+    ids = torch.tensor([check_tokens(info, text)[:first]], device=next(model.parameters()).device)
     with torch.inference_mode():
         logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0].float()
     return logits
@@ -271,7 +271,7 @@ def _run(
     """Returns all logits [LENGTH, V] of the check's tokens for each of some sessions, which read them side by
     side in as many steps, so many tokens in each. In CHUNKS, wrong drafts are taken in and back, in company
     of which not all logits are wanted."""
-    tokens, pool, stranger = _tokens(engine.info, text), engine.pool, BlockTable()
+    tokens, pool, stranger = check_tokens(engine.info, text), engine.pool, BlockTable()
     tables = [BlockTable() for _ in sessions]
     found: list[list[torch.Tensor]] = [[] for _ in sessions]
     try:
@@ -345,7 +345,8 @@ def _noise(model: Any) -> Iterator[None]:
                 tensor.copy_(plain)
 
 
-def _tokens(info: ModelInfo, text: int = 0) -> list[int]:
+def check_tokens(info: ModelInfo, text: int = 0) -> list[int]:
+    """Returns a text of LENGTH tokens."""
     rng = random.Random(20 + text)
     return [rng.randrange(info.vocab_size) for _ in range(LENGTH)]
 

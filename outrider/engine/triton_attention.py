@@ -26,6 +26,7 @@ import triton.language as tl
 from outrider.engine.attention import LayerAttention
 from outrider.engine.attention_kernel import WIDEST, Kernel
 from outrider.engine.flat_inputs import FlatInputs
+from outrider.engine.triton_rows import stored
 
 BLOCK_SIZE = 64
 PIECE = (
@@ -353,7 +354,7 @@ def triton_attention(
 
 def _filled(sessions: int) -> int:
     """Returns one of a few powers of two, for each of which the kernel is compiled."""
-    found: int = next((size for size in (16, 64) if size >= sessions), 0)
+    found: int = next((size for size in (16, 64, 256) if size >= sessions), 0)
     return found or triton.next_power_of_2(max(512, sessions))
 
 
@@ -396,4 +397,4 @@ def _obstacle(how: LayerAttention, dtype: torch.dtype) -> str | None:
     return None
 
 
-KERNEL = Kernel("triton", BLOCK_SIZE, triton_attention, _obstacle)
+KERNEL = Kernel("triton", BLOCK_SIZE, triton_attention, stored, _obstacle)

@@ -65,12 +65,14 @@ class TritonLayer:
         if isinstance(attention, PagedAttention) and isinstance(inputs, FlatInputs):
             like = parts.new_empty(how.key_heads, 0, how.width, dtype=dtype)
             pools, slots = attention.pools.made(self.index, like, like), inputs.slots
+            again = inputs.again_ends, inputs.again
         else:
-            pools = tuple(parts.new_empty(tokens, how.key_heads, how.width, dtype=dtype) for _ in range(2))
-            slots = torch.arange(tokens, device=parts.device)
+            both = parts.new_empty(2, tokens, how.key_heads, how.width, dtype=dtype)
+            pools = both[0], both[1]
+            slots, again = torch.arange(tokens, device=parts.device), None
         bias = self.query_key_value.missing_bias(parts)
         heads = how.query_heads, how.key_heads
-        query = turned(parts, bias, norms, eps, positions, slots, pools, heads, dtype)
+        query = turned(parts, bias, norms, eps, positions, slots, again, pools, heads, dtype)
         if isinstance(attention, PagedAttention) and isinstance(inputs, FlatInputs):
             return attention.attend_stored(self.index, query, inputs, how)
         keys, values = (pool.transpose(0, 1) for pool in pools)

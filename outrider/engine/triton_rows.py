@@ -1,4 +1,5 @@
-"""What lies between the products of a usual decoder's layer, as Triton kernels: two of them.
+"""What lies between the products of a usual decoder's layer, as Triton kernels: two of them, and one that
+stores keys and values of other models.
 
 Each token is a program's own, and rounds as transformers' code does. What a product left in parts is summed
 here, in order.
@@ -9,6 +10,8 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+
+from outrider.engine.flat_inputs import FlatInputs
 
 
 @triton.jit
@@ -52,6 +55,8 @@ def _turned(
     cosines,
     sines,
     slots,
+    again_ends,
+    again,
     query,
     keys,
     values,
@@ -66,6 +71,7 @@ def _turned(
     PARTS: tl.constexpr,
     BIASED: tl.constexpr,
     NORMED: tl.constexpr,
+    TREES: tl.constexpr,  # whether some go to more than one slot
 ) -> None:
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     half: tl.constexpr = WIDTH // 2
@@ -95,16 +101,61 @@ def _turned(
         turned = (low * cosine).to(kind).to(tl.float32) + (-high * sine).to(kind).to(tl.float32)
         other = (high * other_cosine).to(kind).to(tl.float32) + (low * other_sine).to(kind).to(tl.float32)
         low, high = turned, other
+    low, high = low.to(kind), high.to(kind)
     if head < QUERIES:
         to = query + token * (QUERIES * WIDTH) + first
+        tl.store(to, low, mask=inside)
+        tl.store(to + half, high, mask=inside)
     else:
-        slot = tl.load(slots + token)
         if head < QUERIES + KEYS:
-            to = keys + slot * key_stride + (head - QUERIES) * WIDTH + column
+            pool = keys + (head - QUERIES) * WIDTH + column
+            row = key_stride
         else:
-            to = values + slot * value_stride + (head - QUERIES - KEYS) * WIDTH + column
-    tl.store(to, low.to(kind), mask=inside)
-    tl.store(to + half, high.to(kind), mask=inside)
+            pool = values + (head - QUERIES - KEYS) * WIDTH + column
+            row = value_stride
+        to = pool + tl.load(slots + token) * row
+        tl.store(to, low, mask=inside)
+        tl.store(to + half, high, mask=inside)
+        if TREES:
+            for each in range(tl.load(again_ends + token), tl.load(again_ends + token + 1)):
+                to = pool + tl.load(again + each).to(tl.int64) * row
+                tl.store(to, low, mask=inside)
+                tl.store(to + half, high, mask=inside)
+
+
+@triton.jit
+def _stored(
+    key,
+    value,
+    slots,
+    again_ends,
+    again,
+    keys,
+    values,
+    key_head,
+    key_token,
+    value_head,
+    value_token,  # strides
+    key_stride,  # of a slot in the pool of keys
+    value_stride,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    VALUE_PADDED: tl.constexpr,
+) -> None:
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    column, value_column = tl.arange(0, PADDED), tl.arange(0, VALUE_PADDED)
+    inside, value_inside = column < WIDTH, value_column < VALUE_WIDTH
+    k = tl.load(key + head * key_head + token * key_token + column, mask=inside, other=0.0)
+    v = tl.load(value + head * value_head + token * value_token + value_column, mask=value_inside, other=0.0)
+    key_to, value_to = keys + head * WIDTH + column, values + head * VALUE_WIDTH + value_column
+    slot = tl.load(slots + token)
+    tl.store(key_to + slot * key_stride, k, mask=inside)
+    tl.store(value_to + slot * value_stride, v, mask=value_inside)
+    for each in range(tl.load(again_ends + token), tl.load(again_ends + token + 1)):
+        slot = tl.load(again + each).to(tl.int64)
+        tl.store(key_to + slot * key_stride, k, mask=inside)
+        tl.store(value_to + slot * value_stride, v, mask=value_inside)
 
 
 def normed(
@@ -143,6 +194,7 @@ def turned(
     eps: float,
     positions: tuple[torch.Tensor, torch.Tensor],  # [T, D] cosines and sines
     slots: torch.Tensor,  # [T], where keys and values go
+    again: tuple[torch.Tensor, torch.Tensor] | None,  # FlatInputs' again_ends and again
     pools: tuple[torch.Tensor, ...],  # [..., Hkv, D] each, of which slots count the rest
     heads: tuple[int, int],  # of queries, of keys
     dtype: torch.dtype,
@@ -160,6 +212,7 @@ def turned(
             *(norms or (None, None)),
             *positions,
             slots,
+            *(again or (None, None)),
             query,
             keys,
             values,
@@ -174,7 +227,40 @@ def turned(
             PARTS=len(parts),
             BIASED=bias is not None,
             NORMED=norms is not None,
+            TREES=again is not None,
             enable_fp_fusion=False,
             num_warps=1,
         )
     return query
+
+
+def stored(
+    key: torch.Tensor,  # [Hkv, T, D]
+    value: torch.Tensor,  # [Hkv, T, Dv]
+    keys: torch.Tensor,  # [num_blocks + 1, block_size, Hkv, D]
+    values: torch.Tensor,  # [num_blocks + 1, block_size, Hkv, Dv]
+    inputs: FlatInputs,
+) -> None:
+    """As attention_kernel.Store."""
+    key, value = (each if each.stride(2) == 1 else each.contiguous() for each in (key, value))
+    heads, tokens, width = key.shape
+    value_width = value.shape[2]
+    with torch.cuda.device_of(key):  # type: ignore[no-untyped-call]
+        _stored[(tokens, heads)](
+            key,
+            value,
+            inputs.slots,
+            inputs.again_ends,
+            inputs.again,
+            keys,
+            values,
+            *key.stride()[:2],
+            *value.stride()[:2],
+            keys.stride(1),
+            values.stride(1),
+            WIDTH=width,
+            PADDED=triton.next_power_of_2(width),
+            VALUE_WIDTH=value_width,
+            VALUE_PADDED=triton.next_power_of_2(value_width),
+            num_warps=1,
+        )

@@ -19,9 +19,12 @@ import triton.language as tl
 from outrider.engine import kernel_bits, triton_attention
 from outrider.engine.attention import LayerAttention
 from outrider.engine.flat_inputs import FlatInputs, Shape
+from outrider.engine.kv_pools import PagedPools
 from outrider.engine.loading import load_engine
+from outrider.engine.paged_attention import PagedAttention
 from outrider.engine.parts import Parts
 from outrider.engine.reference_attention import reference_attention
+from outrider.engine.step_inputs import Work
 from tests.tiny_models import build
 
 torch.set_num_threads(1)
@@ -64,9 +67,9 @@ class Sessions:
         """So many last tokens of these sessions."""
         ends = torch.tensor([0, *accumulate(counts)], dtype=torch.int32)
         used = torch.tensor([sum(self.parts[index]) for index in which], dtype=torch.int32)
-        empty = torch.empty(0)
+        none = torch.empty(0)
         tables = self.tables[list(which)]
-        return FlatInputs(empty, empty, empty, empty, 0, ends, empty, used, tables, max(counts))
+        return FlatInputs(none, none, none, none, 0, ends, none, used, tables, none, none, max(counts))
 
     def rows(self, which: Sequence[int], counts: Sequence[int]) -> torch.Tensor:
         """The places of these tokens among all queries."""
@@ -190,6 +193,36 @@ def test_a_trial_tells_whether_bits_hold(monkeypatch: pytest.MonkeyPatch) -> Non
     for kernel, expected in ((usual, True), (replace(usual, attend=by_company), False)):
         kept = kernel_bits.kernel_keeps_bits(kernel, [way], torch.float32, torch.device("cpu"))
         assert kept is expected
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_a_branch_of_a_tree_has_the_bits_of_a_text(window: int | None) -> None:
+    """Which goes on in a second block."""
+    way, text, size = how(2, 1, 16, window=window), 61, triton_attention.BLOCK_SIZE
+    attention = PagedAttention(triton_attention.KERNEL, PagedPools(20, size), torch.device("cpu"))
+    parents = [-1, 0, -1, 2, 3, 4, 4]
+    assert attention.lay_out is not None
+    places = [place for place in attention.lay_out(text - 1, text, parents) if place is not None]
+    assert len(places) == len(parents)
+    torch.manual_seed(6)
+    numbers = torch.randn(4, text + len(parents), 16)  # two heads of queries, a key and a value of each token
+
+    def attended(work: Work, which: Sequence[int]) -> torch.Tensor:
+        prepared = attention.prepare([work])
+        attention.arrange(prepared)
+        query, key, value = numbers[:2, which], numbers[2:3, which], numbers[3:, which]
+        return attention.attend(0, query, key, value, attention.on_device(prepared), way)
+
+    blocks = [7, 3, 12, 5, 9, 1]
+    attended(Work(blocks, 0, [0] * (text - 1), 0), range(text - 1))
+    found = attended(
+        Work(blocks, text - 1, [0] * (1 + len(parents)), 1 + len(parents), parents, places),
+        range(text - 1, text + len(parents)),
+    )
+    for taken in ([0, 1], [2, 3, 4, 5], [2, 3, 4, 6]):
+        path = [*range(text), *(text + node for node in taken)]
+        alone = attended(Work([15, 14], 0, [0] * len(path), 0), path)
+        assert torch.equal(found[[0, *(1 + node for node in taken)]], alone[text - 1 :])
 
 
 def test_a_model_with_capped_scores_and_windows_is_served_by_it(tmp_path: Path) -> None:

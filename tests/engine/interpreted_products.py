@@ -103,7 +103,13 @@ def test_queries_and_keys_are_turned_and_put_in_their_places() -> None:
     cosines, sines = torch.randn(2, tokens, width)
     pools = torch.zeros(6, 16, keys, width), torch.zeros(6, 16, keys, width)
     slots = torch.tensor([3, 40, 7, 8, 90])
-    query = turned(parts, bias, None, 0.0, (cosines, sines), slots, pools, (queries, keys), torch.float32)
+    again = (
+        torch.tensor([0, 0, 2, 2, 3, 3], dtype=torch.int32),
+        torch.tensor([11, 12, 60, 7], dtype=torch.int32),
+    )
+    query = turned(
+        parts, bias, None, 0.0, (cosines, sines), slots, again, pools, (queries, keys), torch.float32
+    )
     heads = (parts.sum(0) + bias).view(tokens, -1, width)
     half = torch.cat((-heads[..., width // 2 :], heads[..., : width // 2]), -1)
     expected = heads * cosines[:, None] + half * sines[:, None]
@@ -111,7 +117,10 @@ def test_queries_and_keys_are_turned_and_put_in_their_places() -> None:
     stored = [pool.view(-1, keys, width) for pool in pools]
     assert torch.allclose(stored[0][slots], expected[:, queries : queries + keys], atol=1e-5)
     assert torch.allclose(stored[1][slots], heads[:, queries + keys :], atol=1e-6)
-    assert sum(int(pool.any(-1).sum()) for pool in stored) == 2 * tokens * keys, "nothing else is written"
+    for pool in stored:
+        assert torch.equal(pool[[11, 12, 60]], pool[[40, 40, 8]]), "those that go to more than one place"
+    written = sum(int(pool.any(-1).sum()) for pool in stored)
+    assert written == 2 * (tokens + 3) * keys, "nothing else is written"
 
 
 def logits(model: Any, attention: Any) -> list[torch.Tensor]:

@@ -19,12 +19,12 @@ VOCAB = 199
 
 
 def test_a_token_stands_at_its_position_or_behind_where_its_turn_comes_as_it_would_there() -> None:
-    assert lay_out(7, (-1, 0, 1), 512) == [7, 8, 9]
+    assert lay_out(512, 7, 7, (-1, 0, 1)) == [7, 8, 9]
     #   a b c is the line; d follows b, with e behind it; f stands beside d; g and h beside a
     parents = (-1, 0, 1, 1, 3, 1, -1, -1)
-    assert lay_out(20, parents, 512) == [20, 21, 22, 38, 39, 54, 36, 52]
-    assert lay_out(509, (-1, 0, 0), 192) == [509, 510, None], "it would be in another block"
-    assert lay_out(186, (-1, -1, 1), 192) == [186, None, None]
+    assert lay_out(512, 20, 20, parents) == [20, 21, 22, 38, 39, 54, 36, 52]
+    assert lay_out(192, 509, 509, (-1, 0, 0)) == [509, 510, None], "it would be in another block"
+    assert lay_out(192, 186, 186, (-1, -1, 1)) == [186, None, None]
 
 
 @given(st.lists(st.integers(0, 30), max_size=24), st.integers(0, 2000))
@@ -32,7 +32,7 @@ def test_no_two_stand_at_one_place_and_each_stands_behind_those_that_it_sees(
     drawn: list[int], position: int
 ) -> None:
     parents = [number % (node + 1) - 1 for node, number in enumerate(drawn)]
-    places = lay_out(position, parents, 192)
+    places = lay_out(192, position, position, parents)
     real = [place for place in places if place is not None]
     assert len(set(real)) == len(real)
     for node, place in enumerate(places):
@@ -55,7 +55,8 @@ def test_a_row_of_a_tree_gets_the_bits_of_its_path_alone(arch: str, engine: Call
         if length > 1:
             running.step([Work(table.blocks, 0, prompt[:-1], 0)])
         parents = [-1, 0, 1, *(rng.randrange(-1, node) for node in range(3, 12)), 11, 12, 13, 14]
-        found = lay_out(length, parents, running.attention.panel)
+        assert running.attention.lay_out is not None
+        found = running.attention.lay_out(length - 1, length, parents)
         places = list(takewhile(lambda place: place is not None, found))
         assert len(places) > 4
         parents, tokens = parents[: len(places)], [rng.randrange(VOCAB) for _ in places]

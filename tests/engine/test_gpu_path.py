@@ -88,11 +88,11 @@ def test_a_step_fills_the_first_shape_that_holds_it() -> None:
     drafts = fitting(shapes, works_of([(9, 5)] * 7), BLOCK)
     assert drafts == Shape(64, 64, 16)
     reading = fitting(shapes, works_of([(9, 1)] * 20 + [(0, 80)]), BLOCK)
-    assert reading == Shape(128, 64, 128)
-    assert fitting(shapes, works_of([(0, 300), (9, 1)]), BLOCK) == Shape(384, 64, 384)
+    assert reading == Shape(128, 128, 128)
+    assert fitting(shapes, works_of([(0, 300), (9, 1)]), BLOCK) == Shape(384, 256, 384)
     assert fitting(shapes, works_of([(0, 513)]), BLOCK) is None
     assert fitting(shapes, works_of([(0, 20)]), BLOCK) == Shape(32, 32, 32)
-    assert fitting(shapes, works_of([(9, 1)] * 70 + [(0, 40)]), BLOCK) is None  # too many to read beside
+    assert fitting(shapes, works_of([(9, 1)] * 260 + [(0, 40)]), BLOCK) is None  # too many to read beside
 
 
 @pytest.mark.parametrize("shape", [None, Shape(64, 64, 17), Shape(192, 64, 192)])

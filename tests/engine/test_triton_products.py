@@ -71,8 +71,22 @@ def test_what_lies_between_products_keeps_its_numbers_in_registers(capability: i
     norm = {"WIDTH": 4096, "PADDED": 4096, "PARTS": 2, "BIASED": False, "bias": None}
     types = {"x": "*bf16", "weight": "*bf16", "eps": "fp32"}
     made = [kernel_of(triton_rows._normed, capability, norm, types, num_warps=8)]
-    turn = {"QUERIES": 32, "KEYS": 8, "WIDTH": 128, "PADDED": 64, "PARTS": 1, "BIASED": True, "NORMED": True}
+    turn = {
+        "QUERIES": 32,
+        "KEYS": 8,
+        "WIDTH": 128,
+        "PADDED": 64,
+        "PARTS": 1,
+        "BIASED": True,
+        "NORMED": True,
+        "TREES": True,
+    }
     halves = dict.fromkeys(("query_norm", "key_norm", "cosines", "sines", "query", "keys", "values"), "*bf16")
-    types = {**halves, "slots": "*i64", "eps": "fp32"}
-    made.append(kernel_of(triton_rows._turned, capability, turn, types, num_warps=1))
-    assert [spilled(kernel.asm["ptx"], tmp_path) for kernel in made] == [0, 0]
+    places = {"slots": "*i64", "again_ends": "*i32", "again": "*i32"}
+    made.append(
+        kernel_of(triton_rows._turned, capability, turn, {**halves, **places, "eps": "fp32"}, num_warps=1)
+    )
+    store = {"WIDTH": 128, "PADDED": 128, "VALUE_WIDTH": 96, "VALUE_PADDED": 128}
+    types = {**dict.fromkeys(("key", "value", "keys", "values"), "*bf16"), **places}
+    made.append(kernel_of(triton_rows._stored, capability, store, types, num_warps=1))
+    assert [spilled(kernel.asm["ptx"], tmp_path) for kernel in made] == [0, 0, 0]
