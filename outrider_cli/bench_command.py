@@ -109,7 +109,7 @@ def settings_of(told: BenchOptions) -> Settings:
     target = told.target or (None if told.suite or told.draft else pair.NAME)
     models = None
     if not told.url or told.target is not None:
-        models = choose_models(target, told.draft, 1, told.propose, told.speculator)
+        models = choose_models(target, told.draft, 1, told.propose, told.speculator, "bench")
     engine = EngineOptions(kv_memory=told.kv_memory, quantization=told.quantization)
     if models is not None:
         engine = replace(engine, quantization=quantization(engine, models))

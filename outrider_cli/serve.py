@@ -161,52 +161,53 @@ def choose_models(
     drafters: int,
     propose: str | None = None,
     speculator: str | None = None,
+    command: str = "serve",
 ) -> Models:
     """Returns the pair to serve, or ends the process with a sentence if the options do not go together."""
     if draft is not None and drafters == 0:
-        fail("serve", "--draft names a model but --drafters 0 runs none: leave one of them out", WRONG_USAGE)
+        fail(command, "--draft names a model but --drafters 0 runs none: leave one of them out", WRONG_USAGE)
     if propose is not None and drafters == 0:
-        fail("serve", "--propose is of no use with --drafters 0: leave one out", WRONG_USAGE)
+        fail(command, "--propose is of no use with --drafters 0: leave one out", WRONG_USAGE)
     if draft is not None and target is None:
-        fail("serve", "--draft is given without --target: name both models of the pair", WRONG_USAGE)
+        fail(command, "--draft is given without --target: name both models of the pair", WRONG_USAGE)
     if target == pair.NAME and draft in (None, pair.NAME):
-        built_in = _built_in(drafters, propose or speculator, beside=draft is not None)
+        built_in = _built_in(drafters, propose or speculator, command, beside=draft is not None)
         return replace(built_in, propose=propose, speculator=speculator)
     if target is not None and (draft or propose or speculator) is None and drafters > 0:
         fail(
-            "serve",
+            command,
             "--target is given without --draft: name a draft model, "
             "or say --propose suffix, or --drafters 0 for plain decoding",
             WRONG_USAGE,
         )
     if target is not None:
         name = target if target == pair.NAME else checkpoint_name(target)
-        found = _found(target, pair.TARGET)
-        draft = None if draft is None else _found(draft, pair.DRAFT)
+        found = _found(target, pair.TARGET, command)
+        draft = None if draft is None else _found(draft, pair.DRAFT, command)
         return Models(found, draft, name, propose, speculator=speculator)
     if speculator is not None:
-        fail("serve", "--speculator is given without --target: name the target that it is of", WRONG_USAGE)
+        fail(command, "--speculator is given without --target: name the target that it is of", WRONG_USAGE)
     weights = smollm2.weights()
     if weights is None:
-        return _built_in(drafters, propose)
+        return _built_in(drafters, propose, command)
     guesses = propose or ("suffix" if drafters else None)
     return Models(str(weights), None, smollm2.NAME, guesses, chat=True)
 
 
-def _built_in(drafters: int, propose: str | None, beside: bool = False) -> Models:
+def _built_in(drafters: int, propose: str | None, command: str, beside: bool = False) -> Models:
     """`beside`: its draft guesses, too, if something else is to propose."""
-    target, draft = _found(pair.NAME, pair.TARGET), _found(pair.NAME, pair.DRAFT)
+    target, draft = (_found(pair.NAME, each, command) for each in (pair.TARGET, pair.DRAFT))
     drafted = drafters > 0 and (propose is None or beside)
     return Models(target, draft if drafted else None, pair.NAME, propose)
 
 
-def _found(model: str, built_in: Path) -> str:
+def _found(model: str, built_in: Path, command: str) -> str:
     """Returns where a model is: `built_in`, if that is what is meant, else as it was told."""
     if model != pair.NAME:
         return model
     if not (built_in / "config.json").is_file():
         fail(
-            "serve",
+            command,
             f"the built-in pair is missing ({built_in}): name models of your own with --target and --draft",
         )
     return str(built_in)

@@ -13,6 +13,7 @@ import tokenizers
 
 REPLACEMENT = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # sentencepiece's
+REMEMBERED = 2**15  # tokens whose bytes are
 _UTF8_CONTINUATION_BYTES = 3  # most that can follow a character's first byte
 
 
@@ -36,6 +37,7 @@ def detokenizer(tokenizer: tokenizers.Tokenizer, hidden: frozenset[int] | None =
     return WindowDetokenizer(tokenizer, hidden)
 
 
+@lru_cache(maxsize=REMEMBERED)
 def piece(tokenizer: tokenizers.Tokenizer, id: int) -> bytes:
     """Returns what a token is amid a text."""
     token = tokenizer.id_to_token(id)
@@ -92,14 +94,11 @@ class ByteLevelDetokenizer:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, ids: Iterable[int]) -> str:
-        return self._utf8.decode(b"".join(self._bytes(id) for id in ids if id not in self._hidden))
+        seen = [piece(self._tokenizer, id) for id in ids if id not in self._hidden]
+        return self._utf8.decode(b"".join(seen))
 
     def flush(self) -> str:
         return self._utf8.decode(b"", final=True)
-
-    def _bytes(self, id: int) -> bytes:
-        token = self._tokenizer.id_to_token(id)
-        return b"" if token is None else _bytes_of(token)  # None: a row of logits beyond the vocabulary
 
 
 class WindowDetokenizer:

@@ -198,19 +198,8 @@ class Session:
         base, tokens, accepted, verified = told.base, told.tokens, told.accepted, told.verified
         known = len(self.transcript.log) - base  # tokens of the message that are committed already
         vocab_size = self._verifier.registration.info.model.vocab_size if self._verifier is not None else 0
-        if not self.transcript.continued_by(base, tokens, accepted, verified, vocab_size):
-            log.error(
-                "session %s: %d tokens (%d of %d drafts accepted) at %d do not continue a log of %d",
-                *(self.id.hex(), len(tokens), accepted, verified, base, len(self.transcript.log)),
-            )
-            self._broke("lied", "it commits what nobody asked it for")
-            return False
-        prompt = None if self.transcript.steps else told.prompt  # at a second verifier it may come again
-        if not self.transcript.scored_as_asked(tokens, told.logprobs, prompt, vocab_size):
-            self._broke("lied", "its log-probabilities are not what was asked for")
-            return False
-        if not self.transcript.guessed_as_asked(told, vocab_size):
-            self._broke("lied", "the guesses of a step are not what was asked for")
+        if fault := self.transcript.fault_in(told, vocab_size):
+            self._broke("lied", fault)
             return False
         if known >= len(tokens):
             return False
@@ -225,11 +214,11 @@ class Session:
             numerics=numerics.news(self.transcript.numerics, here),
             logprobs=told.logprobs[known:],
             guesses=told.guesses[known:],
-            prompt=prompt,
+            prompt=None if self.transcript.steps else told.prompt,  # at a second verifier it may come again
             beside=told.beside,
-            own=told.own.after(known),
+            own=told.own.after(known) if known else told.own,
             drafters=self.draft.named(one.after(known) for one in told.drafters) if told.drafters else (),
-            seconds=asyncio.get_running_loop().time() - self.begun_at,
+            seconds=self._seconds if self._request.params.guesses else None,
         )
         if step.numerics and self.transcript.numerics:
             self._fleet.numerics_changed(self.id, self.transcript, here)
@@ -237,9 +226,10 @@ class Session:
         self._still.moved()
         if self._verifier is not None:
             self._verifier.brought += 1
-        if self._state is not State.RUNNING and self._verifier is not None:
-            self._fleet.standings.served(self._verifier, self._request.owner)
-        self._note(Event.TOKENS)
+        if self._state is not State.RUNNING or self.draft.span is not None:
+            if self._state is not State.RUNNING and self._verifier is not None:
+                self._fleet.standings.served(self._verifier, self._request.owner)
+            self._note(Event.TOKENS)
         self.transcript.add(step)
         self._log_writer.note(self._cursor)
         self.news.set()
@@ -301,6 +291,10 @@ class Session:
             self._end(error)
         else:
             self.verifier_lost()
+
+    @property
+    def _seconds(self) -> float:
+        return asyncio.get_running_loop().time() - self.begun_at
 
     @property
     def _unread(self) -> int:

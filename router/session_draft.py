@@ -11,6 +11,7 @@ from outrider.errors import OutriderError
 from outrider.net.draft_right import right
 from outrider.wire.drafter_sessions import DraftEndCause
 from outrider.wire.guesses import DrafterCounts
+from outrider.wire.load import VerifierLoad
 from outrider.wire.trace_context import TraceContext
 from router.draft_place import Place, counts_by_turn
 from router.drafter_choice import Wanted
@@ -92,6 +93,7 @@ class SessionDraft:
         self._places = [Place(seat, self, self._pair) for seat in range(drafters)]
         self._estimator = Estimator(self._pair.mean)
         self._k = 0
+        self._steered_by: VerifierLoad | None = None  # what its verifier had said when k was chosen last
 
     @property
     def key(self) -> bytes:
@@ -154,13 +156,15 @@ class SessionDraft:
             return
         if not verifier.load.drafts_rest:  # else that nothing was verified says nothing
             self._estimator.observe(step.accepted, step.verified, len(step.tokens), any(step.own))
-            counts = counts_by_turn(step, self._places[0].turn)
-            for place, drafter in self._seated:
-                self._judge(place, drafter, verifier, step, counts)
-            self._leave_if_silent(verifier, step)
+            if seated := self._seated:
+                counts = counts_by_turn(step, self._places[0].turn)
+                for place, drafter in seated:
+                    self._judge(place, drafter, verifier, step, counts)
+                self._leave_if_silent(verifier, step)
             for place in self._places:
                 self._reconsider(place, verifier, len(step.tokens))
-            self._steer()
+            if step.verified or verifier.load is not self._steered_by or self._seated or self._estimator.due:
+                self._steer()
 
     def named(self, counts: Iterable[DrafterCounts]) -> tuple[DrafterCounts, ...]:
         """Returns those of the drafters that it has now, each with its model's name."""
@@ -369,6 +373,7 @@ class SessionDraft:
         verifier = self._verifier
         if verifier is None:
             return
+        self._steered_by = verifier.load
         k = settled(self._k, choose_k(self._estimator, verifier.load.price, self._cap))
         if k != self._k:
             self._k = k

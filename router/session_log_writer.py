@@ -37,6 +37,7 @@ MAX_REFUSALS = 5  # in a row, of the same records: a log that the store does not
 PROBE_SECONDS = 2.0  # a store that nothing is written to is asked so often whether it is there
 AWAY_SECONDS = 0.25  # between attempts to reach one that is away
 SHORT_BYTES = 4096  # a log that is decoded in less time than it is handed to a thread
+GATHERED_SECONDS = 0.02  # in which what comes is written together, but for what somebody waits for
 BEGUN_SECONDS = 2.0  # that a slow store may hold back what a client hears first; then it counts as away
 
 
@@ -53,12 +54,12 @@ class LogCursor:
     refusals: int = 0  # how often in a row it did not take what comes next, though it took a probe
     closed: bool = False  # no more comes
     given_up: bool = False
+    session_id: SessionId = field(init=False)
 
-    @property
-    def session_id(self) -> SessionId:
+    def __post_init__(self) -> None:
         session_id = self.transcript.request.session_id
         assert session_id is not None, "a session is named when it is admitted"
-        return session_id
+        self.session_id = session_id
 
 
 Writing = tuple[LogCursor, Append]
@@ -97,6 +98,7 @@ class SessionLogWriter:
         self._pending: dict[str, dict[SessionId, LogCursor]] = {}
         self._pending_bytes = Counter[str]()
         self._news = asyncio.Event()
+        self._wanted = asyncio.Event()  # set while somebody waits for what is dirty
         self._written = asyncio.Event()  # set while nothing is dirty
         self._written.set()
         self._taking: dict[SessionId, asyncio.Task[TakenSession]] = {}
@@ -113,11 +115,14 @@ class SessionLogWriter:
     def _open(self, cursor: LogCursor) -> LogCursor:
         self._forget(cursor.session_id)
         self.note(cursor)
+        self._wanted.set()
         return cursor
 
     def note(self, cursor: LogCursor) -> None:
         """Notes that the transcript has grown."""
-        if not cursor.given_up and cursor.written < cursor.transcript.length:
+        if cursor.given_up or self._dirty.get(cursor.session_id) is cursor:
+            return
+        if cursor.written < cursor.transcript.length:
             self._dirty[cursor.session_id] = cursor
             self._news.set()
             self._written.clear()
@@ -128,6 +133,7 @@ class SessionLogWriter:
         cursor.closed = True
         if self._dirty.get(cursor.session_id) is not cursor:
             return
+        self._wanted.set()  # who had it may ask for it elsewhere
         owner = cursor.transcript.request.owner
         self._pending.setdefault(owner, {})[cursor.session_id] = cursor
         self._pending_bytes[owner] += cursor.transcript.size_bytes
@@ -232,6 +238,13 @@ class SessionLogWriter:
                 await asyncio.sleep(AWAY_SECONDS)
             else:
                 self._note_back()
+                await self._gather()
+
+    async def _gather(self) -> None:
+        """Lets steps come that are written with the next ones."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GATHERED_SECONDS):
+                await self._wanted.wait()
 
     async def _wait(self) -> bool:
         """Waits for news. Returns True if there were none for PROBE_SECONDS."""
@@ -241,10 +254,12 @@ class SessionLogWriter:
         except TimeoutError:
             return True
         self._news.clear()
+        self._wanted.clear()
         return False
 
     async def flush(self) -> None:
         """Waits until all is written, which may be never: call it with a timeout."""
+        self._wanted.set()
         await self._written.wait()
 
     async def _probe(self) -> None:
@@ -318,7 +333,8 @@ class SessionLogWriter:
 
     def _take_note(self, cursor: LogCursor, append: Append, length: int | None) -> None:
         """Notes what became of an append."""
-        cursor.begun.set()
+        if not cursor.begun.is_set():
+            cursor.begun.set()
         cursor.refusals = 0
         if length is None:
             cursor.given_up = True
@@ -327,6 +343,8 @@ class SessionLogWriter:
                 cursor.on_superseded()
         else:
             cursor.written = length
+            if length < append.base or len(append.records) == MAX_WRITE_RECORDS:
+                self._wanted.set()  # there is more to write than what comes now
             if length < append.base:
                 cursor.losses += 1
                 cursor.given_up = cursor.losses > MAX_LOSSES

@@ -105,6 +105,11 @@ class Estimator:
         self._trials = kept * (self._trials - PRIOR_TOKENS) + trials + PRIOR_TOKENS
 
     @property
+    def due(self) -> bool:
+        """Returns whether one token is to be tried, whatever it costs."""
+        return self.unobserved_tokens >= PROBE_TOKENS
+
+    @property
     def acceptance(self) -> float:
         """Returns P(the next draft token is accepted), above 0 and below 1."""
         return self._successes / self._trials
@@ -120,7 +125,7 @@ def choose_k(estimator: Estimator, price: float, cap: int) -> int:
     if not least > 0:  # a verifier may report anything, NaN included
         return cap
     k = min(cap, int(math.log(least) / math.log(estimator.acceptance))) if least < 1 else 0
-    return min(1, cap) if k == 0 and estimator.unobserved_tokens >= PROBE_TOKENS else k
+    return min(1, cap) if k == 0 and estimator.due else k
 
 
 def welcome(k: int, acceptance: float, price: float) -> bool:

@@ -41,6 +41,8 @@ class StopMatcher:
     def push(self, text: str, may_stop: bool = True) -> str:
         """Returns the text that is now safe to show. Must not be called once `stopped`. Unless it `may_stop`
         here, a stop string that is complete in this text is none."""
+        if not self._patterns:
+            return text
         buffer = self._held + text
         held = 0
         for end, character in enumerate(text, start=len(self._held) + 1):

@@ -31,6 +31,8 @@ class Transcript:
         """`request` has its session_id and fingerprint. `answer`: what the API keeps with the session."""
         self.request = request
         self.answer = answer
+        params = request.params
+        self._scores = params.logprobs is not None or params.prompt_logprobs is not None
         self.log = array("I", request.params.prompt)  # committed tokens by position: prompt, then output
         self.end: FinishReason | None = None
         self._ends = array("I")  # by step: tokens of the log up to and including it
@@ -46,6 +48,9 @@ class Transcript:
         self._own: dict[int, OwnCounts] = {}  # by step, where there are any
         self._drafters: dict[int, tuple[DrafterCounts, ...]] = {}  # by step, where several drafted
         self._seconds: dict[int, float] = {}  # since it was begun here, by step, if asked for; not in the log
+        self.steps = 0
+        self.numerics = ""  # of the verifier that committed the last step; empty = none, or not known
+        self._newest: TokensCommitted | None = None  # the last step, which most who read one ask for
 
     @classmethod
     def from_log(cls, session_id: SessionId, content: bytes) -> Transcript:
@@ -79,16 +84,9 @@ class Transcript:
         """Returns whether the output has all tokens that it may have."""
         return self.output_tokens >= self.request.params.max_tokens
 
-    @property
-    def numerics(self) -> str:
-        """Returns the numerics of the verifier that committed the last step; empty = none, or not known."""
-        return next(reversed(self._numerics.values()), "")
-
-    @property
-    def steps(self) -> int:
-        return len(self._ends)
-
     def step(self, index: int) -> TokensCommitted:
+        if self._newest is not None and index == self.steps - 1:
+            return self._newest
         prompt = len(self.request.params.prompt)
         start = self._ends[index - 1] if index else prompt
         return TokensCommitted(
@@ -111,11 +109,11 @@ class Transcript:
         return map(self.step, range(self.steps))
 
     def add(self, step: TokensCommitted) -> None:
-        if not self._ends:
+        if not self.steps:
             self._cached_prompt_tokens = step.cached_prompt_tokens
             self._prompt = step.prompt
         if step.numerics:
-            self._numerics[self.steps] = step.numerics
+            self.numerics = self._numerics[self.steps] = step.numerics
         if step.beside:
             self._beside[self.steps] = step.beside
         if any(step.own):
@@ -133,6 +131,24 @@ class Transcript:
         self._ends.append(len(self.log))
         self._accepted.append(step.accepted)
         self._verified.append(step.verified)
+        self.steps += 1
+        # What is kept in another form is told in that.
+        other = step.logprobs or step.guesses or step.prompt or step.cached_prompt_tokens or step.seconds
+        self._newest = None if other else step
+
+    def fault_in(self, told: Committed, vocab_size: int) -> str:
+        """Returns what of it no sound verifier tells, as a clause; empty = all may be so."""
+        base, tokens, accepted, verified = told.base, told.tokens, told.accepted, told.verified
+        if not self.continued_by(base, tokens, accepted, verified, vocab_size):
+            drafts = f"{accepted} of {verified} drafts accepted"
+            return f"{len(tokens)} tokens ({drafts}) at {base} do not continue a log of {len(self.log)}"
+        if self._scores or not told.plain:
+            prompt = None if self.steps else told.prompt  # at a second verifier it may come again
+            if not self.scored_as_asked(tokens, told.logprobs, prompt, vocab_size):
+                return "its log-probabilities are not what was asked for"
+            if not self.guessed_as_asked(told, vocab_size):
+                return "the guesses of a step are not what was asked for"
+        return ""
 
     def continued_by(
         self, base: int, tokens: Sequence[int], accepted: int, verified: int, vocab_size: int

@@ -97,7 +97,8 @@ def test_a_time_is_finite(seconds: float) -> None:
         def __post_init__(self) -> None:
             check(self)
 
-    with pytest.raises(StartupError, match="--seconds must be at least 0"):
+    said = "at least 0, and a finite number, not inf" if seconds > 0 else f"at least 0, not {seconds}"
+    with pytest.raises(StartupError, match=f"--seconds must be {said}"):
         Patience(seconds)
 
 

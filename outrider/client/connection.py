@@ -27,8 +27,9 @@ def server_address(url: str) -> str:
     """Returns the address of a server, without a slash at its end. Raises InvalidRequest if it is none."""
     with suppress(ValueError, httpx.InvalidURL):
         httpx.URL(url)
+        written = url.isprintable() and " " not in url
         parts = urlsplit(url)
-        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+        if written and parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
             return url.rstrip("/")
     raise InvalidRequest(f"--url must be http:// or https:// and a host, not {url}")
 

@@ -75,7 +75,7 @@ class Kernel:
     name: str
     block_size: int  # tokens; the pool is cut into such blocks
     attend: Attend
-    store: Store | None = None  # None = at one slot each: so it takes no trees
     # Returns why it cannot do what a layer asks for, as a phrase; None where it can.
     refusal: Callable[[LayerAttention, torch.dtype], str | None] = bare
     may_keep_bits: bool = True  # whether it is worth measuring
+    store: Store | None = None  # None = each token's at its slot alone: so it takes no trees

@@ -60,4 +60,6 @@ def store(
         pool.flatten(0, 1)[slots] = new.transpose(0, 1)[tokens]
 
 
-KERNEL = Kernel("reference", 16, reference_attention, store, lambda _how, _dtype: None, may_keep_bits=False)
+KERNEL = Kernel(
+    "reference", 16, reference_attention, lambda _how, _dtype: None, may_keep_bits=False, store=store
+)

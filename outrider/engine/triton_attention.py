@@ -397,4 +397,4 @@ def _obstacle(how: LayerAttention, dtype: torch.dtype) -> str | None:
     return None
 
 
-KERNEL = Kernel("triton", BLOCK_SIZE, triton_attention, stored, _obstacle)
+KERNEL = Kernel("triton", BLOCK_SIZE, triton_attention, _obstacle, store=stored)

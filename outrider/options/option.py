@@ -135,6 +135,7 @@ def _check(name: str, value: Any, about: About) -> None:
         raise wrong(name, f"must be one of {', '.join(about.choices)}, not {value!r}")
     if about.least is not None and not about.least <= value <= (about.most or sys.float_info.max):
         most = f"from {about.least} to {about.most}" if about.most else f"at least {about.least}"
+        most += ", and a finite number" if value > about.least and not about.most else ""
         raise wrong(name, f"must be {most}, not {value}")
 
 

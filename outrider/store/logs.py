@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from outrider.options.sessions import SessionOptions
 from outrider.wire.session import SessionId
@@ -32,8 +32,7 @@ class Owner:
     generation: int = 0  # 0 = it began the log; every take is one more
 
 
-@dataclass(frozen=True, slots=True)
-class Append:
+class Append(NamedTuple):
     """Records for the end of one log. Records that the log has already are skipped: an answer may have
     been lost."""
 

@@ -28,6 +28,12 @@ class _Log:
     def size(self) -> int:
         return LOG_BYTES + len(self.content)
 
+    def extend(self, records: Sequence[bytes]) -> None:
+        for record in records:
+            self.first, self.last = self.first or record, record
+            self.content += record
+            self.length += 1
+
 
 class MemorySessionLogs:
     """Implements SessionLogs. Beyond the limit, the tenant that has most loses the log whose last append is
@@ -57,15 +63,14 @@ class MemorySessionLogs:
             if append.base > 0:
                 return 0
             log = _Log(append.owner, append.tenant, expires)
+            log.extend(append.records)
+            self._keep(append.session_id, log, expires)
         elif append.base > log.length:
             return log.length
         else:
-            self._forget(append.session_id)  # to come back as the newest
-        for record in append.records[log.length - append.base :]:
-            log.first, log.last = log.first or record, record
-            log.content += record
-            log.length += 1
-        self._keep(append.session_id, log, expires)
+            before = log.size
+            log.extend(append.records[log.length - append.base :])
+            self._renew(append.session_id, log, log.size - before, expires)
         return log.length
 
     async def take(self, session_id: SessionId, name: str, ttl_seconds: float) -> Taken | None:
@@ -98,8 +103,18 @@ class MemorySessionLogs:
         log.expires = expires
         self._logs[session_id] = log
         self._of[log.tenant][session_id] = None
-        self._sizes[log.tenant] += log.size
-        self.size += log.size
+        self._grown(log.tenant, log.size)
+
+    def _renew(self, session_id: SessionId, log: _Log, grown: int, expires: float) -> None:
+        """It is the newest now, and larger by so many bytes."""
+        log.expires = expires
+        of_tenant = self._of[log.tenant]
+        self._logs[session_id], of_tenant[session_id] = self._logs.pop(session_id), of_tenant.pop(session_id)
+        self._grown(log.tenant, grown)
+
+    def _grown(self, tenant: str, grown: int) -> None:
+        self._sizes[tenant] += grown
+        self.size += grown
         while self.size > self._max_bytes:
             greatest = max(self._sizes, key=self._sizes.__getitem__)
             self._forget(next(iter(self._of[greatest])))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from google.protobuf.message import DecodeError
 
@@ -105,26 +104,30 @@ def step_record(
     drafters: tuple[DrafterCounts, ...] = (),
 ) -> bytes:
     """`numerics`: of the verifier, if the step before was another's."""
-    more: dict[str, Any] = {}  # that most steps have not
+    message = session_pb2.SessionLog()
+    step = message.steps.add(tokens=tokens, accepted=accepted, verified=verified)
+    # What most steps have nothing of costs nothing in them.
+    if cached_prompt_tokens:
+        step.cached_prompt_tokens = cached_prompt_tokens
+    if numerics:
+        step.numerics = numerics
+    if beside:
+        step.beside = beside
+    if (counts := own_to_wire(own)) is not None:
+        step.own.CopyFrom(counts)
     if logprobs:
-        more["logprobs"], more["top_tokens"], more["top_logprobs"] = logprob_numbers(logprobs)
+        of_tokens, top_tokens, top = logprob_numbers(logprobs)
+        step.logprobs.extend(of_tokens)
+        step.top_tokens.extend(top_tokens)
+        step.top_logprobs.extend(top)
     if guesses:
-        more["guesses"] = guesses_to_wire(guesses)
+        step.guesses.extend(guesses_to_wire(guesses))
     if prompt is not None:
-        more["prompt_logprobs"] = prompt_to_wire(prompt)
+        step.prompt_logprobs.SetInParent()  # it may be empty
+        step.prompt_logprobs.CopyFrom(prompt_to_wire(prompt))
     if drafters:
-        more["drafters"] = drafters_to_wire(drafters)
-    step = session_pb2.SessionStep(
-        tokens=tokens,
-        accepted=accepted,
-        verified=verified,
-        cached_prompt_tokens=cached_prompt_tokens,
-        numerics=numerics,
-        beside=beside,
-        own=own_to_wire(own),
-        **more,
-    )
-    return session_pb2.SessionLog(steps=(step,)).SerializeToString()
+        step.drafters.extend(drafters_to_wire(drafters))
+    return message.SerializeToString()
 
 
 def end_record(end: FinishReason) -> bytes:

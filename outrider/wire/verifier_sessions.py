@@ -126,6 +126,12 @@ class Committed(NamedTuple):
     own: OwnCounts = NO_OWN
     drafters: tuple[DrafterCounts, ...] = ()  # of a session that has had several at a time
 
+    @property
+    def plain(self) -> bool:
+        """Returns whether it tells of nothing but tokens, and of one path of drafts."""
+        more = self.logprobs or self.guesses or self.prompt is not None or self.beside or self.drafters
+        return not more and self.own is NO_OWN
+
 
 @dataclass(frozen=True, slots=True)
 class Finished:

@@ -3,9 +3,10 @@ a million log-probabilities a second and more. So a long answer is encoded in pi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
+
+import pydantic_core
 
 T = TypeVar("T")
 
@@ -25,9 +26,6 @@ class Made(Sequence[object]):
         return self._made(self._items[index])
 
 
-# json.dumps makes one at each call.
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=list)
-
 TOGETHER = 16  # items of a list that are encoded in one call
 BATCH = 2**16  # characters, about, that are written together
 FEW = 4  # of a list, whose items are taken apart
@@ -35,7 +33,7 @@ CHOICES = 128  # of a list near the top: a request's answers
 
 
 def to_json(body: object) -> str:
-    return _ENCODER.encode(body)
+    return pydantic_core.to_json(body, fallback=list).decode()
 
 
 def to_long_json(body: object) -> str:

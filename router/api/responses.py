@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 from outrider.errors import OutriderError
@@ -136,7 +137,7 @@ def _with_steps(choice: Json, details: Details) -> Json:
 SHAPES: Mapping[str, Shape] = {shape.name: shape for shape in (CompletionShape(), ChatShape())}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Envelope:
     """The fields that are the same on every object of one response."""
 
@@ -162,7 +163,11 @@ class Envelope:
         return {**self._head(self.shape.whole), "choices": choices, **beside, **totals(results, self.n)}
 
     def chunk(self, *choices: Json, **rest: object) -> Json:
-        return {**self._head(self.shape.chunk), "choices": choices, **rest}
+        return {**self._head_of_chunks, "choices": choices, **rest}
+
+    @cached_property
+    def _head_of_chunks(self) -> Json:
+        return self._head(self.shape.chunk)
 
     def _head(self, object: str) -> Json:
         return {

@@ -154,6 +154,7 @@ def test_a_file_that_is_wrong(server: Server, tmp_path: Path, lines: list[str], 
         ("a", ("--api-key", "key\nkey"), "the API key holds characters that no key has"),
         ("a", ("--api-key", "key "), "the API key holds characters that no key has"),
         ("a", ("--url", "localhost:8000"), "--url must be http:// or https:// and a host"),
+        ("a", ("--url", "http://a b/"), "--url must be http:// or https:// and a host"),
     ],
 )
 def test_what_is_the_answer_to_no_request_ends_it_with_a_sentence(

@@ -132,7 +132,9 @@ def test_no_server() -> None:
     )
 
 
-@pytest.mark.parametrize("url", ["localhost:1", "http://[", "nothing", "ftp://host", "http://host:99999"])
+@pytest.mark.parametrize(
+    "url", ["localhost:1", "http://[", "nothing", "ftp://host", "http://host:99999", "http://a b"]
+)
 def test_an_address_that_is_none(url: str) -> None:
     run = generate("the", "--url", url)
     assert run.returncode == 1

@@ -46,5 +46,6 @@ def test_a_speculator_is_its_targets_and_starts_no_drafter() -> None:
 
 def test_a_speculator_without_its_target_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit):
-        choose_models(None, None, 1, None, "s")
-    assert "--speculator is given without --target: name the target" in capsys.readouterr().err
+        choose_models(None, None, 1, None, "s", "bench")
+    said = capsys.readouterr().err
+    assert said.startswith("outrider bench: --speculator is given without --target: name the target")

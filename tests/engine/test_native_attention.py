@@ -110,7 +110,7 @@ def test_a_token_on_a_branch_gets_the_bits_of_a_text_that_goes_on_so(how: LayerA
     # A line of three, beside it a branch of the text's own tokens, and one that leaves that branch.
     own = list(range(before, before + 12))
     parents = [*range(-1, line - 1), -1, *range(line, line + 11), line + 4]
-    places = lay_out(before, parents, 512)
+    places = lay_out(512, before, before, parents)
     assert None not in places
     attention = NativeAttention(NativePools(2 * BLOCKS, 16))
     step(attention, [(text, Work(text.blocks, 0, [0] * before, 0), list(range(before)))])

@@ -59,6 +59,42 @@ async def test_a_step_of_all_sessions_is_one_command(redis_of_all: RedisServer) 
         assert (await taken(store.logs, opened[-1])).output == list(range(10))
 
 
+async def test_steps_soon_after_one_another_are_written_together_but_for_what_somebody_waits_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Noting(MemorySessionLogs):
+        appends = 0
+
+        async def append(self, appends: Any, ttl_seconds: float) -> list[int | None]:
+            self.appends += 1
+            return await super().append(appends, ttl_seconds)
+
+    logs = Noting()
+    async with writing(logs) as log_writer:
+        (cursor,) = cursors(log_writer, 1)
+        await asyncio.wait_for(cursor.begun.wait(), 10)
+        before = logs.appends
+        for _ in range(400):
+            commit(cursor.transcript)
+            log_writer.note(cursor)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # in which the writer would have written
+        assert logs.appends - before < 100
+        await until(lambda: cursor.written == 401)
+        monkeypatch.setattr(log_writer_module, "GATHERED_SECONDS", 1000.0)
+        for wanted in (log_writer.flush, lambda: log_writer.close(cursor)):
+            for _ in range(2):  # the first may have been waited for yet
+                commit(cursor.transcript)
+                log_writer.note(cursor)
+                for _ in range(20):
+                    await asyncio.sleep(0)
+            assert cursor.written < cursor.transcript.length
+            done = wanted()
+            if done is not None:
+                await asyncio.wait_for(done, 30)
+            await until(lambda: cursor.written == cursor.transcript.length)
+
+
 async def test_what_comes_while_it_writes_goes_together_with_the_next(redis_of_all: RedisServer) -> None:
     class Slow(MemorySessionLogs):
         def __init__(self) -> None:

@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from outrider.store import redis
 from outrider.store.logs import Append, Owner, SessionLogs
 from outrider.store.memory_logs import MemorySessionLogs
 from outrider.store.redis import RedisStore
@@ -174,7 +175,13 @@ class Machine(RuleBasedStateMachine):
 
 
 @pytest.fixture(params=["memory", "redis"])
-def machine(request: pytest.FixtureRequest, redis_of_all: RedisServer) -> Iterator[type[Machine]]:
+def machine(
+    request: pytest.FixtureRequest, redis_of_all: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[type[Machine]]:
+    # On a busy machine a Redis may pause for longer than routers wait, and the machine would take that for
+    # another story of what happened.
+    monkeypatch.setattr(redis, "REDIS_ANSWER_SECONDS", 60.0)
+
     class Chosen(Machine):
         redis = None if request.param == "memory" else redis_of_all
 

@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -270,7 +269,7 @@ async def test_a_redis_that_evicts_nothing_is_not_full_for_who_has_little(store:
     for number in range(1, 2000):
         many.append(Append(SessionId(number.to_bytes(16)), Owner("r"), 0, [b"x" * 9000], "many"))
         await store.logs.append(many[-1:], 600)
-    assert await store.logs.append([replace(few, base=1)], 600) == [2]
+    assert await store.logs.append([few._replace(base=1)], 600) == [2]
     assert await store.logs.read(many[0].session_id) is None
     assert await store.logs.read(many[-1].session_id) is not None
     assert (await store._redis.info("stats"))["evicted_keys"] == 0

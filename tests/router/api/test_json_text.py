@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import pydantic_core
 import pytest
 
 from outrider.wire.logprobs import Logprob
@@ -92,16 +94,15 @@ async def test_no_call_of_the_encoder_gives_much(
     client_of: Callable[..., httpx.AsyncClient], monkeypatch: pytest.MonkeyPatch, shape: str, stream: bool
 ) -> None:
     longest = 0
-    encode = json_text._ENCODER.encode
+    encode = pydantic_core.to_json
 
-    class Noting:
-        def encode(self, value: object) -> str:
-            nonlocal longest
-            text = encode(value)
-            longest = max(longest, len(text))
-            return text
+    def noting(value: object, **rest: Any) -> bytes:
+        nonlocal longest
+        text = encode(value, **rest)
+        longest = max(longest, len(text))
+        return text
 
-    monkeypatch.setattr(json_text, "_ENCODER", Noting())
+    monkeypatch.setattr(json_text, "pydantic_core", SimpleNamespace(to_json=noting))
     path, body = ASKED[shape]
     answer = await client_of(ScriptedRunner(MODEL, scored)).post(path, json={**body, "stream": stream})
     assert answer.status_code == 200, answer.text
