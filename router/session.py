@@ -195,29 +195,32 @@ class Session:
     def committed(self, told: Committed) -> bool:
         if not self._state.placed:
             return False
-        base, tokens, accepted, verified = told.base, told.tokens, told.accepted, told.verified
-        known = len(self.transcript.log) - base  # tokens of the message that are committed already
+        base, known = (
+            told.base,
+            len(self.transcript.log) - told.base,
+        )  # tokens of it that are committed already
         vocab_size = self._verifier.registration.info.model.vocab_size if self._verifier is not None else 0
         if fault := self.transcript.fault_in(told, vocab_size):
             self._broke("lied", fault)
             return False
-        if known >= len(tokens):
+        if known >= len(told.tokens):
             return False
+        new = told.after(known) if known else told
         here = self._verifier.numerics if self._verifier is not None else ""
         # At a second verifier it is the first one's work that is, or is not, found in a cache.
         most_cached = base if base == len(self._request.params.prompt) else 0
         step = TokensCommitted(
-            tokens=tuple(tokens[known:]),
-            accepted=max(0, accepted - known),
-            verified=max(0, verified - known),
-            cached_prompt_tokens=min(told.cached_prompt_tokens, most_cached),
+            tokens=tuple(new.tokens),
+            accepted=new.accepted,
+            verified=new.verified,
+            cached_prompt_tokens=min(new.cached_prompt_tokens, most_cached),
             numerics=numerics.news(self.transcript.numerics, here),
-            logprobs=told.logprobs[known:],
-            guesses=told.guesses[known:],
-            prompt=None if self.transcript.steps else told.prompt,  # at a second verifier it may come again
-            beside=told.beside,
-            own=told.own.after(known) if known else told.own,
-            drafters=self.draft.named(one.after(known) for one in told.drafters) if told.drafters else (),
+            logprobs=new.logprobs,
+            guesses=new.guesses,
+            prompt=None if self.transcript.steps else new.prompt,  # at a second verifier it may come again
+            beside=new.beside,
+            own=new.own,
+            drafters=self.draft.named(new.drafters) if new.drafters else (),
             seconds=self._seconds if self._request.params.guesses else None,
         )
         if step.numerics and self.transcript.numerics:

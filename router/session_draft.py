@@ -156,14 +156,15 @@ class SessionDraft:
             return
         if not verifier.load.drafts_rest:  # else that nothing was verified says nothing
             self._estimator.observe(step.accepted, step.verified, len(step.tokens), any(step.own))
-            if seated := self._seated:
+            seated = self._seated
+            if seated:
                 counts = counts_by_turn(step, self._places[0].turn)
                 for place, drafter in seated:
                     self._judge(place, drafter, verifier, step, counts)
                 self._leave_if_silent(verifier, step)
             for place in self._places:
                 self._reconsider(place, verifier, len(step.tokens))
-            if step.verified or verifier.load is not self._steered_by or self._seated or self._estimator.due:
+            if step.verified or verifier.load is not self._steered_by or seated or self._estimator.due:
                 self._steer()
 
     def named(self, counts: Iterable[DrafterCounts]) -> tuple[DrafterCounts, ...]:

@@ -116,11 +116,12 @@ class Transcript:
             self.numerics = self._numerics[self.steps] = step.numerics
         if step.beside:
             self._beside[self.steps] = step.beside
-        if any(step.own):
+        if step.own is not NO_OWN and any(step.own):
             self._own[self.steps] = step.own
         if step.drafters:
             self._drafters[self.steps] = step.drafters
-        self._logprobs.extend(step.logprobs)
+        if step.logprobs:
+            self._logprobs.extend(step.logprobs)
         if self.request.params.guesses:
             self._guessed += 1 + len(step.guesses)
             if step.guesses:
@@ -164,7 +165,7 @@ class Transcript:
         new = len(tokens) - known
         if new > 0 and stops:
             before = tokens[known:-1]  # the last may be one
-            if any(token in stops for token in before) or (self.steps and self.log[-1] in stops):
+            if (before and any(token in stops for token in before)) or (self.steps and self.log[-1] in stops):
                 return False
         return (
             (not known or list(tokens[:known]) == self.log[base : base + len(tokens)].tolist())

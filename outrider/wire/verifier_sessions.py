@@ -126,6 +126,18 @@ class Committed(NamedTuple):
     own: OwnCounts = NO_OWN
     drafters: tuple[DrafterCounts, ...] = ()  # of a session that has had several at a time
 
+    def after(self, known: int) -> Committed:
+        """Returns the same without its first `known` tokens."""
+        return self._replace(
+            tokens=self.tokens[known:],
+            accepted=max(0, self.accepted - known),
+            verified=max(0, self.verified - known),
+            logprobs=self.logprobs[known:],
+            guesses=self.guesses[known:],
+            own=self.own.after(known),
+            drafters=tuple(one.after(known) for one in self.drafters),
+        )
+
     @property
     def plain(self) -> bool:
         """Returns whether it tells of nothing but tokens, and of one path of drafts."""

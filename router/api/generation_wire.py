@@ -153,6 +153,11 @@ def _varint(raw: bytes, start: int) -> tuple[int, int]:
         shift += 7
 
 
+def progress(index: int, chunk: Chunk) -> generation_pb2.GenerateResponse:
+    """What is told of a chunk that has nothing beside its text."""
+    return _delta(index, chunk.text, chunk.token_ids)
+
+
 def responses(
     index: int, item: SessionBegun | Chunk | Result, generation: Generation, after: int = 0
 ) -> Iterator[generation_pb2.GenerateResponse]:
@@ -321,9 +326,15 @@ def _delta(
 ) -> generation_pb2.GenerateResponse:
     response = generation_pb2.GenerateResponse()
     delta = response.delta
-    delta.text, delta.reasoning, delta.index = text, reasoning, index
+    delta.text = text
     delta.token_ids.extend(token_ids)
-    delta.logprobs.extend(_logprob(one.own, one.top) for one in scored)
+    # What most have nothing of costs nothing in them.
+    if index:
+        delta.index = index
+    if reasoning:
+        delta.reasoning = reasoning
+    if scored:
+        delta.logprobs.extend(_logprob(one.own, one.top) for one in scored)
     if step is not None:
         delta.step.CopyFrom(_step(step))
     for call in calls:

@@ -50,6 +50,9 @@ class GenerationServicer:
             generation, answering = await self._begun(request, call_limits(context))
             async with aclosing(answering) as items:
                 async for index, item in items:
+                    if isinstance(item, Chunk) and not item.beside:
+                        yield generation_wire.progress(index, item)
+                        continue
                     if isinstance(item, Result) and item.cut is not None:
                         raise item.cut  # gRPC has a status for it; the text is there
                     for response in await _told(index, item, generation):

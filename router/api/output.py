@@ -136,7 +136,8 @@ class Output:
 
         The client has the first `after` tokens and their text: it is the same however steps were cut."""
         self.usage.cached_prompt_tokens = self.usage.cached_prompt_tokens or event.cached_prompt_tokens
-        self.speculation.add(event.accepted, event.verified, event.beside, event.own, event.drafters)
+        if event.verified:
+            self.speculation.add(event.accepted, event.verified, event.beside, event.own, event.drafters)
         if event.numerics:
             self.numerics.append(event.numerics)
         before, text, taken, reasoning = self.usage.completion_tokens, "", 0, ""
@@ -176,7 +177,9 @@ class Output:
         step = None if self.provenance is None else self.provenance.push(event, first, taken)
         ids, at = event.tokens[first:taken], before + taken
         so_far = self.usage.reasoning_tokens
-        return Chunk(text, ids, at, tuple(scored), prompt, step, joined(calls), reasoning, so_far)
+        return Chunk(
+            text, ids, at, tuple(scored), prompt, step, joined(calls) if calls else (), reasoning, so_far
+        )
 
     def retell(self, steps: Iterator[TokensCommitted], after: int) -> tuple[list[Chunk], bool]:
         """Takes the next steps of a log. Returns what follows the first `after` tokens, and whether there may
