@@ -4,10 +4,11 @@
     python benchmarks/guesses.py --url http://127.0.0.1:8191
 
 Asks the suite's copy-edit conversations, with the text to be edited as prediction and without, and for JSON
-by two schemas: of choices, most of which a grammar forces, and of texts. Each with drafts, and without any
-(num_speculative_tokens = 0). All of them are asked in turn, one at a time, greedily, so that whatever else
-the machine does falls on all. Told are the tokens a step of the target, which no other load changes, and the
-tokens a second.
+by two schemas: of choices, most of which a grammar forces, and of texts; `--workloads` may name other kinds
+of the suite, too. Each with drafts, and without any (num_speculative_tokens = 0); with `--other`, of a second
+service that runs beside it, also with that one's drafts. All of them are asked in turn, one at a time, so
+that whatever else the machine does falls on all. Told are the tokens a step of the target, which no other
+load changes, and the tokens a second.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ STORY = {
 }
 TELL = {"role": "user", "content": "Tell a short story of three people in a village as JSON."}
 WORKLOADS = ("copy-edit", "json of choices", "json of texts")
+PLAIN, OTHER = "no drafts", "the other's drafts"
 OFF = {"num_speculative_tokens": 0}
 Asked = dict[str, Any]
 
@@ -85,19 +87,23 @@ def requests(workloads: Collection[str]) -> list[tuple[str, str, Asked]]:
     copy_edit, *structured = WORKLOADS
     found: list[tuple[str, str, Asked]] = []
     for asked, prediction in copy_edits():
-        found += [(copy_edit, "no drafts", asked | OFF), (copy_edit, "drafts", asked)]
+        found += [(copy_edit, PLAIN, asked | OFF), (copy_edit, "drafts", asked), (copy_edit, OTHER, asked)]
         found += [(copy_edit, "drafts and prediction", asked | prediction)]
     for workload, turn, schema in zip(structured, (REPORT, TELL), (SCHEMA, STORY), strict=True):
         form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
         asked = {"messages": [turn], "response_format": form}
-        found += [(workload, "no drafts", asked | OFF), (workload, "drafts", asked)]
+        found += [(workload, PLAIN, asked | OFF), (workload, "drafts", asked), (workload, OTHER, asked)]
+    for kind, conversations in suite().items():
+        for conversation in conversations if kind != copy_edit else ():
+            asked = {"messages": messages(conversation)}
+            found += [(kind, PLAIN, asked | OFF), (kind, "drafts", asked), (kind, OTHER, asked)]
     return [one for one in found if one[0] in workloads]
 
 
 def ask(client: httpx.Client, asked: Asked) -> tuple[dict[str, Any], float]:
     """Returns the answer, and how long it took."""
     began = time.perf_counter()
-    response = client.post("/v1/chat/completions", json={"temperature": 0, **asked})
+    response = client.post("/v1/chat/completions", json={"seed": 1, **asked})
     response.raise_for_status()
     return response.json(), time.perf_counter() - began
 
@@ -107,19 +113,26 @@ def main(
     max_tokens: Annotated[int, typer.Option(min=1, help="Of each answer.")] = 256,
     repetitions: Annotated[int, typer.Option(min=1)] = 3,
     workloads: Annotated[str, typer.Option(help="What to ask for.")] = ",".join(WORKLOADS),
+    temperature: Annotated[float, typer.Option(min=0)] = 0.0,
+    other: Annotated[str | None, typer.Option(help="Of a second service with the same target.")] = None,
     write: Write = None,
 ) -> None:
     """Prints the tokens a step, and the rates over those without drafts, of which median and range are
     told."""
-    if unknown := set(workloads.split(",")) - set(WORKLOADS):
-        raise typer.BadParameter(f"must be of {', '.join(WORKLOADS)}, not {unknown.pop()!r}")
+    known = dict.fromkeys((*WORKLOADS, *suite()))
+    if unknown := set(workloads.split(",")) - known.keys():
+        raise typer.BadParameter(f"must be of {', '.join(known)}, not {unknown.pop()!r}")
     told: dict[str, Any] = {}
     texts: dict[str, str] = {}
-    with httpx.Client(base_url=url, timeout=600) as client:
+    asked_of = [httpx.Client(base_url=each, timeout=600) for each in (url, other or url)]
+    with asked_of[0] as client, asked_of[1] as other_client:
         for _ in range(repetitions):
             sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
             for workload, way, asked in requests(workloads.split(",")):
-                answer, seconds = ask(client, asked | {"max_tokens": max_tokens})
+                if way == OTHER and other is None:
+                    continue
+                asked = asked | {"max_tokens": max_tokens, "temperature": temperature}
+                answer, seconds = ask(other_client if way == OTHER else client, asked)
                 choice, usage = answer["choices"][0], answer["usage"]
                 same = texts.setdefault(str(asked["messages"]), choice["message"]["content"])
                 if same != choice["message"]["content"]:
@@ -129,7 +142,7 @@ def main(
                 for place, value in enumerate((tokens, tokens - accepted, seconds)):
                     sums[workload, way][place] += value
             for (workload, way), (tokens, steps, seconds) in sums.items():
-                plain_tokens, _, plain_seconds = sums[workload, "no drafts"]
+                plain_tokens, _, plain_seconds = sums[workload, PLAIN]
                 over = tokens / seconds / (plain_tokens / plain_seconds)
                 row = told.setdefault(f"{workload}, {way}", defaultdict(list))
                 row["tokens_a_step"].append(round(tokens / steps, 3))
@@ -142,7 +155,7 @@ def main(
         rate = statistics.median(row["tokens_a_second"])
         table.add_row(name, f"{statistics.median(row['tokens_a_step']):.2f}", f"{rate:.1f}", spread)
     CONSOLE.print(table)
-    keep(write, {"url": url, "max_tokens": max_tokens, "rows": told})
+    keep(write, {"url": url, "max_tokens": max_tokens, "temperature": temperature, "rows": told})
 
 
 if __name__ == "__main__":

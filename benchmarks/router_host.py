@@ -13,6 +13,7 @@ import asyncio
 import json
 import os
 import re
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -45,6 +46,10 @@ from outrider.worker.registration import RouterRegistrar, register
 MODEL = ROOT / "demo" / "models" / "target"
 CONTEXT = 1_000_000
 PROGRAM = ("-c", "from outrider_cli import main; main()")
+APIS = ("http", "grpc")
+MEASURE = """import asyncio, json, sys
+from benchmarks.router_host import measure
+print(json.dumps(asyncio.run(measure(*json.loads(sys.argv[1])))))"""
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -217,17 +222,33 @@ def main(
     step: Annotated[float, typer.Option(help="Seconds between steps.")] = 0.005,
     seconds: Annotated[float, typer.Option(help="Seconds of measuring.")] = 5.0,
     repetitions: Annotated[int, typer.Option(help="How often HTTP and gRPC are measured, in turn.")] = 5,
+    beside: Annotated[Path | None, typer.Option(help="Another checkout, measured in turn with this.")] = None,
     write: Write = None,
 ) -> None:
     """Measure what a router takes for a token."""
-    found: dict[str, list[dict[str, float]]] = {"http": [], "grpc": []}
+    folders = {"this": ROOT} if beside is None else {"this": ROOT, "other": beside.resolve()}
+    found: dict[str, list[dict[str, float]]] = {f"{api} {name}": [] for api in APIS for name in folders}
     for _ in range(repetitions):
-        for api, runs in found.items():
-            runs.append(asyncio.run(measure(streams, tokens, drafts, step, seconds, api == "grpc")))
-            typer.echo(f"{api}: {runs[-1]['microseconds_a_token']:.1f} us a token")
-    medians = {api: median(run["microseconds_a_token"] for run in runs) for api, runs in found.items()}
-    typer.echo(f"median: {medians}")
-    keep(write, {"microseconds_a_token": medians, "runs": found})
+        for api in APIS:
+            for name, folder in folders.items():
+                run = _measured(folder, [streams, tokens, drafts, step, seconds, api == "grpc"])
+                found[f"{api} {name}"].append(run)
+                typer.echo(f"{api} {name}: {run['microseconds_a_token']:.1f} us a token")
+    medians = {key: median(run["microseconds_a_token"] for run in runs) for key, runs in found.items()}
+    told: dict[str, object] = {"microseconds_a_token": medians}
+    if beside is not None:
+        told["this_over_other"] = {api: medians[f"{api} this"] / medians[f"{api} other"] for api in APIS}
+    typer.echo(f"median: {told}")
+    keep(write, {**told, "runs": found})
+
+
+def _measured(folder: Path, asked: list[object]) -> dict[str, float]:
+    """Returns what `measure` of a checkout finds."""
+    program = [sys.executable, "-c", MEASURE, json.dumps(asked)]
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    said = subprocess.run(program, cwd=folder, env=environment, stdout=subprocess.PIPE, check=True, text=True)
+    found: dict[str, float] = json.loads(said.stdout.splitlines()[-1])
+    return found
 
 
 if __name__ == "__main__":

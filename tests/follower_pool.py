@@ -16,7 +16,7 @@ from outrider.engine.ranks import Followers, Ranks
 from outrider.errors import OutriderError, PeerLost
 from outrider.options.engine import EngineOptions
 from outrider.worker.followers import FollowerSpec, StartFollowers, follow
-from tests.forked import Forked, parent
+from tests.forked import PATIENCE_SECONDS, Forked, parent
 
 KV_BYTES = 2**24
 OPTIONS = EngineOptions(kv_memory=str(KV_BYTES), threads=1)
@@ -47,7 +47,7 @@ class Pool:
     def close(self) -> None:
         for process in self._idle:
             process.stdin.close()
-            process.wait(20)
+            process.wait(PATIENCE_SECONDS)
 
 
 class _Taken:

@@ -153,11 +153,6 @@ def _varint(raw: bytes, start: int) -> tuple[int, int]:
         shift += 7
 
 
-def progress(index: int, chunk: Chunk) -> generation_pb2.GenerateResponse:
-    """What is told of a chunk that has nothing beside its text."""
-    return _delta(index, chunk.text, chunk.token_ids)
-
-
 def responses(
     index: int, item: SessionBegun | Chunk | Result, generation: Generation, after: int = 0
 ) -> Iterator[generation_pb2.GenerateResponse]:
@@ -174,10 +169,10 @@ def responses(
         yield generation_pb2.GenerateResponse(started=started)
     elif isinstance(item, Result):
         if (item.text or item.calls or item.reasoning) and item.position > after:
-            yield _delta(index, item.text, (), calls=item.calls, reasoning=item.reasoning)
+            yield delta(index, item.text, (), calls=item.calls, reasoning=item.reasoning)
         yield generation_pb2.GenerateResponse(completed=_completed(index, item))
     else:
-        yield _delta(
+        yield delta(
             index,
             item.text,
             item.token_ids,
@@ -314,7 +309,7 @@ def _items(name: str, values: Sequence[Any], most: int) -> list[Any]:
     return list(values)
 
 
-def _delta(
+def delta(
     index: int,
     text: str,
     token_ids: Sequence[int],
@@ -325,22 +320,22 @@ def _delta(
     reasoning: str = "",
 ) -> generation_pb2.GenerateResponse:
     response = generation_pb2.GenerateResponse()
-    delta = response.delta
-    delta.text = text
-    delta.token_ids.extend(token_ids)
+    into = response.delta
+    into.text = text
+    into.token_ids.extend(token_ids)
     # What most have nothing of costs nothing in them.
     if index:
-        delta.index = index
+        into.index = index
     if reasoning:
-        delta.reasoning = reasoning
+        into.reasoning = reasoning
     if scored:
-        delta.logprobs.extend(_logprob(one.own, one.top) for one in scored)
+        into.logprobs.extend(_logprob(one.own, one.top) for one in scored)
     if step is not None:
-        delta.step.CopyFrom(_step(step))
+        into.step.CopyFrom(_step(step))
     for call in calls:
-        delta.tool_calls.add(index=call.index, id=call.id, name=call.name, arguments=call.arguments)
+        into.tool_calls.add(index=call.index, id=call.id, name=call.name, arguments=call.arguments)
     for one, rank in () if prompt is None else prompt.scored()[1]:
-        told = delta.prompt_logprobs.add()
+        told = into.prompt_logprobs.add()
         told.CopyFrom(_logprob(one.own, one.top))
         told.rank = rank
     return response

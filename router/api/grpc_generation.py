@@ -51,7 +51,7 @@ class GenerationServicer:
             async with aclosing(answering) as items:
                 async for index, item in items:
                     if isinstance(item, Chunk) and not item.beside:
-                        yield generation_wire.progress(index, item)
+                        yield generation_wire.delta(index, item.text, item.token_ids)
                         continue
                     if isinstance(item, Result) and item.cut is not None:
                         raise item.cut  # gRPC has a status for it; the text is there

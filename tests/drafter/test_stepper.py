@@ -312,7 +312,7 @@ async def test_what_a_short_step_found_is_on_its_way_before_the_next_one_begins(
         await until(idle(stepper, drafting))
         sender = asyncio.create_task(send())
         for _ in range(5):
-            told.clear()  # of what was there before
+            await until(lambda: not told.is_set())  # of what was there before it has sent
             steps.clear()
             sent.clear()
             await commit(stepper, drafting, [(tokens(drafting)[0] + 1) % VOCAB])  # not what was drafted

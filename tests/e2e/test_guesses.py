@@ -25,4 +25,4 @@ def test_structured_output_is_measured_with_drafts_and_without(serve: Serve, tmp
 
 def test_a_workload_that_there_is_not_is_refused() -> None:
     with pytest.raises(typer.BadParameter, match="must be of copy-edit, json of choices"):
-        main("http://127.0.0.1:1", workloads="prose")
+        main("http://127.0.0.1:1", workloads="poems")
