@@ -5,8 +5,8 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
 from typing import Protocol
 
 import tokenizers
@@ -37,9 +37,18 @@ def detokenizer(tokenizer: tokenizers.Tokenizer, hidden: frozenset[int] | None =
     return WindowDetokenizer(tokenizer, hidden)
 
 
-@lru_cache(maxsize=REMEMBERED)
 def piece(tokenizer: tokenizers.Tokenizer, id: int) -> bytes:
     """Returns what a token is amid a text."""
+    return _pieces(tokenizer)(id)
+
+
+@lru_cache(maxsize=8)
+def _pieces(tokenizer: tokenizers.Tokenizer) -> Callable[[int], bytes]:
+    """Returns `piece` of a tokenizer, which goes with what is remembered of it."""
+    return lru_cache(maxsize=REMEMBERED)(partial(_piece, tokenizer))
+
+
+def _piece(tokenizer: tokenizers.Tokenizer, id: int) -> bytes:
     token = tokenizer.id_to_token(id)
     if token is None:  # a row of logits beyond the vocabulary
         return b""
@@ -89,12 +98,12 @@ class ByteLevelDetokenizer:
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, hidden: frozenset[int] | None = None) -> None:
         """`hidden`: ids that give no text; None = those of special tokens."""
-        self._tokenizer = tokenizer
+        self._piece = _pieces(tokenizer)
         self._hidden = hidden_ids(tokenizer) if hidden is None else hidden
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, ids: Iterable[int]) -> str:
-        seen = [piece(self._tokenizer, id) for id in ids if id not in self._hidden]
+        seen = [self._piece(id) for id in ids if id not in self._hidden]
         return self._utf8.decode(b"".join(seen))
 
     def flush(self) -> str:

@@ -146,9 +146,11 @@ def _use_block(id: str, name: str, input: Json) -> Json:
 
 
 def _input(arguments: str) -> Json:
-    """Returns the arguments as the object that they are; an empty one if they were cut off."""
+    """Returns the arguments as the object that they are; an empty one if they were cut off, or cannot be told
+    as JSON again: for half of a surrogate pair, or hundreds of levels."""
     try:
         told = json.loads(arguments)
+        to_json(told)
     except (ValueError, RecursionError):
         return {}
     return told if isinstance(told, dict) else {}

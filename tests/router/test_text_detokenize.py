@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import sys
+
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from router.detokenize import ByteLevelDetokenizer, WindowDetokenizer, detokenizer
+from router.detokenize import ByteLevelDetokenizer, WindowDetokenizer, detokenizer, piece
 from tests.router.api import scripted
 
 
@@ -102,3 +105,14 @@ def test_the_window_stays_short(tokenizer: Tokenizer, token: str) -> None:
         incremental.push([id])
         lengths.append(len(incremental._window))
     assert max(lengths) <= 2 * WindowDetokenizer._LONGEST_WINDOW
+
+
+def test_only_a_few_tokenizers_are_remembered() -> None:
+    """Each takes megabytes, and a router may see any number of models."""
+    first, *others = (tokenizers.Tokenizer.from_str(BYTE_LEVEL.to_str()) for _ in range(12))
+    held = sys.getrefcount(first)
+    assert piece(first, 5) == piece(BYTE_LEVEL, 5)
+    assert sys.getrefcount(first) > held
+    for other in others:
+        piece(other, 5)
+    assert sys.getrefcount(first) == held

@@ -10,9 +10,11 @@ import pytest
 
 from outrider.errors import Unavailable
 from outrider.wire.session import FinishReason
+from router.api import messages
 from router.api.access import Access, HttpAccess
 from router.api.http import create_app
 from router.api.intake import Intake
+from router.api.json_text import to_json
 from router.api.keys import ApiKey, digest
 from router.metrics import Metrics
 from router.requests import SessionEnded
@@ -255,3 +257,18 @@ async def test_a_key_as_anthropics_clients_show_it() -> None:
             response = await client.post("/v1/messages", json=ASKED, headers=headers)
             assert response.status_code == status, headers
         assert response.json()["error"]["type"] == "authentication_error"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ('{"a": [1]}', {"a": [1]}),
+        ('{"a": ', {}),
+        ("[1]", {}),
+        (r'{"a": "\ud800"}', {}),
+        ('{"a":' * 400 + "1" + "}" * 400, {}),
+    ],
+)
+def test_what_a_model_calls_with_is_told_if_it_can_be(arguments: str, told: object) -> None:
+    assert messages._input(arguments) == told
+    to_json(messages._input(arguments)).encode()
