@@ -49,7 +49,10 @@ def library() -> ctypes.CDLL | None:
     found.linear.argtypes = (layer, numbers, count, numbers, numbers, threads)
     found.gated.argtypes = (layer, layer, numbers, count, numbers, threads)
     found.attend.argtypes = (step, heads, given, given, given, numbers, numbers, numbers, threads)
-    found.decoder_layer.argtypes = (layer, step, heads, *(numbers,) * 4, threads)
+    found.decode.argtypes = (layer, heads, step, *(numbers,) * 4, count, *(numbers,) * 2, threads)
+    of_rows = (ctypes.c_void_p,) * 2
+    found.guess.argtypes = (layer, *of_rows, count, given, count, ctypes.c_double, *of_rows, threads)
+    found.guess.restype = count
     found.carry_mamba2.argtypes = (*(numbers,) * 7, *(count,) * 4, threads)
     found.carry_gated_delta.argtypes = (*(numbers,) * 7, *(count,) * 5, threads)
     found.use_tiles()

@@ -13,6 +13,8 @@
 
 namespace {
 
+constexpr int64_t WORTH_SHARING = 32;  // tokens to store: for fewer, other threads begin too late
+
 int64_t filled(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
 
 // Turns a head by its position, as Llama does, if there are cosines and sines [D]; a sine has the sign of its half.
@@ -83,7 +85,7 @@ class Attention {
     Scratch* scratch = nullptr;  // of the thread
 
     const float* row_of(const float* table, int64_t t) const {
-        return table == nullptr ? nullptr : table + t * heads.width;
+        return table == nullptr ? nullptr : table + step.positions[t] * heads.width;
     }
     bool branched(int64_t t) const { return step.branches[t + 1] > step.branches[t]; }
     float* key_block(int64_t h, int64_t block) const {
@@ -229,12 +231,12 @@ class Attention {
 extern "C" {
 
 // Stores the step's keys and values, then lets each token see its session's: out [T, queries, value_width].
-// Queries and keys are turned first, if cosines and sines [T, width] are given: see rotate.
+// Queries and keys are turned first, if cosines and sines [positions, width] are given: see rotate.
 void attend(const Step* step, const Heads* heads, const Given* query, const Given* key, const Given* value,
             const float* cosines, const float* sines, float* out, int threads) {
     const Attention all(*step, *heads, *query, cosines, sines, out);
     const std::vector<Task> tasks = all.tasks();
-    share(threads, step->tokens, [&](int64_t t) { all.store(t, *key, *value); });
+    share(step->tokens < WORTH_SHARING ? 1 : threads, step->tokens, [&](int64_t t) { all.store(t, *key, *value); });
     share(threads, tasks.size(), [&](int64_t i) { all.run(tasks[i]); });
 }
 }

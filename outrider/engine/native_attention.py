@@ -4,7 +4,7 @@ and no row's bits depend on the rows beside it."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,6 @@ from outrider.engine.flat_inputs import Shape
 from outrider.engine.gathered_attention import BLOCK_SIZE, GatheredAttention
 from outrider.engine.kv_pools import KvPools
 from outrider.engine.native import library, loaded, pointers
-from outrider.engine.native_layers import DecoderLayer, check
 from outrider.engine.recurrent_state import RecurrentStates
 from outrider.engine.step_inputs import StepInputs, Work, build_step
 
@@ -33,6 +32,7 @@ class _Step(ctypes.Structure):
         ("tokens", ctypes.c_int64),
     )
     arrays: list[Any]  # that it points to
+    end: int  # behind the last position
 
     @classmethod
     def of(cls, inputs: StepInputs) -> _Step:
@@ -53,12 +53,12 @@ class _Step(ctypes.Structure):
         ]
         arrays = [np.ascontiguousarray(each, dtype=np.int64) for each in arrays]
         found = cls(*(each.ctypes.data for each in arrays), len(positions))
-        found.arrays = arrays
+        found.arrays, found.end = arrays, int(positions.max()) + 1
         return found
 
 
-class _Heads(ctypes.Structure):
-    """`Heads` of native_attention.cpp."""
+class Heads(ctypes.Structure):
+    """`Heads` of native_calls.h: how a layer attends, and its pool."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("queries", "keys", "width", "value_width", "window", "chunk")),
@@ -116,7 +116,8 @@ class NativeAttention(GatheredAttention):
 
     def __init__(self, pools: NativePools, states: RecurrentStates | None = None) -> None:
         super().__init__(pools, torch.device("cpu"), torch.float32, states=states)
-        self._heads: dict[int, tuple[LayerAttention, _Heads]] = {}
+        self._heads: dict[int, tuple[LayerAttention, Heads]] = {}
+        self._all: tuple[Mapping[int, LayerAttention], ctypes.Array[Heads]] | None = None  # as last asked
 
     @classmethod
     def on(cls, model: Any, num_blocks: int) -> NativeAttention:
@@ -157,31 +158,12 @@ class NativeAttention(GatheredAttention):
         loaded().attend(*ours, None, None, out.data_ptr(), torch.get_num_threads())
         return out
 
-    def run_layer(
-        self,
-        layer: int,
-        linears: DecoderLayer,
-        x: torch.Tensor,  # [T, H]
-        positions: tuple[torch.Tensor, torch.Tensor],  # [T, D] cosines, and sines with the sign of each half
-        inputs: Any,
-        how: LayerAttention,
-    ) -> torch.Tensor:
-        """Returns [T, H]: x through a decoder layer with these linear ones, queries and keys turned."""
-        if any(each.shape[-1] != how.width for each in positions):
-            raise TypeError(f"there are {how.width} cosines and sines of each position")
-        check(x, *positions)
-        self.pools.copy_slots(layer, inputs.moves)
-        out = torch.empty_like(x)
-        loaded().decoder_layer(
-            ctypes.byref(linears),
-            ctypes.byref(inputs.native),
-            ctypes.byref(self._heads_of(layer, how)),
-            *(each.data_ptr() for each in positions),
-            x.data_ptr(),
-            out.data_ptr(),
-            torch.get_num_threads(),
-        )
-        return out
+    def heads(self, hows: Mapping[int, LayerAttention]) -> ctypes.Array[Heads]:
+        """Returns the heads of layers, by their index, in their order."""
+        if self._all is None or self._all[0] is not hows:
+            heads = [self._heads_of(layer, how) for layer, how in hows.items()]
+            self._all = hows, (Heads * len(heads))(*heads)
+        return self._all[1]
 
     def batch_rows(self) -> None:
         """Nothing is to be done: rows attend together."""
@@ -196,11 +178,11 @@ class NativeAttention(GatheredAttention):
         states = None if self.states is None else self.states.resized(num_states, num_blocks)
         return NativeAttention(self.pools.resized(num_blocks), states)
 
-    def _heads_of(self, layer: int, how: LayerAttention) -> _Heads:
+    def _heads_of(self, layer: int, how: LayerAttention) -> Heads:
         found = self._heads.get(layer)
         if found is None or found[0] != how:
             keys, values = self.pools.made(layer, how)
-            heads = _Heads(
+            heads = Heads(
                 how.query_heads,
                 how.key_heads,
                 how.width,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 // A linear layer, as native_layers.py has it. Groups of outputs may be filled up.
 struct Linear {
@@ -46,9 +47,54 @@ struct Given {
     const float* of(int64_t t, int64_t h) const { return start + t * token + h * head; }
 };
 
+// A model's input embeddings.
+struct Embeddings {
+    const void* rows;  // [V, width] float32, or bfloat16 if `halves`
+    int64_t width, halves;
+
+    // Writes those of n tokens: [n, width].
+    void read(const int64_t* tokens, int64_t n, float* to) const {
+        for (int64_t t = 0; t < n; t++, to += width) {
+            const int64_t first = tokens[t] * width;
+            if (!halves) {
+                memcpy(to, (const float*)rows + first, sizeof(float) * width);
+                continue;
+            }
+            for (int64_t i = 0; i < width; i++) {
+                const uint32_t bits = uint32_t(((const uint16_t*)rows)[first + i]) << 16;
+                memcpy(to + i, &bits, sizeof(bits));
+            }
+        }
+    }
+};
+
 // The linear layers of a decoder's layer.
 struct DecoderLayer {
     const Linear *inner, *output, *both, *down;  // queries, keys and values; attention's; gate and up; the MLP's
+};
+
+// A decoder, as native_decoder.py has it.
+struct Decoder {
+    Embeddings embeddings;
+    const DecoderLayer* layers;
+    int64_t count;       // of layers
+    const Linear* head;  // behind the last norm; null = the states before that are all that is told
+};
+
+// A speculator, as native_speculator.py has it. All of its layers but the first have a norm before them.
+struct Speculator {
+    const Linear *state, *own, *token, *both, *down, *head;
+    Embeddings embeddings;      // the target's
+    const int64_t* vocabulary;  // [K] the ids that it guesses
+    int64_t ranked;             // tokens of each row that are told, at most K
+};
+
+// How a row's token is drawn: see SamplingParams and noise.py.
+struct Draw {
+    double temperature, top_p, min_p;  // temperature: 0 = greedy
+    int64_t top_k;                     // 0 = none
+    uint64_t seed;
+    int64_t position;
 };
 
 extern "C" {
@@ -58,8 +104,10 @@ void linear(const Linear* layer, const float* x, int64_t n, const float* added, 
 void gated(const Linear* both, const Linear* down, const float* x, int64_t n, float* y, int threads);
 void attend(const Step* step, const Heads* heads, const Given* query, const Given* key, const Given* value,
             const float* cosines, const float* sines, float* out, int threads);
-void decoder_layer(const DecoderLayer* layer, const Step* step, const Heads* heads, const float* cosines,
-                   const float* sines, const float* x, float* y, int threads);
+void decode(const Decoder* decoder, const Heads* heads, const Step* step, const int64_t* ids, const float* cosines,
+            const float* sines, const int64_t* keep, int64_t kept, float* states, float* logits, int threads);
+int64_t guess(const Speculator* speculator, const float* states, const int64_t* tokens, int64_t n, const Draw* draws,
+              int64_t most, double least, int64_t* ids, float* shares, int threads);
 void carry_mamba2(float* state, const float* kept, const float* written, const float* place, const float* look,
                   const float* own, float* out, int64_t tokens, int64_t heads, int64_t rows, int64_t depth, int threads);
 void carry_gated_delta(float* state, const float* looking, const float* values, const float* kept,

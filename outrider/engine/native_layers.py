@@ -40,6 +40,23 @@ class DecoderLayer(ctypes.Structure):
         return cls(*map(ctypes.pointer, layers))  # which are kept
 
 
+class Embeddings(ctypes.Structure):
+    """`Embeddings` of native_calls.h: a model's input embeddings."""
+
+    _fields_ = (*pointers("rows"), ("width", ctypes.c_int64), ("halves", ctypes.c_int64))
+
+    @classmethod
+    def of(cls, weight: torch.Tensor) -> Embeddings:
+        """`weight` [V, H] is kept by who calls."""
+        return cls(weight.data_ptr(), weight.shape[1], weight.dtype == torch.bfloat16)
+
+    @staticmethod
+    def fit(weight: torch.Tensor) -> bool:
+        """Returns whether they lie in a way that native code reads."""
+        known = weight.dtype in (torch.float32, torch.bfloat16)
+        return known and weight.is_contiguous() and weight.device.type == "cpu"
+
+
 class NativeLinear(PackedLinear):
     """x @ weight.T + bias for a weight [out, in], float32 in and out."""
 

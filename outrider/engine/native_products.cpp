@@ -14,6 +14,7 @@
 namespace {
 
 constexpr int ROWS = 64;  // that share a pass over the weights
+constexpr int WORTH_SHARING = 16384;  // numbers of rows to prepare: for fewer, other threads begin too late
 constexpr int PIECES = 8;  // of a layer, for each thread
 
 constexpr int LARGEST = 127;  // of a byte
@@ -68,7 +69,7 @@ struct Prepared {
 
     void prepare(const Linear& linear, const float* x, int n, int threads) {
         if (linear.kind == FLOATS && linear.eps < 0) rows = x;
-        else share(threads, n, [&](int64_t r) { prepare_row(linear, x + r * linear.in, r); });
+        else share(n * linear.in < WORTH_SHARING ? 1 : threads, n, [&](int64_t r) { prepare_row(linear, x + r * linear.in, r); });
         if (linear.kind == FLOATS && linear.eps >= 0) rows = floats.data();
     }
 

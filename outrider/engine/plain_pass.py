@@ -19,6 +19,7 @@ from outrider.engine.activations import PlacelessActivation, silu, silu_of_rows
 from outrider.engine.attention import RUNNING, LayerAttention, run_model
 from outrider.engine.gathered_attention import BLOCK_SIZE, GatheredAttention
 from outrider.engine.native_attention import NativeAttention, keeping_bits
+from outrider.engine.native_decoder import NativeDecoder, Rotations
 from outrider.engine.native_layers import DecoderLayer, Layer, NativeLinear, run, run_gated
 from outrider.engine.norms import ShortNorm
 from outrider.engine.packed import PackedColumns
@@ -78,15 +79,15 @@ class PlainLayer:
 
 
 class NativeLayer(PlainLayer):
-    """A layer in one call of native code, or in three beside another attention. These do the norms and the
-    activation, too."""
+    """A layer in three calls of native code, which do the norms and the activation, too; all of them are one
+    call beside native attention: see PlainPass."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__(layer)
         self._inner = _behind(layer.input_layernorm, self.query_key_value.__self__)
         self._both = _behind(layer.post_attention_layernorm, self.gate_up.__self__)
         self._output, self._down = layer.self_attn.o_proj.layer, layer.mlp.down_proj.layer
-        self._linears = DecoderLayer.of(self._inner, self._output, self._both, self._down)
+        self.linears = DecoderLayer.of(self._inner, self._output, self._both, self._down)
         self.first_norm = nn.Identity().forward
         self.query_key_value = lambda x: run(self._inner, x)
 
@@ -107,10 +108,6 @@ class NativeLayer(PlainLayer):
         )
 
     def __call__(self, x: torch.Tensor, positions: Positions) -> torch.Tensor:
-        step = RUNNING.get()
-        if isinstance(step.attention, NativeAttention):
-            step.layers[self.index] = self.how
-            return step.attention.run_layer(self.index, self._linears, x, positions, step.inputs, self.how)
         attended = self._attended(x, positions)
         return run_gated(self._both, self._down, run(self._output, attended, x))
 
@@ -128,21 +125,34 @@ class Logits(NamedTuple):
 class PlainPass:
     """A whole model's forward pass."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, layers: Sequence[PlainLayer]) -> None:
         decoder = model.base_model
         self.embedding, self.rotary = decoder.embed_tokens, decoder.rotary_emb
-        self.layers = list(decoder.layers)
+        self.layers = layers
         self.norm, self.head = decoder.norm, model.get_output_embeddings()
         self._last_norm, self._kept = decoder.norm, torch.empty(0)
+        head = None
         if isinstance(self.head, NativeLinear) and self.head.may_stand_behind(self.norm):
-            self.norm, self.head = nn.Identity(), partial(run, self.head.after(self.norm))
-        width = self.layers[0].self_attn.head_dim
+            head = _behind(self.norm, self.head)
+            self.norm, self.head = nn.Identity(), partial(run, head)
+        width = layers[0].how.width
         self.signs = torch.ones(width)
         self.signs[: width // 2] = -1
+        self._decoder: NativeDecoder | None = None
+        native = [layer for layer in layers if isinstance(layer, NativeLayer)]
+        if len(native) == len(layers) and NativeDecoder.fits(self.embedding, self.rotary):
+            linears, hows = [each.linears for each in native], {each.index: each.how for each in native}
+            rotations = Rotations(self.rotary, width)
+            self._decoder = NativeDecoder(self.embedding, rotations, linears, hows, head)
 
     def __call__(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, logits_to_keep: torch.Tensor, **_: object
     ) -> Logits:
+        step = RUNNING.get()
+        if self._decoder is not None and isinstance(step.attention, NativeAttention):
+            step.layers.update(self._decoder.hows)
+            self._kept, logits = self._decoder.run(step.attention, step.inputs)
+            return Logits((logits if logits.shape[1] else self.head(self.norm(self._kept)))[None])
         x = self.embedding(input_ids)
         cosines, sines = self.rotary(x, position_ids)
         positions = cosines[0, :, None], (sines[0] * self.signs)[:, None]
@@ -171,15 +181,13 @@ def run_plainly(model: Any) -> bool:
     native = all(NativeLayer.fits(layer) for layer in model.base_model.layers)
     attention = keeping_bits(model, -(-sum(PROBED) // BLOCK_SIZE), native)
     own = _trial(model, attention), dict(attention.layers)
-    model.forward = PlainPass(model)
-    for layer in model.base_model.layers:
-        layer.forward = (NativeLayer if native else PlainLayer)(layer)
+    kind = NativeLayer if native else PlainLayer
+    model.forward = PlainPass(model, [kind(layer) for layer in model.base_model.layers])
     plain = _trial(model, attention), dict(attention.layers)
     same = _alike if native else torch.equal
     if own[1] == plain[1] and all(map(same, own[0], plain[0])):
         return True
-    for module in (model, *model.base_model.layers):
-        del module.forward
+    del model.forward
     for gate in gates:
         gate.function = silu
     return False

@@ -28,6 +28,7 @@ from outrider.engine import draft_vocabulary
 from outrider.engine.linear_layers import EVEN_AND_OTHERS
 from outrider.engine.native import library, multiplies_bytes
 from outrider.engine.native_layers import NativeLinear
+from outrider.engine.native_speculator import NativeSpeculator
 from outrider.engine.packed import PackedLinear, pack_linears
 from outrider.engine.plain_pass import PlainPass
 from outrider.engine.quantized import exact_here
@@ -127,6 +128,10 @@ class Speculating:
             read_turned(speculator, *turned)
         pack_linears(speculator, _fastest(), frozenset())
         self._speculator = speculator
+        weight = self._embeddings.weight
+        self._native: NativeSpeculator | None = None
+        if NativeSpeculator.fits(speculator, weight):
+            self._native = NativeSpeculator(speculator, weight, vocabulary, self._ranked, EPS)
 
     def guess(
         self,
@@ -140,11 +145,18 @@ class Speculating:
 
         `places`: the rows of the model's last pass from which the tokens were drawn. `rows`: for each guess
         in turn R rows, by which the target would draw it."""
+        states = self._last.states[torch.tensor(places)]
+        if self._native is not None and not any(row.params.biases for row in rows[0]):
+            return self._native.guess(states, tokens, rows, least)
+        return self._guess_by_torch(states, tokens, rows, least)
+
+    def _guess_by_torch(
+        self, states: torch.Tensor, tokens: Sequence[int], rows: Sequence[Sequence[Row]], least: float
+    ) -> list[list[Ranked]]:
         found: list[list[Ranked]] = [[] for _ in tokens]
         survival, noisy = [1.0] * len(tokens), not all(row.params.greedy for row in rows[0])
         with torch.inference_mode(), _one_thread():
-            states = self._last.states[torch.tensor(places)].float()
-            own, last = self._speculator.begin(states), torch.tensor(tokens)
+            own, last = self._speculator.begin(states.float()), torch.tensor(tokens)
             for drawn in rows:
                 own = self._speculator.follow(own, F.embedding(last, self._embeddings.weight).float())
                 logits, ids = self._speculator.logits(own), self._vocabulary

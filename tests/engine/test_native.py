@@ -266,7 +266,7 @@ def test_without_a_compiler_torch_does_the_work(
 def test_a_usual_model_runs_by_it(quantization: str | None, checkpoint: Callable[..., Path]) -> None:
     engine = load_engine(str(checkpoint("llama")), kv_memory_bytes=2**22, quantization=quantization)
     assert engine.attention.name == "native" and engine.info.bit_exact and engine.attention.panel
-    assert all(isinstance(layer.forward, NativeLayer) for layer in engine.model.model.layers)
+    assert all(isinstance(layer, NativeLayer) for layer in engine.model.forward.layers)
 
 
 @needs_compiler

@@ -1,0 +1,102 @@
+"""A decoder by one call of native_decoder.cpp gives what its layers give one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.engine.engine import Engine, Work
+from outrider.engine.loading import load_engine
+from outrider.engine.native import library, multiplies_bytes
+from outrider.engine.native_decoder import AT_ONCE, Rotations
+
+pytestmark = pytest.mark.skipif(library() is None, reason="nothing can be compiled here")
+TOKENS = [7, 150, 9, 30, 31, 8, 22, 5]
+
+
+def loaded(folder: Path, quantization: str | None = None) -> Engine:
+    return load_engine(str(folder), name="m", kv_memory_bytes=4 * 2**20, threads=2, quantization=quantization)
+
+
+def logits(engine: Engine) -> list[torch.Tensor]:
+    """Returns those of two sessions that run side by side, in steps of different lengths."""
+    return [
+        engine.step([Work([place], start, TOKENS[start:end], rows) for place in (0, 1)]).clone()
+        for start, end, rows in ((0, 5, 2), (5, 6, 1), (6, 8, 2))
+    ]
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [None, pytest.param("int8", marks=pytest.mark.skipif(not multiplies_bytes(), reason="no bytes"))],
+)
+@pytest.mark.parametrize("arch", ["llama", "qwen2"])
+def test_it_gives_what_its_layers_give(
+    arch: str, quantization: str | None, checkpoint: Callable[..., Path]
+) -> None:
+    engine = loaded(checkpoint(arch), quantization)
+    decoder, engine.model.forward._decoder = engine.model.forward._decoder, None
+    expected = logits(engine)
+    engine.model.forward._decoder = decoder
+    found = logits(engine)
+    for some, others in zip(found, expected, strict=True):
+        assert (some - others).norm() <= (0.02 if quantization else 1e-5) * others.norm()
+        assert torch.equal(*some.chunk(2)), "two sessions with one text"
+
+
+def test_a_model_whose_rotation_follows_the_length_runs_by_its_layers(tmp_path: Path) -> None:
+    from tests.tiny_models import build
+
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    engine = loaded(build("llama", tmp_path, rope_parameters=rope))
+    assert engine.attention.name == "native" and engine.model.forward._decoder is None
+    assert len(logits(engine)) == 3
+
+
+class Rotary:
+    """Gives numbers that show which positions were asked for."""
+
+    rope_type = "default"
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __call__(self, x: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.asked += places.numel()
+        table = places[..., None].float() + torch.tensor([0.0, 0.25, 0.5, 0.75])
+        return table, 2 * table
+
+
+def test_tables_grow_with_the_positions() -> None:
+    rotary: Any = Rotary()
+    rotations = Rotations(rotary, 4)
+    for end in (1, 5, AT_ONCE, AT_ONCE + 1, 5 * AT_ONCE, 3):
+        cosines, sines = rotations.up_to(end)
+        assert len(cosines) == len(sines) >= end
+        places = torch.arange(len(cosines))[:, None] + torch.tensor([0.0, 0.25, 0.5, 0.75])
+        assert torch.equal(cosines, places)
+        assert torch.equal(sines, 2 * places * torch.tensor([-1.0, -1.0, 1.0, 1.0]))
+    asked = rotary.asked
+    rotations.up_to(5 * AT_ONCE)
+    assert rotary.asked == asked, "what is there is not computed again"
+
+
+@pytest.mark.parametrize(
+    ("kind", "fits"),
+    [
+        ("default", True),
+        ("llama3", True),
+        ("yarn", True),
+        ("dynamic", False),
+        ("longrope", False),
+        (None, False),
+    ],
+)
+def test_which_rotations_have_tables(kind: str | None, fits: bool) -> None:
+    rotary: Any = Rotary()
+    rotary.rope_type = kind
+    assert Rotations.fit(rotary) == fits
